@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// addAdvice adds next steps to an error of command c. An error that already has next
-// steps stays as it is: the command that made it knows more.
+// addAdvice adds next steps to an error of command c. If the error already has next steps, addAdvice
+// does not change it, because the command that made the error knows more.
 func addAdvice(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil

@@ -27,7 +27,7 @@ type devOptions struct {
 	fresh        bool
 	seed         string
 	contextName  string
-	contextGiven bool // --context was given
+	contextGiven bool // true: the user gave --context
 	ledger       string
 	simDir       string
 	latency      time.Duration
@@ -66,7 +66,7 @@ none. Ctrl-C stops it: work in flight is finished; a second Ctrl-C ends it at on
 	return c
 }
 
-// check refuses wrong values before anything is made.
+// check refuses wrong values of options before dev makes anything.
 func (o *devOptions) check() error {
 	switch {
 	case o.port < 0 || o.port > 65535-4:
@@ -95,7 +95,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		return err
 	}
 	defer cleanup()
-	// The lock comes before anything in the folder is opened, made or wiped.
+	// Lock the folder before anything in the folder is opened, made or removed.
 	self := app.Self()
 	lock, err := app.LockFolder(dir, self)
 	if err != nil {
@@ -115,7 +115,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	nodeOwnsListener := false
 	defer func() {
 		if !nodeOwnsListener {
-			_ = apiListener.Close() // runDev returns the error that came before
+			_ = apiListener.Close() // runDev returns the earlier error
 		}
 	}()
 	apiURL := "http://" + ports.api
@@ -146,7 +146,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	l.Config.Dev = true
 	log := newLogger(io.MultiWriter(p.err, &last), &l.Config)
 	p.setStandardLogger(log)
-	nodeOwnsListener = true // app.New closes it, also when it fails
+	nodeOwnsListener = true // app.New closes the listener, also if it fails
 	app.MakeRoomForFiles()
 	n, err := app.New(l.Config, log, app.WithListener(apiListener), app.WithProgress(steps.say))
 	if err != nil {
@@ -159,8 +159,8 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		context, err = writeContext(ctx, p, o, term.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
 	}
 	if err == nil {
-		// This comes before the node runs: a callback left over from an earlier start
-		// must be signed with the secret that the simulated receiver expects.
+		// SeedCaller runs before the node. A callback that an earlier start has left must be signed
+		// with the secret that the simulated receiver expects.
 		err = n.SeedCaller(ctx, "dev", []string{urls.Callback + "/"}, secret)
 	}
 	if err != nil {
@@ -177,8 +177,8 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	return nil
 }
 
-// run runs the simulators and the node until ctx ends. The simulators outlive ctx: the
-// node still calls them while it drains.
+// run runs the simulators and the node until ctx ends. The simulators run until the node has stopped,
+// because the node calls them while it drains.
 func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simulator.Simulator, token string, steps *progress) error {
 	g, gctx := errgroup.WithContext(ctx)
 	simCtx, stopSim := context.WithCancel(context.WithoutCancel(ctx))
@@ -187,7 +187,7 @@ func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simula
 		g.Go(func() error { return sim.Run(simCtx) })
 	}
 	g.Go(func() error {
-		defer stopSim() // the node has drained by now
+		defer stopSim() // the node has drained before this
 		return b.node.Run(gctx)
 	})
 	g.Go(func() error {
@@ -199,8 +199,8 @@ func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simula
 	return g.Wait()
 }
 
-// newSimulators makes the simulated providers and returns their folder. With
-// --simulator-dir they run in another process: it then returns nil and that folder.
+// newSimulators makes the simulated providers and returns their folder. With --simulator-dir the
+// simulators run in another process. newSimulators then returns nil and the folder of that option.
 func newSimulators(o *devOptions, dir string, ports devAddrs) (*simulator.Simulator, string, error) {
 	if o.simDir != "" {
 		return nil, o.simDir, nil
@@ -231,8 +231,8 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	if dir = o.data; dir == "" {
 		dir = app.DataFolder(p.getenv, "dev")
 	}
-	// notifyd restore and notifyd serve put the store into dir itself. notifyd dev would
-	// ignore that store and start with an empty one in dir/data.
+	// notifyd restore and notifyd serve put the store into dir itself. notifyd dev uses the store in
+	// dir/data. So it would ignore the store in dir and start with an empty store.
 	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
 		return dir, cleanup, &term.Error{Exit: term.ExitUsage,
 			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; notifyd dev keeps its data in the subfolder data of its folder", dir),
@@ -242,8 +242,8 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	return dir, cleanup, app.MakeDataDir(dir)
 }
 
-// wipeFolder removes what notifyd dev made in dir, and nothing else: a wrong --data-dir
-// must not delete a user's files.
+// wipeFolder removes the files that notifyd dev made in dir, and nothing else. A wrong --data-dir must
+// not delete a user's files.
 func wipeFolder(dir string, fresh bool) error {
 	if !fresh {
 		return nil
@@ -256,7 +256,7 @@ func wipeFolder(dir string, fresh bool) error {
 	return nil
 }
 
-// alreadyRunningError adds next steps to err if another process holds the lock of dir.
+// alreadyRunningError adds next steps to err if err means that another process holds the lock of dir.
 func alreadyRunningError(dir string, err error) error {
 	if !app.Locked(err) {
 		return err
@@ -272,8 +272,8 @@ func alreadyRunningError(dir string, err error) error {
 	return e
 }
 
-// runningInfo is the content of running.json, which a dev server writes into its folder
-// once it is ready, for scripts.
+// runningInfo is the content of running.json. A dev server writes this file into its folder for scripts
+// when it is ready.
 type runningInfo struct {
 	PID   int    `json:"pid"`
 	API   string `json:"api"`
@@ -287,5 +287,5 @@ func (r runningInfo) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(filepath.Join(dir, runningFile), b) // scripts that poll must never read half of it
+	return atomicfile.WriteFile(filepath.Join(dir, runningFile), b) // atomic, so that a script never reads half of the file
 }

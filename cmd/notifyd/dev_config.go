@@ -13,12 +13,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// sharedConfigFile holds the settings with which other processes work on the same servers
-// as this one (engines: distributed): notifyd serve --config ENGINES --config FILE.
+// sharedConfigFile is a file with settings for other processes that work on the same servers as this
+// process (engines: distributed). Such a process is started with notifyd serve --config ENGINES
+// --config FILE.
 const sharedConfigFile = "beside.yaml"
 
-// writeSharedConfig writes the settings that other processes share: all of extra but the
-// addresses, the data folder and the logging of this process.
+// writeSharedConfig writes the settings that other processes share. It writes all settings in extra
+// except the addresses, the data folder and the logging of this process.
 func writeSharedConfig(name string, extra map[string]any, apiURL string) error {
 	out := map[string]any{"api.public_url": apiURL}
 	for key, value := range extra {
@@ -26,16 +27,16 @@ func writeSharedConfig(name string, extra map[string]any, apiURL string) error {
 			out[key] = value
 		}
 	}
-	b, err := json.MarshalIndent(out, "", "  ") // JSON is YAML too
+	b, err := json.MarshalIndent(out, "", "  ") // JSON is also valid YAML
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(name, append(b, '\n'), 0o600)
 }
 
-// devConfig returns the settings of a dev server, which point the providers at the
-// simulators. It reads their addresses and credentials from simDir, and makes the signing
-// key if there is none. secret is the one with which callbacks are signed.
+// devConfig returns the settings of a dev server, which make the providers use the simulators. It reads
+// the simulators' addresses and credentials from simDir. If there is no signing key, devConfig makes a
+// new key. The result secret is the secret with which callbacks are signed.
 func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simulator.URLs, secret string, err error) {
 	var s struct {
 		URLs        simulator.URLs        `json:"urls"`

@@ -15,8 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// devToken signs a token for the caller dev that is valid for 30 days, and writes it to
-// dir.
+// devToken signs a token for the caller dev and writes it to dir. The token is valid for 30 days.
 func devToken(dir string) (token string, err error) {
 	d := app.Default()
 	token, err = signToken(filepath.Join(dir, "key.pem"), server.TokenSpec{
@@ -32,15 +31,15 @@ func devToken(dir string) (token string, err error) {
 type devContext struct {
 	getenv   func(string) string
 	name     string // empty: no context was written
-	chosen   bool   // it was made notifyctl's current context
+	chosen   bool   // true: it was made the current context of notifyctl
 	written  term.Context
 	previous string // name of the context that was current before
 }
 
-// writeContext writes x as a context of notifyctl and makes it the current one. If the
-// context of that name belongs to another server that still runs, and --context was not
-// given, writeContext leaves it alone: x then gets the port in its name and does not become
-// the current one.
+// writeContext writes x as a context of notifyctl and makes it the current context. There is one
+// exception: a context of this name belongs to another server that still runs, and the user did not
+// give --context. In this case writeContext does not change that context. It writes x under a name that
+// ends with the port, and does not make x the current context.
 func writeContext(ctx context.Context, p *program, o *devOptions, x term.Context) (*devContext, error) {
 	c := &devContext{getenv: p.getenv, name: o.contextName, chosen: true, written: x}
 	if o.contextName == "" {
@@ -80,13 +79,13 @@ func serverAnswers(ctx context.Context, server string) bool {
 	if err != nil {
 		return false
 	}
-	_ = resp.Body.Close() // only the status counts
+	_ = resp.Body.Close() // only the status is needed
 	return resp.StatusCode == http.StatusOK
 }
 
-// removeIfTemporary removes the context if the server was ephemeral or its context was not
-// chosen, and makes the previous one current again. A context that was changed since it was
-// written stays.
+// removeIfTemporary removes the context if the server was ephemeral, or if the context was not made the
+// current context. If the removed context was current, it makes the previous context current again. If
+// the context was changed after writeContext, removeIfTemporary does not remove it.
 func (c *devContext) removeIfTemporary(o *devOptions) {
 	if c.name == "" || !o.ephemeral && c.chosen {
 		return
@@ -100,11 +99,11 @@ func (c *devContext) removeIfTemporary(o *devOptions) {
 		return
 	}
 	if _, err := cs.Get(c.previous); err == nil {
-		_ = cs.Use(c.previous) // best effort: notifyctl context use does the same
+		_ = cs.Use(c.previous) // an error is ignored: the user can run notifyctl context use
 	}
 }
 
-// String returns the context's line of the banner.
+// String returns the line of the banner about the context.
 func (c *devContext) String() string {
 	if c.chosen {
 		return fmt.Sprintf("%q written and chosen for notifyctl", c.name)

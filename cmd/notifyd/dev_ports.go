@@ -14,10 +14,10 @@ import (
 
 type devAddrs struct{ api, admin, kafka, control, callback string }
 
-// listenDevPorts returns the five addresses of a dev server: port and the four after it, or
-// port 0, any free one, for each. It checks that the five are free, and returns the API's
-// listener open: the simulators need the API's address before the server starts, and no
-// other process may take the port in between. The caller closes the listener.
+// listenDevPorts returns the five addresses of a dev server: the given port and the four ports after
+// it. If port is 0, each address gets any free port. listenDevPorts checks that the five ports are
+// free. It returns the open listener of the API. The simulators need the API's address before the
+// server starts, and no other process may take the port until then. The caller must close the listener.
 func listenDevPorts(ctx context.Context, port int) (a devAddrs, api net.Listener, err error) {
 	addr := func(n int) string {
 		if port == 0 {
@@ -31,7 +31,7 @@ func listenDevPorts(ctx context.Context, port int) (a devAddrs, api net.Listener
 	}
 	a.api = api.Addr().String()
 	if port == 0 {
-		return a, api, nil // each other listener takes a free port when it opens
+		return a, api, nil // each of the other listeners gets a free port when it is opened
 	}
 	for _, other := range []struct{ what, addr string }{{"metrics", a.admin}, {"Kafka", a.kafka}, {"the inbox", a.control}, {"callbacks", a.callback}} {
 		l, err := app.Listen(ctx, other.what, other.addr)
@@ -45,7 +45,7 @@ func listenDevPorts(ctx context.Context, port int) (a devAddrs, api net.Listener
 	return a, api, nil
 }
 
-// portTaken adds next steps to err if err says that an address cannot be listened on.
+// portTaken adds next steps to err if err means that it is not possible to listen on an address.
 func portTaken(port int, err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "listen" {
 		return err

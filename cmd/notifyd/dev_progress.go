@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// progressAfter is how long a start may take before notifyd dev prints the step it is in.
+// progressAfter is how long a start may take before notifyd dev prints its present step.
 const progressAfter = time.Second
 
-// progress prints the steps of a slow start: once progressAfter has passed, the current
-// step and each later one. A quick start prints nothing. Its methods may be called by
-// several goroutines; the timer's goroutine prints too.
+// progress prints the steps of a slow start. When progressAfter has passed, it prints the present step,
+// and then each later step. It prints nothing if the start takes less than progressAfter. Several
+// goroutines may call its methods. The goroutine of the timer prints too.
 type progress struct {
 	out   io.Writer
 	timer *time.Timer
 
-	mu   sync.Mutex // guards the fields below, and writes to out
+	mu   sync.Mutex // guards the fields below, and the writes to out
 	step string
-	slow bool // progressAfter has passed
-	done bool // stop was called: nothing is printed any more
+	slow bool // true: progressAfter has passed
+	done bool // true: stop was called, so nothing more is printed
 }
 
 func newProgress(out io.Writer) *progress {
@@ -34,7 +34,7 @@ func newProgress(out io.Writer) *progress {
 	return p
 }
 
-// say sets the step that begins, and prints it if the start is slow.
+// say sets the present step. If the start is slow, it prints the step.
 func (p *progress) say(step string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -44,14 +44,14 @@ func (p *progress) say(step string) {
 	}
 }
 
-// print prints the current step. The caller holds p.mu.
+// print prints the present step. The caller holds p.mu.
 func (p *progress) print() {
 	if !p.done && p.step != "" {
 		fmt.Fprintf(p.out, "notifyd dev is starting: %s ...\n", p.step)
 	}
 }
 
-// stop ends the printing. It may be called more than once.
+// stop makes progress print nothing more. It may be called more than once.
 func (p *progress) stop() {
 	p.timer.Stop()
 	p.mu.Lock()

@@ -17,13 +17,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// explainAfter is how long a dev server may take to be ready before awaitReady prints why
-// it is not.
+// explainAfter is how long a dev server may take to become ready before awaitReady prints the reason of
+// the delay.
 const explainAfter = 5 * time.Second
 
-// awaitReady calls ready every 20 ms until it returns nil. After explainAfter it prints
-// ready's error to w, and prints it again whenever the reason changes. After limit it
-// returns that error; a limit of 0 means no limit. If ctx ends first, it returns ctx's cause.
+// awaitReady calls ready every 20 ms until ready returns nil. After explainAfter it prints ready's
+// error to w, and prints it again whenever the reason changes. After limit it returns ready's error. A
+// limit of 0 means that there is no limit. If ctx ends first, awaitReady returns ctx's cause.
 func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready func(context.Context) error) error {
 	began, said := time.Now(), ""
 	for {
@@ -55,8 +55,8 @@ func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready fun
 	}
 }
 
-// reasonOf returns the message and the code of an error. It leaves out details that change
-// from one check to the next, such as for how long something has been down.
+// reasonOf returns the message and the code of an error. It omits details that change from one
+// check to the next, such as how long something has been down.
 func reasonOf(err error) string {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok || e.Code == "" || e.Msg == "" {
@@ -65,12 +65,12 @@ func reasonOf(err error) string {
 	return e.Msg + " (" + e.Code + ")"
 }
 
-// devReady waits until the node and its API are ready, seeds users, writes running.json and
+// devReady waits until the node and its API are ready, adds the demo users, writes running.json and
 // prints the banner.
 func devReady(ctx context.Context, p *program, o *devOptions, b *banner, token string, steps *progress) error {
 	cl := &api.Client{BaseURL: b.api, Token: func(context.Context) (string, error) { return token, nil }, Retries: 3}
-	// The node is asked first: it knows why it is not ready, and the API would log each
-	// request that it refuses meanwhile.
+	// The node is checked before the API. The node knows why it is not ready. The API would log each
+	// request that it refuses until the node is ready.
 	if err := awaitReady(ctx, p.err, o.ready, func(ctx context.Context) error {
 		if err := b.node.Ready(ctx); err != nil {
 			return err
@@ -93,18 +93,18 @@ func devReady(ctx context.Context, p *program, o *devOptions, b *banner, token s
 	return err
 }
 
-// banner holds what a dev server prints when it is ready.
+// banner holds the values that a dev server prints when it is ready.
 type banner struct {
 	dir     string
 	home    string // the user's home folder; empty: not known
-	api     string // URL
+	api     string // URL of the API
 	urls    simulator.URLs
 	node    *app.Node
 	context *devContext
 	began   time.Time
 }
 
-// shortPath writes a path with ~ for the user's home folder, as shells read it.
+// shortPath returns path with ~ for the user's home folder, in the form that shells understand.
 func (b *banner) shortPath(path string) string {
 	if b.home == "" || b.home == string(filepath.Separator) {
 		return path

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// seedDemoUsers adds the demo users that are missing. It does not overwrite the others: the
+// seedDemoUsers adds the missing demo users. It does not overwrite existing demo users, because the
 // developer may have changed them.
 func seedDemoUsers(ctx context.Context, cl *api.Client) error {
 	for _, u := range demoUsers() {
@@ -24,7 +24,7 @@ func seedDemoUsers(ctx context.Context, cl *api.Client) error {
 	return nil
 }
 
-// demoUsers returns the users that a dev server starts with.
+// demoUsers returns the users that a dev server has after its first start.
 func demoUsers() []api.User {
 	addresses := func(i uint64) map[string][]string {
 		return map[string][]string{

@@ -1,5 +1,5 @@
-// Command notifyd is the runtime: it takes notifications, keeps them, and
-// brings them to push, SMS and mail providers.
+// Command notifyd is the runtime. It accepts notifications, stores them, and delivers them to push, SMS
+// and mail providers.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	_ "time/tzdata" // quiet hours work in images without zone files
+	_ "time/tzdata" // for quiet hours in images without time zone files
 
 	"github.com/spf13/cobra"
 
@@ -29,12 +29,12 @@ var linkedVersion string
 
 var version = term.Version(linkedVersion)
 
-// program is what commands use of their environment; tests replace it.
+// program holds the parts of the environment that commands use. Tests replace them.
 type program struct {
 	out, err          io.Writer
 	getenv            func(string) string
 	environ           []string
-	setStandardLogger func(*slog.Logger) // takes over the standard loggers of the process
+	setStandardLogger func(*slog.Logger) // replaces the standard loggers of the process
 }
 
 func main() {
@@ -50,8 +50,8 @@ func main() {
 	os.Exit(term.ExitCode(err))
 }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM, upon which the
-// process drains. A second signal ends the process at once.
+// signals returns a context that ends at the first SIGINT or SIGTERM. The process then drains. A second
+// signal ends the process at once.
 func signals() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ch := make(chan os.Signal, 2)
@@ -60,13 +60,13 @@ func signals() (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-// sameSignalWithin is how long after the first signal another one counts as a copy of it.
-// Some supervisors signal both the process and its group; without this the copy would cut
-// off a drain that has just begun.
+// sameSignalWithin is a time after the first signal. Another signal within this time counts as a copy
+// of the first signal. Some supervisors send the signal both to the process and to its group. Without
+// this rule the copy would end a drain that has just begun.
 const sameSignalWithin = 500 * time.Millisecond
 
-// handleSignals calls drain at the first signal, and exit at the first one that comes at
-// least sameSignalWithin after it. Then it returns.
+// handleSignals calls drain at the first signal. It calls exit at the first signal that arrives at
+// least sameSignalWithin later. Then it returns.
 func handleSignals(signals <-chan os.Signal, drain func(), exit func(code int)) {
 	<-signals
 	first := time.Now()
@@ -128,7 +128,7 @@ func newVersion(p *program) *cobra.Command {
 // newLogger returns a logger that writes to w, with secrets and addresses masked.
 func newLogger(w io.Writer, cfg *app.Config) *slog.Logger {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(cfg.Logging.Level)) // validated before
+	_ = level.UnmarshalText([]byte(cfg.Logging.Level)) // Config.validate has checked the level
 	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: redact}
 	if cfg.Logging.Format == "text" {
 		return slog.New(slog.NewTextHandler(w, opts))
@@ -136,15 +136,16 @@ func newLogger(w io.Writer, cfg *app.Config) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, opts))
 }
 
-// recentLog keeps the last lines of the log for debug bundles. The lines are redacted as in
-// the log. It is safe for concurrent use.
+// recentLog keeps the last lines of the log for debug bundles. Secrets are removed from the lines, as
+// in the log. It is safe for concurrent use.
 type recentLog struct {
 	mu    sync.Mutex // guards the fields below
-	lines []string   // a ring once it has recentLines
-	next  int        // the oldest line, which the next Write replaces
+	lines []string   // a ring when it holds recentLines lines
+	next  int        // index of the oldest line, which the next Write replaces
 }
 
-// recentLines is how many lines recentLog keeps, recentBytes how much of each line.
+// recentLines is the number of lines that recentLog keeps. recentBytes is the maximum length of a line
+// in bytes.
 const recentLines, recentBytes = 500, 4096
 
 func (r *recentLog) Write(b []byte) (int, error) {
@@ -160,22 +161,22 @@ func (r *recentLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Lines returns the lines, the oldest first.
+// Lines returns the lines. The oldest line is first.
 func (r *recentLog) Lines() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append(slices.Clone(r.lines[r.next:]), r.lines[:r.next]...)
 }
 
-// redirectStandardLoggers makes log the default logger of the packages log and slog, which
-// libraries write to. A line written with the package log becomes a warning: libraries
-// write one there only when something is wrong.
+// redirectStandardLoggers makes the parameter log the default logger of the packages log and slog.
+// Libraries write to these packages. A line that a library writes with the package log becomes a
+// warning, because libraries write such a line only when something is wrong.
 func redirectStandardLoggers(log *slog.Logger) {
 	slog.SetLogLoggerLevel(slog.LevelWarn)
 	slog.SetDefault(log)
 }
 
-// isRequestedStop reports whether err is nil, or only says that ctx was cancelled.
+// isRequestedStop reports whether err is nil, or only means that ctx was cancelled.
 func isRequestedStop(ctx context.Context, err error) bool {
 	return err == nil || (ctx.Err() != nil && errors.Is(err, context.Canceled))
 }

@@ -66,7 +66,7 @@ leaves what exists as it is. Two that run at the same time do no harm.`,
 	return c
 }
 
-// printMigrations writes one line per migration and returns how many are missing.
+// printMigrations writes one line for each migration and returns the number of missing migrations.
 func printMigrations(w io.Writer, ms []app.Migration) (pending int) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, m := range ms {

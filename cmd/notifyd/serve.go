@@ -29,13 +29,14 @@ func (f *configFlags) add(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.set, "set", nil, "one value, as key=value, e.g. --set api.listen=127.0.0.1:8000")
 }
 
-// load builds the configuration: defaults < files < environment < flags.
+// load builds the configuration. Values in files override the defaults, environment variables override
+// files, and flags override everything.
 func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error) {
 	flags := maps.Clone(extra)
 	if flags == nil {
 		flags = map[string]any{}
 	}
-	for _, kv := range f.set { // --set overrides what the command itself sets in extra
+	for _, kv := range f.set { // --set overrides the values in extra, which the command sets
 		key, value, ok := strings.Cut(kv, "=")
 		if !ok {
 			return app.Loaded{}, term.Usage("--set %q is not key=value", kv)
@@ -53,9 +54,9 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 	return l, nil
 }
 
-// configNext returns the next step for a configuration that cannot be loaded.
+// configNext returns the next step after an error of loading the configuration.
 func configNext(err error) string {
-	if errors.Is(err, fs.ErrPermission) { // the systemd unit runs notifyd as a user of its own
+	if errors.Is(err, fs.ErrPermission) { // the systemd unit runs notifyd as its own user
 		return "chmod 0644 FILE: the user that runs notifyd must be able to read it"
 	}
 	return "notifyd config example"

@@ -61,8 +61,8 @@ func writeSigningKey(path string) error {
 	if err != nil {
 		return err
 	}
-	// The write is atomic: with half a key notifyd would not start, and with a new key
-	// every token signed before would be invalid.
+	// The write is atomic. With half a key notifyd would not start, and with a new key all older tokens
+	// would be invalid.
 	return atomicfile.WriteFile(path, key)
 }
 

@@ -1,9 +1,9 @@
 // Package atomicfile writes files and folders that survive a power cut: when a function
 // returns nil, both the content and the name are on the disk.
 //
-// A file is written under a temporary name, synced, renamed, and then its folder is synced.
-// A reader therefore sees the old content or the new content, never a part of it. After an
-// error either content may be there.
+// A function writes a file under a temporary name, syncs it, renames it, and then syncs the folder. So
+// a reader sees the old content or the new content, never a part of the new content. After an error the
+// file may have the old content or the new content.
 package atomicfile
 
 import (
@@ -13,8 +13,8 @@ import (
 	"path/filepath"
 )
 
-// MkdirAll makes a folder and its missing parents with mode 0700. It writes nothing if the
-// folder exists.
+// MkdirAll makes a folder and its missing parents with mode 0700. If the folder exists, MkdirAll writes
+// nothing.
 func MkdirAll(dir string) error {
 	dir = filepath.Clean(dir)
 	var parents []string // parent of each missing folder, deepest first
@@ -40,12 +40,12 @@ func MkdirAll(dir string) error {
 	return nil
 }
 
-// WriteFile creates or replaces a file of mode 0600. A reader finds the old content or the
-// new content, also after a power cut and while another WriteFile runs.
+// WriteFile creates or replaces a file of mode 0600. A reader finds the old content or the new content.
+// This is also true after a power cut, and while another WriteFile runs.
 func WriteFile(name string, data []byte) error { return writeTemp(name, data, Rename) }
 
-// NewFile is WriteFile for a file that must not exist yet. It returns fs.ErrExist if the file
-// exists, and leaves that file unchanged.
+// NewFile does what WriteFile does, but the file must not exist. If the file exists, NewFile leaves it
+// unchanged and returns fs.ErrExist.
 func NewFile(name string, data []byte) error {
 	return writeTemp(name, data, func(from, to string) error {
 		err := os.Link(from, to) // fails if to exists; Rename would replace it
@@ -55,7 +55,7 @@ func NewFile(name string, data []byte) error {
 		if _, there := os.Lstat(to); there == nil || errors.Is(err, fs.ErrExist) {
 			return &fs.PathError{Op: "create", Path: to, Err: fs.ErrExist}
 		}
-		return Rename(from, to) // a file system without links
+		return Rename(from, to) // the file system has no links
 	})
 }
 
@@ -79,8 +79,8 @@ func writeTemp(name string, data []byte, publish func(from, to string) error) er
 	return err
 }
 
-// Rename renames a file or folder durably, and replaces a file that has the new name. The
-// content must be synced before, and both names must be in the same folder.
+// Rename renames a file or folder durably. If a file has the new name, Rename replaces that file. The
+// caller must have synced the content, and both names must be in the same folder.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err

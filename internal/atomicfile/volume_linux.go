@@ -12,8 +12,8 @@ func FreeBytes(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// SameVolume reports whether two folders are on one volume. It returns false if stat fails
-// on either of them.
+// SameVolume reports whether the folders a and b are on the same volume. It returns false if stat fails
+// on a or on b.
 func SameVolume(a, b string) bool {
 	var sa, sb unix.Stat_t
 	return unix.Stat(a, &sa) == nil && unix.Stat(b, &sb) == nil && sa.Dev == sb.Dev

@@ -1,10 +1,9 @@
-// Package freeport finds ports of loopback for servers that are stopped and started
-// again on the port they had.
+// Package freeport finds loopback ports for servers that tests stop and start again on the same port.
 //
-// A port from listening on ":0" does not work for such a server: the kernel also gives these
-// ports to outgoing connections. While the server is down another connection may get its
-// port, or a client that dials the server may get it and connect to itself. Then the server
-// cannot listen again.
+// A port from listening on ":0" does not work for such a server, because the kernel also gives these
+// ports to outgoing connections. While the server is down, another connection may get its port. A
+// client that dials the server may even get the port itself and connect to itself. The server then
+// cannot listen on the port again.
 package freeport
 
 import (
@@ -15,28 +14,28 @@ import (
 	"sync"
 )
 
-// Ports are handed out in lots. A process owns a lot by listening on its first port until the
-// process ends, so two processes never hand out the same port, even long before their servers
-// listen. Outgoing connections use 32768 to 60999 by default (Linux,
-// net.ipv4.ip_local_port_range). A node of a Redis cluster also uses the port 10,000 above its
-// own.
+// A lot is a range of ports. Find returns ports of lots that this process owns. A process owns a lot
+// while it listens on the first port of the lot, and it listens there until it ends. So two processes
+// never use the same port, even if their servers start to listen much later. The ports are below the
+// range of outgoing connections, which is 32768 to 60999 by default (Linux,
+// net.ipv4.ip_local_port_range). A node of a Redis cluster also uses its own port number plus 10,000.
 const (
 	lowest = 10_000
-	lots   = 49 // to 22,543
+	lots   = 49 // the last port is 22,543
 	lot    = 256
 )
 
 // held is what this process owns. Its mutex guards all fields.
 var held struct {
 	sync.Mutex
-	guards    []net.Listener // on the first port of each lot; referenced so that none is closed by the collector
-	next, end int            // ports of the newest lot that were not handed out yet
+	guards    []net.Listener // listeners on the first port of each lot; the reference keeps the collector from closing them
+	next, end int            // ports of the newest lot that Find has not returned yet: next to end-1
 }
 
-// Find returns the first of n consecutive ports (1 to 255) on which a server can listen at
-// 127.0.0.1 now. No other call returns any of them, in this process or another one, before
-// this process ends. Programs that do not use this package may take them. Find returns an
-// error if n is out of range or other processes own all lots.
+// Find returns the first of n consecutive ports (1 to 255) on which a server can listen at 127.0.0.1
+// now. Until this process ends, no other call of Find returns any of these ports, in this process or in
+// another process. A program that does not use this package may still listen on them. Find returns an
+// error if n is out of range or if other processes own all lots.
 func Find(n int) (int, error) {
 	held.Lock()
 	defer held.Unlock()
@@ -59,7 +58,7 @@ func Find(n int) (int, error) {
 // firstLot returns the lot at which the search begins. Tests replace it.
 var firstLot = func() int { return rand.IntN(lots) }
 
-// claimLot claims a lot that no process owns. The caller holds held.
+// claimLot claims a lot that no process owns. The caller holds the mutex of held.
 func claimLot() error {
 	start := firstLot()
 	for i := range lots {

@@ -14,7 +14,7 @@ import (
 
 // rule is one entry of NOTIFYD_FAULT.
 type rule struct {
-	left   int // Hits until the action; mu guards it
+	left   int // calls of Hit until the action runs; mu guards it
 	action string
 }
 
@@ -36,8 +36,8 @@ var rules = sync.OnceValue(func() map[string]*rule {
 
 var mu sync.Mutex
 
-// Hit runs the action of NOTIFYD_FAULT if this is the configured Hit of name. It marks a place
-// where the death of the process is most dangerous.
+// Hit counts its calls for name. At the call that NOTIFYD_FAULT configures, Hit runs the configured
+// action. Each call of Hit marks a place where the death of the process is most dangerous.
 func Hit(name string) {
 	r := rules()[name]
 	if r == nil {
@@ -64,9 +64,9 @@ func Hit(name string) {
 	}
 }
 
-// Clock returns how far the clock of this process runs ahead of the real time. It reads the
-// file on each call, so that a test can change the clock while the process runs. It returns 0
-// if there is no readable file.
+// Clock returns the error that a test gives to the clock of this process. It is positive if the clock is
+// fast compared with the real time. Clock reads the file on each call, so a test can change the error
+// while the process runs. It returns 0 if the file cannot be read.
 func Clock() time.Duration {
 	text, err := os.ReadFile(os.Getenv("NOTIFYD_FAULT_CLOCK"))
 	if err != nil {

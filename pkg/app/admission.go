@@ -14,7 +14,7 @@ import (
 // overload begins and when it ends.
 func newAdmission(n *Node) *limit.Admission {
 	cfg := limit.AdmissionConfig{Processors: runtime.GOMAXPROCS(0), MaxWait: n.cfg.Intake.BulkWait}
-	if n.servers != nil { // well before an append times out
+	if n.servers != nil { // the target is far below the timeout of an append
 		cfg.AppendTarget = n.cfg.Kafka.AppendTimeout / 4
 	}
 	cfg.Changed = func(o limit.Overload) {
@@ -27,7 +27,7 @@ func newAdmission(n *Node) *limit.Admission {
 	return limit.NewAdmission(cfg)
 }
 
-// bulkGate makes err a gate of the intake for bulk lanes. It returns nil for nil: bulk lanes
+// bulkGate makes err a gate of the intake for bulk lanes. If err is nil, it returns nil. Bulk lanes
 // then use the gate of the log.
 func bulkGate(err func() error) intake.Gate {
 	if err == nil {
@@ -36,7 +36,7 @@ func bulkGate(err func() error) intake.Gate {
 	return gate(err)
 }
 
-// lookAtAdmission adds whether batches and fan-outs are refused.
+// lookAtAdmission adds a finding that says whether batches and fan-outs are refused.
 func (d *doctor) lookAtAdmission() {
 	o := d.n.admission.Overload()
 	if o.Since.IsZero() {

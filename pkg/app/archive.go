@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// openBucket opens the bucket of the archive. It returns nil if none is configured.
+// openBucket opens the bucket of the archive. It returns nil if no bucket is configured.
 func openBucket(ctx context.Context, c *Config) (archive.Bucket, error) {
 	k := &c.Archive.S3
 	if k.Bucket == "" {
@@ -24,7 +24,7 @@ func openBucket(ctx context.Context, c *Config) (archive.Bucket, error) {
 	return s3.New(ctx, *k)
 }
 
-// openArchive opens the archive. It returns nil if none is configured.
+// openArchive opens the archive. It returns nil if no archive is configured.
 func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 	c := &n.cfg.Archive
 	if c.Dir == "" {
@@ -46,8 +46,8 @@ func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 		}
 	}
 	a, err := archive.Open(ctx, archive.Config{
-		// Letters is the store itself and not n.feeds: letters read through the feeds would
-		// count as seen by their callers.
+		// Letters is the store and not n.feeds. Letters that are read through n.feeds would count as
+		// seen by their callers.
 		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: past, Shared: n.embedded == nil, Status: n.st.status, Meta: n.st.meta,
 		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
 		Written: func(kind string, lines int) { metrics.Add(n.metrics.ArchiveLines, lines, kind) },
@@ -57,14 +57,14 @@ func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 	return a, err
 }
 
-// ownHistory is the embedded history, with the methods that the archive needs.
+// ownHistory is the embedded history with the methods that the archive needs.
 type ownHistory struct{ *history.Store }
 
 func (h ownHistory) Settled(_ context.Context, before int64) (map[history.Part]int64, error) {
 	return h.Store.Settled(before), nil
 }
 
-// archivePlace returns where the files of the archive end up.
+// archivePlace returns the place where the files of the archive are stored.
 func archivePlace(c *Config) string {
 	if c.Archive.S3.Bucket != "" {
 		return "s3://" + path.Join(c.Archive.S3.Bucket, c.Archive.S3.Prefix)
@@ -72,8 +72,8 @@ func archivePlace(c *Config) string {
 	return c.Archive.Dir
 }
 
-// archiveLevel returns how serious the state of the archive is. If it is behind by more than
-// half of archive.wait, data will soon be removed unarchived.
+// archiveLevel returns how serious the state of the archive is. If the archive is late by more than
+// half of archive.wait, data will soon be removed before it is archived.
 func archiveLevel(s archive.Status) (bad bool, level string) {
 	if s.Age > s.Wait/2 {
 		return true, "fail"

@@ -12,20 +12,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// stagingName is the folder, in the data folder, in which the files of a backup are gathered.
+// stagingName is the folder, inside the data folder, in which Backup collects the files of a backup.
 const stagingName = "backup.staging"
 
-// Backup gathers a backup of all data of the process while it works, and returns a Snapshot
-// that writes it. The caller must close the Snapshot. If another backup is being made, it
-// returns notify.KindConflict ("backup_running").
+// Backup copies all data of the process while the process works, and returns a Snapshot that writes the
+// copy. The caller must close the Snapshot. If another backup is being made, Backup returns
+// notify.KindConflict ("backup_running").
 //
-// The copies are of moments that follow each other, and their order makes them consistent:
-// first the commits of the groups and the sealed history, then the store, then the records of
-// the log. So every record below a commit has its outcome in the store, every timer that has
-// left the store is a record of the log, and no record is trimmed that the older history
-// lacks. Work that moved in between may be in the backup twice, as a timer and as the record
-// that the timer became. After a restore the claim of the first keeps the second from being
-// sent, as after a crash between the two.
+// The parts are copied one after the other, and their order makes them consistent: first the commits of
+// the groups and the sealed history, then the store, then the records of the log. So every record below
+// a commit has its outcome in the copied store. Every timer that has left the store is a record of the
+// copied log. If a record was already trimmed, the copied history has it. Work that moved during the
+// backup may be in the backup twice: as a timer, and as the record that the timer became. After a
+// restore, the claim of the first copy keeps the second copy from being sent, as after a crash.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if n.embedded == nil {
 		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; after a restore, notifyd restore-servers prepares them for the first start"}
@@ -66,8 +65,8 @@ func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	return s, nil
 }
 
-// Snapshot is a backup that was gathered and is ready to be written. Until it is closed no
-// other backup can be made.
+// Snapshot is a backup that is ready to be written. Until the Snapshot is closed, no other backup can
+// be made.
 type Snapshot struct {
 	n        *Node
 	dir      string
@@ -84,7 +83,7 @@ func (s *Snapshot) Write(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// Close removes the gathered files.
+// Close removes the copied files.
 func (s *Snapshot) Close() error {
 	defer s.n.backingUp.Unlock()
 	if err := os.RemoveAll(s.dir); err != nil {

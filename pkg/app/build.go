@@ -19,7 +19,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// builder builds the stages of a process over its stores.
+// builder builds the stages of a process from its stores.
 type builder struct{ *Node }
 
 // build builds the stages. It starts nothing.
@@ -54,7 +54,7 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	lanes := 1 // embedded: writes that wait for one fsync share the next
+	lanes := 1 // embedded: all writes that wait for an fsync share the next fsync
 	if cfg.Engines == EnginesDistributed {
 		lanes = 3
 	}
@@ -111,12 +111,13 @@ func (n builder) build() error {
 	return n.buildServer()
 }
 
-// quietFetch is how long a fetch waits for data in groups whose records are not urgent, or
-// that mostly have nothing to read. A record that arrives ends the wait at once. Only a
-// partition that was just assigned, or was paused, waits until the current fetch ends.
+// quietFetch is how long a fetch waits for records in two kinds of groups: groups whose records are not
+// urgent, and groups that rarely have records. A record that arrives ends the wait at once. Only a
+// partition that was just assigned, or that was paused, waits until the running fetch ends.
 const quietFetch = time.Second
 
-// lane builds the two workers of a lane and their consumer groups.
+// lane builds the two workers of a lane, one for first attempts and one for retries, and their consumer
+// groups.
 func (n builder) lane(l notify.Lane, calls *callShare) error {
 	set, prov := n.cfg.lane(l), n.provs.lane(l)
 	if n.seams.provider != nil {
@@ -151,7 +152,8 @@ func (n builder) lane(l notify.Lane, calls *callShare) error {
 	return nil
 }
 
-// addGroup makes the consumer group c.Group over its topics (topicsOf) and adds it to n.groups.
+// addGroup makes the consumer group c.Group, which reads the topics in topicsOf, and adds it to
+// n.groups.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	c.Owner, c.Counts = n.owner, func(topic string) []int { return n.st.spread(topic).Counts() }
 	assigned, gone := c.Events.Assigned, c.Events.Gone
@@ -165,15 +167,15 @@ func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	return nil
 }
 
-// preferences is what workers use: the snapshot to read profiles, and the service to suppress
-// addresses and to know how old the snapshot is.
+// preferences combines what workers need: the snapshot, which reads profiles, and the service, which
+// suppresses addresses and returns the age of the snapshot.
 type preferences struct {
 	*users.Snapshot
 	*users.Service
 }
 
-// followOperators reads the lanes, campaigns and circuits that operators hold back. It must
-// run before the workers are built, so that none calls what is held.
+// followOperators reads the lanes, campaigns and circuits that operators hold. It must run before the
+// workers are built, so that no worker makes a call that is held.
 func (n builder) followOperators(ctx context.Context) (err error) {
 	if n.lanes, err = cluster.OpenLanes(ctx, n.st.meta, n.log, n.lookAtLane); err != nil {
 		return err
@@ -196,7 +198,7 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	return err
 }
 
-// refusals parses intake.refuse; Config.validate has refused unknown names.
+// refusals parses intake.refuse. Config.validate has already refused unknown names.
 func refusals(in map[string][]string) map[notify.Channel][]notify.Category {
 	out := map[notify.Channel][]notify.Category{}
 	for name, cats := range in {

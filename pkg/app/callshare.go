@@ -8,20 +8,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider"
 )
 
-// callShare divides the concurrent calls of Twilio's accounts among processes. This process's
-// share is the share of SMS partitions that it owns. It counts the partitions of the groups of
-// first attempts; those of retries have the same. The zero value divides nothing.
+// callShare divides the concurrent calls of Twilio's accounts among processes. The share of this
+// process is the part of all SMS partitions that it owns. callShare counts the partitions of the groups
+// of first attempts, because the groups of retries have the same partitions. The zero value divides
+// nothing.
 type callShare struct {
 	channel    notify.Channel
 	partitions func(topic string) int
-	set        func(provider.Share) // nil: nothing is divided
+	set        func(provider.Share) // nil: calls are not divided
 
-	mu    sync.Mutex // guards owned, and orders calls of set
-	owned [2]float64 // partitions that this process owns, of the fast lane and of bulk
+	mu    sync.Mutex // guards owned, and puts the calls of set in order
+	owned [2]float64 // partitions that this process owns: of the fast lane, and of the bulk lane
 }
 
-// divide starts dividing, if there is a client for Twilio. Until the process owns a partition
-// it has the smallest share.
+// divide starts to divide the calls if there is a client for Twilio. While the process owns no
+// partition, it has the smallest share.
 func (s *callShare) divide(p *providers, partitions func(topic string) int) {
 	if p.twilio != nil {
 		s.channel, s.partitions, s.set = notify.SMS, partitions, p.twilio.SetShare
@@ -29,8 +30,8 @@ func (s *callShare) divide(p *providers, partitions func(topic string) int) {
 	}
 }
 
-// followLane sets e, the events of the group of a lane's first attempts, to count the
-// partitions that this process owns.
+// followLane adds functions to e, the events of the group of a lane's first attempts. The functions
+// count the partitions that this process owns.
 func (s *callShare) followLane(l notify.Lane, e *log.GroupEvents) {
 	if s.set == nil || l.Channel != s.channel {
 		return
@@ -43,7 +44,8 @@ func (s *callShare) followLane(l notify.Lane, e *log.GroupEvents) {
 	e.Gone = func(log.TopicPartition, bool) { s.countOwned(lane, -1) }
 }
 
-// countOwned adds by to the owned partitions of a lane, and sets the new shares.
+// countOwned adds the parameter by to the number of owned partitions of a lane, and sets the new
+// shares.
 func (s *callShare) countOwned(lane int, by float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,8 +57,7 @@ func (s *callShare) countOwned(lane int, by float64) {
 	s.set(provider.Share{Fast: part(0), Bulk: part(1)})
 }
 
-// recount sets the shares again. It is called when the numbers of partitions may have been
-// raised.
+// recount sets the shares again. It is called when the numbers of partitions may have been raised.
 func (s *callShare) recount() {
 	if s.set != nil {
 		s.countOwned(0, 0)

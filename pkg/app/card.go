@@ -17,10 +17,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider"
 )
 
-// cardWriter gathers what a process reports about itself to operators.
+// cardWriter collects the facts that a process reports about itself to operators.
 type cardWriter struct{ *Node }
 
-// buildCard returns this process's card. It asks no server.
+// buildCard returns the card of this process. It sends no request to a server.
 func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 	host, _ := os.Hostname()
 	c.Process = api.Process{
@@ -56,8 +56,8 @@ func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 	return c
 }
 
-// settings returns the figures of this process's configuration, with the actual numbers of
-// partitions, shards and accounts.
+// settings returns the figures of this process's configuration. It replaces the numbers of partitions,
+// shards and accounts by the actual numbers.
 func (n cardWriter) settings() api.ProcessSettings {
 	s := n.cfg.Settings()
 	s.Roles = n.roles
@@ -86,7 +86,7 @@ func (n cardWriter) settings() api.ProcessSettings {
 	return s
 }
 
-// accounts returns the accounts at the providers that this process calls.
+// accounts returns the provider accounts that this process calls.
 func (n cardWriter) accounts() (out []api.Account) {
 	add := func(name string, ch notify.Channel, list []provider.AccountStatus) {
 		if !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
@@ -128,15 +128,16 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-// worstProviders returns the most real kind of providers that any process calls: the last one
-// in the order of api.ProviderModes. A missing process counts with its last card. A process
-// whose card names no kind counts as one that calls real providers, because a worker of an
-// older release names none. So do all other processes together until their cards are read.
+// worstProviders returns the most real kind of providers that any process calls. The kinds are in the
+// order of api.ProviderModes, and the last kind is the most real. A process that does not answer counts
+// with its last card. A card may name no kind, because a worker of an older release names no kind. Its
+// process counts as a process that calls real providers. Until the cards of the other processes are
+// read, these processes also count as a process that calls real providers.
 func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {
 		if unread := cards[i].State == api.ProcessUnknown; unread && len(cards) > 2 {
-			continue // the cards that were read last are in the list
+			continue // the list also has the cards that were read last
 		}
 		mode := slices.Index(api.ProviderModes, cards[i].Providers)
 		if mode < 0 && cards[i].Providers != api.ProvidersNone {
@@ -147,8 +148,8 @@ func (n cardWriter) worstProviders(ctx context.Context) string {
 	return api.ProviderModes[worst]
 }
 
-// makesCallsOf reports whether this process makes the calls that a circuit breaker guards. The
-// breaker of a process that makes none has no information.
+// makesCallsOf reports whether this process makes the calls that a circuit breaker guards. If it makes
+// no such calls, its breaker has no information.
 func (n cardWriter) makesCallsOf(circuit string) bool {
 	if cluster.IsProviderCircuit(circuit) {
 		return n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
@@ -156,8 +157,8 @@ func (n cardWriter) makesCallsOf(circuit string) bool {
 	return n.does(func(t cluster.Tasks) bool { return t.Dispatcher })
 }
 
-// processState returns the state of this process: draining, ready, or the code of the error
-// that keeps it from being ready.
+// processState returns the state of this process: draining, ready, or the code of the error because of
+// which it is not ready.
 func (n cardWriter) processState(ctx context.Context) string {
 	if n.draining.Load() {
 		return api.ProcessDraining
@@ -181,7 +182,8 @@ func (n cardWriter) allRates(ctx context.Context) (any, error) {
 	return cluster.SumRates(cards), nil
 }
 
-// addMembers adds to each lag the processes that work on it, and how much each has in flight.
+// addMembers adds to each lag the processes that work on its group, with the number of records in
+// flight of each.
 func addMembers(lags []api.GroupLag, cards []cluster.Card) {
 	for i := range lags {
 		l := &lags[i]
@@ -198,7 +200,7 @@ func addMembers(lags []api.GroupLag, cards []cluster.Card) {
 	}
 }
 
-// allCircuits are the circuits of all processes. Setting a circuit sets it in all of them.
+// allCircuits holds the circuits of all processes. Setting a circuit sets it in every process.
 type allCircuits struct {
 	*cluster.Circuits
 	cards *cluster.Cards
@@ -217,7 +219,7 @@ func (c allCircuits) List(ctx context.Context) api.Circuits {
 	return out
 }
 
-// lookAtProcesses adds the findings of all processes about themselves, and the state of each.
+// lookAtProcesses adds the findings of all processes about themselves, and the state of each process.
 func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 	for i := range cards {
 		d.Findings = append(d.Findings, cards[i].Findings...)
@@ -244,7 +246,7 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 	}
 }
 
-// lacksRole reports whether no process that answers has one of the roles.
+// lacksRole reports whether one of the roles is missing in all processes that answer.
 func lacksRole(cards []cluster.Card, roles []string) bool {
 	want, err := cluster.ParseRoles(roles)
 	var have []string
@@ -254,7 +256,7 @@ func lacksRole(cards []cluster.Card, roles []string) bool {
 		}
 	}
 	got, _ := cluster.ParseRoles(have)
-	if err != nil { // roles of another release
+	if err != nil { // another release has roles that this release does not know
 		return false
 	}
 	return want.API && !got.API || want.Scheduler && !got.Scheduler || want.Dispatcher && !got.Dispatcher || want.Operator && !got.Operator ||

@@ -13,31 +13,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// With servers, one operator process writes a checkpoint every minute: how far each
-// consumer group has committed. It is a row of Cassandra, so each snapshot of Cassandra
-// holds the checkpoints from before it. RestoreCluster sets the groups back to one of them.
+// With servers, one operator process writes a checkpoint every minute. The checkpoint holds the
+// committed offsets of each consumer group. It is a row of Cassandra. So each snapshot of Cassandra
+// contains the checkpoints that were written before it. RestoreCluster sets the groups back to one of
+// these checkpoints.
 //
-// A checkpoint that is older than a snapshot fits it. A group commits a record only after the
-// rows that result from it are durable, so the snapshot has the rows of every record below the
-// checkpoint. Records above it are read again.
+// A checkpoint that is older than a snapshot fits the snapshot. A group commits a record only after the
+// rows that result from the record are durable. So the snapshot has the rows of every record below the
+// checkpoint. Records above the checkpoint are read again.
 const (
 	checkpointEvery = time.Minute
-	// checkpointsKept is the number of rows: one for each minute of a day. The nodes of
-	// Cassandra are not copied at the same moment, so the newest checkpoint in the copies may
-	// be newer than the copy of some row. A snapshot of all nodes that takes less than a day
-	// still has a checkpoint from before it began.
+	// checkpointsKept is the number of rows: one row for each minute of a day. The nodes of Cassandra
+	// are not copied at the same moment. So the newest checkpoint in the copies may be newer than the
+	// copies of some other rows. If a snapshot of all nodes takes less than a day, it still has a
+	// checkpoint from before it began.
 	checkpointsKept = 24 * 60
 )
 
-// checkpoint is how far the consumer groups had committed at a moment.
+// checkpoint holds the committed offsets of the consumer groups at one time.
 type checkpoint struct {
-	At     time.Time         `json:"at"`     // after the positions were read
-	Topics map[string]string `json:"topics"` // the brokers' id of each topic
+	At     time.Time         `json:"at"`     // a time after the committed offsets were read
+	Topics map[string]string `json:"topics"` // the id that the brokers gave to each topic
 	Groups positions         `json:"groups"`
 }
 
-// checkpointName returns the row of the checkpoint of a minute. The row is overwritten a day
-// later.
+// checkpointName returns the name of the row for the checkpoint of a minute. A day later the same row
+// is overwritten.
 func checkpointName(at time.Time) string {
 	return fmt.Sprintf("checkpoint/%04d", at.Unix()/60%checkpointsKept)
 }
@@ -53,7 +54,7 @@ func groupTopics() []string {
 	return slices.Sorted(maps.Keys(topics))
 }
 
-// readCheckpoint asks the brokers how far every group has committed.
+// readCheckpoint asks the brokers for the committed offsets of every group.
 func readCheckpoint(ctx context.Context, admin *log.Admin) (c checkpoint, err error) {
 	if c.Topics, err = admin.TopicIDs(ctx, groupTopics()...); err != nil {
 		return c, err
@@ -72,8 +73,8 @@ func readCheckpoint(ctx context.Context, admin *log.Admin) (c checkpoint, err er
 	return c, nil
 }
 
-// writeCheckpoint writes a checkpoint. If this process's clock is off it returns clock's error
-// instead, because the checkpoint's time would be wrong.
+// writeCheckpoint writes a checkpoint. If the clock of this process is wrong, it writes nothing and
+// returns the error of the function clock, because the time of the checkpoint would be wrong.
 func writeCheckpoint(ctx context.Context, admin *log.Admin, meta engine.Meta, clock func() error) error {
 	if err := clock(); err != nil {
 		return err

@@ -22,14 +22,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Config is the configuration of a notifyd process. The tags of a field define a value: its
-// key, its default, its range (see pkg/setting) and its documentation, which
-// `notifyd config example` prints. Rules about more than one value are in validate.
+// Config is the configuration of a notifyd process. The tags of a field define a value: its key, its
+// default, its range (see pkg/setting) and its documentation. `notifyd config example` prints the
+// documentation. Rules about several values are in validate.
 type Config struct {
-	// Version of the program. The command sets it; it cannot be configured.
+	// Version is the version of the program. The command sets it. It cannot be configured.
 	Version string `koanf:"-"`
-	// Dev reports that "notifyd dev" runs the process. DataDir is then the folder "data"
-	// below the --data-dir of that command. Backups store it. It cannot be configured.
+	// Dev is true if "notifyd dev" runs the process. DataDir is then the folder "data" inside the
+	// --data-dir of that command. Backups store the value of Dev. It cannot be configured.
 	Dev bool `koanf:"-"`
 
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
@@ -139,16 +139,16 @@ type Config struct {
 	} `koanf:"logging"`
 }
 
-// Lane has the settings of a channel's lanes.
+// Lane holds the settings of a channel's lanes.
 type Lane struct {
 	InFlight int `koanf:"in_flight" min:"1" doc:"addresses at the provider at once"`
 	Window   int `koanf:"window" min:"1" doc:"receivers a claim window"`
 	Ahead    int `koanf:"ahead" min:"1" doc:"claim windows open per partition"`
 }
 
-// DefaultFor returns the defaults for an engine. With servers, the numbers of partitions and
-// timer shards are those of the capacity sheet (pkg/tool/capacity). Embedded, one process owns
-// all of them, and fewer cost it less.
+// DefaultFor returns the defaults for a value of Config.Engines. With servers, the numbers of
+// partitions and timer shards are the numbers of the capacity sheet (pkg/tool/capacity). With embedded
+// engines, one process owns all partitions and shards, and smaller numbers cost it less.
 func DefaultFor(engines string) Config {
 	c := Default()
 	if engines == EnginesDistributed {
@@ -159,8 +159,8 @@ func DefaultFor(engines string) Config {
 	return c
 }
 
-// Default returns the configuration of a process without files, environment
-// and flags.
+// Default returns the configuration of a process for which no file, environment variable or flag sets a
+// value.
 func Default() Config {
 	c := setting.Fill(Config{})
 	c.Log.Partitions = map[string]int{"push": 6, "sms": 4, "email": 4}
@@ -175,7 +175,7 @@ func (c *Config) breaker() limit.BreakerConfig {
 	return limit.BreakerConfig{ConfigOpenFor: c.Providers.ConfigOpenFor}
 }
 
-// providerMode returns which kind of providers the workers call, one of api.ProviderModes.
+// providerMode returns which kind of providers the workers call. The kind is one of api.ProviderModes.
 func (c *Config) providerMode() string {
 	switch {
 	case c.Providers.Stub:
@@ -199,8 +199,8 @@ func (c *Config) lane(l notify.Lane) Lane {
 	return c.Workers.Email
 }
 
-// Settings returns the figures that limit how much a process does. It does not read the file
-// of accounts.
+// Settings returns the figures that limit how much work a process does. It does not read the file of
+// accounts.
 func (c *Config) Settings() api.ProcessSettings {
 	s := api.ProcessSettings{TimerShards: c.Timers.Shards, CatchUpRate: c.Timers.CatchUpRate, CallerRate: c.API.Rate}
 	for _, ch := range notify.Channels {
@@ -220,7 +220,7 @@ func (c *Config) Settings() api.ProcessSettings {
 	return s
 }
 
-// order returns whether a lane keeps strict order.
+// order returns worker.Strict if a lane keeps strict order, and worker.Relaxed otherwise.
 func (c *Config) order(l notify.Lane) worker.Order {
 	if slices.Contains(c.Workers.Strict, l.String()) {
 		return worker.Strict
@@ -228,10 +228,11 @@ func (c *Config) order(l notify.Lane) worker.Order {
 	return worker.Relaxed
 }
 
-// partitions returns the partition count of a channel's topics.
+// partitions returns the number of partitions of a channel's topics.
 func (c *Config) partitions(ch notify.Channel) int { return c.Log.Partitions[ch.String()] }
 
-// instance returns the configured name of this process, or else the name of the host.
+// instance returns the configured name of this process. If no name is configured, it returns the name
+// of the host.
 func (c *Config) instance() string {
 	if c.Instance != "" {
 		return c.Instance

@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// cassandra returns the configuration of a Cassandra cluster: the section cassandra, with the
-// hosts and the keyspace of part where part sets them.
+// cassandra returns the configuration of a Cassandra cluster. It is the section cassandra. If part sets
+// hosts or a keyspace, these values replace the values of the section.
 func (c *Config) cassandra(part cassandra.Cluster, logger *slog.Logger) (cassandra.Config, error) {
 	out := c.Cassandra
 	out.StatusTTL, out.Logger = c.History.Retention, logger
@@ -44,7 +44,7 @@ func (c *Config) redis(logger *slog.Logger) (out redis.Config, err error) {
 
 func (c *Config) postgres() (postgres.Config, error) {
 	out := c.Postgres
-	// The store reads these two files itself; the password file before each connection.
+	// The store reads these two files itself. It reads the password file before each connection.
 	if err := errors.Join(checkSecret("postgres.password_file", out.PasswordFile), checkSecret("postgres.key_file", out.KeyFile)); err != nil {
 		return out, err
 	}
@@ -60,7 +60,7 @@ func (c *Config) openSQS(ctx context.Context) (*sqs.Store, error) {
 	return sqs.Open(ctx, c.SQS)
 }
 
-// egress returns the policy of which addresses and ports callbacks may connect to.
+// egress returns the policy that decides to which addresses and ports callbacks may connect.
 func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 	prefixes := func(field string, list []string) (out []netip.Prefix) {
 		for _, s := range list {

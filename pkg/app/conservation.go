@@ -15,12 +15,12 @@ func newAuditor(n *Node) *conserve.Auditor {
 	if n.st.bodies != nil {
 		bodies = func(ctx context.Context, fn func([]byte) error) error { return n.st.bodies(ctx, triggerQueue, fn) }
 	}
-	held := func(ctx context.Context) (int, error) { // how many messages of triggers the delay queue holds
+	held := func(ctx context.Context) (int, error) { // returns how many messages of triggers the delay queue holds
 		d, err := n.later.queue.Depth(ctx)
 		return d.Ready + d.Delayed + d.InFlight, err
 	}
-	// An embedded process without the operator role does not follow the log into the history,
-	// so it has nothing to audit against.
+	// An embedded process without the operator role does not copy the log into the history. So it has
+	// no history that an audit could compare.
 	away := func() error {
 		if n.embedded != nil && !n.tasks.Operator {
 			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "no role of this process answers this request; ask another process"}

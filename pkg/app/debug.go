@@ -20,14 +20,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// About has parts of a debug bundle that the node itself does not know.
+// About holds the parts of a debug bundle that the node itself does not have.
 type About struct {
-	Config string          // with origins, as Loaded.Print writes it
-	Log    func() []string // returns the last lines of the log, redacted; nil: none are kept
+	Config string          // configuration with origins, as Loaded.Print writes it
+	Log    func() []string // returns the last lines of the log, with secrets removed; nil: no lines are kept
 }
 
-// debug gathers the data that a bug report needs. A part that cannot be read is replaced by a
-// text that says why: bundles are made when something is broken.
+// debug collects the data for a bug report. If a part cannot be read, a text with the reason replaces
+// the part: bundles are made when something is broken.
 func (n views) debug(ctx context.Context) (any, error) {
 	out := api.Debug{Texts: map[string]string{}, Binaries: map[string][]byte{}}
 	text := func(name string, make func(*bytes.Buffer) error) {
@@ -81,7 +81,7 @@ func writeMetrics(b *bytes.Buffer, registry *prometheus.Registry) error {
 	return err
 }
 
-// writeOffsets writes the first and the end offset of each partition of the log.
+// writeOffsets writes the first offset and the end of each partition of the log.
 func writeOffsets(ctx context.Context, b *bytes.Buffer, admin *log.Admin) error {
 	topics := []string{notify.TopicFailed, trigger.TopicDLQ}
 	for _, l := range notify.Lanes() {

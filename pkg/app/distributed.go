@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// openDistributed connects to the servers that are the engines, which many processes share.
-// Migrate must have made their topics, tables and rows.
+// openDistributed connects to the servers that are the engines. Many processes share the servers.
+// Migrate must have made the topics, tables and rows of the servers.
 func (n opener) openDistributed(ctx context.Context) error {
 	if err := n.listen(ctx); err != nil {
 		return err
@@ -32,13 +32,13 @@ func (n opener) openDistributed(ctx context.Context) error {
 	return n.useServers(ctx)
 }
 
-// notMigrated returns the error for something that Migrate has not made yet.
+// notMigrated returns the error for a topic, table or row that Migrate has not made yet.
 func notMigrated(what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: "not_migrated", Msg: what + " is missing; notifyd migrate up makes it"}
 }
 
-// useServers fills n.st with the engines that open has opened, and checks that Migrate has
-// prepared them.
+// useServers sets the fields of n.st that openServers does not set. It checks that Migrate has prepared
+// the servers.
 func (n opener) useServers(ctx context.Context) (err error) {
 	st := &n.st
 	n.servers.standings = cluster.NewStandings(st.beats, n.owner)
@@ -86,18 +86,19 @@ func (n opener) useServers(ctx context.Context) (err error) {
 	if n.servers.probe, err = log.NewProbe(log.ProbeConfig{Conn: st.conn}); err != nil {
 		return err
 	}
-	// Delays and the minutes of timers are computed from this process's clock.
+	// Delays and the minutes of timers are computed with the clock of this process.
 	st.laterGate = n.clock.Err
 	st.ready = func() error {
 		if !n.tasks.Scheduler {
-			return nil // immediate work needs no exact clock, and another process takes scheduled work
+			return nil // immediate work needs no exact clock, and another process does scheduled work
 		}
-		// An engine that is away does not make the process unready: it comes back, and there
-		// is a fallback meanwhile. A clock that is off does not correct itself.
+		// An unavailable server does not make the process unready: it will be available again, and
+		// until then there is a fallback. A wrong clock does not correct itself.
 		return n.clock.Err()
 	}
 	return nil
 }
 
-// storeIDMeta is the row of engine.Meta with the id of the installation; Migrate writes it.
+// storeIDMeta is the name of the row of engine.Meta with the id of the installation. Migrate writes the
+// row.
 const storeIDMeta = "store_id"

@@ -32,7 +32,7 @@ func (n views) doctor(ctx context.Context) (any, error) {
 	return d.Findings, nil
 }
 
-// setUsed sets how full the thing of the finding that was added last is.
+// setUsed sets Used of the last finding: the used share of a limited resource, such as a disk.
 func (d *doctor) setUsed(part, of float64) {
 	if of > 0 {
 		share := part / of
@@ -40,7 +40,8 @@ func (d *doctor) setUsed(part, of float64) {
 	}
 }
 
-// circuitText returns since when, why and until when a provider's circuit holds calls back.
+// circuitText describes the circuit of a provider: its state, since when, why, and the time until the
+// next try.
 func circuitText(c *worker.Circuit, now time.Time) string {
 	text := c.State
 	if !c.Blocked.IsZero() && c.State == "closed" {
@@ -98,7 +99,7 @@ func (d *doctor) lookAtAll(ctx context.Context) {
 	}
 }
 
-// lookAtSelf adds findings about this process alone. It asks no server.
+// lookAtSelf adds findings about this process only. It sends no request to a server.
 func (d *doctor) lookAtSelf() {
 	n := d.n
 	d.lookAtAdmission()
@@ -130,7 +131,8 @@ func (d *doctor) lookAtSelf() {
 	}
 }
 
-// lookAtSpill checks the spill buffer, which takes otp and alert while the log is away.
+// lookAtSpill checks the spill buffer. While the log is unavailable, the spill buffer stores otp and
+// alert.
 func (d *doctor) lookAtSpill(ctx context.Context) {
 	waiting, text := true, "there is no spill buffer: otp and alert get 503 too while the log is away"
 	if d.n.st.spill != nil {
@@ -171,7 +173,7 @@ func (d *doctor) lookAtOwn() {
 	for _, t := range n.embedded.broker.Torn() {
 		d.Add("log tail", false, "", "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
 	}
-	settle := "" // how the report of losses ends
+	settle := "" // the end of the report of losses
 	if len(losses) > 0 {
 		settle = "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", embedded.LossesFile) + " and restart"
 	}
@@ -201,8 +203,8 @@ func (d *doctor) lookAtOwn() {
 		"%d segments, %d damaged files", n.embedded.history.Stats().Segments, len(damaged))
 }
 
-// diskLevel returns how serious it is that only free bytes are left. Below the minimum intake
-// has stopped; below 1 GiB or twice the minimum it soon will.
+// diskLevel returns how serious it is that only the given number of bytes is free. Below the configured
+// minimum, intake has stopped. Below 1 GiB or twice the minimum, intake will stop soon.
 func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
 	least := uint64(minFreeMiB) << 20
 	switch {
@@ -228,7 +230,7 @@ func oldestText(ms int64) string {
 	return ", oldest " + time.Since(time.UnixMilli(ms)).Round(time.Second).String()
 }
 
-// colonReason returns ": " and the reason, or "" if there is none.
+// colonReason returns ": " followed by the reason. If reason is empty, it returns "".
 func colonReason(reason string) string {
 	if reason == "" {
 		return ""

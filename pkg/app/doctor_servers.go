@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// lookAtServers checks the servers that are the engines.
+// lookAtServers checks the servers that this process uses as its engines.
 func (d *doctor) lookAtServers(ctx context.Context) {
 	n := d.n
-	if len(n.servers.checks) > 0 { // else tests stand in for the servers
+	if len(n.servers.checks) > 0 { // empty in tests without servers
 		d.lookAtKafka(ctx)
 		d.lookAtCassandra(ctx)
 	}
@@ -25,7 +25,7 @@ func (d *doctor) lookAtServers(ctx context.Context) {
 	}
 }
 
-// lookAtKafka checks brokers and topics.
+// lookAtKafka checks the brokers and the topics.
 func (d *doctor) lookAtKafka(ctx context.Context) {
 	n := d.n
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
@@ -54,7 +54,8 @@ func (d *doctor) lookAtKafka(ctx context.Context) {
 	}
 }
 
-// lookAtCassandra checks each configured cluster once.
+// lookAtCassandra checks each configured cluster. It checks a cluster only once if several settings
+// name it.
 func (d *doctor) lookAtCassandra(ctx context.Context) {
 	n := d.n
 	seen := map[string]bool{}

@@ -16,21 +16,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// embeddedEngines are the engines of one process, for what only embedded engines can do: the
-// log is capped and trimmed, the history seals segments, and all data is backed up. It is nil
-// if the engines are servers.
+// embeddedEngines holds the engines of one process, for the work that only embedded engines can do:
+// limiting and trimming the log, sealing segments of the history, and backing up all data.
+// Node.embedded is nil if the engines are servers.
 type embeddedEngines struct {
 	store              *pebble.Store
 	broker             *embedded.Broker
 	history            *history.Store
-	lostGroupPositions []string // positions of groups that the log had lost when it was opened
+	lostGroupPositions []string // committed offsets of groups that the log had lost when it was opened
 }
 
-// SocketName is the unix socket in the data folder through which tools of the same user
-// read and write the embedded log.
+// SocketName is the name of the unix socket in the data folder. Tools of the same user read and write
+// the embedded log through it.
 const SocketName = "kafka.sock"
 
-// openEmbedded locks the data folder and opens the engines in it.
+// openEmbedded locks the data folder and opens the engines in the folder.
 func (n opener) openEmbedded(ctx context.Context) error {
 	cfg := &n.cfg
 	n.embedded = &embeddedEngines{}
@@ -42,14 +42,14 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	if n.lock, err = LockFolder(cfg.DataDir, self); err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.lock.Close) // closed last: the next process may open everything at once
+	n.closers = append(n.closers, n.lock.Close) // closed last: after that, the next process may open everything at once
 	n.progress("opening the store")
 	if n.embedded.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
 	}
 	n.closers = append(n.closers, n.embedded.store.Close)
-	// A backup that was cut short leaves links. They keep removed files from freeing their
-	// disk space.
+	// An interrupted backup leaves hard links. While the links exist, removing a file frees no disk
+	// space.
 	if err := os.RemoveAll(filepath.Join(cfg.DataDir, stagingName)); err != nil {
 		return BadDataDir(cfg.DataDir, err)
 	}
@@ -76,11 +76,12 @@ func (n opener) openEmbedded(ctx context.Context) error {
 		}
 	}
 	n.progress("opening the history")
-	// The history is opened before the log: its sealed offsets say how far the log reached.
+	// The history is opened before the log, because its sealed offsets show which records the log must
+	// hold.
 	var archived func() map[history.Part]int64
 	if cfg.Archive.Dir != "" {
-		archived = func() map[history.Part]int64 { // called only once the process runs: n.archive is set by then
-			at, _ := n.archive.Positions(context.Background()) // from memory, without an error
+		archived = func() map[history.Part]int64 { // called only while the process runs; n.archive is set before that
+			at, _ := n.archive.Positions(context.Background()) // reads memory, so it returns no error
 			return at
 		}
 	}
@@ -125,10 +126,10 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	return nil
 }
 
-// useEmbedded fills n.st with the embedded engines.
+// useEmbedded sets the fields of n.st to the embedded engines.
 func (n opener) useEmbedded() {
 	store, broker, kept := n.embedded.store, n.embedded.broker, n.embedded.history
-	n.owner = broker.StoreID() // the lock allows one process, so the store's id is unique
+	n.owner = broker.StoreID() // only one process can hold the lock, so the store's id is unique
 	spread := map[string]notify.Spread{}
 	for _, t := range notify.FirstTopics() {
 		spread[t] = notify.SpreadOver(broker.Partitions(t))
@@ -155,9 +156,9 @@ func (n opener) useEmbedded() {
 	}
 }
 
-// segmentBytes returns the size at which the history seals a segment. It keeps the unsealed
-// tails, which the log cannot trim, below half of the log's cap. Otherwise a log at its cap
-// would stay there until the tails are old enough to be sealed.
+// segmentBytes returns the size at which the history seals a segment. The log cannot trim the tails
+// that are not sealed yet. With this size the tails are below half of the log's cap. Otherwise a log at
+// its cap would stay at the cap until the tails are old enough to be sealed.
 func segmentBytes(cfg *Config) int64 {
 	tails := 0
 	for _, l := range notify.Lanes() {

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// watchStore returns an error, which ends the process, at the first failure of the store's
-// disk. It is then unknown what is durable, and only a new start can read it.
+// watchStore returns an error at the first failure of the store's disk. The error ends the process.
+// After such a failure it is not known which data is durable, and only a new start can read it.
 func (e *embeddedEngines) watchStore(ctx context.Context) error {
 	select {
 	case <-e.store.Failed():
@@ -49,14 +49,15 @@ func (e *embeddedEngines) followHistory(ctx context.Context, admin *log.Admin, r
 		if err := e.history.Append(ctx, hs...); err != nil {
 			return err
 		}
-		if len(hs) < len(recs) { // the last records may be lost: advance, because Sync waits for the end
+		if len(hs) < len(recs) { // the last records may be lost; Sync waits for the end, so the position must advance
 			e.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
 		}
 		return nil
 	})
 }
 
-// sealedOffsets returns, by topic and partition, the offset below which the history is sealed.
+// sealedOffsets returns an offset for each topic and partition: the history has sealed all records
+// below it.
 func (e *embeddedEngines) sealedOffsets() map[string]map[int32]int64 {
 	out := map[string]map[int32]int64{}
 	for p, at := range e.history.Sealed() {
@@ -68,11 +69,11 @@ func (e *embeddedEngines) sealedOffsets() map[string]map[int32]int64 {
 	return out
 }
 
-// loss is a loss of the log, with what it means for the topic's consumer.
+// loss is a loss of the log, and its meaning for the topic's consumer group.
 type loss struct {
 	embedded.Loss
-	group string // the group that consumes the topic; empty: none of notifyd's
-	first bool   // it is a topic of first attempts, which the history keeps
+	group string // the group that consumes the topic; empty: no group of notifyd does
+	first bool   // true: the topic has first attempts, so the history keeps its records
 }
 
 // losses returns the losses of the log.
@@ -83,7 +84,7 @@ func (e *embeddedEngines) losses() (out []loss) {
 	return out
 }
 
-// consumed returns how many of the lost records had been handled and committed before.
+// consumed returns how many of the lost records the group had handled and committed before the loss.
 func (l *loss) consumed() int64 { return l.Below(l.Committed[l.group]) }
 
 func (l loss) String() string {
@@ -103,7 +104,7 @@ func (l loss) String() string {
 	return b.String()
 }
 
-// positionsText returns which positions of the consumer groups were lost.
+// positionsText describes which positions of the consumer groups were lost.
 func (e *embeddedEngines) positionsText() string {
 	if len(e.lostGroupPositions) == 0 {
 		return "of all consumer groups are there"
@@ -112,7 +113,7 @@ func (e *embeddedEngines) positionsText() string {
 		"What is still in the log was read again; what had been done was not done again", strings.Join(e.lostGroupPositions, ", "))
 }
 
-// isLost reports whether the embedded log has lost a record to damage of its files.
+// isLost reports whether the embedded log has lost the record at offset because its files were damaged.
 func (e *embeddedEngines) isLost(tp log.TopicPartition, offset int64) bool {
 	for _, x := range e.broker.Losses() {
 		if x.Topic == tp.Topic && x.Partition == tp.Partition && x.From <= offset && offset < x.To {

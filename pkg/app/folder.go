@@ -17,13 +17,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Holder describes the process that uses a data folder. That process writes it.
+// Holder describes the process that uses a data folder. The process itself writes it.
 type Holder struct {
 	PID     int       `json:"pid"`
 	Command string    `json:"command"` // "notifyd dev"
 	Since   time.Time `json:"since"`
-	API     string    `json:"api,omitempty"`   // URL; empty: not known yet
-	Inbox   string    `json:"inbox,omitempty"` // URL of the simulated providers' inbox
+	API     string    `json:"api,omitempty"`   // URL of the API; empty: not known yet
+	Inbox   string    `json:"inbox,omitempty"` // URL of the inbox of the simulated providers
 }
 
 func (h Holder) String() string {
@@ -34,11 +34,11 @@ func (h Holder) String() string {
 	return s
 }
 
-// Lock keeps a folder for one process. The operating system frees it when the process ends in
-// whatever way, so a process that was killed leaves no lock.
+// Lock reserves a folder for one process. The operating system removes the lock when the process ends,
+// also after a kill.
 type Lock struct {
 	file       io.Closer
-	holderPath string // the file in which the Holder is written
+	holderPath string // path of the file that contains the Holder
 }
 
 const (
@@ -46,9 +46,9 @@ const (
 	holderFile = "holder.json"
 )
 
-// LockFolder locks an existing folder for this process, and writes h into it. If another
-// process has the lock, it returns notify.KindUnavailable with code "data_dir_locked", which
-// names the holder.
+// LockFolder locks an existing folder for this process, and writes h into the folder. If another
+// process has the lock, it returns notify.KindUnavailable with the error code "data_dir_locked". The
+// error names the holder.
 func LockFolder(dir string, h Holder) (*Lock, error) {
 	file, err := vfs.Default.Lock(filepath.Join(dir, lockFile))
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, os.ErrPermission) && !errors.Is(err, syscall.EACCES) {
@@ -65,13 +65,13 @@ func LockFolder(dir string, h Holder) (*Lock, error) {
 		}
 	}
 	l := &Lock{file, filepath.Join(dir, holderFile)}
-	_ = os.Remove(l.holderPath) // a process that was killed may have left it
+	_ = os.Remove(l.holderPath) // a killed process may have left it
 	l.Tell(h)
 	return l, nil
 }
 
-// Tell replaces the Holder that others read. It is best effort: errors are ignored, for the
-// lock does not depend on it.
+// Tell replaces the Holder in the folder. It ignores errors, because the lock does not depend on the
+// Holder.
 func (l *Lock) Tell(h Holder) {
 	b, err := json.Marshal(h)
 	if err != nil {
@@ -83,33 +83,33 @@ func (l *Lock) Tell(h Holder) {
 	}
 }
 
-// Close frees the folder.
+// Close removes the Holder and releases the lock.
 func (l *Lock) Close() error {
 	_ = os.Remove(l.holderPath)
 	return l.file.Close()
 }
 
-// HolderOf returns the Holder that is written in a folder. A process that was killed may have
-// left it; only LockFolder knows whether the folder is in use.
+// HolderOf returns the Holder that is written in a folder. A killed process may have left it, so the
+// folder may be free. Only LockFolder can find out whether the folder is in use.
 func HolderOf(dir string) (h Holder, ok bool) {
 	b, err := os.ReadFile(filepath.Join(dir, holderFile))
 	return h, err == nil && json.Unmarshal(b, &h) == nil && h.PID > 0
 }
 
-// Locked reports whether an error says that a folder is in use.
+// Locked reports whether err means that a folder is in use.
 func Locked(err error) bool {
 	e, ok := errors.AsType[*notify.Error](err)
 	return ok && (e.Code == "data_dir_locked" || e.Code == "store_locked")
 }
 
-// MakeDataDir makes a folder, and returns notify.KindUnavailable with code "data_dir" if it
-// cannot be written to. It restricts the folder to its owner, also if it existed before: the
-// folder holds addresses, contents and signing secrets.
+// MakeDataDir makes a folder. If the folder cannot be written to, it returns notify.KindUnavailable
+// with the error code "data_dir". It makes the folder accessible only to its owner, also if the folder
+// existed before, because the folder holds addresses, contents and signing secrets.
 func MakeDataDir(dir string) error {
-	err := atomicfile.MkdirAll(dir) // durable: without its name, everything in the folder would be lost
+	err := atomicfile.MkdirAll(dir) // durable, because without the folder's name everything in the folder would be lost
 	if err == nil {
-		// A volume may belong to another user, as with fsGroup of Kubernetes. The folders that
-		// are made in it have mode 0700 even so.
+		// A volume may belong to another user, for example with fsGroup of Kubernetes. The folders that
+		// are made inside have mode 0700 anyway.
 		if err = os.Chmod(dir, 0o700); errors.Is(err, os.ErrPermission) {
 			err = nil
 		}
@@ -134,7 +134,7 @@ func BadDataDir(dir string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot write to the data folder " + dir, Err: err}
 }
 
-// DataFolder returns the folder in which a process without data_dir keeps its data.
+// DataFolder returns the default data folder of a process. name is the last element of its path.
 func DataFolder(getenv func(string) string, name string) string {
 	base := getenv("XDG_DATA_HOME")
 	if base == "" {
@@ -143,7 +143,7 @@ func DataFolder(getenv func(string) string, name string) string {
 	return filepath.Join(base, "notifyd", name)
 }
 
-// command returns the program and its subcommand, as the user started this process.
+// command returns the program and its subcommand, as the user typed them.
 func command() string {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		return filepath.Base(os.Args[0]) + " " + os.Args[1]

@@ -20,21 +20,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// groups are the consumer groups that this process may run. It knows how far each has read,
-// and up to where all of them have finished the log.
+// groups holds the consumer groups that this process may run. It computes the lag of each group, and
+// the offsets below which all groups have finished the log.
 type groups struct {
 	list   []*log.Group
-	names  []string // of list
-	shared bool     // other processes are members too, so only the brokers know the whole lag
+	names  []string // names of the groups in list, in the same order
+	shared bool     // true: other processes are members too, so only the brokers know the whole lag
 	admin  *log.Admin
 	log    *slog.Logger
 
-	archive *archive.Archiver // records that it has not read are not trimmed; nil: there is none
+	archive *archive.Archiver // records that it has not read are not trimmed; nil: there is no archive
 
-	sharedLags atomic.Pointer[[]api.GroupLag] // lags of shared groups; one process reads them for all
+	sharedLags atomic.Pointer[[]api.GroupLag] // lags of shared groups; one process reads them from the brokers for all processes
 }
 
-// topicsOf has the topics that each consumer group reads.
+// topicsOf holds the topics that each consumer group reads.
 var topicsOf = func() map[string][]string {
 	of := map[string][]string{
 		history.WritersGroup:       notify.FirstTopics(),
@@ -47,9 +47,9 @@ var topicsOf = func() map[string][]string {
 	return of
 }()
 
-// connOf returns the connection of a group to the log. Groups of lanes that are not bulk read
-// from partition leaders, whatever the rack. At rest a follower returns a record half a second
-// later than its leader, and a user may be waiting for a code.
+// connOf returns the connection of a group to the log. Groups of lanes that are not bulk read from
+// partition leaders, even if a rack is configured. When there is little traffic, a follower returns a
+// record half a second later than the leader, and a user may be waiting for an otp code.
 func connOf(group string, conn log.Conn) log.Conn {
 	for _, l := range notify.Lanes() {
 		if !l.Bulk && (group == l.Group() || group == l.RetryGroup()) {
@@ -59,8 +59,8 @@ func connOf(group string, conn log.Conn) log.Conn {
 	return conn
 }
 
-// groupOf returns the group that works on a topic. The history's group only copies records and
-// does not count.
+// groupOf returns the group that works on a topic. It ignores the group of the history, because that
+// group only copies records.
 func groupOf(topic string) string {
 	for group, topics := range topicsOf {
 		if group != history.WritersGroup && slices.Contains(topics, topic) {
@@ -77,7 +77,7 @@ func (gs *groups) add(name string, g *log.Group) {
 // byName returns the group called name.
 func (gs *groups) byName(name string) *log.Group { return gs.list[slices.Index(gs.names, name)] }
 
-// partitions calls fn with the statistics of each partition of each group in this process.
+// partitions calls fn with the statistics of each partition that this process owns, for each group.
 func (gs *groups) partitions(fn func(group string, p *log.PartitionStats)) {
 	for i, g := range gs.list {
 		stats := g.Stats()
@@ -98,8 +98,8 @@ func (gs *groups) heldPartitions() (out []string) {
 	return out
 }
 
-// lags returns the lag of each group; for shared groups that of all processes together.
-// InFlight and Paused count this process alone.
+// lags returns the lag of each group. For shared groups it is the lag of all processes together.
+// InFlight and Paused count only this process.
 func (gs *groups) lags() []api.GroupLag {
 	var out []api.GroupLag
 	if gs.shared {
@@ -110,7 +110,7 @@ func (gs *groups) lags() []api.GroupLag {
 		out = slices.Clone(*last)
 	} else {
 		for _, name := range gs.names {
-			out = append(out, api.GroupLag{Group: name}) // nothing is assigned yet
+			out = append(out, api.GroupLag{Group: name}) // no partition is assigned yet
 		}
 	}
 	gs.partitions(func(group string, p *log.PartitionStats) {
@@ -118,14 +118,14 @@ func (gs *groups) lags() []api.GroupLag {
 		switch {
 		case k >= 0:
 		case gs.shared:
-			return // this process does not watch the group
-		default: // a group that reads several topics has one lag for each
+			return // this process does not report the lag of the group
+		default: // a group that reads several topics has one entry for each topic
 			k = slices.IndexFunc(out, func(l api.GroupLag) bool { return l.Group == group }) + 1
 			out = slices.Insert(out, k, api.GroupLag{Group: group})
 		}
 		l := &out[k]
 		if l.Topic = p.TP.Topic; !gs.shared {
-			l.Lag += max(p.Lag(), 0) // below 0: its end is not known yet
+			l.Lag += max(p.Lag(), 0) // a lag below 0 means that the end is not known yet
 		}
 		l.InFlight += p.InFlight
 		if p.Paused {
@@ -135,8 +135,8 @@ func (gs *groups) lags() []api.GroupLag {
 	return out
 }
 
-// watchedGroups returns the groups whose lag a process with these tasks reports. The API and
-// operators report all groups, a worker its own.
+// watchedGroups returns the groups whose lag a process with these tasks reports. The API and operators
+// report all groups. A worker reports only its own groups.
 func (gs *groups) watchedGroups(do cluster.Tasks) (names []string) {
 	if do.API || do.Operator {
 		return gs.names
@@ -147,13 +147,13 @@ func (gs *groups) watchedGroups(do cluster.Tasks) (names []string) {
 	return names
 }
 
-// setLags keeps the lags of the named groups, out of those of all groups.
+// setLags stores the lags of the groups in names. all holds the lags of all groups.
 func (gs *groups) setLags(all []api.GroupLag, names []string) {
 	all = slices.DeleteFunc(all, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
 	gs.sharedLags.Store(&all)
 }
 
-// readLags asks the brokers for the lag of each group, over all processes.
+// readLags asks the brokers for the lag of each group, counted over all processes.
 func (gs *groups) readLags(ctx context.Context) (out []api.GroupLag, err error) {
 	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
 	defer stop()
@@ -190,8 +190,8 @@ func (gs *groups) readLags(ctx context.Context) (out []api.GroupLag, err error) 
 	return out, nil
 }
 
-// lagName returns the name of a lag in a list: the group, and the topic too if the group reads
-// several.
+// lagName returns the name of a lag in a list: the group. If the group reads several topics, the name
+// also contains the topic.
 func lagName(l *api.GroupLag, all []api.GroupLag) string {
 	if slices.ContainsFunc(all, func(o api.GroupLag) bool { return o.Group == l.Group && o.Topic != l.Topic }) {
 		return l.Group + " " + l.Topic
@@ -199,8 +199,8 @@ func lagName(l *api.GroupLag, all []api.GroupLag) string {
 	return l.Group
 }
 
-// allDone reports whether no record waits or is in flight. A group that was assigned no topic
-// yet has not read anything, so it is not done.
+// allDone reports whether no record waits and no record is in flight. A group without assigned topics
+// has not read anything yet, so allDone returns false.
 func allDone(lags []api.GroupLag) bool {
 	return !slices.ContainsFunc(lags, func(l api.GroupLag) bool { return l.Topic == "" || l.Lag > 0 || l.InFlight > 0 })
 }

@@ -26,8 +26,8 @@ func (n builder) buildJobs() (err error) {
 	return err
 }
 
-// triggerLetter decodes a record of triggers-dlq as a dead letter. The generation becomes the
-// epoch, which tells several failures of one trigger apart.
+// triggerLetter decodes a record of triggers-dlq as a dead letter. The generation of the trigger
+// becomes the epoch, so that several failures of one trigger can be distinguished.
 func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 	var l trigger.DeadLetter
 	if err := json.Unmarshal(value, &l); err != nil {
@@ -47,7 +47,7 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 	}, nil
 }
 
-// buildOutcomes builds the group that notifies callers of outcomes other than failures.
+// buildOutcomes builds the consumer group that notifies callers of all outcomes except failures.
 func (n builder) buildOutcomes() error {
 	follower, err := outcomehook.NewFollower(outcomehook.FollowConfig{
 		Callers: n.st.callers, Triggers: n.later.triggers, State: n.receipts.stateOf, Log: n.producer, Logger: n.log,

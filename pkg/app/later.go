@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// later has the stages of delayed work: the timer engine, scheduled notifications, triggers
-// and their dispatcher.
+// later holds the stages of delayed work: the timer engine, scheduled notifications, and triggers with
+// their dispatcher.
 type later struct {
 	timers     *timer.Engine
 	schedules  *schedule.Service
@@ -31,19 +31,19 @@ type later struct {
 	mender     trigger.Mender
 	census     *trigger.Census
 	queue      engine.Queue
-	teller     *outcomehook.Teller // tells callers of failures, by triggers
+	teller     *outcomehook.Teller // notifies callers of failures, by triggers
 }
 
-// The delay queue of triggers, how often a message is received before it is put aside as dead,
-// and the time between two repairs of triggers.
+// The delay queue of triggers, the number of receives after which a message counts as dead, and the
+// time between two repairs of triggers.
 const (
 	triggerQueue    = "triggers"
-	triggerReceives = 1000 // a trigger ends by its own rules long before that
+	triggerReceives = 1000 // a trigger ends by its own rules long before this number
 	reconcileEvery  = time.Hour
 )
 
-// buildLater builds n.later. With embedded engines one process owns every shard, and needs no
-// lease and no queue for near timers.
+// buildLater builds n.later. With embedded engines one process owns every shard. So it needs no lease
+// and no queue of near timers.
 func (n builder) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
@@ -93,7 +93,7 @@ func (n builder) buildLater() error {
 		rows = tracedRows{rows, n.tracer}
 	}
 	callers := n.st.callers
-	if n.embedded == nil { // a cache: the server is asked less often, and may be away
+	if n.embedded == nil { // a cache: the server gets fewer reads, and may be unavailable for a while
 		callers = users.NewCallers(callers)
 	}
 	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)
@@ -125,13 +125,13 @@ type gate func() error
 
 func (g gate) Err() error { return g() }
 
-// shardsMeta is the row of engine.Meta with the number of timer shards.
+// shardsMeta is the name of the row of engine.Meta with the number of timer shards.
 const shardsMeta = "timer_shards"
 
-// openShards reads the number of shards over which the timers of a store are spread. At the
-// store's first start it stores the configured number. Later the configuration may have an
-// earlier number, or, with servers, a higher one to which Migrate has not raised it yet. It
-// returns bad_config for any other number.
+// openShards reads the number of shards over which the timers of a store are spread. At the first start
+// of the store it stores the configured number. At later starts the configuration may hold the stored
+// number or an earlier number. With servers it may also hold a higher number, if Migrate has not raised
+// the number yet. For any other number openShards returns bad_config.
 func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog.Logger) (*cluster.Spread, error) {
 	want, alone := cfg.Timers.Shards, cfg.Engines != EnginesDistributed
 	shards, err := cluster.OpenSpread(ctx, meta, shardsMeta, want, alone)
@@ -150,13 +150,13 @@ func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog
 	}
 }
 
-// otherShards returns the error for a configured number of shards that never counted.
+// otherShards returns the error for a configured number of shards that the store has never used.
 func otherShards(want, has int) error {
 	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, and the timers of this store are spread over %d shards: set it to %d", want, has, has))
 }
 
-// routeDueTimers passes due timers of triggers to toQueue and all others to toLog. toLog puts
-// timers of an unknown kind aside.
+// routeDueTimers sends due timers of triggers to toQueue and all other due timers to toLog. toLog also
+// gets timers of an unknown kind and puts them aside.
 func routeDueTimers(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.Context, []engine.Timer) error) error {
 	isTrigger := func(t engine.Timer) bool { return t.Kind == trigger.TimerKind }
 	if !slices.ContainsFunc(ts, isTrigger) {
@@ -176,10 +176,10 @@ func routeDueTimers(ctx context.Context, ts []engine.Timer, toLog, toQueue func(
 	return toLog(ctx, envelopes)
 }
 
-// cancelledTimers returns a function that records the outcome of timers whose schedule was
-// cancelled. It appends their envelopes to the log, marked as cancelled, and a worker writes
-// CANCELLED without a call. So the outcome takes the usual way, and status, history and counts
-// need not know schedules.
+// cancelledTimers returns a function that records the outcome of timers whose schedule was cancelled.
+// It appends the envelopes of the timers to the log, marked as cancelled. For such an envelope a worker
+// writes CANCELLED and makes no call. So cancelled notifications get their outcome as all others do,
+// and status, history and counts need no code for schedules.
 func cancelledTimers(producer *log.Producer) func(context.Context, []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]log.Record, 0, len(ts))
@@ -195,12 +195,12 @@ func cancelledTimers(producer *log.Producer) func(context.Context, []engine.Time
 	}
 }
 
-// parker stores the index rows of triggers.
+// parker stores the index rows of triggers as timers.
 type parker struct{ timers *timer.Engine }
 
 func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.timers.Park(ctx, ts) }
 
-// deadTriggers appends to the topic triggers-dlq.
+// deadTriggers appends records to the topic triggers-dlq.
 type deadTriggers struct{ log timer.Log }
 
 func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error {
@@ -211,7 +211,7 @@ func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error
 	return d.log.Append(ctx, recs)
 }
 
-// reconcile repairs every hour triggers that no timer or message would wake any more.
+// reconcile runs every hour. It repairs triggers that no timer and no message would wake any more.
 func (n runner) reconcile(ctx context.Context) error {
 	return n.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
 		n.metrics.Reconciled(found, err)

@@ -12,19 +12,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// portRetryFor is how long listening on a taken port is retried: the process before a restart
-// may still be stopping.
+// portRetryFor is how long Listen retries if another process uses the port. At a restart the old
+// process may still be stopping.
 const portRetryFor = 3 * time.Second
 
-// Listen listens on a TCP address. It retries for 3 s if the port is taken. Then it returns
-// notify.KindUnavailable with code "listen", which names the purpose of the address, the port
-// and, if the system tells, the process that has it.
+// Listen listens on a TCP address. If another process uses the port, Listen retries for 3 s. Then it
+// returns notify.KindUnavailable with the error code "listen". The error names the purpose of the
+// address and the port. If the process that uses the port is known, the error also names that process.
 func Listen(ctx context.Context, what, addr string) (net.Listener, error) {
 	return listen(ctx, what, addr, portRetryFor, func() {})
 }
 
-// listen does Listen with another patience. It calls tried after each attempt that found the
-// port taken.
+// listen does what Listen does, but retries for the time patience. It calls tried after each attempt in
+// which another process used the port.
 func listen(ctx context.Context, what, addr string, patience time.Duration, tried func()) (net.Listener, error) {
 	end := time.NewTimer(patience)
 	defer end.Stop()
@@ -58,8 +58,8 @@ func cannotListen(what, addr, holder string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: msg, Err: err}
 }
 
-// checkPortFree waits until a port can be listened on, and leaves it free. The embedded broker
-// opens the port itself.
+// checkPortFree waits until it is possible to listen on a port, and then frees the port again. The
+// embedded broker opens the port itself later.
 func checkPortFree(ctx context.Context, what, addr string) error {
 	if _, port, err := portOf(addr); err != nil || port == 0 {
 		return err
@@ -71,8 +71,8 @@ func checkPortFree(ctx context.Context, what, addr string) error {
 	return l.Close()
 }
 
-// holderOfPort returns the process that listens on a port of this machine, as "pid 7
-// (notifyd)", or "" if it is not known.
+// holderOfPort returns the process that listens on a port of this machine, such as "pid 7 (notifyd)".
+// It returns "" if the process is not known.
 func holderOfPort(addr string) string {
 	_, text, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// listenerOf returns the process that listens on a TCP port, or 0 if it is not known or this
-// process may not see it.
+// listenerOf returns the process that listens on a TCP port. It returns pid 0 if the process is not
+// known, or if this process is not allowed to see it.
 func listenerOf(port uint64) (pid int, name string) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -34,7 +34,7 @@ func listenerOf(port uint64) (pid int, name string) {
 		}
 		name, err := p.Comm()
 		if err != nil {
-			continue // it has just ended
+			continue // the process has just ended
 		}
 		return p.PID, name
 	}

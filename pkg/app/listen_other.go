@@ -2,5 +2,6 @@
 
 package app
 
-// listenerOf returns 0: the process that listens on a port is known on Linux only.
+// listenerOf returns 0, because only on Linux it is possible to find the process that listens on a
+// port.
 func listenerOf(uint64) (pid int, name string) { return 0, "" }

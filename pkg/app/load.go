@@ -24,19 +24,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// EnvPrefix begins every environment variable that sets a value, such as
-// NOTIFYD__API__LISTEN. The double underscore avoids the variables that Kubernetes injects for
-// a service called notifyd.
+// EnvPrefix is the beginning of every environment variable that sets a value, such as
+// NOTIFYD__API__LISTEN. For a service called notifyd, Kubernetes sets environment variables that begin
+// with NOTIFYD_. The double underscore distinguishes our variables from the variables of Kubernetes.
 const EnvPrefix = "NOTIFYD__"
 
-// Loaded is a configuration and where each value came from.
+// Loaded is a configuration together with the origin of each value.
 type Loaded struct {
 	Config Config
-	Origin map[string]string // key -> "default", a file, an environment variable or a flag
+	Origin map[string]string // key -> "default", the name of a file or of an environment variable, or "flag"
 }
 
-// Load builds the configuration: defaults < files < environment < flags. It
-// reports every problem it finds, not only the first.
+// Load builds the configuration. Values in files override the defaults, environment variables override
+// files, and flags override everything. Load reports every problem that it finds, not only the first.
 func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	defaults := flatten(Default())
 	k := koanf.New(".")
@@ -90,7 +90,7 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	return Loaded{cfg, origin}, errors.Join(problems...)
 }
 
-// refuseUnitless refuses a duration without a unit: 5 would mean 5 ns.
+// refuseUnitless refuses a duration without a unit, because 5 would mean 5 ns.
 func refuseUnitless(_, to reflect.Type, data any) (any, error) {
 	if to != reflect.TypeFor[time.Duration]() {
 		return data, nil
@@ -117,7 +117,7 @@ func fromEnv(environ []string) (values map[string]any, names map[string]string) 
 	return values, names
 }
 
-// isKnownKey reports whether key names a value, or lies inside a value that is a map.
+// isKnownKey reports whether key is the key of a value, or a key inside a value that is a map.
 func isKnownKey(defaults map[string]setting.Field, key string) bool {
 	for {
 		if f, ok := defaults[key]; ok {
@@ -138,7 +138,7 @@ func suggest(defaults map[string]setting.Field, key string) string {
 	if best := term.Nearest(key, 3, slices.Collect(maps.Keys(defaults))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
 	}
-	// Suggest keys of other sections with this name, or keys in a section of this name.
+	// Suggest keys with this name in other sections, or keys in a section with this name.
 	name := key[strings.LastIndexByte(key, '.')+1:]
 	var same []string
 	for k := range defaults {
@@ -157,7 +157,7 @@ func suggest(defaults map[string]setting.Field, key string) string {
 	return fmt.Sprintf("; there is %s%s", strings.Join(same, ", "), more)
 }
 
-// flatten returns the fields of c that a file can set, by key.
+// flatten returns the fields of c that a configuration file can set, by key.
 func flatten(c Config) map[string]setting.Field {
 	out := map[string]setting.Field{}
 	for _, f := range setting.Fields(reflect.ValueOf(c)) {
@@ -168,7 +168,7 @@ func flatten(c Config) map[string]setting.Field {
 	return out
 }
 
-// documentation returns the comment on a value in the example file.
+// documentation returns the comment of a value for the example file.
 func documentation(f setting.Field) string {
 	text := f.Tag.Get("doc")
 	if allowed := f.Range(); allowed != "" {
@@ -177,14 +177,13 @@ func documentation(f setting.Field) string {
 	return text
 }
 
-// Print writes the configuration, one "key: value" a line, with where each
-// value came from.
+// Print writes the configuration. Each line is "key: value", followed by the origin of the value.
 func (l Loaded) Print() string {
 	var b strings.Builder
 	fs := flatten(l.Config)
 	for _, key := range slices.Sorted(maps.Keys(fs)) {
 		origin := l.Origin[key]
-		for k, o := range l.Origin { // a value set inside a map
+		for k, o := range l.Origin { // a key inside a map has its own origin
 			if strings.HasPrefix(k, key+".") && o != "default" {
 				origin = o
 			}
@@ -214,14 +213,14 @@ func formatValue(f setting.Field) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// Example writes a complete configuration file with its documentation.
+// Example returns a complete configuration file in which every key has its documentation.
 func Example() string {
 	var doc yamlv3.Node
 	buildExample(reflect.ValueOf(Default()), &doc)
 	var b bytes.Buffer
 	enc := yamlv3.NewEncoder(&b)
 	enc.SetIndent(2)
-	_ = enc.Encode(&doc) // of scalars only: cannot fail
+	_ = enc.Encode(&doc) // cannot fail: doc contains only scalars
 	return "# notifyd configuration with every key and its default.\n" + b.String()
 }
 

@@ -15,7 +15,7 @@ import (
 // nodeCollector reads the metrics of a node's parts at each scrape.
 type nodeCollector struct{ n *Node }
 
-// nodeDescs has the descriptions of all metrics of nodeCollector.
+// nodeDescs holds the descriptions of all metrics of nodeCollector.
 var nodeDescs []*prometheus.Desc
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -93,7 +93,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.collectShared(ch, gauge)
 	c.collectAdmission(gauge)
-	behind := map[string]api.GroupLag{} // by group, over its topics
+	behind := map[string]api.GroupLag{} // key: group; the sum over its topics
 	for _, l := range n.groups.lags() {
 		sum := behind[l.Group]
 		sum.Lag, sum.InFlight = sum.Lag+l.Lag, sum.InFlight+l.InFlight
@@ -117,7 +117,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descCountAge, now.Sub(at).Seconds())
 		}
 	}
-	// A process reports only the work that it does; its data about the rest would be old.
+	// A process reports only the work that it does. Its data about other work would be outdated.
 	if n.does(func(t cluster.Tasks) bool { return t.Scheduler }) {
 		c.collectTimers(ch, gauge)
 	}

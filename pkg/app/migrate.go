@@ -19,18 +19,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Migration is one thing that the servers must have, and whether they have it.
+// Migration is one topic, schema step, queue or row that the servers must have. It says whether they
+// have it.
 type Migration struct {
 	Engine  string    // "kafka", "cassandra keyspace", "postgres", "sqs", "meta"
 	Step    string    // a topic, a step of a schema, a queue, a row
 	Applied bool      // it exists
-	At      time.Time // since when; zero: not known
+	At      time.Time // time from which it exists or is used; zero: not known
 }
 
-// Migrate brings the servers to what this build needs, and returns the state of each step
-// afterwards. It never removes topics and queues, also with engine.Down. Several processes may
-// run it at the same time, and it may be run again after it was cut short. If an engine cannot
-// be reached it goes on with the others. It joins the errors of all, each with its section.
+// Migrate prepares the servers for this build. Afterwards it returns the state of each step. It never
+// removes topics and queues, also not with engine.Down. Several processes may run it at the same time,
+// and it may be run again after an interruption. If a server cannot be reached, Migrate continues with
+// the other servers. It joins the errors of all servers. Each error names its section.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
 		return nil, notify.Invalid("bad_config", "engines", "is embedded: nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
@@ -47,7 +48,7 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 		{"kafka", cfg.kafkaSettings(), migrateKafka}, {"postgres", cfg.postgresSettings(), migratePostgres}, {"sqs", settings{}, migrateSQS},
 	} {
 		if failed[one.section] {
-			continue // its error was added before
+			continue // the error of this section was added before
 		}
 		ms, err := one.run(ctx, cfg, to, logger)
 		out = append(out, ms...)
@@ -81,7 +82,7 @@ func newTopicAdmin(cfg *Config, logger *slog.Logger) (*log.Admin, error) {
 	return log.NewAdmin(log.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
 }
 
-// migrateKafka makes topics. It never removes one: the owner of the brokers must do that.
+// migrateKafka makes topics. It never removes a topic: the owner of the brokers must do that.
 func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	a, err := newTopicAdmin(cfg, logger)
 	if err != nil {
@@ -91,7 +92,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger 
 	want := topics(cfg)
 	have, err := a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
 	if err == nil && to == engine.Up {
-		maps.Copy(want, have) // existing topics stay as they are; raisePartitions adds partitions
+		maps.Copy(want, have) // existing topics do not change; raisePartitions adds partitions later
 		if _, err = a.EnsureTopics(ctx, want); err == nil {
 			have, err = a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
 		}
@@ -106,7 +107,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger 
 	return out, nil
 }
 
-// migrateCassandra migrates each configured keyspace once.
+// migrateCassandra migrates each configured keyspace, each only once.
 func migrateCassandra(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
 	done := map[string]bool{}
 	for _, part := range []cassandra.Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
@@ -186,9 +187,10 @@ func migrateSQS(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.L
 	return out, nil
 }
 
-// withMeta calls fn with the rows that every process must agree on, and with the time by
-// Cassandra's clock. If the table does not exist yet, it returns the steps in missing as not
-// applied. For engine.Down it returns nothing: the rows are removed with their table.
+// withMeta calls fn with the rows on which all processes must agree, and with the time of Cassandra's
+// clock. If the table of the rows does not exist yet and to is engine.Look, it returns the steps in
+// missing as not applied. If to is engine.Down, it returns nothing, because the rows are removed with
+// their table.
 func withMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger, missing []string, fn func(engine.Meta, time.Time) ([]Migration, error)) (out []Migration, err error) {
 	if to == engine.Down {
 		return nil, nil
@@ -222,8 +224,8 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 	})
 }
 
-// migratePartitions adds partitions to topics, and stores over how many of them users are
-// spread.
+// migratePartitions adds partitions to topics, and stores the numbers of partitions over which users
+// are spread.
 func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	a, err := newTopicAdmin(cfg, logger)
 	if err != nil {
@@ -239,13 +241,13 @@ func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, lo
 	})
 }
 
-// prefixMeta is the row of engine.Meta with the topic prefix of an installation. An
-// installation without the row has no prefix. prefixKey is the prefix's configuration key.
+// prefixMeta is the name of the row of engine.Meta with the topic prefix of an installation. An
+// installation without the row has no prefix. prefixKey is the configuration key of the prefix.
 const prefixMeta, prefixKey = "topic_prefix", "kafka.topic_prefix"
 
-// checkTopicPrefix returns an error if the installation has another topic prefix than the
-// configuration. With another prefix the records in its topics would stay unread, and its
-// positions would be applied to other topics.
+// checkTopicPrefix returns an error if the topic prefix of the configuration is not the prefix of the
+// installation. With another prefix the records in the installation's topics would stay unread, and its
+// positions would be used for other topics.
 func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
 	row, err := meta.GetMeta(ctx, prefixMeta)
 	if err == nil && string(row) != cfg.Kafka.TopicPrefix {
@@ -254,7 +256,7 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 	return err
 }
 
-// metaRows writes the rows that are missing, and raises the number of timer shards.
+// metaRows writes the missing rows, and raises the number of timer shards.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

@@ -1,15 +1,14 @@
-// Package app turns a configuration into a running process: it opens the engines, builds the
-// stages over them, runs them and stops them in order. It is the only package that knows more
-// than one engine, and the only one that connects stages with each other.
+// Package app turns a configuration into a running process. It opens the engines, builds the stages
+// that use them, runs the stages and stops them in order. It is the only package that knows more than
+// one engine, and the only package that connects stages with each other.
 //
-// Flow: Load reads the configuration (load.go, validate.go). New opens the engines (open.go;
-// embedded.go, or distributed.go and openservers.go), which fill the fields of stores, and
-// then builds the stages (build.go, later.go, serve.go). Run runs them in three rings and
-// stops them from the outside in (run.go). Migrate, Backup and RestoreCluster are for
-// operators.
+// Load reads the configuration (load.go, validate.go). New opens the engines (open.go; embedded.go, or
+// distributed.go and openservers.go), which set the fields of stores. Then New builds the stages
+// (build.go, later.go, serve.go). Run runs the stages in three rings and stops the rings from the
+// outside to the inside (run.go). Migrate, Backup and RestoreCluster are for operators.
 //
 // New fails if the data folder is in use or damaged, if a server is not migrated, or if the
-// configuration is wrong. Later the first part that fails ends the process.
+// configuration is wrong. Later, the first part that fails ends the process.
 //
 // Start reading at Node, New and RunAs.
 package app
@@ -54,17 +53,17 @@ type Node struct {
 	st             stores
 	embedded       *embeddedEngines // nil: the engines are servers
 	servers        *servers         // nil: the engines are embedded
-	owner          string           // unique name of this process among all over the same stores
+	owner          string           // unique name of this process among all processes with the same stores
 	producer       *log.Producer
 	reader         *log.Reader
 	admin          *log.Admin
 	prefs          *users.Service
 	cancels        *users.Cancels
-	sealed         *users.SealedCallers // the same as st.callers
-	shards         *cluster.Spread      // over which timers are spread
+	sealed         *users.SealedCallers // the same value as st.callers
+	shards         *cluster.Spread      // the shards over which timers are spread
 	later          later
 	feeds          *deadletter.Feeds
-	archive        *archive.Archiver // nil: there is none
+	archive        *archive.Archiver // nil: there is no archive
 	intake         *intake.Service
 	admission      *limit.Admission
 	server         *server.Server
@@ -74,71 +73,71 @@ type Node struct {
 	solo           *worker.Solo
 	provs          *providers
 	parallel       callShare          // this process's share of providers.twilio.parallel
-	outcomeCallers *outcomehook.Asked // the callers that asked to be notified of every outcome
+	outcomeCallers *outcomehook.Asked // the callers that want to be notified of every outcome
 	groups         groups
 	receipts       *receipts
 	metrics        *metrics.Metrics
 	rates          *metrics.Rates
-	tail           *deadletter.Tail // the outcomes of this process
-	closers        []func() error   // of engines and log clients, in the order in which they were opened
-	lock           *Lock            // of the data folder
-	listener       net.Listener     // of the API; the server owns it once there is one
-	adminListener  net.Listener     // of the admin routes; owned likewise; nil: none
+	tail           *deadletter.Tail // outcomes of this process
+	closers        []func() error   // close functions of engines and log clients, in the order in which they were opened
+	lock           *Lock            // lock of the data folder
+	listener       net.Listener     // listener of the API; when there is a server, the server owns it
+	adminListener  net.Listener     // listener of the admin routes; when there is a server, the server owns it; nil: no admin routes
 	progress       func(step string)
-	served         bool // Run has started, so the server closes its listeners itself
+	served         bool // true: Run has started, so the server closes its listeners itself
 	removals       cluster.Removals
 	onFinished     func(*notify.Envelope)
 	onStubCall     func(*notify.Call) // called with each call that a stub provider accepts; may be nil
 	backingUp      sync.Mutex
-	testTurn       chan struct{} // capacity 1; the test of a provider that runs holds its slot
+	testTurn       chan struct{} // capacity 1; a running test of a provider holds the slot
 	about          About
 	seams          seams
 	jobs           *deadletter.Manager
 	audit          *deadletter.AuditLog
 	auditor        *conserve.Auditor
 	deferred       *worker.DeferredCounter
-	clock          *cluster.Clock // nil: there are no servers to compare with
+	clock          *cluster.Clock // nil: there are no servers whose clocks can be compared
 	lanes          *cluster.Lanes
 	campaigns      *cluster.CampaignHolds
-	campaignHolds  worker.Campaigns // the holds as workers see them; campaigns sets it
+	campaignHolds  worker.Campaigns // the holds, as workers see them; campaigns sets them
 	circuits       *cluster.Circuits
 	grants         *cluster.Grants
-	cards          *cluster.Cards // what all processes report about themselves
+	cards          *cluster.Cards // the reports of all processes about themselves
 	started        time.Time
 	draining       atomic.Bool
 	tasks          cluster.Tasks // set by RunAs, before any part runs
-	roles          []string      // of tasks
+	roles          []string      // the roles of tasks
 	tracer         *trace.Tracer // nil: no collector is configured
 }
 
-// seams are hooks and settings that only tests change.
+// seams holds hooks and settings that only tests change.
 type seams struct {
-	storeFS    vfs.FS        // of the store
-	historyAge time.Duration // when a history segment is sealed at the latest
-	segment    int64         // bytes of a segment of the log
+	storeFS    vfs.FS        // file system of the store
+	historyAge time.Duration // longest time until a history segment is sealed
+	segment    int64         // size of a segment of the log, bytes
 	gathered   func()        // called between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
 	cancels    func(users.CancelStore) users.CancelStore
-	settle     time.Duration                            // between two looks of an audit
-	recount    time.Duration                            // between two counts of deferred receivers
-	traceQueue int                                      // spans that wait for the collector
-	traceEvery time.Duration                            // how long a span waits for others
-	servers    func(ctx context.Context, n *Node) error // replaces openServers: fills the fields of st that useServers does not
+	settle     time.Duration                            // time between two reads of an audit
+	recount    time.Duration                            // time between two counts of deferred receivers
+	traceQueue int                                      // maximum number of spans that wait for the collector
+	traceEvery time.Duration                            // how long a span waits for other spans
+	servers    func(ctx context.Context, n *Node) error // replaces openServers: sets the fields of st that useServers does not set
 }
 
-// Option sets something of a node that is not part of the configuration.
+// Option changes something of a node that is not part of the configuration.
 type Option func(*Node)
 
-// WithListener makes the API use an open listener instead of opening api.listen. The node
-// closes it, also if New fails.
+// WithListener makes the API use an open listener instead of opening api.listen. The node closes the
+// listener, also if New fails.
 func WithListener(l net.Listener) Option { return func(n *Node) { n.listener = l } }
 
-// WithProgress makes New call f with each step of the start, before the step.
+// WithProgress makes New call f before each step of the start, with the name of the step.
 func WithProgress(f func(step string)) Option { return func(n *Node) { n.progress = f } }
 
-// New opens the engines and builds the stages. They do not run before Run. A caller that does
-// not call Run must call Close. If another process uses the data folder, New returns the error
-// "data_dir_locked" before it opens anything.
+// New opens the engines and builds the stages. The stages do not run before Run. A caller that does not
+// call Run must call Close. If another process uses the data folder, New returns the error
+// "data_dir_locked" before it opens any engine.
 func New(cfg Config, logger *slog.Logger, opts ...Option) (*Node, error) {
 	return newNode(cfg, logger, seams{}, opts...)
 }
@@ -171,7 +170,7 @@ func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *N
 	return n, nil
 }
 
-// firstTopicEnds returns the end offset of every partition of the first-attempt topics.
+// firstTopicEnds returns the end of every partition of the first-attempt topics.
 func (n *Node) firstTopicEnds(ctx context.Context) (map[history.Part]int64, error) {
 	ends, err := n.admin.EndOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
@@ -184,8 +183,8 @@ func (n *Node) firstTopicEnds(ctx context.Context) (map[history.Part]int64, erro
 	return out, nil
 }
 
-// firstCopyReceivers returns the indexes of the receivers of the envelope that a row belongs
-// to. It reads the envelope from the log or, if the log was trimmed, from the history.
+// firstCopyReceivers returns the indexes of the receivers of the envelope to which a row belongs. It
+// reads the envelope from the log. If the log was trimmed, it reads the envelope from the history.
 func (n *Node) firstCopyReceivers(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	seen := map[uint32]struct{}{}
 	var env notify.Envelope
@@ -211,11 +210,11 @@ func (n *Node) firstCopyReceivers(ctx context.Context, row *notify.Row) (map[uin
 // Addr returns the address at which the API listens.
 func (n *Node) Addr() string { return n.server.Addr() }
 
-// Admin returns the address of metrics and pprof, or "" if they are off.
+// Admin returns the address of metrics and pprof, or "" if they are turned off.
 func (n *Node) Admin() string { return n.server.AdminAddr() }
 
-// Kafka returns the address of the log: that of the embedded log, for readers, or the first
-// broker. It returns "" if the embedded log has no port.
+// Kafka returns the address of the log. With the embedded log it is the address of the port for
+// readers, or "" if the log has no port. With servers it is the address of the first broker.
 func (n *Node) Kafka() string {
 	if n.embedded != nil && !n.embedded.broker.HasPort() {
 		return ""
@@ -226,9 +225,10 @@ func (n *Node) Kafka() string {
 // KafkaSocket returns the path of the embedded log's unix socket.
 func (n *Node) KafkaSocket() string { return filepath.Join(n.cfg.DataDir, SocketName) }
 
-// SeedCaller gives a caller callback URLs and a signing secret if it lacks them. It replaces
-// what it gave at an earlier start, because the ports may differ now. It keeps what an operator
-// has set or removed since. Call it before Run.
+// SeedCaller gives callback URLs and a signing secret to a caller that lacks them. It replaces the
+// values that it gave at an earlier start, because the ports may have changed. It does not change
+// values that an operator has set, and it does not add values again that an operator has removed. Call
+// it before Run.
 func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
 	return seedCaller(ctx, n.st.meta, n.st.callers, id, urls, secret)
 }
@@ -242,7 +242,7 @@ func (n *Node) Close() error {
 	case n.server == nil:
 		for _, l := range []net.Listener{n.listener, n.adminListener} {
 			if l != nil {
-				_ = l.Close() // server.New may have closed it before it failed
+				_ = l.Close() // server.New may have closed it already, before it failed
 			}
 		}
 	}
@@ -253,7 +253,7 @@ func (n *Node) Close() error {
 	return errors.Join(errs...)
 }
 
-// silently makes f a closer that cannot fail.
+// silently returns a close function that calls f and always returns nil.
 func silently(f func()) func() error {
 	return func() error {
 		f()

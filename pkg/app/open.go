@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// opener opens the engines of a process and fills its stores.
+// opener opens the engines of a process and sets the fields of its stores.
 type opener struct{ *Node }
 
 // open opens the engines, and the clients of the log.
@@ -24,7 +24,7 @@ func (n opener) open() error {
 	}
 	pc := log.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout, Partitions: n.st.partitions}
 	if n.embedded != nil {
-		// The embedded broker cannot be away, but its disk can be slow.
+		// The embedded broker cannot be unavailable, but its disk can be slow.
 		pc.Brokers, pc.AppendTimeout, pc.Appended = log.OneBroker, 20*time.Second, n.embedded.broker.Appended
 	}
 	var err error
@@ -50,8 +50,8 @@ func (n opener) openAdmin() (err error) {
 	return err
 }
 
-// listen opens the listeners of the API and of the admin routes. It runs early, and stores the
-// API's actual address in the configuration: with port 0 it is known only now.
+// listen opens the listeners of the API and of the admin routes. It also stores the API's actual
+// address in the configuration, because with port 0 the address is known only after listening.
 func (n opener) listen(ctx context.Context) (err error) {
 	cfg := &n.cfg
 	if n.listener == nil {
@@ -68,8 +68,8 @@ func (n opener) listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// linger converts log.linger, in which 0 means none, to the producer's setting, in which 0
-// means the default and -1 none.
+// linger converts the setting log.linger to the producer's setting. In log.linger 0 means no linger. In
+// the producer's setting 0 means the default, and -1 means no linger.
 func linger(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1
@@ -77,7 +77,7 @@ func linger(d time.Duration) time.Duration {
 	return d
 }
 
-// topics returns the topics of the log with their partition counts.
+// topics returns the topics of the log with their numbers of partitions.
 func topics(cfg *Config) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 1, notify.TopicOutcomes: 1, notify.TopicPoison: 1, trigger.TopicDLQ: 1}
 	for _, l := range notify.Lanes() {

@@ -17,15 +17,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// clusters are the Cassandra stores. Fields may share one store.
+// clusters holds the Cassandra stores. Several fields may hold the same store.
 type clusters struct {
 	main, status, timers, triggers *cassandra.Store
 	all                            []*cassandra.Store // each store once
 }
 
 // openServers connects to the configured servers. Cassandra must be reachable. Kafka, Redis and
-// PostgreSQL may be away. It returns an error if Cassandra or PostgreSQL has another schema
-// than this build needs.
+// PostgreSQL may be unavailable. If Cassandra or PostgreSQL does not have the schema that this build
+// needs, openServers returns an error.
 func openServers(ctx context.Context, n *Node) (err error) {
 	cfg, st := &n.cfg, &n.st
 	if st.conn, err = cfg.Kafka.Conn(n.log); err != nil {
@@ -83,16 +83,16 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		n.servers.checks = append(n.servers.checks, doctorSQS(q))
 	}
 	n.servers.checks = append(n.servers.checks, rd.Doctor, pg.Doctor)
-	// This comes before the process may own a timer: with a clock that is off it must never
-	// own one. The first question may have to set up connections, and then takes too long to
-	// count, so each server is asked twice.
+	// The clock is checked before the process can own a timer: a process whose clock is wrong must
+	// never own a timer. Each server is asked twice. The first question may have to open connections,
+	// and then it takes too long for a usable answer.
 	for range 2 {
 		n.clock.Ask(ctx)
 	}
 	return nil
 }
 
-// cassandraHistory implements history.Historian over Cassandra.
+// cassandraHistory implements history.Historian with Cassandra.
 type cassandraHistory struct {
 	*cassandra.History
 	to *cassandra.Store
@@ -113,8 +113,8 @@ func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]
 	}, fn)
 }
 
-// openCassandra opens each configured cluster. Clusters with the same hosts and keyspace share
-// one store.
+// openCassandra opens each configured cluster. Settings with the same hosts and keyspace share one
+// store.
 func (n opener) openCassandra(ctx context.Context) (c clusters, err error) {
 	opened := map[string]*cassandra.Store{}
 	open := func(key string, part cassandra.Cluster) *cassandra.Store {
@@ -160,7 +160,7 @@ func (n opener) openPostgres(ctx context.Context) (*postgres.Store, error) {
 	case misconfigured(n.cfg.postgresSettings(), err) != nil:
 		return nil, explainConfig(n.cfg.postgresSettings(), err)
 	case notify.KindOf(err) == notify.KindUnavailable:
-		// The process starts without it: codes and alerts can be sent.
+		// The process starts without PostgreSQL, because otp codes and alerts can still be sent.
 		n.log.Error("PostgreSQL is away: until it is back preferences are not known, and bulk lanes and receivers without an address in the request wait", "err", err)
 	case err != nil:
 		return nil, fmt.Errorf("postgres: %w", err)

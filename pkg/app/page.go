@@ -10,14 +10,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/web"
 )
 
-// pageKeyMeta is the row of engine.Meta with the key of the operator page's sessions. With the
-// key and a stolen cookie one can read the token in the cookie. The key alone makes no
-// session: that needs a valid token.
+// pageKeyMeta is the name of the row of engine.Meta with the key of the operator page's sessions. A
+// person with the key and a stolen cookie can read the token in the cookie. The key alone is not enough
+// to make a session, because a session needs a valid token.
 const pageKeyMeta = "operator_page_key"
 
-// newPage returns the operator page over of, the API of this process.
+// newPage returns the operator page. The parameter of is the API of this process.
 func newPage(n *Node, of http.Handler, key []byte) http.Handler {
-	user := func(ctx context.Context, token string) (web.User, error) { // who a token speaks for
+	user := func(ctx context.Context, token string) (web.User, error) { // returns the user to whom a token belongs
 		id, err := n.verifier.Verify(ctx, token)
 		if err != nil {
 			return web.User{}, err
@@ -28,7 +28,7 @@ func newPage(n *Node, of http.Handler, key []byte) http.Handler {
 		API: of, Key: key, Verify: user, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
 	})
 	if err != nil {
-		panic(fmt.Errorf("the operator page: %w", err)) // its templates are part of the program
+		panic(fmt.Errorf("the operator page: %w", err)) // a fault of the program, because the page's templates are part of it
 	}
 	return p
 }

@@ -14,29 +14,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// How the partitions of a channel's topics are raised while processes run: notifyd migrate up
-// makes them in Kafka, and stores from when on they count. Every process reads that row well
-// before that time (cluster.Spread). From then on the producer spreads users over all of them
-// (log.ProducerConfig.Partitions). A new partition waits until the old one has finished what
-// the users of the new one were sent before (worker.Opening).
+// The number of partitions of a channel's topics can be raised while processes run. notifyd migrate up
+// adds the partitions in Kafka, and stores in a row the time from which they are used. Every process
+// reads the row well before that time (cluster.Spread). From that time on, the producer spreads users
+// over all partitions (log.ProducerConfig.Partitions). The users of a new partition came from an old
+// partition. The new partition waits until the old partition has finished the earlier records of these
+// users (worker.Opening).
 
-// partitionsMeta returns the row of engine.Meta with the number of partitions over which the
-// users of a channel are spread.
+// partitionsMeta returns the name of the row of engine.Meta with the number of partitions over which
+// the users of a channel are spread.
 func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
 
-// partitionsEvery is the time between two reads of the rows. partitionsSettle is by how much
-// the clocks of two processes may differ in a raise, beyond the longest append, without a loss
-// of the order of a user's notifications.
+// partitionsEvery is the time between two reads of the rows. partitionsSettle is the difference between
+// the clocks of two processes that a raise tolerates. A new partition waits for this time and for the
+// longest append. If the clocks differ by more, notifications of a user may be delivered out of order.
 const (
 	partitionsEvery  = 10 * time.Second
 	partitionsSettle = 500 * time.Millisecond
 )
 
-// spreads has, by channel, the number of partitions over which its users are spread.
+// spreads holds, for each channel, the number of partitions over which its users are spread.
 type spreads map[notify.Channel]*cluster.Spread
 
-// topicsOfChannel returns the topics of a channel. A raise makes the partitions of retries
-// first, before a record of a new lane partition can fail.
+// topicsOfChannel returns the topics of a channel. A raise adds the partitions of retries first, so
+// that they exist before a record of a new lane partition can fail.
 func topicsOfChannel(ch notify.Channel) (retries, lanes []string) {
 	for _, l := range notify.Lanes() {
 		if l.Channel == ch {
@@ -46,7 +47,7 @@ func topicsOfChannel(ch notify.Channel) (retries, lanes []string) {
 	return retries, lanes
 }
 
-// fewestPartitions returns the smallest number of partitions that one of the topics has.
+// fewestPartitions returns the number of partitions of the topic that has the fewest.
 func fewestPartitions(have map[string]int, topics []string) int {
 	n := have[topics[0]]
 	for _, t := range topics {
@@ -55,9 +56,9 @@ func fewestPartitions(have map[string]int, topics []string) int {
 	return n
 }
 
-// openPartitions reads over how many partitions the users of each channel are spread. Before
-// the first raise that is the number of partitions in Kafka. It returns not_migrated if Kafka
-// has fewer.
+// openPartitions reads the number of partitions over which the users of each channel are spread. Before
+// the first raise this is the number of partitions in Kafka. If Kafka has fewer partitions than the
+// stored number, openPartitions returns not_migrated.
 func openPartitions(ctx context.Context, meta engine.Meta, admin *log.Admin) (spreads, error) {
 	out := spreads{}
 	for _, ch := range notify.Channels {
@@ -87,7 +88,7 @@ func openPartitions(ctx context.Context, meta engine.Meta, admin *log.Admin) (sp
 	return out, nil
 }
 
-// ofTopics returns the spreads by topic, of lanes and of retries.
+// ofTopics returns the spreads by topic. It includes the topics of lanes and of retries.
 func (s spreads) ofTopics() map[string]*cluster.Spread {
 	out := map[string]*cluster.Spread{}
 	for _, l := range notify.Lanes() {
@@ -96,7 +97,7 @@ func (s spreads) ofTopics() map[string]*cluster.Spread {
 	return out
 }
 
-// usePartitions makes the stages use the numbers of s.
+// usePartitions makes the stages use the numbers in s.
 func usePartitions(n *Node, s spreads) {
 	of := s.ofTopics()
 	n.servers.partitions = s
@@ -104,7 +105,7 @@ func usePartitions(n *Node, s spreads) {
 		if s := of[topic]; s != nil {
 			return s.Last()
 		}
-		return notify.Spread{} // of a topic that no lane reads
+		return notify.Spread{} // no lane reads this topic
 	}
 	first := map[string]bool{}
 	for _, t := range notify.FirstTopics() {
@@ -124,7 +125,8 @@ func usePartitions(n *Node, s spreads) {
 	}
 }
 
-// follow reads the numbers of partitions until ctx ends, and calls read each time.
+// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls read after each
+// round, and warn with each error.
 func (s spreads) follow(ctx context.Context, read func(), warn func(error)) error {
 	for notify.Sleep(ctx, partitionsEvery) {
 		call, stop := context.WithTimeout(ctx, partitionsEvery/2)
@@ -139,8 +141,8 @@ func (s spreads) follow(ctx context.Context, read func(), warn func(error)) erro
 	return nil
 }
 
-// openingOf returns the Opening that holds new partitions of a lane back. It returns nil with
-// embedded engines, whose partitions are never raised.
+// openingOf returns the Opening that delays new partitions of a lane. With embedded engines it returns
+// nil, because their numbers of partitions are never raised.
 func openingOf(n *Node, l notify.Lane) *worker.Opening {
 	if n.servers == nil {
 		return nil
@@ -151,8 +153,8 @@ func openingOf(n *Node, l notify.Lane) *worker.Opening {
 	}
 }
 
-// raisePartitions adds partitions to the topics of each channel that has fewer than
-// configured, and stores from when on they count.
+// raisePartitions adds partitions to the topics of each channel that has fewer than configured. It
+// stores the time from which the new partitions are used.
 func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	for _, ch := range notify.Channels {
 		retries, lanes := topicsOfChannel(ch)
@@ -162,8 +164,8 @@ func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cf
 			if err != nil {
 				return out, err
 			}
-			// Before the first raise the row does not exist. It must have the old number
-			// before there are more partitions.
+			// Before the first raise the row does not exist. It must hold the old number before Kafka
+			// has more partitions.
 			if _, err := cluster.OpenSpread(ctx, meta, name, fewestPartitions(have, lanes), false); err != nil {
 				return out, err
 			}

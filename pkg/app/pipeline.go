@@ -23,34 +23,34 @@ import (
 
 // PipelineConfig configures a Pipeline.
 type PipelineConfig struct {
-	Dir      string // holds everything; the caller makes and removes it
-	Stub     bool   // providers inside the process that accept at once, instead of simulators
+	Dir      string // folder of all data; the caller makes and removes it
+	Stub     bool   // true: providers inside this process accept every item at once; false: simulators are used
 	Taken    func(*notify.Call)
-	Latency  time.Duration  // of the simulators
-	Profiles int            // how many users u00000000.. with a push address of 64 bytes to store first
-	Set      map[string]any // configuration by key; overrides the pipeline's own
+	Latency  time.Duration  // latency of the simulators
+	Profiles int            // number of users u00000000.. whose profiles, with a push address of 64 bytes, are stored first
+	Set      map[string]any // configuration by key; overrides the settings of the Pipeline
 	Log      *slog.Logger
 }
 
-// Pipeline is a whole notifyd in this process, with providers, for one load run. It has a
-// folder of its own, free loopback ports, a key and a token.
+// Pipeline is a complete notifyd in this process, with providers, for one load run. It has its own
+// folder, its own key, its own token and free loopback ports.
 type Pipeline struct {
 	Node  *Node
-	URL   string // of the API
-	Token string // with every scope
+	URL   string // URL of the API
+	Token string // a token with every scope
 	URLs  simulator.URLs
 
-	sim *simulator.Simulator // nil with Stub
+	sim *simulator.Simulator // nil if Stub is true
 }
 
-// pipelineCaller is the caller in whose name the load is sent.
+// pipelineCaller is the caller that sends the load.
 const pipelineCaller = "load"
 
-// WithTaken makes the node call f with every call that a stub provider accepts, on the workers'
-// goroutines. f must not keep the call after it returns.
+// WithTaken makes the node call f with every call that a stub provider accepts. f runs on the
+// goroutines of the workers. f must not keep the call after it returns.
 func WithTaken(f func(*notify.Call)) Option { return func(n *Node) { n.onStubCall = f } }
 
-// observedProvider reports each call before it passes the call on to its provider.
+// observedProvider calls taken with each call before it passes the call to its provider.
 type observedProvider struct {
 	worker.Provider
 	taken func(*notify.Call)
@@ -61,7 +61,7 @@ func (t observedProvider) Send(ctx context.Context, call *notify.Call, report no
 	t.Provider.Send(ctx, call, report)
 }
 
-// NewPipeline builds a Pipeline. A caller that does not call Run must call Close.
+// NewPipeline builds a Pipeline. The caller must call Run or Close.
 func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -88,7 +88,7 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 		"timers.jitter": "0s", // lateness is measured against the requested time
 		"logging.level": "warn",
 	}
-	listener, err := Listen(ctx, "api.listen", "127.0.0.1:0") // the simulators must know where receipts go
+	listener, err := Listen(ctx, "api.listen", "127.0.0.1:0") // opened here, because the simulators must know the URL for receipts
 	if err != nil {
 		return p, err
 	}
@@ -127,7 +127,7 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 	return p, err
 }
 
-// simulate makes the simulators and adds to set the settings that point at them.
+// simulate makes the simulators. It adds to set the settings that make notifyd use the simulators.
 func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]any) (err error) {
 	dir := filepath.Join(cfg.Dir, "simulator")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -149,8 +149,9 @@ func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]an
 	return err
 }
 
-// SimulatedProviders returns the settings that point the providers at simulators whose keys
-// are in simDir. It writes to dir the credentials that simulators do not keep in a file.
+// SimulatedProviders returns the settings that make the providers use simulators. The keys of the
+// simulators are in simDir. Simulators do not keep some credentials in files, and SimulatedProviders
+// writes these credentials to dir.
 func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Credentials) (map[string]any, error) {
 	accounts, err := json.Marshal(c.Twilio)
 	if err != nil {
@@ -182,14 +183,14 @@ func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Creden
 		"providers.sendgrid.from":             "notifyd <no-reply@example.com>",
 		"providers.sendgrid.pools":            c.SendGrid.Pools,
 		"providers.sendgrid.rate":             20000,
-		// Callbacks go to the simulators' sink on loopback.
+		// Callbacks are sent to the receiver of the simulators on loopback.
 		"triggers.plain": true,
 		"triggers.allow": []string{"127.0.0.0/8", "::1/128"},
 		"triggers.ports": []int{0},
 	}, nil
 }
 
-// seed stores the profiles of the first users.
+// seed stores profiles for this number of users.
 func (p *Pipeline) seed(ctx context.Context, users int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -209,8 +210,8 @@ func (p *Pipeline) seed(ctx context.Context, users int) error {
 	return g.Wait()
 }
 
-// Run runs notifyd until ctx ends. The simulators run until notifyd has stopped, because it
-// calls them while it drains. Run closes everything.
+// Run runs notifyd until ctx ends. The simulators run until notifyd has stopped, because notifyd calls
+// them while it drains. Run closes everything that NewPipeline opened.
 func (p *Pipeline) Run(ctx context.Context) error {
 	simCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var g errgroup.Group
@@ -222,7 +223,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 	return errors.Join(err, g.Wait())
 }
 
-// Ready waits until the API takes requests.
+// Ready waits until the API accepts requests.
 func (p *Pipeline) Ready(ctx context.Context) error {
 	cl := &api.Client{BaseURL: p.URL, Token: func(context.Context) (string, error) { return p.Token, nil }}
 	for {
@@ -236,7 +237,7 @@ func (p *Pipeline) Ready(ctx context.Context) error {
 	}
 }
 
-// Close closes what NewPipeline opened. Call it only if Run was not called.
+// Close closes everything that NewPipeline opened. Call it only if Run was not called.
 func (p *Pipeline) Close() error {
 	var errs []error
 	if p.Node != nil {

@@ -12,12 +12,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// The log keeps the positions of the consumer groups in one file. Without the file each group
-// would start from the beginning. Finished work would not be done again, because its rows are
-// there, but the loss of data would go unnoticed. So the store keeps a copy, and each start
-// compares the two.
+// The log keeps the committed offsets of the consumer groups in one file. Without the file each group
+// would start at the first record. Finished work would not be repeated, because its outcome rows exist.
+// But nobody would notice that data was lost. So the store keeps a copy of the committed offsets, and
+// each start compares the file with the copy.
 
-// positions are offsets by group, then "topic/partition".
+// positions holds committed offsets. The first key is the group, the second key is "topic/partition".
 type positions map[string]map[string]int64
 
 const (
@@ -25,9 +25,9 @@ const (
 	positionsEvery = 5 * time.Second
 )
 
-// lostPositions returns the positions that the store's copy has and the log does not. A
-// position that is only behind the copy is no loss: a power cut does that. A missing one means
-// that the file was removed or emptied.
+// lostPositions returns the positions that the store's copy has and the log lacks. A position in the
+// log that is lower than in the copy is not a loss, because a power cut can cause it. A missing
+// position means that the file was removed or emptied.
 func (e *embeddedEngines) lostPositions(ctx context.Context) (lost []string, err error) {
 	raw, err := e.store.Meta().GetMeta(ctx, positionsName)
 	if err != nil || raw == nil {
@@ -52,7 +52,7 @@ func partitionKey(topic string, partition int32) string {
 	return fmt.Sprintf("%s/%d", topic, partition)
 }
 
-// positionsOf converts the commits of groups. It leaves out positions at 0, which have read
+// positionsOf converts the commits of groups. It omits positions at 0, because their groups have read
 // nothing.
 func positionsOf(groups map[string]map[string]map[int32]int64) positions {
 	out := positions{}
@@ -76,7 +76,7 @@ func (p positions) put(group, topic string, partition int32, at int64) {
 	p[group][partitionKey(topic, partition)] = at
 }
 
-// keepPositions writes the copy every positionsEvery until ctx ends, and once more then.
+// keepPositions writes the copy every positionsEvery until ctx ends, and one last time after that.
 func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger *slog.Logger) error {
 	tick := time.NewTicker(positionsEvery)
 	defer tick.Stop()
@@ -88,7 +88,7 @@ func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger 
 			gs.partitions(func(group string, p *log.PartitionStats) {
 				now.put(group, p.TP.Topic, p.TP.Partition, p.Committed)
 			})
-		case <-ctx.Done(): // the groups have ended and made their last commits
+		case <-ctx.Done(): // the groups have ended and have made their last commits
 			all, err := e.broker.CommittedNow()
 			if err != nil {
 				return err
@@ -102,7 +102,7 @@ func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger 
 		if len(now) > 0 && string(raw) != last {
 			if err := e.store.Meta().PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
 				last = string(raw)
-			} else if e.store.Err() == nil { // a failed store ends the process by itself
+			} else if e.store.Err() == nil { // if the store has failed, watchStore ends the process
 				logger.Warn("the copy of the groups' positions was not stored; the next write tries again", "err", err)
 			}
 		}

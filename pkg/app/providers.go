@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// providers are the provider clients of a process. A channel without a configured provider
-// answers every call with ClassConfig, so that its circuit breaker opens and alerts.
+// providers holds the provider clients of a process. If a channel has no configured provider, every
+// call gets the answer ClassConfig. So the channel's circuit breaker opens and an alert is raised.
 type providers struct {
 	apns        *provider.APNs
 	fcm         *provider.FCM
@@ -134,7 +134,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, roots *x509.Ce
 	return nil
 }
 
-// lane returns the provider of a lane's channel.
+// lane returns the provider of a lane's channel, or unconfigured if the channel has no provider.
 func (p *providers) lane(l notify.Lane) worker.Provider {
 	if s, ok := p.byChannel[l.Channel]; ok {
 		return s
@@ -142,16 +142,16 @@ func (p *providers) lane(l notify.Lane) worker.Provider {
 	return unconfigured{}
 }
 
-// unconfigured is the provider of a channel that has no configured provider.
+// unconfigured is the provider of a channel without a configured provider.
 type unconfigured struct{}
 
 func (unconfigured) Send(_ context.Context, call *notify.Call, report notify.Report) {
 	report(0, len(call.Items), notify.Result{Class: notify.ClassConfig, Code: "provider_not_configured"})
 }
 
-// stub accepts everything at once, so that benchmarks measure notifyd without the cost of a
-// provider. It copies each address, as a real client does when it writes a request: the
-// worker owns the buffers.
+// stub accepts every item at once, so that benchmarks measure notifyd without the cost of a provider.
+// It copies each address, as a real client does when it writes a request, because the worker owns the
+// buffers.
 type stub struct{ requests *sync.Pool }
 
 func newStub() stub { return stub{&sync.Pool{New: func() any { return new([]byte) }}} }
@@ -166,12 +166,13 @@ func (s stub) Send(_ context.Context, call *notify.Call, report notify.Report) {
 	report(0, len(call.Items), res)
 }
 
-// routes names the providers behind a channel.
+// routes returns the names of a channel's providers, and a function that finds the provider of an
+// address.
 func (p *providers) routes(ch notify.Channel) worker.Routes {
 	switch ch {
 	case notify.Push:
 		return worker.Routes{Names: []string{"apns", "fcm"}, Of: func(a []byte) int {
-			if len(a) > 4 && string(a[:4]) == "fcm:" { // one comparison; bytes.HasPrefix is a call
+			if len(a) > 4 && string(a[:4]) == "fcm:" { // one comparison of bytes; bytes.HasPrefix would be a function call
 				return 1
 			}
 			return 0
@@ -182,7 +183,7 @@ func (p *providers) routes(ch notify.Channel) worker.Routes {
 	return worker.Routes{Names: []string{"sendgrid"}, Of: func([]byte) int { return 0 }}
 }
 
-// routeNames returns the routes of all providers.
+// routeNames returns the names of the providers of all channels.
 func (p *providers) routeNames() (names []string) {
 	for _, ch := range notify.Channels {
 		names = append(names, p.routes(ch).Names...)
@@ -190,7 +191,7 @@ func (p *providers) routeNames() (names []string) {
 	return names
 }
 
-// backgroundParts returns the Run functions of the clients, by name.
+// backgroundParts returns the Run functions of the clients, by the name of the provider.
 func (p *providers) backgroundParts() map[string]func(context.Context) error {
 	out := map[string]func(context.Context) error{}
 	if p.apns != nil {
@@ -208,7 +209,8 @@ func (p *providers) backgroundParts() map[string]func(context.Context) error {
 	return out
 }
 
-// rootCAs returns the system's CAs and those of a PEM file, or nil if there is no file.
+// rootCAs returns the system's CAs together with the CAs in the PEM file. It returns nil if file is
+// empty.
 func rootCAs(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -227,7 +229,7 @@ func rootCAs(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// withBody returns a copy of a request whose body can be read again.
+// withBody returns a copy of a request. Its body is the parameter body, so it can be read again.
 func withBody(r *http.Request, body []byte) *http.Request {
 	c := r.Clone(r.Context())
 	c.Body = io.NopCloser(bytes.NewReader(body))

@@ -12,11 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// testTime is the time limit of a provider test; it is below the server's WriteTimeout.
+// testTime is the time limit of a provider test. It must be below the server's WriteTimeout.
 const testTime = 20 * time.Second
 
-// testProvider calls a provider as the workers of this process would. It ignores the circuit
-// breaker: an operator tests a provider above all when its circuit is open. One test runs at a
+// testProvider calls a provider as the workers of this process would call it. It ignores the circuit
+// breaker, because operators test a provider mostly when its circuit is open. Only one test runs at a
 // time.
 func (n views) testProvider(ctx context.Context, name string, in api.ProviderTestRequest) (out api.ProviderTest, err error) {
 	of, _, account := strings.Cut(name, ":")
@@ -81,8 +81,8 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 	return out, nil
 }
 
-// testAddress checks the address that a test sends to, and returns it. It adds the provider's
-// prefix to a push address that lacks it.
+// testAddress checks the address to which a test sends, and returns the address. If a push address
+// lacks the provider's prefix, testAddress adds the prefix.
 func testAddress(ch notify.Channel, of, to string) (string, error) {
 	if to == "" {
 		return "", nil

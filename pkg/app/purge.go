@@ -10,24 +10,24 @@ import (
 )
 
 const (
-	triggersKept = 30 * 24 * time.Hour // after their end
-	purgeBatch   = 1000                // triggers that one call removes at most
+	triggersKept = 30 * 24 * time.Hour // how long triggers are kept after their end
+	purgeBatch   = 1000                // maximum number of triggers that one call removes
 
-	// outcomesLonger is how much longer outcomes are kept than the history, so that an
-	// audit that still reads a removed segment finds its rows.
+	// outcomesLonger is how much longer outcomes are kept than the history. An audit may still read a
+	// segment that the history has removed, and must then find the outcome rows.
 	outcomesLonger = 24 * time.Hour
 )
 
 // purger removes old rows.
 type purger struct {
 	st       *stores
-	embedded *embeddedEngines // nil: servers expire rows of outcomes, cancels and campaigns by themselves
+	embedded *embeddedEngines // nil: the servers expire rows of outcomes, cancels and campaigns without a purge
 	archive  *archive.Archiver
-	maxDelay time.Duration // of timers
+	maxDelay time.Duration // longest delay of a timer
 }
 
-// purges returns the parts that remove old rows, by name. Each has its own loop, so
-// that a purge that cannot keep up delays no other purge.
+// purges returns the parts that remove old rows, by name. Each part has its own loop, so that a slow
+// purge does not delay other purges.
 func (n runner) purges() parts {
 	ps := parts{}
 	add := func(name string, purge func(ctx context.Context, now time.Time) error) {
@@ -55,19 +55,19 @@ func newPurger(n *Node) *purger {
 	return &purger{st: &n.st, embedded: n.embedded, archive: n.archive, maxDelay: n.cfg.Timers.MaxDelay}
 }
 
-// outcomes removes the outcome rows, receipts included, of requests that the history has
-// removed. The history removes after its retention, and after the archive has read. A row that
-// is not done is a claim whose record may still be in the log or in a timer, so it stays for
-// as long as those can wait.
+// outcomes removes the outcome rows, including receipts, of requests that the history has removed. The
+// history removes a request after its retention, and after the archive has read it. A row that is not
+// done is a claim. Its record may still be in the log or in a timer, so the row is kept for as long as
+// the record can wait.
 func (p *purger) outcomes(ctx context.Context, now time.Time) error {
 	closed := min(p.embedded.history.Kept(now).UnixMilli(), p.embedded.history.Oldest(now)) - outcomesLonger.Milliseconds()
 	_, err := p.embedded.store.PurgeOutcomes(ctx, closed, closed-p.maxDelay.Milliseconds())
 	return err
 }
 
-// cancelsAndCampaigns removes cancellations and campaigns that cannot be needed any more. A
-// timer waits for up to timers.max_delay after them, and its outcome is kept for the retention
-// of the history.
+// cancelsAndCampaigns removes cancellations and campaigns that are not needed any more. After a
+// cancellation a timer can wait for up to timers.max_delay. The timer's outcome is then kept for the
+// retention of the history.
 func (p *purger) cancelsAndCampaigns(ctx context.Context, now time.Time) error {
 	before := p.embedded.history.Kept(now).Add(-p.maxDelay - outcomesLonger).UnixMilli()
 	_, err := p.embedded.store.PurgeCancels(ctx, before)
@@ -75,8 +75,8 @@ func (p *purger) cancelsAndCampaigns(ctx context.Context, now time.Time) error {
 	return errors.Join(err, err2)
 }
 
-// letters removes dead letters whose retention is over. If there is an archive it keeps those
-// that are not archived yet.
+// letters removes dead letters whose retention has ended. If there is an archive, letters keeps dead
+// letters that are not archived yet.
 func (p *purger) letters(ctx context.Context, now time.Time) error {
 	until := now.UnixMilli()
 	if p.archive != nil {
@@ -89,8 +89,8 @@ func (p *purger) letters(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// triggers removes triggers that ended at least triggersKept ago. It returns when none is left
-// or the next tick is due.
+// triggers removes triggers that ended triggersKept ago or earlier. It returns when no such trigger is
+// left, or when the next tick is due.
 func (p *purger) triggers(ctx context.Context, now time.Time) error {
 	for began := time.Now(); time.Since(began) < cluster.RemovalEvery; {
 		k, err := p.st.triggers.Purge(ctx, now.Add(-triggersKept).UnixMilli(), purgeBatch)

@@ -19,10 +19,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// receipts takes the receipts by which providers report the final outcome of a call.
+// receipts stores the receipts with which providers report the final outcome of a call.
 type receipts struct {
 	provs          *providers
-	publicURL      string // where providers reach the API
+	publicURL      string // URL at which providers reach the API
 	history        history.Reader
 	status         engine.Status
 	prefs          *users.Service
@@ -32,7 +32,8 @@ type receipts struct {
 	log            *slog.Logger
 }
 
-// webhooks returns the receipt handlers of the configured providers, by name.
+// webhooks returns the handlers of receipts, by the name of the provider. Only configured providers
+// have a handler.
 func (rs *receipts) webhooks() map[string]server.Receipt {
 	out := map[string]server.Receipt{}
 	if tw := rs.provs.twilio; tw != nil {
@@ -50,9 +51,9 @@ func (rs *receipts) webhooks() map[string]server.Receipt {
 	return out
 }
 
-// storeReceipts stores receipts, each as a row beside the rows of its call. It puts dead
-// addresses on the suppression list. If the receiver told the provider to stop, it stores an
-// opt-out of marketing and digest.
+// storeReceipts stores receipts. Each receipt becomes a row in addition to the rows of its call.
+// storeReceipts also adds dead addresses to the suppression list. If the receiver told the provider to
+// stop sending, it stores an opt-out of marketing and digest.
 func (rs *receipts) storeReceipts(ctx context.Context, ch notify.Channel, list []provider.Receipt, err error) error {
 	if err != nil {
 		return err
@@ -94,8 +95,8 @@ func (rs *receipts) storeReceipts(ctx context.Context, ch notify.Channel, list [
 	if err := rs.status.Put(ctx, rows); err != nil {
 		return err
 	}
-	// An error makes the provider send the receipt again. That is harmless: a failure that is
-	// reported twice makes one dead letter.
+	// After an error the provider sends the receipt again. That is harmless: a failure that is reported
+	// twice makes only one dead letter.
 	if err := rs.endedByReceipt(ctx, ids, rows); err != nil {
 		return err
 	}
@@ -109,8 +110,8 @@ func (rs *receipts) storeReceipts(ctx context.Context, ch notify.Channel, list [
 	return nil
 }
 
-// failedByReceipt appends a notification to notifications-failed if the receipt says that its
-// last address is unreachable.
+// failedByReceipt appends a notification to notifications-failed if its state is Failed after the
+// receipt. The state is Failed only if no address was reached.
 func (rs *receipts) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Row) error {
 	found, err := rs.history.Find(ctx, id)
 	if err != nil {
@@ -122,7 +123,7 @@ func (rs *receipts) failedByReceipt(ctx context.Context, id notify.ID, row *noti
 	}
 	out := notify.Fold(all, row.Key.First, found.Pos)
 	if out.State != notify.Failed {
-		return nil // another address was reached
+		return nil // another address was reached, or its outcome is still open
 	}
 	e, x := &found.Envelope, &row.Default
 	b, err := json.Marshal(notify.Failure{
@@ -138,7 +139,7 @@ func (rs *receipts) failedByReceipt(ctx context.Context, id notify.ID, row *noti
 	return rs.producer.Append(ctx, []log.Record{{Topic: notify.TopicFailed, Partition: -1, Key: found.User, Value: b}})
 }
 
-// stateOf returns the outcome of a notification by all its rows.
+// stateOf returns the outcome of a notification, which it computes from all rows of the notification.
 func (rs *receipts) stateOf(ctx context.Context, id notify.ID) (notify.Outcome, error) {
 	found, err := rs.history.Find(ctx, id)
 	if err != nil {
@@ -151,8 +152,8 @@ func (rs *receipts) stateOf(ctx context.Context, id notify.ID) (notify.Outcome, 
 	return notify.Fold(rows, id.Index, found.Pos), nil
 }
 
-// endedByReceipt appends receipts to the topic of outcomes, for callers that asked to be
-// notified of every outcome. It leaves out failures, which failedByReceipt reports.
+// endedByReceipt appends receipts to the topic of outcomes, for callers that want to be notified of
+// every outcome. It omits failures, because failedByReceipt reports them.
 func (rs *receipts) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notify.Row) error {
 	if !rs.outcomeCallers.Any() {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settings are the configuration keys that decide whether a server accepts a connection. An
-// error names one of them.
+// settings holds the configuration keys that decide whether a server accepts a connection. Errors name
+// one of these keys.
 type settings struct{ enabled, ca, name, cert, password string }
 
 func (c *Config) kafkaSettings() settings {
@@ -46,9 +46,10 @@ func secretKey(key, file string) string {
 	return key
 }
 
-// faults lists texts of errors of clients and servers that mean a wrong configuration, with the
-// key at fault. They are matched by text, because a driver may keep nothing else of an error.
-// A server's expired certificate is not among them: it may be renewed.
+// faults lists texts in errors of clients and servers. Such a text means that the configuration is
+// wrong, and key returns the wrong setting. Errors are recognised by their texts, because a driver may
+// keep nothing else of an error. The list does not contain a server's expired certificate, because the
+// certificate may be renewed.
 var faults = []struct {
 	key  func(settings) string
 	msg  string
@@ -79,10 +80,10 @@ var faults = []struct {
 	{func(s settings) string { return s.password }, "the server asks for a password", []string{"NOAUTH"}},
 }
 
-// misconfigured returns an error with the configuration key that is at fault, if err means
-// that the server refuses this client or is not trusted. It returns nil if err may pass by
-// itself. A process with a wrong configuration must not start: waiting does not help, and in a
-// rolling update the process before it still works.
+// misconfigured finds out whether err is a fault of the configuration: the server refuses this client,
+// or the server is not trusted. It then returns an error that names the configuration key. If the cause
+// of err may go away without a change, it returns nil. A process with a wrong configuration must not
+// start: waiting does not help, and in a rolling update the old process still works.
 func misconfigured(s settings, err error) error {
 	if err == nil {
 		return nil
@@ -91,7 +92,7 @@ func misconfigured(s settings, err error) error {
 		return err
 	}
 	text := err.Error()
-	if strings.Contains(text, "all sentinels") { // the sentinels give different errors, and some may be away
+	if strings.Contains(text, "all sentinels") { // each sentinel gives its own error, and some sentinels may be down
 		return nil
 	}
 	for _, r := range faults {
@@ -102,7 +103,7 @@ func misconfigured(s settings, err error) error {
 	return nil
 }
 
-// explainConfig returns the error of misconfigured, or err if that returns nil.
+// explainConfig returns the error of misconfigured. If misconfigured returns nil, it returns err.
 func explainConfig(s settings, err error) error {
 	if bad := misconfigured(s, err); bad != nil {
 		return bad

@@ -18,35 +18,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// checkpointMargin is by how much a checkpoint must be older than the snapshot: the clock of
-// the process that wrote it may differ from the clock by which the snapshot's time was taken.
+// checkpointMargin is the minimum time by which a checkpoint must be older than the snapshot. The time
+// of the checkpoint and the time of the snapshot may come from clocks that differ.
 const checkpointMargin = 2 * time.Second
 
-// Restored says what RestoreCluster did.
+// Restored describes what RestoreCluster did.
 type Restored struct {
-	Checkpoint time.Time       // that the consumer groups were set back to
-	Groups     []RestoredGroup // by name
-	Missing    []string        // what the log lacks, a line per partition or topic; only with acceptLoss
+	Checkpoint time.Time       // the checkpoint to which the consumer groups were set back
+	Groups     []RestoredGroup // sorted by name
+	Missing    []string        // what is missing in the log, one line for each partition or topic; only with acceptLoss
 	Keys       int             // idempotency keys that were removed
 }
 
-// RestoredGroup is how far one consumer group was set back.
+// RestoredGroup describes how far one consumer group was set back.
 type RestoredGroup struct {
 	Group string
-	Again int64 // records that it reads, up to the end of the log
+	Again int64 // number of records that the group reads again, up to the end of the log
 }
 
-// RestoreCluster prepares servers for the first start after Cassandra was restored from a
-// snapshot. taken is when the copy of the first node began. It sets every consumer group back
-// to the newest checkpoint from before taken, so that work that the snapshot lacks is done
-// again from the log. It removes all idempotency keys, because they may answer for requests
-// that the snapshot lacks. It may be run again after an error.
+// RestoreCluster prepares servers for the first start after Cassandra was restored from a snapshot.
+// taken is the time at which the copy of the first node began. RestoreCluster sets every consumer group
+// back to the newest checkpoint from before taken. So the groups read the log again and repeat the work
+// that the snapshot lacks. It removes all idempotency keys, because they may belong to requests that
+// the snapshot lacks. After an error it may be run again.
 //
-// It changes nothing if it returns KindConflict "cluster_running" (a process works),
-// KindNotFound "no_checkpoint" (the tables have none from before taken) or KindConflict
-// "log_incomplete" (the log lacks records from the checkpoint on, or is older than the
-// tables). With acceptLoss the last is no error: such partitions are read from their first
-// record.
+// RestoreCluster changes nothing if it returns one of these errors. KindConflict "cluster_running"
+// means that a process works. KindNotFound "no_checkpoint" means that the tables have no checkpoint
+// from before taken. KindConflict "log_incomplete" means that the log lacks records after the
+// checkpoint, or is older than the tables. If acceptLoss is true, RestoreCluster does not return
+// "log_incomplete": it sets the affected partitions back to their first record.
 func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLoss bool, logger *slog.Logger) (out Restored, err error) {
 	if cfg.Engines != EnginesDistributed {
 		return out, notify.Invalid("bad_config", "engines", "is embedded: use notifyd restore FILE, which unpacks a backup into a data folder")
@@ -81,12 +81,12 @@ func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLos
 	return restorer{admin: admin, meta: tables.Meta(), beats: rd.Heartbeats(), purgeKeys: rd.Idem().Purge}.run(ctx, taken, acceptLoss)
 }
 
-// restorer has the parts of the servers that RestoreCluster changes.
+// restorer holds the parts of the servers that RestoreCluster reads or changes.
 type restorer struct {
 	admin     *log.Admin
 	meta      engine.Meta
 	beats     engine.Heartbeats
-	purgeKeys func(ctx context.Context, now int64) (int, error) // removes idempotency keys that expire by now (ms since 1970)
+	purgeKeys func(ctx context.Context, now int64) (int, error) // removes idempotency keys that expire at now or earlier (ms since 1970)
 }
 
 func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (out Restored, err error) {
@@ -132,9 +132,9 @@ func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (ou
 	return out, err
 }
 
-// checkStopped returns an error while a process works. Workers and operators are members of
-// consumer groups. Schedulers and dispatchers send heartbeats, and so does one of the processes
-// with the role api.
+// checkStopped returns an error if a process works. Workers and operators are members of consumer
+// groups. Schedulers and dispatchers send heartbeats. One of the processes with the role api also sends
+// heartbeats.
 func (r restorer) checkStopped(ctx context.Context) error {
 	running := func(what string) error {
 		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: what + ": stop every process first; one that was killed counts for 10 seconds more"}
@@ -160,9 +160,9 @@ func (r restorer) checkStopped(ctx context.Context) error {
 	return nil
 }
 
-// logState says what the log holds.
+// logState describes which records the log holds.
 type logState struct {
-	ids          map[string]string // of topics, as the brokers gave them
+	ids          map[string]string // ids that the brokers gave to the topics
 	starts, ends map[log.TopicPartition]int64
 }
 
@@ -183,13 +183,13 @@ func (r restorer) readLog(ctx context.Context) (l logState, err error) {
 	return l, err
 }
 
-// offsets returns the offsets at which each group goes on after a restore to checkpoint c, and
-// what the log lacks for that. newest is the newest checkpoint in the tables: a log that ends
-// before it is older than the tables, and lacks records that their rows have handed on. A
-// partition that does not fit is read from its first record.
+// offsets returns the offsets at which each group continues after a restore to checkpoint c. missing
+// describes the records that the log lacks. newest is the newest checkpoint in the tables. If the log
+// ends before newest, the log is older than the tables: it lacks records that rows in the tables refer
+// to. If a partition does not fit, its group reads it from the first record.
 func (l logState) offsets(c, newest checkpoint) (to map[string]map[log.TopicPartition]int64, missing []string) {
 	to = map[string]map[log.TopicPartition]int64{}
-	lacks := map[string]bool{} // one line for all groups
+	lacks := map[string]bool{} // a set, so that a line of several groups occurs once
 	for group, topics := range topicsOf {
 		to[group] = map[log.TopicPartition]int64{}
 		for tp, start := range l.starts {
@@ -208,7 +208,7 @@ func (l logState) offsets(c, newest checkpoint) (to map[string]map[log.TopicPart
 				lacks[fmt.Sprintf("%s ends at %d, and %s had read up to %d", tp, end, group, last)] = true
 				at = start
 			}
-			to[group][tp] = max(at, start) // 0: the group had read nothing
+			to[group][tp] = max(at, start) // at is 0 if the group had read nothing
 		}
 	}
 	return to, slices.Sorted(maps.Keys(lacks))

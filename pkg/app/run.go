@@ -18,8 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/outcomehook"
 )
 
-// Observe makes the workers call f, on their goroutines, with every envelope whose outcome has
-// become durable. Call it before Run.
+// Observe makes the workers call f with every envelope whose outcome has become durable. f runs on the
+// goroutines of the workers. Call Observe before Run.
 func (n *Node) Observe(f func(*notify.Envelope)) { n.onFinished = f }
 
 func (n *Node) observe(e *notify.Envelope) {
@@ -28,17 +28,18 @@ func (n *Node) observe(e *notify.Envelope) {
 	}
 }
 
-// Describe sets what debug bundles say about the process. Call it before Run.
+// Describe sets the texts about the process that debug bundles contain. Call it before Run.
 func (n *Node) Describe(a About) { n.about = a }
 
-// Run runs the process, with the roles of its configuration, until ctx ends. Then it stops in
-// order: the API answers 503 and finishes its requests, workers finish their calls and commit,
-// timers and history stop, stores close. An error of any part ends the process.
+// Run runs the process with the configured roles until ctx ends. Then it stops the process in this
+// order: the API answers 503 and finishes its requests; workers finish their calls and commit; timers
+// and history stop; stores close. If any part returns an error, the process ends.
 func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, n.cfg.Roles...) }
 
-// RunAs does Run with other roles than the configured ones. With embedded engines there are
-// two: cluster.RoleAll, and cluster.RoleAPI, which takes requests, makes them durable and
-// leaves delivery to a later start with workers. With RoleAPI the log is not trimmed.
+// RunAs does what Run does, with the given roles instead of the configured roles. With embedded engines
+// there are two roles: cluster.RoleAll and cluster.RoleAPI. A process with cluster.RoleAPI accepts
+// requests and makes them durable. A later start with workers delivers them. With cluster.RoleAPI the
+// log is not trimmed.
 func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	tasks, err := cluster.ParseRoles(roles)
 	if err != nil {
@@ -50,27 +51,27 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
-	// The loads come before any call to a provider: opt-outs and cancellations from before this
-	// start must hold. They come before the parts that follow changes: those would load
-	// millions of profiles a second time, and the snapshot would be too old for bulk lanes
-	// meanwhile.
+	// The loads must finish before any call to a provider, because opt-outs and cancellations from
+	// before this start must be respected. They must also finish before the parts that follow changes
+	// start. Otherwise these parts would load millions of profiles a second time, and until then the
+	// snapshot would be too old for bulk lanes.
 	loads := map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow, "callers": n.outcomeCallers.Load}
 	if n.embedded == nil && len(tasks.Lanes) == 0 {
 		loads = map[string]func(context.Context) error{"callers": n.outcomeCallers.Load} // this process calls no provider
 	}
 	for what, load := range loads {
 		if err := load(ctx); err != nil {
-			if ctx.Err() != nil { // the process was stopped meanwhile
+			if ctx.Err() != nil { // the process was stopped during the load
 				return n.Close()
 			}
 			if n.embedded == nil && what == "preferences" && notify.KindOf(err) == notify.KindUnavailable {
-				continue // Run reads them when their server is back; openPostgres said so
+				continue // n.prefs.Run reads them when the server is available again; openPostgres has logged the error
 			}
 			return errors.Join(fmt.Errorf("%s: %w", what, err), n.Close())
 		}
 	}
-	// The parts run in three rings, which are stopped from the outside in. A ring is stopped
-	// only after the ring outside it has ended, because that ring still needs it.
+	// The parts run in three rings, which are stopped from the outside to the inside. A ring is stopped
+	// only after the ring outside of it has ended, because that ring still needs the inner ring.
 	n.served, n.tasks, n.roles = true, tasks, roles
 	front, stopFront := context.WithCancelCause(ctx)
 	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -79,7 +80,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	defer stopMiddle(nil)
 	defer stopInner(nil)
 	var mu sync.Mutex // guards first
-	var first error   // the first error of a part, also of one that fails while the process stops
+	var first error   // the first error of a part, including errors while the process stops
 	fail := func(what string, err error) {
 		n.log.Error("a part of the process failed", "part", what, "err", err)
 		err = fmt.Errorf("%s: %w", what, err)
@@ -116,13 +117,14 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	return errors.Join(first, n.Close())
 }
 
-// parts are functions that run until their context ends, by name.
+// parts holds functions that run until their context ends. The key is the name of the part.
 type parts map[string]func(context.Context) error
 
 // runner lists the parts of a process.
 type runner struct{ *Node }
 
-// innerParts returns the parts that the other rings need until they have ended.
+// innerParts returns the parts of the inner ring. The other rings need them until the other rings have
+// ended.
 func (n runner) innerParts(do cluster.Tasks) parts {
 	ps := parts{"callers": n.outcomeCallers.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.committer.Run, "rates": n.rates.Run}
 	for name, run := range n.provs.backgroundParts() {
@@ -150,16 +152,16 @@ func (n runner) innerParts(do cluster.Tasks) parts {
 	return ps
 }
 
-// middleParts returns the parts that do the work: consumer groups, timers, dispatcher, jobs.
+// middleParts returns the parts that do the work: consumer groups, timers, dispatcher and jobs.
 func (n runner) middleParts(do cluster.Tasks) parts {
 	ps := parts{}
-	if n.embedded != nil { // with servers, addFigures makes one process count for all
+	if n.embedded != nil { // with servers, addFigures makes one process count for all processes
 		ps["deferred"] = n.deferred.Run
 	}
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.embedded != nil {
 		ps["spill drainer"] = drainer.Run
-		ps["timers"] = n.later.timers.Run // needed also with RoleAPI: it owns the minutes of new timers
+		ps["timers"] = n.later.timers.Run // also with RoleAPI, because it owns the minutes of new timers
 	} else if do.API && n.st.spill != nil {
 		ps["spill drainer"] = n.alone("spill-drainer", drainer.Run)
 	}
@@ -187,8 +189,8 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 	return ps
 }
 
-// partError returns the error of a part that has ended, or nil if it ended because ctx did. A
-// part that ends while ctx is live has failed, also if it returned nil or context.Canceled.
+// partError returns the error of a part that has ended. It returns nil if the part ended because ctx
+// ended. If the part ends before ctx, the part has failed, even if it returned nil or context.Canceled.
 func partError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() == nil && err == nil:
@@ -199,19 +201,21 @@ func partError(ctx context.Context, err error) error {
 	return err
 }
 
-// alone makes a part run in one process at a time.
+// alone makes a part run in only one process at a time.
 func (n runner) alone(name string, run func(context.Context) error) func(context.Context) error {
 	return cluster.Alone(n.st.lease, n.owner, name, run)
 }
 
-// Idle reports whether nothing waits to be handled: every group of this process was
-// assigned its topics, read and finished them, and no timer is due within the horizon.
+// Idle reports whether no work waits. It returns true if every group of this process was assigned its
+// topics, has read and finished them, and if the timer engine has no timer in memory. The timer engine
+// keeps only timers in memory that are due soon.
 func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }
 
-// Audit audits what was accepted since then (zero: all that is kept).
+// Audit audits what was accepted since the parameter since. If since is zero, it audits all data that
+// is kept.
 func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
 	return n.auditor.Audit(ctx, since)
 }
 
-// does reports whether the process has a task. A process with embedded engines has all.
+// does reports whether the process has a task. A process with embedded engines has every task.
 func (n *Node) does(task func(cluster.Tasks) bool) bool { return n.embedded != nil || task(n.tasks) }

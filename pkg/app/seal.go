@@ -16,18 +16,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// keyFileInside is the name of the key file if it must be in the data folder.
+// keyFileInside is the name of the key file when the file is inside the data folder.
 const keyFileInside = "secrets-key"
 
-// keyFileBeside returns the default path of the key file: beside the data folder, so that a
-// copy of the folder does not contain the key.
+// keyFileBeside returns the default path of the key file. It is next to the data folder and not inside,
+// so that a copy of the folder does not contain the key.
 func keyFileBeside(dataDir string) (string, error) {
 	dir, err := filepath.Abs(dataDir)
 	return dir + "." + keyFileInside, err
 }
 
-// readDefaultKeys reads the key file of a data folder from its default path, or else from
-// inside the folder. It returns fs.ErrNotExist, with the default path, if there is none.
+// readDefaultKeys reads the key file of a data folder from its default path. If there is no file at the
+// path, it reads the key file inside the folder. If neither exists, it returns fs.ErrNotExist with the
+// default path.
 func readDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	beside, err := keyFileBeside(dataDir)
 	if err != nil {
@@ -43,9 +44,9 @@ func readDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	return nil, err
 }
 
-// makeDefaultKeys makes the key file of a data folder at its default path. It makes the file
-// inside the folder instead if the path cannot be written, or if the folder is a volume of its
-// own: a file beside the volume may be lost with the container.
+// makeDefaultKeys makes the key file of a data folder at its default path. In two cases it makes the
+// file inside the folder instead. The first case: the path cannot be written. The second case: the
+// folder is on its own volume. A file outside the volume may be lost when the container is removed.
 func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	beside, err := keyFileBeside(dataDir)
 	if err != nil {
@@ -60,8 +61,8 @@ func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	return secrets.MakeKeys(filepath.Join(dataDir, keyFileInside))
 }
 
-// KeyAdvice returns what an operator must do before the first start of a restored folder, or ""
-// for nothing. keyID names the key that sealed the secrets in the backup.
+// KeyAdvice returns what an operator must do before the first start of a restored folder. It returns ""
+// if nothing is to do. keyID is the id of the key that sealed the secrets in the backup.
 func KeyAdvice(dataDir, keyID string) string {
 	keys, err := readDefaultKeys(dataDir)
 	if keyID == "" || err == nil && keys.Has(keyID) {
@@ -78,9 +79,9 @@ func KeyAdvice(dataDir, keyID string) string {
 // sealer reads or makes the keys that seal callers' secrets.
 type sealer struct{ *Node }
 
-// sealCallers wraps the store of callers so that it seals and opens their secrets. It reads the
-// key file. With embedded engines it makes the file if nothing is sealed yet, and seals secrets
-// that were stored in clear or with an older key.
+// sealCallers wraps the store of callers, so that the store seals and opens their secrets. It reads the
+// key file. With embedded engines it does more. It makes the file if no secret is sealed yet. It seals
+// secrets that were stored in clear or with an older key.
 func (n sealer) sealCallers(ctx context.Context) error {
 	keys, err := n.readKeys()
 	if n.embedded == nil {
@@ -103,8 +104,8 @@ func (n sealer) sealCallers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The process starts even so: an operator can rotate these secrets only while it runs. The
-	// triggers of these callers wait until then.
+	// The process starts although secrets cannot be opened, because an operator can replace them only
+	// while it runs. Until the operator does so, the triggers of these callers wait.
 	if who := unopenedCallers(report); who != "" {
 		n.log.Error("signing secrets cannot be opened: their callbacks wait", "callers", who, "do", n.sealed.Repair())
 	}
@@ -115,8 +116,8 @@ func (n sealer) sealCallers(ctx context.Context) error {
 	return err
 }
 
-// readKeys reads the key file. It returns nil keys if the engines are servers and no file is
-// configured.
+// readKeys reads the key file. If the engines are servers and no file is configured, it returns nil
+// keys.
 func (n sealer) readKeys() (*secrets.Keys, error) {
 	switch file := n.cfg.Secrets.KeyFile; {
 	case file != "":
@@ -127,8 +128,8 @@ func (n sealer) readKeys() (*secrets.Keys, error) {
 	return readDefaultKeys(n.cfg.DataDir)
 }
 
-// makeKeys makes the missing key file. It returns key_file_missing if the store has secrets
-// that an earlier key file has sealed. notifyd dev makes a new file even then, because
+// makeKeys makes the missing key file. If the store has secrets that the key of an earlier file has
+// sealed, it returns key_file_missing. notifyd dev makes a new file even in this case, because
 // SeedCaller gives its caller a new secret.
 func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 	report, err := users.NewSealedCallers(n.st.callers, nil, n.log).Report(ctx)
@@ -154,7 +155,7 @@ func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 	}
 }
 
-// keyFileError returns the error of the start for an error of the key file.
+// keyFileError returns the error with which the start fails after an error of the key file.
 func keyFileError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" && e.Code != "secret_exposed" {
 		return err
@@ -162,7 +163,7 @@ func keyFileError(err error) error {
 	return fmt.Errorf("secrets.key_file: %w", err)
 }
 
-// someNames lists up to five callers and the number of the others.
+// someNames lists up to five callers. If there are more, it adds how many more.
 func someNames(callers []string) string {
 	const most = 5
 	if len(callers) > most {
@@ -171,7 +172,7 @@ func someNames(callers []string) string {
 	return strings.Join(callers, ", ")
 }
 
-// unopenedCallers lists the callers whose secrets cannot be opened, or returns "" for none.
+// unopenedCallers lists the callers whose secrets cannot be opened. It returns "" if there are none.
 func unopenedCallers(r users.SealReport) string {
 	var parts []string
 	if len(r.Other) > 0 {
@@ -190,7 +191,7 @@ func sealedBy(keys *secrets.Keys) string {
 	return fmt.Sprintf(", sealed with key %s of %s", keys.ID(), keys.File())
 }
 
-// isWithin reports whether a file is in a folder.
+// isWithin reports whether a file is in a folder or in one of its subfolders.
 func isWithin(file, dir string) bool {
 	at, err := os.Stat(dir)
 	for d := filepath.Dir(file); err == nil; d = filepath.Dir(d) {

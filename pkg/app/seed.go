@@ -12,19 +12,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// seeded is what SeedCaller gave a caller last. Secret is a digest of the secret.
+// seeded holds the values that SeedCaller last gave to a caller. Secret is a digest of the secret.
 type seeded struct {
 	URLs   []string `json:"urls"`
 	Secret string   `json:"secret"`
 }
 
-// digest returns a digest of a secret of random bytes, for comparison alone.
+// digest returns a digest of a secret of random bytes. It is used only to compare secrets.
 func digest(secret string) string {
 	sum := sha256.Sum256([]byte(secret))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// matches reports whether secret is the one that was given last.
+// matches reports whether secret is the secret that SeedCaller last gave.
 func (s *seeded) matches(secret string) bool { return s.Secret == digest(secret) }
 
 func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, id string, urls []string, secret string) error {
@@ -51,8 +51,9 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 		return meta.PutMeta(ctx, name, raw)
 	}
 	if last.applyTo(&c, urls, secret, time.Now().UnixMilli()) {
-		// The row has the old and the new URLs until the caller is stored. Otherwise, after a
-		// crash here, the next start would take URLs that were never written for removed ones.
+		// Until the caller is stored, the row has the old and the new URLs. Suppose that the row had
+		// only the new URLs and the process crashed here. The next start would then believe that an
+		// operator had removed URLs that were never written.
 		if err := note(seeded{slices.Concat(last.URLs, urls), last.Secret}); err != nil {
 			return err
 		}
@@ -66,7 +67,7 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 	return note(now)
 }
 
-// applyTo changes a caller to have urls and secret, and reports whether it changed anything.
+// applyTo gives urls and secret to the caller c, and reports whether it changed c.
 func (s *seeded) applyTo(c *engine.Caller, urls []string, secret string, now int64) (changed bool) {
 	kept := slices.ContainsFunc(s.URLs, func(u string) bool { return slices.Contains(c.CallbackURLs, u) })
 	if first := s.Secret == ""; first || kept {
@@ -83,9 +84,9 @@ func (s *seeded) applyTo(c *engine.Caller, urls []string, secret string, now int
 	}
 	at := slices.IndexFunc(c.Secrets, func(one engine.CallerSecret) bool { return s.matches(one.Secret) })
 	switch {
-	case !slices.ContainsFunc(c.Secrets, func(one engine.CallerSecret) bool { return !one.Sealed() }): // it has no usable secret
+	case !slices.ContainsFunc(c.Secrets, func(one engine.CallerSecret) bool { return !one.Sealed() }): // the caller has no usable secret
 		c.Secrets = []engine.CallerSecret{{Secret: secret, Created: now}}
-	case at >= 0 && !s.matches(secret): // the simulators were made anew, with another secret
+	case at >= 0 && !s.matches(secret): // the simulators were made again, with another secret
 		c.Secrets = slices.Clone(c.Secrets)
 		c.Secrets[at].Secret = secret
 	default:

@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// noPort reports whether log.listen means that the embedded log has no port.
+// noPort reports whether the value of log.listen means that the embedded log has no port.
 func noPort(addr string) bool { return addr == "" || addr == "off" }
 
 func portOf(addr string) (host string, port int, err error) {
@@ -26,8 +26,8 @@ func portOf(addr string) (host string, port int, err error) {
 	return host, port, err
 }
 
-// countedLog reports the bytes that intake appends to the guard of the embedded log, so that
-// the cap holds between two measurements of the disk.
+// countedLog reports the bytes that intake appends to the guard of the embedded log. So the cap also
+// holds between two measurements of the disk.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)
@@ -42,7 +42,7 @@ func (l countedLog) Append(ctx context.Context, recs []log.Record) error {
 	return l.Log.Append(ctx, recs)
 }
 
-// intakeLog returns the log for intake: the producer, wrapped as the engines need.
+// intakeLog returns the log for intake: the producer, in the wrappers that the engines need.
 func (n builder) intakeLog() intake.Log {
 	var log intake.Log = n.producer
 	if n.servers != nil && n.servers.probe != nil {
@@ -92,7 +92,7 @@ func (n builder) buildServer() error {
 	return err
 }
 
-// warnings returns the codes of what is wrong although the API takes requests.
+// warnings returns the codes of problems that do not stop the API from accepting requests.
 func (n views) warnings() (codes []string) {
 	if n.embedded != nil && len(n.embedded.broker.Losses()) > 0 {
 		codes = append(codes, "log_damaged")
@@ -106,7 +106,7 @@ func (n views) warnings() (codes []string) {
 	return codes
 }
 
-// outcomeTail returns the tail of outcomes, of all processes.
+// outcomeTail returns the tail of the outcomes of all processes.
 func (n views) outcomeTail() server.Tail {
 	if n.servers != nil {
 		return n.servers.tails
@@ -114,7 +114,7 @@ func (n views) outcomeTail() server.Tail {
 	return n.tail
 }
 
-// backup does Backup, with the type that the server needs.
+// backup does what Backup does. It returns the type that the server needs.
 func (n views) backup(ctx context.Context) (server.Snapshot, error) {
 	s, err := n.Backup(ctx)
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// patientLog is the log for intake if the log is Kafka. Once an append has failed because no
-// broker answers, and the probe confirms it, further appends fail at once. So a request is
-// refused or spilled within a millisecond instead of a second.
+// patientLog is the log that intake uses if the log is Kafka. If an append has failed because no broker
+// answers, and the probe confirms this, the next appends fail at once. So a request is refused or
+// spilled within a millisecond instead of a second.
 type patientLog struct {
 	intake.Log
-	away   func() error // the result of the probe
-	failed *atomic.Bool // the last append failed because no broker answered
+	away   func() error // returns the result of the probe
+	failed *atomic.Bool // true: the last append failed because no broker answered
 }
 
 func newPatientLog(log intake.Log, away func() error) patientLog {

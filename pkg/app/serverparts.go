@@ -16,34 +16,34 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// servers has what a process needs only if its engines are servers.
+// servers holds the values that a process needs only if its engines are servers.
 type servers struct {
 	partitions  spreads
-	probe       *log.Probe // nil: appends alone show whether the log is there
+	probe       *log.Probe // nil: only appends show whether the log is available
 	historian   history.Historian
 	dispatchers *cluster.Peers
 	standings   *cluster.Standings
 	tails       *cluster.Tails
 	checks      []serverCheck
-	listen      func(ctx context.Context) error // wakes the follower of preferences on a change; nil: it polls
-	seen        *store.Seen                     // the filter in front of outcome rows; nil: rows are always read
-	limits      *limit.Shared                   // limits over all processes; nil: each process has its own
-	requests    func() map[requestKind]int64    // counts the requests to the servers; nil: not counted
+	listen      func(ctx context.Context) error // wakes the follower of preferences on a change; nil: the follower reads at intervals
+	seen        *store.Seen                     // the filter that saves reads of outcome rows; nil: rows are always read
+	limits      *limit.Shared                   // limits that all processes share; nil: each process has its own limits
+	requests    func() map[requestKind]int64    // counts of requests to the servers; nil: requests are not counted
 }
 
-// serverCheck checks one engine for the doctor.
+// serverCheck checks one server for the doctor.
 type serverCheck func(ctx context.Context) engine.Findings
 
-// followEvery is the time between two reads of what operators changed in other processes.
+// followEvery is the time between two reads of the changes that operators made through other processes.
 const followEvery = time.Second
 
-// Pauses between two reads by the process that reads for all.
+// Times between two reads by the one process that reads for all processes.
 const (
 	lagsEvery     = 2 * time.Second
 	deferredEvery = 5 * time.Second
 )
 
-// addServerParts adds the inner parts of a process whose engines are servers.
+// addServerParts adds the parts of the inner ring that exist only if the engines are servers.
 func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	s := n.servers
 	if s.probe != nil {
@@ -84,8 +84,8 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 }
 
-// addFigures adds the parts by which one process asks the servers for all, and the parts that
-// read its results in the others.
+// addFigures adds two kinds of parts. In one process a part asks the servers for figures that all
+// processes need. In the other processes parts read its results.
 func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	lags := &cluster.Figure[[]api.GroupLag]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "lags", Log: n.log}
 	deferred := &cluster.Figure[worker.DeferredCount]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "deferred", Log: n.log}
@@ -101,8 +101,9 @@ func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	}
 }
 
-// follow reads and applies every followEvery what operators changed through another process:
-// the number of timer shards, paused lanes and campaigns, held circuits, and load grants.
+// follow reads and applies the changes that operators made through other processes. It does so every
+// followEvery. The changes are: the number of timer shards, paused lanes and campaigns, held circuits,
+// and load grants.
 func (n runner) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		notify.Sleep(ctx, followEvery)

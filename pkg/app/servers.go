@@ -10,13 +10,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Values of Config.Engines: where the log and the stores are.
+// Values of Config.Engines. They decide where the log and the stores are.
 const (
 	EnginesEmbedded    = "embedded"
 	EnginesDistributed = "distributed"
 )
 
-// validateServers calls bad for each rule about the settings of servers that is broken.
+// validateServers calls bad for each broken rule about the settings of servers.
 func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.Engines != EnginesDistributed {
 		if len(c.Roles) != 1 || (c.Roles[0] != cluster.RoleAll && c.Roles[0] != cluster.RoleAPI) {
@@ -83,8 +83,8 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	}
 }
 
-// checkSecret returns an error if other users can read a secret file. It is for files that
-// another package reads later. An empty name is no error: no file is set.
+// checkSecret returns an error if other users can read a secret file. It is for files that another
+// package reads later. If file is empty, no file is set, and checkSecret returns nil.
 func checkSecret(key, file string) error {
 	if file == "" {
 		return nil
@@ -95,8 +95,8 @@ func checkSecret(key, file string) error {
 	return nil
 }
 
-// openSecrets returns a problem for each secret that other users could read: in a configuration
-// file or on the command line.
+// openSecrets returns a problem for each secret that other users could read, because it is in a
+// configuration file or on the command line.
 func openSecrets(l *Loaded) (problems []problem) {
 	for key, f := range flatten(l.Config) {
 		from := l.Origin[key]
@@ -108,7 +108,7 @@ func openSecrets(l *Loaded) (problems []problem) {
 			switch {
 			case err != nil && strings.Contains(f.Value.String(), "://"):
 				problems = append(problems, problem{key: key, text: "is not a URL such as postgres://user@host1:5432,host2:5432/notifyd"})
-				continue // whether it has a password is not known, so it is not shown
+				continue // it may contain a password, so it is not shown
 			case err == nil && u.Scheme != "":
 				if _, has := u.User.Password(); !has && !u.Query().Has("password") {
 					continue

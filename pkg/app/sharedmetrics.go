@@ -22,8 +22,8 @@ var (
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
-// collectShared collects the metrics of the seen-filter, the shared limits, the requests to
-// servers and the clock. With embedded engines all are 0.
+// collectShared collects the metrics of the seen-filter, the shared limits, the requests to servers and
+// the clock. With embedded engines all these metrics are 0.
 func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen store.SeenStats
 	var limits limit.SharedStats
@@ -57,11 +57,10 @@ func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d 
 	gauge(descClock, c.n.clock.Offset().Seconds())
 }
 
-// requestKind has the labels of descRequests.
+// requestKind holds the values of the labels of descRequests.
 type requestKind struct{ server, kind string }
 
-// requestCounts returns the numbers of requests to Cassandra (over all its stores), Redis and
-// Kafka.
+// requestCounts returns the numbers of requests to Cassandra (of all stores together), Redis and Kafka.
 func requestCounts(cs []*cassandra.Store, rd redis.Counts, k log.Counts) map[requestKind]int64 {
 	var sum cassandra.Counts
 	for _, s := range cs {

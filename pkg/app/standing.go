@@ -11,7 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// Ready returns nil if the process can do its work, or else an error that says why not.
+// Ready returns nil if the process can do its work. Otherwise it returns an error that states the
+// reason.
 func (n *Node) Ready(context.Context) error {
 	if err := n.st.ready(); err != nil {
 		return err
@@ -22,7 +23,8 @@ func (n *Node) Ready(context.Context) error {
 	return nil
 }
 
-// standing returns why no call of a lane can be made now, in this process or in another.
+// standing returns the reason why no call of a lane can be made now, in this process or in another
+// process. ok is false if calls can be made.
 func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
 	st, ok := n.ownStanding(l)
 	if !ok && n.servers != nil {
@@ -31,14 +33,15 @@ func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
 	return st, ok
 }
 
-// ownStanding returns why this process can make no call of a lane now.
+// ownStanding returns the reason why this process can make no call of a lane now. ok is false if it
+// can.
 func (n *Node) ownStanding(l notify.Lane) (server.Standing, bool) {
 	routes := n.provs.routes(l.Channel)
 	c, ok := n.health.Standing(&routes, time.Now())
 	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
 }
 
-// standingText returns why no call of a lane can be made now, or "".
+// standingText returns the reason of standing as a text, or "" if calls can be made.
 func (n *Node) standingText(l notify.Lane) string {
 	why, ok := n.standing(l)
 	if !ok {
@@ -47,8 +50,8 @@ func (n *Node) standingText(l notify.Lane) string {
 	return why.String()
 }
 
-// unreachable returns the code with which a dead letter's user would be suppressed now by the
-// user's profile, or "" for none.
+// unreachable checks the profile of a dead letter's user. If a notification to the user would be
+// suppressed now, it returns the code of the suppression. Otherwise it returns "".
 func (n *Node) unreachable(d *engine.DeadLetter) string {
 	ch, ok := notify.ParseChannel(d.Channel)
 	cat, known := notify.ParseCategory(d.Category)
@@ -62,7 +65,7 @@ func (n *Node) unreachable(d *engine.DeadLetter) string {
 	return code
 }
 
-// lookAtLane adds to out what this process knows of a lane.
+// lookAtLane adds to out the facts that this process has about a lane.
 func (n *Node) lookAtLane(lane notify.Lane, out *api.Lane) {
 	for _, g := range n.groups.lags() {
 		if g.Group == lane.Group() || g.Group == lane.RetryGroup() {

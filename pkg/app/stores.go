@@ -15,21 +15,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// stores are the engines of a process as its stages see them: one field for each contract,
-// whichever engine implements it. openEmbedded and openDistributed fill them.
+// stores holds the engines of a process in the form in which the stages use them. It has one field for
+// each contract, whichever engine implements the contract. openEmbedded and openDistributed set the
+// fields.
 type stores struct {
-	id string // of the installation; the same in every process over the same stores
+	id string // id of the installation; equal in every process with the same stores
 
 	status    engine.Status
 	history   history.Reader
-	audited   conserve.History // the history as an audit reads it
+	audited   conserve.History // the history in the form that an audit reads
 	prefs     users.ProfileStore
 	callers   engine.Callers
 	cancels   users.CancelStore
 	campaigns *store.Campaigns
 	idem      request.Idem
-	exclusive bool         // no other process can have idem open
-	spill     intake.Spill // nil: there is none, and otp and alert are refused like others while the log is away
+	exclusive bool // true: no other process can have idem open
+	// spill is nil if there is no spill buffer. While the log is unavailable, otp and alert are then
+	// refused like all other notifications.
+	spill     intake.Spill
 	letters   engine.DeadLetters
 	jobs      *store.Jobs
 	audit     *store.Audit
@@ -40,33 +43,33 @@ type stores struct {
 	schedules engine.Schedules
 	triggers  engine.Triggers
 	limits    limit.Blocks
-	jobLease  engine.Lease      // of jobs
-	lease     engine.Lease      // of timer shards, and of parts that one process runs for all; nil: this process is alone
-	beats     engine.Heartbeats // of processes that share work
-	broadcast engine.Broadcast  // to other processes; nil: this process is alone
+	jobLease  engine.Lease      // lease of jobs
+	lease     engine.Lease      // lease of timer shards, and of parts that one process runs for all; nil: there is only this process
+	beats     engine.Heartbeats // heartbeats of processes that share work
+	broadcast engine.Broadcast  // messages to other processes; nil: there is only this process
 
 	queue  func(name string, maxReceives int) (engine.Queue, error)
-	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // calls fn with a queue's messages; nil: the engine cannot list them
+	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // calls fn with the body of each message of a queue; nil: the engine cannot list messages
 
-	conn       log.Conn                              // of the log
-	spread     func(topic string) notify.Spread      // over the partitions of a lane's topic
-	partitions func(topic string) (n int, err error) // for keys now; see log.ProducerConfig. Nil: the numbers never change
-	gate       intake.Gate                           // whether the log takes more; nil: appends show it
-	bulkGate   func() error                          // gate, for bulk lanes; nil: gate
+	conn       log.Conn                              // connection to the log
+	spread     func(topic string) notify.Spread      // the partitions of a lane's topic over which users are spread
+	partitions func(topic string) (n int, err error) // number of partitions for keys now, see log.ProducerConfig; nil: the numbers never change
+	gate       intake.Gate                           // decides whether the log accepts more records; nil: only appends show it
+	bulkGate   func() error                          // as gate, for bulk lanes; nil: bulk lanes use gate
 	laterGate  func() error
-	appended   func(bytes int)                                                           // called with what intake appends; may be nil
-	ready      func() error                                                              // returns what keeps the process from its work
-	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // returns a chunk from the history
+	appended   func(bytes int)                                                           // called with the number of bytes that intake appends; may be nil
+	ready      func() error                                                              // returns the reason why the process cannot do its work, or nil
+	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // reads a chunk from the history
 }
 
-// nearQueue is the queue of near timers, for when several processes write timers. Through it
-// the owner of a shard gets timers that its scan may have passed already.
+// nearQueue is the queue of near timers. It is used if several processes write timers. The owner of a
+// shard gets from it the timers that its scan may have missed.
 const (
 	nearQueue    = "near-timers"
-	nearReceives = 100 // when a message dies, the sweeper releases the timer by its row
+	nearReceives = 100 // if a message dies, the sweeper releases the timer from its row
 )
 
-// queues are the delay queues that every installation has.
+// queues lists the delay queues that every installation has.
 var queues = []struct {
 	name     string
 	receives int

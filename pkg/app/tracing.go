@@ -37,8 +37,8 @@ func newTracer(n *Node) (*trace.Tracer, error) {
 	return trace.New(c)
 }
 
-// collectorHeaders reads a file of HTTP headers. Its errors do not contain the values, which
-// may be secret.
+// collectorHeaders reads a file of HTTP headers. Its errors do not contain the values, because the
+// values may be secret.
 func collectorHeaders(file string) (map[string]string, error) {
 	if file == "" {
 		return nil, nil
@@ -67,10 +67,10 @@ func collectorHeaders(file string) (map[string]string, error) {
 	return headers, nil
 }
 
-// The following wrappers are used only if there is a tracer. Without one the stages call each
-// other directly.
+// The wrappers below are used only if there is a tracer. Without a tracer the stages call each other
+// directly.
 
-// tracedLog makes a span of each append of a request.
+// tracedLog makes one span for each append of a request.
 type tracedLog struct {
 	intake.Log
 	tracer *trace.Tracer
@@ -83,7 +83,7 @@ func (l tracedLog) Append(ctx context.Context, recs []log.Record) error {
 	return endSpan(&s, err)
 }
 
-// tracedLater makes a span of each schedule that a request stores.
+// tracedLater makes one span for each write of schedules by a request.
 type tracedLater struct {
 	intake.Later
 	tracer *trace.Tracer
@@ -103,7 +103,7 @@ func traceLater(t *trace.Tracer, to intake.Later) intake.Later {
 	return tracedLater{to, t}
 }
 
-// tracedRows makes a span of each write of triggers' index rows.
+// tracedRows makes one span for each write of the index rows of triggers.
 type tracedRows struct {
 	trigger.Later
 	tracer *trace.Tracer
@@ -124,12 +124,13 @@ func endSpan(s *trace.Span, err error) error {
 	return err
 }
 
-// maxReleased is the most spans that a batch of due timers makes.
+// maxReleased is the maximum number of spans for a batch of due timers.
 const maxReleased = 64
 
-// traceRelease wraps to so that each parked envelope of a batch makes a span of its own: the
-// envelopes belong to different requests. A trigger's timer has no trace context; the
-// trigger's row has it, and the call of the trigger makes a span.
+// traceRelease wraps the function in the parameter to. The wrapper makes a separate span for each
+// stored envelope of a batch, because the envelopes belong to different requests. It makes no span for
+// a trigger's timer, which has no trace context. The row of the trigger has the trace context, and the
+// call of the trigger makes a span.
 func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
 	if t == nil {
 		return to

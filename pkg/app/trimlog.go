@@ -11,12 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// keepFailed is how many of the latest records of notifications-failed stay for other services
-// that read the topic. Callers' feeds do not depend on it.
+// keepFailed is the number of the latest records of notifications-failed that are not trimmed, because
+// other services read the topic. Callers' feeds do not need these records.
 const keepFailed = 100_000
 
-// trimOffsets returns the offsets below which records may be trimmed: those that the groups
-// have committed and, for first attempts, that the history has sealed.
+// trimOffsets returns for each partition the offset below which records may be trimmed. The groups have
+// committed all these records. For topics of first attempts the history has also sealed them.
 func (gs *groups) trimOffsets(sealed map[history.Part]int64) map[string]map[int32]int64 {
 	out := map[string]map[int32]int64{}
 	gs.partitions(func(_ string, p *log.PartitionStats) {
@@ -43,17 +43,17 @@ func (gs *groups) trimOffsets(sealed map[history.Part]int64) map[string]map[int3
 	return out
 }
 
-// trimEvery is the time between two trims of Kafka's topics.
+// trimEvery is the time between two trims of the topics in Kafka.
 const trimEvery = time.Minute
 
-// keepRead is how long records stay in topics that other services read too, such as
-// notifications-failed. It is as long as rows of triggers are kept.
+// keepRead is how long records stay in topics that other services also read, such as
+// notifications-failed. Rows of triggers are kept for the same time.
 const keepRead = 30 * 24 * time.Hour
 
-// trim removes, every trimEvery, records that every group of notifyd has committed and that are
-// older than keep. Records that are not archived stay for archive.wait longer. Kafka's own
-// retention is off for these topics: it would remove records that a paused lane, or a process
-// that is down, has not read.
+// trim removes records every trimEvery. A record is removed if every group of notifyd has committed it
+// and if it is older than keep. A record that is not archived yet stays longer, by archive.wait.
+// Kafka's own retention is off for these topics: it would remove records that a paused lane, or a
+// process that is down, has not read.
 func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, 30*time.Second)
@@ -69,7 +69,7 @@ func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
 
 func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Time) error {
 	var lanes, read []string
-	done := map[string][]map[log.TopicPartition]int64{} // by topic, the commits of each of its groups
+	done := map[string][]map[log.TopicPartition]int64{} // key: topic; value: the commits of each group that reads the topic
 	for _, g := range gs.names {
 		at, err := gs.admin.Committed(ctx, g)
 		if err != nil {
@@ -106,12 +106,12 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 		}
 		for tp, at := range young {
 			for _, committed := range done[tp.Topic] {
-				at = min(at, committed[tp]) // 0: this group has read nothing
+				at = min(at, committed[tp]) // 0 if this group has read nothing
 			}
 			if until, waits := archived[tp]; waits {
 				at = min(at, until)
 			}
-			// One more record stays: its age shows an audit how far back the log reaches.
+			// Keep one more record. Its time shows an audit how far back the log goes.
 			if at--; at > starts[tp] {
 				below[tp] = at
 			}
@@ -123,8 +123,9 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 	return gs.admin.DeleteRecords(ctx, below)
 }
 
-// archivedOffsets returns, for the topics that the archive reads, the offset below which
-// records from before kept need not wait for the archive. It is empty if there is no archive.
+// archivedOffsets returns an offset for each partition that the archive reads. Records below the offset
+// need not wait for the archive: they are archived, or they are older than kept by more than
+// archive.wait. The result is empty if there is no archive.
 func (gs *groups) archivedOffsets(ctx context.Context, kept time.Time) (map[log.TopicPartition]int64, error) {
 	if gs.archive == nil {
 		return nil, nil

@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// problem is a value that is refused: its key, a text with the value and the rule, and where it
-// was set.
+// problem is a value that was refused. It holds the value's key, a text with the value and the rule,
+// and the origin of the value.
 type problem struct{ key, text, origin string }
 
 func (p problem) Error() string {
@@ -33,8 +33,8 @@ func (p problem) Error() string {
 	return s
 }
 
-// originOf returns where a value, or the values of a section that are not defaults, were set.
-// It returns "" if all are defaults.
+// originOf returns the origin of a value, or the origins of the values in a section. It ignores
+// defaults. If all values are defaults, it returns "".
 func originOf(origin map[string]string, key string) string {
 	var from []string
 	for k, o := range origin {
@@ -46,10 +46,10 @@ func originOf(origin map[string]string, key string) string {
 	return strings.Join(from, ", ")
 }
 
-// undecodable returns a problem for each value that is not of its key's type. It shows only
-// numbers, switches and durations: other values may be secret.
+// undecodable returns a problem for each value that does not have the type of its key. The text shows
+// only numbers, booleans and durations, because other values may be secret.
 func undecodable(err error, fields map[string]setting.Field, get func(key string) any) (problems []problem) {
-	switch e := err.(type) { //nolint:errorlint // each is looked into below
+	switch e := err.(type) { // the cases below handle wrapped errors
 	case nil:
 		return nil
 	case *mapstructure.DecodeError:
@@ -86,10 +86,12 @@ func undecodable(err error, fields map[string]setting.Field, get func(key string
 
 var queuePrefix = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
 
-// topicPrefix leaves room for the longest name of a topic or group: Kafka takes 249.
+// topicPrefix leaves room for the longest name of a topic or group. The limit of Kafka is 249
+// characters.
 var topicPrefix = regexp.MustCompile(`^[a-zA-Z0-9._-]{0,100}$`)
 
-// forms has the checks of the tag "is". A check returns what is wrong with a text, or "".
+// forms holds the checks for the tag "is". A check returns what is wrong with a text, or "" if nothing
+// is wrong.
 var forms = map[string]func(text string) string{
 	"address":   notAddress,
 	"loopback":  notLoopback,
@@ -100,7 +102,7 @@ var forms = map[string]func(text string) string{
 	},
 	"collector": func(s string) string {
 		if err := trace.CheckEndpoint(s); err != nil {
-			return "the URL " + err.Error() // not the URL: it may hold a secret
+			return "the URL " + err.Error() // the URL itself is not shown, because it may contain a secret
 		}
 		return ""
 	},
@@ -135,7 +137,7 @@ func messageUnless(ok bool, format, value string) string {
 
 func notAddress(s string) string {
 	_, port, err := net.SplitHostPort(s)
-	if err == nil { // a number up to 65535, or the name of a service
+	if err == nil { // the port is a number up to 65535, or the name of a service
 		_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
 	}
 	return messageUnless(err == nil, "%q is not host:port", s)
@@ -152,13 +154,13 @@ func notLoopback(s string) string {
 
 func notHostPort(s string) string {
 	host, port, err := net.SplitHostPort(s)
-	if i := strings.LastIndexByte(s, '@'); i >= 0 { // a URL may have a password before it
+	if i := strings.LastIndexByte(s, '@'); i >= 0 { // in a URL the part before @ may contain a password
 		s = "..." + s[i:]
 	}
 	return messageUnless(err == nil && host != "" && port != "", "%q is not host:port", s)
 }
 
-// validate returns the problems of the configuration, in no order.
+// validate returns the problems of the configuration, in no particular order.
 func (c *Config) validate() (problems []problem) {
 	bad := func(key, format string, args ...any) {
 		problems = append(problems, problem{key: key, text: fmt.Sprintf(format, args...)})

@@ -1,6 +1,6 @@
-// Package codec packs records into bytes and unpacks them. One function describes the fields
-// of a record for both directions, so that packing and unpacking cannot differ. Start with
-// Pack and Unpack; Packer and Unpacker are the same without their allocations.
+// Package codec packs records into bytes and unpacks them. One function describes the fields of a
+// record for both directions, so packing and unpacking cannot differ. Start with Pack and Unpack.
+// Packer and Unpacker do the same work without the allocations of Pack and Unpack.
 package codec
 
 import (
@@ -10,17 +10,17 @@ import (
 	"unsafe"
 )
 
-// Codec packs or unpacks one record. After the first damaged field every read yields zero, and
-// Unpack returns false. Unpacked strings and slices share one copy of the packed bytes: a caller
-// that keeps a string for long must clone it, or it keeps the whole record in memory.
+// Codec packs or unpacks one record. After the first damaged field every read yields zero, and Unpack
+// returns false. All unpacked strings and slices alias one copy of the packed bytes. A caller that
+// keeps a string for a long time must clone it. Otherwise the string keeps the whole record in memory.
 type Codec struct {
 	b       []byte
 	pos     int  // bytes of b that were read
-	reading bool // the codec unpacks
-	damaged bool // a field could not be read
+	reading bool // true: the codec unpacks; false: it packs
+	damaged bool // true: a field could not be read
 
 	numWords int
-	words    [maxWords]string // see Word
+	words    [maxWords]string // the strings that Word has packed or unpacked
 }
 
 // Pack returns the version byte followed by the fields that fn describes.
@@ -30,8 +30,9 @@ func Pack(version byte, fn func(*Codec)) []byte {
 	return c.b
 }
 
-// Unpack reads a record that Pack wrote. It returns true if it read all bytes and the record's
-// version is from 1 to version. It reads nothing of a newer version.
+// Unpack reads a record that Pack wrote. It returns true if it read all bytes and if the record's
+// version is from 1 to the parameter version. If the record has a higher version, Unpack reads none of
+// its fields.
 func Unpack(b []byte, version byte, fn func(*Codec)) bool {
 	c := Unpacker(b, version)
 	if !c.damaged {
@@ -40,11 +41,11 @@ func Unpack(b []byte, version byte, fn func(*Codec)) bool {
 	return c.Whole()
 }
 
-// Packer returns a codec that appends a record to b. It is for paths on which the
-// allocations of Pack cost too much.
+// Packer returns a codec that appends a record to b. Use it where the allocations of Pack cost too
+// much.
 func Packer(b []byte, version byte) Codec { return Codec{b: append(b, version)} }
 
-// Packed returns the bytes that Packer was given, followed by the record.
+// Packed returns the bytes that the caller gave to Packer, followed by the record.
 func (c *Codec) Packed() []byte { return c.b }
 
 // Unpacker returns a codec that reads what Packer wrote. The caller calls Whole after the last
@@ -102,8 +103,8 @@ type Number interface {
 	~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64
 }
 
-// Num packs or unpacks an integer of variable length. Use Fixed for 64 random bits, which would
-// take 10 bytes here.
+// Num packs or unpacks an integer of variable length. For 64 random bits use Fixed: Num would need 10
+// bytes.
 func Num[N Number](c *Codec, v *N) {
 	if ^N(0) > 0 { // an unsigned type
 		u := uint64(*v)
@@ -116,7 +117,8 @@ func Num[N Number](c *Codec, v *N) {
 	*v = N(i)
 }
 
-// Delta packs or unpacks v as its difference from near, which both directions know.
+// Delta packs or unpacks v as its difference from near. The caller must pass the same near in both
+// directions.
 func Delta[N Number](c *Codec, v *N, near N) {
 	d := *v - near
 	Num(c, &d)
@@ -157,9 +159,9 @@ func (c *Codec) Bool(v *bool) {
 	*v = n == 1
 }
 
-// Len packs or unpacks the length of a list whose items take at least one byte each. It marks
-// the record damaged if the length exceeds the bytes that are left, so a damaged length cannot
-// make the reader allocate more than that.
+// Len packs or unpacks the length of a list. Each item of the list takes at least one byte. If an
+// unpacked length is greater than the number of unread bytes, Len marks the record as damaged and
+// returns 0. So a damaged length cannot make the reader allocate more than the record's size.
 func (c *Codec) Len(n int) int {
 	u := uint64(n)
 	c.Uint(&u)
@@ -180,13 +182,14 @@ func (c *Codec) Str(v *string) {
 	*v = unsafe.String(unsafe.SliceData(c.nextBytes(n)), n)
 }
 
-// maxWords bounds a record's table of words. Words beyond it are written in full.
+// maxWords is the size of a record's table of words. Words that come after the table is full are
+// written out each time.
 const maxWords = 8
 
-// Word packs or unpacks a string that a record may hold many times. A repeated word is written
+// Word packs or unpacks a string that may occur many times in a record. Word writes a repeated string
 // as its number in the table of words.
 func (c *Codec) Word(v *string) {
-	var n uint64 // 0: empty, 1: the string follows, else word n-2
+	var n uint64 // 0: the empty string; 1: the string follows; 2 or more: word n-2
 	if !c.reading && *v != "" {
 		n = uint64(slices.Index(c.words[:c.numWords], *v) + 2)
 	}
@@ -205,7 +208,8 @@ func (c *Codec) Word(v *string) {
 	}
 }
 
-// Bytes packs or unpacks a byte slice as its length and its bytes. It unpacks length 0 as nil.
+// Bytes packs or unpacks a byte slice as its length and its bytes. It unpacks a slice of length 0 as
+// nil.
 func (c *Codec) Bytes(v *[]byte) {
 	n := c.Len(len(*v))
 	if !c.reading {
@@ -218,7 +222,8 @@ func (c *Codec) Bytes(v *[]byte) {
 	}
 }
 
-// Raw packs or unpacks len(v) bytes without their length, which both directions know.
+// Raw packs or unpacks len(v) bytes without a length. The caller must pass a v of the same length in
+// both directions.
 func (c *Codec) Raw(v []byte) {
 	if !c.reading {
 		c.b = append(c.b, v...)

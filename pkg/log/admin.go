@@ -17,17 +17,17 @@ import (
 // AdminConfig configures an Admin. The zero value of a field means its default.
 type AdminConfig struct {
 	Conn Conn
-	// Replication is the number of replicas of topics that EnsureTopics creates, and the minimum
-	// that Check requires. Default: the brokers' default, and no minimum.
+	// Replication is the number of replicas of topics that EnsureTopics creates. Check requires at
+	// least this number. 0: the brokers' default, and Check requires no minimum.
 	Replication int
-	// MinInSync is min.insync.replicas of those topics: the number of replicas that have a
-	// record when it is acknowledged. At most Replication. Default: the brokers' default.
+	// MinInSync is min.insync.replicas of the topics that EnsureTopics creates: the number of replicas
+	// that have a record when it is acknowledged. It is at most Replication. 0: the brokers' default.
 	MinInSync int
-	// MaxRecordBytes is the largest record those topics must take. Default 1,000,000, as in
-	// ProducerConfig.
+	// MaxRecordBytes is the size of the largest record that these topics must accept. Default
+	// 1,000,000, as in ProducerConfig.
 	MaxRecordBytes int
-	// Keep is how long records that were read are kept. Check requires the brokers to keep the
-	// offsets of groups as long. 0: Check does not compare them.
+	// Keep is how long records are kept after they were read. Check requires that the brokers keep the
+	// offsets of groups for at least this time. 0: Check does not compare the two times.
 	Keep time.Duration
 }
 
@@ -60,14 +60,15 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 // Close frees the connections.
 func (a *Admin) Close() { a.adm.Close() }
 
-// Partitions returns the number of partitions of each topic that exists.
+// Partitions returns the number of partitions of each topic. Topics that do not exist are missing in
+// the result.
 func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]int, error) {
 	out := make(map[string]int, len(topics))
 	err := a.eachTopic(ctx, topics, func(name string, d *kadm.TopicDetail) { out[name] = len(d.Partitions) })
 	return out, err
 }
 
-// eachTopic calls fn for each of topics that exists.
+// eachTopic calls fn for each topic that exists.
 func (a *Admin) eachTopic(ctx context.Context, topics []string, fn func(name string, d *kadm.TopicDetail)) error {
 	details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wireNames(topics)...)
 	if err != nil {
@@ -91,21 +92,21 @@ func (a *Admin) StartOffsets(ctx context.Context, topics ...string) (map[TopicPa
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// EndOffsets returns the end of each partition of topics: the offset of its next record.
+// EndOffsets returns the end of each partition of topics. The end is the offset of the next record.
 func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := a.adm.ListEndOffsets(ctx, a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// OffsetsSince returns for each partition the offset of the first record whose time is not before
-// at, or the end of the partition if there is none.
+// OffsetsSince returns an offset for each partition: the offset of the first record whose time is at or
+// later. If there is no such record, it returns the end of the partition.
 func (a *Admin) OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// Committed returns the committed offsets of a group. Partitions without a commit are missing. The
-// result is empty if the group does not exist.
+// Committed returns the committed offsets of a group. Partitions without a commit are missing in the
+// result. If the group does not exist, the result is empty.
 func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition]int64, error) {
 	resps, err := a.adm.FetchOffsets(ctx, a.cfg.Conn.wireName(group))
 	if errors.Is(err, kerr.GroupIDNotFound) {
@@ -126,7 +127,7 @@ func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition
 	return out, nil
 }
 
-// DeleteRecords permanently removes the records below each offset.
+// DeleteRecords permanently removes the records below the given offset of each partition.
 func (a *Admin) DeleteRecords(ctx context.Context, below map[TopicPartition]int64) error {
 	offsets := make(kadm.Offsets)
 	for tp, at := range below {

@@ -2,7 +2,7 @@ package log
 
 import "sync"
 
-// loneOwner is the msgOwner of a message that belongs to no group (NewMsg).
+// loneOwner is the msgOwner of a message that belongs to no group, see NewMsg.
 type loneOwner struct {
 	done func()
 	mu   sync.Mutex

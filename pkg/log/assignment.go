@@ -16,12 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// assignment is one partition from its assignment until its loss. One goroutine (run) calls the
-// handler. The poll loop, or readLocal, queues records. Any goroutine may mark them done.
+// assignment is one partition of this member, from its assignment until its loss. One goroutine (run)
+// calls the handler. The poll loop, or readLocal, queues records. Any goroutine may mark records done.
 //
-// A record is queued, then handed to the handler, then done. The partition is paused in the
-// client while more records or bytes are queued or handed than the limits allow: all of them
-// would be delivered again after a crash.
+// A record is first queued, then handed to the handler, then done. A crash delivers all queued and
+// handed records again. So the client pauses the partition while more of these records or bytes exist
+// than the limits allow.
 type assignment struct {
 	g       *Group
 	cl      *kgo.Client
@@ -34,21 +34,21 @@ type assignment struct {
 	localReaders sync.WaitGroup // goroutines of readLocal; run waits for them before it returns
 
 	mu           sync.Mutex    // guards the fields below
-	stateChanged chan struct{} // closed and replaced when the queue or a state field changes
+	stateChanged chan struct{} // closed and replaced when the queue or another field below changes
 	track        tracker
-	queue        []*Msg // records not handed yet
-	handed       int    // records handed and not done
-	records      int    // records queued or handed, and not done
-	bytes        int    // size of these records
+	queue        []*Msg // records not handed to the handler yet
+	handed       int    // number of records handed to the handler and not done
+	records      int    // number of records queued or handed, and not done
+	bytes        int    // size of the records counted by records
 	running      bool   // the handler is inside Handle
-	draining     bool   // no more records are handed out
+	draining     bool   // true: no more records are handed to the handler
 	paused       bool
-	committed    int64 // committed offset; -1: none
-	next         int64 // offset after the last record polled
+	committed    int64 // committed offset; -1: no commit
+	next         int64 // offset after the last record read
 	generation   int   // number of calls of startAt
-	endAtStart   int64 // end of the log at startAt: records from here on were appended after the assignment
-	held         error // why the partition is stopped until this member loses it; nil: it is not
-	high         int64 // high watermark last seen
+	endAtStart   int64 // end of the log at startAt; records at this offset and later were appended after the assignment
+	held         error // error for which the partition has stopped until this member loses it; nil: it has not stopped
+	high         int64 // latest known high watermark
 }
 
 func newAssignment(ctx context.Context, g *Group, cl *kgo.Client, tp TopicPartition) *assignment {
@@ -67,8 +67,9 @@ func (a *assignment) wakeLocked() {
 	a.stateChanged = make(chan struct{})
 }
 
-// startAt sets the offset at which the assignment starts: the committed offset, or the one that
-// replaces it. end is the end of the log, read after the assignment.
+// startAt sets the offset at which the assignment starts. The parameter at is this offset: the
+// committed offset, or the offset that replaces the committed offset. end is the end of the log, which
+// was read after the assignment.
 func (a *assignment) startAt(at, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,8 +94,8 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// push queues records, in order; epoch returns the leader epoch of record i. It queues nothing and
-// returns false if the assignment was restarted since generation, or is being given up.
+// push queues records in order. epoch returns the leader epoch of record i. If the assignment was
+// restarted after generation, or is draining, push queues nothing and returns false.
 func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
@@ -103,7 +104,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 		m := &slab[i]
 		m.Record = recs[i]
 		m.Attempt, m.epoch, m.owner = 1, epoch(i), a
-		if m.Lost() { // not handed to the handler
+		if m.Lost() { // the handler never gets a lost record
 			m.done.Store(true)
 			lost++
 		} else {
@@ -115,7 +116,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	defer a.mu.Unlock()
 	a.high = max(a.high, high)
 	if a.draining || generation != a.generation {
-		return false // the next owner reads them
+		return false // the next owner reads these records
 	}
 	if len(msgs) == 0 {
 		return true
@@ -142,7 +143,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	return true
 }
 
-// finished implements msgOwner: it is called at the first Done of a message.
+// finished implements msgOwner. The first Done of a message calls it.
 func (a *assignment) finished(m *Msg) []*Msg {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -189,7 +190,7 @@ func (a *assignment) run() {
 	defer close(a.stopped)
 	defer func() {
 		a.mu.Lock()
-		a.draining = true // a lost partition was not drained; this keeps startAt from starting another readLocal
+		a.draining = true // a lost partition was not drained; draining keeps startAt from starting another readLocal
 		a.mu.Unlock()
 		a.localReaders.Wait()
 	}()
@@ -211,8 +212,8 @@ func (a *assignment) run() {
 	}
 }
 
-// takeBatch waits for records and returns up to MaxPollRecords of them. It returns nil when the
-// assignment ends.
+// takeBatch waits for records and returns up to MaxPollRecords of them. When the assignment ends, it
+// returns nil.
 func (a *assignment) takeBatch() []*Msg {
 	for {
 		a.mu.Lock()
@@ -239,7 +240,7 @@ func (a *assignment) takeBatch() []*Msg {
 	}
 }
 
-// handle calls the handler. It returns a panic as a *Panic.
+// handle calls the handler. If the handler panics, handle returns the panic as a *Panic.
 func (a *assignment) handle(batch []*Msg) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -249,9 +250,9 @@ func (a *assignment) handle(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retry delivers the records of a failed batch that are not done again, until the handler accepts
-// them. It does so after a backoff and one record at a time, so that a record that makes the
-// handler fail does not block the others. It gives up when the partition is being given up.
+// retry delivers the records of a failed batch again until the handler accepts them. It omits records
+// that are done. It waits for a backoff and then delivers one record at a time, so that a record that
+// makes the handler fail does not block the other records. When the partition is draining, retry stops.
 func (a *assignment) retry(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
@@ -283,9 +284,9 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 	}
 }
 
-// hold stops the partition at m until the partition is given up: a newer release wrote m, or a row
-// that the handler must read for m, and only a process of that release can handle it. No record
-// after m is handed out, so that the order of the partition stays, and no offset past m is
+// hold stops the partition at m until this member loses the partition. The cause: a newer release wrote
+// m, or wrote a row that the handler must read for m. Only a process of the newer release can handle m.
+// The handler gets no record after m, so that the records stay in order. No offset after m is
 // committed.
 func (a *assignment) hold(m *Msg, cause error) {
 	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
@@ -311,7 +312,7 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 	return a.handle(one)
 }
 
-// waitUnlessDraining waits for d. It returns false as soon as the partition is being given up.
+// waitUnlessDraining waits for d. It returns false as soon as the partition is draining.
 func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -332,8 +333,8 @@ func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	}
 }
 
-// abandon stops counting records as handed that the handler will not process any more, so that a
-// drain does not wait for them.
+// abandon makes handed no longer count records that the handler will not process. So a drain does not
+// wait for these records.
 func (a *assignment) abandon(msgs []*Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -346,8 +347,8 @@ func (a *assignment) abandon(msgs []*Msg) {
 	a.wakeLocked()
 }
 
-// drain stops handing out records and waits until all records handed out are done, or ctx ends. It
-// may be called more than once.
+// drain hands no more records to the handler. It waits until all handed records are done, or until ctx
+// ends. It may be called more than once.
 func (a *assignment) drain(ctx context.Context) {
 	a.mu.Lock()
 	if !a.draining {
@@ -379,13 +380,13 @@ func (a *assignment) drain(ctx context.Context) {
 	}
 }
 
-// cancelAndWait cancels the assignment's context and waits until the handler has returned or ctx
-// ends. Records that are marked done afterwards have no effect.
+// cancelAndWait cancels the assignment's context and waits until the handler has returned, or until ctx
+// ends. Marking a record done after that has no effect.
 func (a *assignment) cancelAndWait(ctx context.Context) error {
 	a.cancel()
 	a.mu.Lock()
 	a.draining = true
-	if a.paused { // the client keeps a pause beyond the assignment
+	if a.paused { // the client would keep the pause after the assignment has ended
 		a.resumeLocked()
 	}
 	a.mu.Unlock()
@@ -397,7 +398,8 @@ func (a *assignment) cancelAndWait(ctx context.Context) error {
 	}
 }
 
-// markToCommit returns the low-water mark. ok is false if it is not above the committed offset.
+// markToCommit returns the low-water mark. ok is false if the low-water mark is not above the committed
+// offset.
 func (a *assignment) markToCommit() (at kgo.EpochOffset, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -410,7 +412,7 @@ func (a *assignment) markCommitted(at int64) {
 	a.committed = max(a.committed, at)
 }
 
-// fromKgo converts a record of the client library; topic is the product's name.
+// fromKgo converts a record of the client library. topic is the product's name of the topic.
 func fromKgo(topic string, r *kgo.Record) Record {
 	rec := Record{Topic: topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
 	if len(r.Headers) > 0 {

@@ -10,19 +10,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// byOwner is a balancer that assigns partitions only by the members' owners and the numbers of the
-// partitions. So a process gets the same partitions of topics of the same size in all groups with
-// members of the same processes. The workers of a channel's lanes and retries all need the
-// profiles of the users of their partitions, and the process then holds those profiles once.
-// Members that join or leave move few partitions; partitions that are added move none.
+// byOwner is a balancer. It assigns partitions only by the owners of the members and by the numbers of
+// the partitions. So in all groups whose members belong to the same processes, a process gets the same
+// partitions of topics of the same size. The workers of a channel's lanes and retries need the profiles
+// of the users of their partitions. With byOwner the process holds each of these profiles only once.
+// When members join or leave, few partitions move. When partitions are added, no partition moves.
 type byOwner struct {
 	owner string
-	// counts returns the past and present numbers of partitions of a topic, ascending.
+	// counts returns the earlier and the present numbers of partitions of a topic, ascending.
 	counts func(wire string) []int
 }
 
-// ProtocolName implements kgo.GroupBalancer. A group with a member of an earlier release, which does
-// not know this protocol, balances by cooperative-sticky until that member is gone.
+// ProtocolName implements kgo.GroupBalancer. A member of an earlier release does not know this
+// protocol. A group with such a member balances with cooperative-sticky until that member has left.
 func (byOwner) ProtocolName() string { return "notifyd-by-owner" }
 
 // IsCooperative implements kgo.GroupBalancer.
@@ -79,15 +79,16 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 	return plan
 }
 
-// profileClasses equals engine.ProfileParts. The users of a partition are in the profile parts whose
-// number equals the partition's modulo the greatest common divisor of both counts.
+// profileClasses equals engine.ProfileParts. It is the number of profile parts. The users of a
+// partition are in the profile parts whose number equals the number of the partition modulo the
+// greatest common divisor of the numbers of partitions and of profile parts.
 const profileClasses = 36
 
-// assignPartitions returns for each of n partitions the index of its owner. The numbers of partitions
-// of two owners differ by at most one. The owner with the highest score gets a partition
-// (rendezvous hashing). The score is the same for partitions whose users the store keeps in the
-// same parts, so an owner reads few parts. If the topic had fewer partitions before, by counts,
-// those partitions keep their assignment.
+// assignPartitions returns the index of the owner of each of n partitions. The numbers of partitions of
+// two owners differ by at most 1. The owner with the highest score gets a partition (rendezvous
+// hashing). Partitions whose users are in the same profile parts of the store have the same scores, so
+// an owner reads few parts. counts holds the earlier numbers of partitions. If the topic had fewer
+// partitions before, those partitions keep their owners.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)
@@ -131,7 +132,8 @@ func assignPartitions(owners []string, n int, counts []int) []int {
 	return out
 }
 
-// ownerScore returns the hash of an owner, without its member id, and a class of partitions.
+// ownerScore returns the score of an owner for a class of partitions. It is a hash of the owner,
+// without the member id, and the class.
 func ownerScore(owner string, class int) uint64 {
 	h := fnv.New64a()
 	for i := range len(owner) {
@@ -141,7 +143,7 @@ func ownerScore(owner string, class int) uint64 {
 		}
 	}
 	_, _ = fmt.Fprintf(h, "%s/%d", owner, class)
-	x := h.Sum64() // for short texts its high bits differ little, so they are mixed
+	x := h.Sum64() // the high bits differ little for short texts, so the bits are mixed below
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31

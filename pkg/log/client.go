@@ -16,26 +16,26 @@ import (
 
 // Conn holds the connection settings that all clients of this package share.
 type Conn struct {
-	// Brokers are the seeds, host:port. Required.
+	// Brokers are the first brokers to connect to, host:port. Required.
 	Brokers []string
 	// ClientID is our name in the brokers' logs and quotas.
 	ClientID string `default:"notifyd"`
-	// TLS is used for every connection where it is enabled.
+	// TLS configures the TLS of every connection. If it is not enabled, connections are not encrypted.
 	TLS secrets.TLS
-	// SASL authenticates every connection if set. Default: no authentication.
+	// SASL authenticates every connection. nil: no authentication.
 	SASL *SASL
-	// Rack is our rack, as in the brokers' broker.rack. Records are then read from a replica in
-	// the same rack, if the brokers allow it (replica.selector.class). Default: read from the
-	// leaders.
+	// Rack is our rack, in the form of the brokers' broker.rack. Records are then read from a replica
+	// in the same rack, if the brokers allow it (replica.selector.class). Empty: records are read from
+	// the leaders.
 	Rack string
-	// Prefix is put before the name of every topic and consumer group at the brokers. It cannot
-	// be used with Local. Default: none.
+	// Prefix is added before the name of every topic and consumer group at the brokers. It cannot be
+	// used together with Local. Default: no prefix.
 	Prefix string
-	// Dial replaces the dialer, for the embedded log and in tests. It cannot be used with TLS.
-	// Default: TCP with a timeout of 500 ms.
+	// Dial replaces the default dialer, for the embedded log and for tests. It cannot be used together
+	// with TLS. Default: TCP with a timeout of 500 ms.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Local reads records without the network, for the embedded log. Default: records are
-	// fetched.
+	// Local reads records without the network, for the embedded log. nil: records are fetched from the
+	// brokers.
 	Local Local
 	// Counter, if set, counts the requests to the brokers.
 	Counter *Counter
@@ -56,21 +56,21 @@ func (c Conn) validate() error {
 	return err
 }
 
-// metadataAge is the time after which a client knows of partitions that were added to a topic. It
-// must be far below the time between adding partitions and using them (cluster.RaiseSpread).
+// metadataAge is the time after which every client knows partitions that were added to a topic. It must
+// be far shorter than the time between adding partitions and using them (cluster.RaiseSpread).
 const metadataAge = 15 * time.Second
 
-// dialTimeout bounds a connect, so that a dead host is noticed within a second. A TLS handshake may
-// take longer: a busy broker works on it even after the client has given up, and a client that
-// gives up and connects again adds to its load.
+// dialTimeout bounds a connect, so that a client notices a dead host within a second. handshakeTimeout
+// bounds the TLS handshake and is longer. A busy broker continues a handshake even after the client has
+// stopped waiting, so a client that connects again adds to the broker's load.
 const (
 	dialTimeout      = 500 * time.Millisecond
 	handshakeTimeout = 5 * time.Second
 )
 
 // backoff returns the wait before a request or a connection is retried. The first wait is short,
-// because the new place of a moved leader is usually known at once. The wait doubles up to
-// 800 ms, with jitter so that many clients do not retry at the same moment.
+// because after a leader has moved its new broker is usually known at once. The wait doubles up to 800
+// ms. It has jitter, so that many clients do not retry at the same moment.
 func backoff(fails int) time.Duration {
 	wait := 50 * time.Millisecond << min(max(fails-1, 0), 4)
 	return wait*3/4 + rand.N(wait/2)
@@ -105,7 +105,7 @@ func dialTLS(conf *tls.Config) func(ctx context.Context, network, addr string) (
 	}
 }
 
-// client returns a client with the common options and more. It does not connect.
+// client returns a client with the common options and the options in more. It does not connect.
 func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 	opts, err := c.options()
 	if err != nil {

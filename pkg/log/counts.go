@@ -10,22 +10,22 @@ import (
 
 // Counts holds the numbers of requests that the clients of a Conn sent to the brokers.
 type Counts struct {
-	Produce        int64 // requests
-	ProduceBatches int64 // record batches in them, one for each partition of a request
-	Fetch          int64 // requests, including those that waited for data in vain
+	Produce        int64 // produce requests
+	ProduceBatches int64 // record batches in these requests: one for each partition of a request
+	Fetch          int64 // fetch requests, including those that returned no record
 	FetchBatches   int64 // record batches read
 	Commit         int64 // requests that commit offsets
 	Heartbeat      int64
 	Other          int64
 }
 
-// Counter counts the requests of all clients whose Conn.Counter it is. The zero value is ready.
-// Its On methods are hooks of the client library.
+// Counter counts the requests of all clients that have it as their Conn.Counter. The zero value is
+// ready to use. The methods whose names begin with On are hooks of the client library.
 type Counter struct {
 	produce, produceBatches, fetch, fetchBatches, commit, heartbeat, other atomic.Int64
 }
 
-// Counts returns the counts since the start. Those of a nil Counter are 0.
+// Counts returns the counts since the start. For a nil Counter all counts are 0.
 func (c *Counter) Counts() Counts {
 	if c == nil {
 		return Counts{}

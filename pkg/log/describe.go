@@ -16,11 +16,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 )
 
-// Cluster is the state of the brokers and of some topics, as the brokers report it.
+// Cluster is the state of the brokers and of some topics, as the brokers reported it.
 type Cluster struct {
-	Brokers []Broker // by id
-	Topics  []Topic  // by name; topics that do not exist are missing
-	// OffsetsKept is how long the brokers keep the offsets of a group without members: the
+	Brokers []Broker // ordered by id
+	Topics  []Topic  // ordered by name; topics that do not exist are missing
+	// OffsetsKept is how long the brokers keep the offsets of a group without members. It is the
 	// shortest time of all brokers. 0: not known.
 	OffsetsKept time.Duration
 }
@@ -30,25 +30,25 @@ type Broker struct {
 	ID      int32
 	Addr    string // host:port, as the broker advertises it
 	Rack    string // empty: none
-	Version string // guessed from the requests it supports: "v4.1"; empty if it did not answer
-	Err     error  // why it did not answer
+	Version string // such as "v4.1", guessed from the requests that the broker supports; empty if it did not answer
+	Err     error  // why the broker did not answer
 }
 
 // Topic is one topic.
 type Topic struct {
 	Name        string
 	Partitions  int
-	Replication int // lowest number of replicas of a partition
-	InSync      int // lowest number of replicas in sync of a partition
-	// Leaderless lists partitions without a leader, UnderReplicated partitions with fewer
-	// replicas in sync than replicas.
+	Replication int // lowest number of replicas that a partition has
+	InSync      int // lowest number of in-sync replicas that a partition has
+	// Leaderless lists the partitions without a leader. UnderReplicated lists the partitions with fewer
+	// in-sync replicas than replicas.
 	Leaderless, UnderReplicated []int32
-	// Settings are the topic's settings by their names in Kafka: min.insync.replicas,
-	// retention.ms, ...; empty if we may not read them.
+	// Settings are the topic's settings by their names in Kafka: min.insync.replicas, retention.ms and
+	// others. It is empty if we are not allowed to read them.
 	Settings map[string]string
 }
 
-// Describe returns the state of all brokers and of topics.
+// Describe returns the state of all brokers and of the given topics.
 func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error) {
 	var c Cluster
 	meta, err := a.adm.Metadata(ctx, a.cfg.Conn.wireNames(topics)...)
@@ -88,10 +88,11 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 	return c, a.settingsOf(ctx, c.Topics)
 }
 
-// offsetRetention is the brokers' setting for Cluster.OffsetsKept.
+// offsetRetention is the name of the brokers' setting that determines Cluster.OffsetsKept.
 const offsetRetention = "offsets.retention.minutes"
 
-// offsetsKept returns Cluster.OffsetsKept, or 0 if we may not read the brokers' settings.
+// offsetsKept returns the value of Cluster.OffsetsKept. It returns 0 if we are not allowed to read the
+// brokers' settings.
 func (a *Admin) offsetsKept(ctx context.Context, brokers []Broker) (least time.Duration) {
 	ids := make([]int32, len(brokers))
 	for i := range brokers {
@@ -150,7 +151,7 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 		t := &topics[i]
 		t.Settings = make(map[string]string)
 		rc, err := configs.On(names[i], nil)
-		if err != nil || rc.Err != nil { // most likely not allowed; Check reports it
+		if err != nil || rc.Err != nil { // the usual cause is a missing permission; Check reports it
 			continue
 		}
 		for _, c := range rc.Configs {
@@ -162,18 +163,19 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 	return nil
 }
 
-// Finding is a problem of a cluster that an operator should know of or repair.
+// Finding is a problem of a cluster. An operator should know about it or repair it.
 type Finding struct {
-	Topic string // empty: the cluster
-	// Wrong says that guarantees do not hold, or that the service does not run, until the
-	// problem is repaired. Otherwise the finding is a warning.
+	Topic string // empty: the finding is about the cluster
+	// Wrong is true if guarantees do not hold, or if the service does not run, until the problem is
+	// repaired. If Wrong is false, the finding is a warning.
 	Wrong  bool
 	Msg    string
 	Repair string // what to do; empty: no advice
 }
 
-// Check compares a cluster with the wanted topics, given by their numbers of partitions, and with
-// the settings that cfg would create them with. It is pure. Findings are in the order of topics.
+// Check compares a cluster with the wanted topics. want holds the wanted number of partitions of each
+// topic. Check also compares the settings of the topics with the settings that cfg would give to new
+// topics. It is pure. Findings are in the order of topics.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	var out []Finding
@@ -219,7 +221,7 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	return out
 }
 
-// check compares the topic's settings with those of cfg.
+// check compares the topic's settings with the settings in cfg.
 func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair, format string, args ...any)) {
 	if len(t.Settings) == 0 {
 		add(t.Name, false, "Allow notifyd's user to describe the configs of topics (DescribeConfigs).", "its settings cannot be read")

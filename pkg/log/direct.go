@@ -13,50 +13,50 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 )
 
-// direct appends small records to a log of one broker. The client library takes every record
-// through locks, a partitioner, a buffer and a promise of its own. With one broker none of these
-// is needed: direct writes records into one batch for each partition as they come, and one
-// request carries the records of all waiting callers. A record of a batch takes 309 ns,
-// including the broker's work, against 697 (BenchmarkAppendSmall).
+// direct appends small records to a log that has only one broker. The client library passes every
+// record through locks, a partitioner, a buffer and a promise. With one broker no record needs these
+// steps. direct writes the records of each partition into one batch as they arrive. One request then
+// carries the records of all waiting callers. In a batch a record takes 309 ns, including the broker's
+// work. Through the library it takes 697 ns (BenchmarkAppendSmall).
 //
-// direct never retries. If it fails, the caller appends again through the library, which does
-// retry. Records that were stored already are then stored twice, as after a crash, and readers
+// direct never retries. If it fails, the caller appends the records again through the library, which
+// retries. Records that were already stored are then stored a second time, as after a crash. Readers
 // recognise the second copy.
 //
-// Only one request is under way at a time, so that the records of a partition stay in order.
+// Only one request runs at a time, so that the records of a partition stay in order.
 //
-// For bulk lanes (splitRequests) each partition has a request of its own: the broker handles one
-// request at a time and fsyncs each batch twice, so a one-time code would otherwise wait for the
+// For bulk lanes (splitRequests) each partition has its own request. The broker handles one request at
+// a time and fsyncs each batch twice. With one common request, an otp code would have to wait for the
 // batches of all partitions of a fan-out.
 type direct struct {
 	cl            *kgo.Client
-	splitRequests bool // each batch goes in a request of its own; records may be large
+	splitRequests bool // true: each batch is sent in its own request, and records may be large
 	linger        time.Duration
 	timeout       time.Duration
-	maxBatch      int // limit of bytes in a batch
-	maxWaiting    int // limit of bytes that wait
+	maxBatch      int // maximum size of a batch, bytes
+	maxWaiting    int // limit of the waiting bytes; if it is reached, append fails
 	appended      func(tp TopicPartition, next int64)
 
-	roundFull chan struct{} // signals the sender that a round is full
+	roundFull chan struct{} // tells the sender that a round is full
 	closing   chan struct{} // closed by close
 	running   sync.WaitGroup
 
 	mu      sync.Mutex // guards the fields below
-	filling *round     // gets new records; nil: none came since the last round
-	full    []*round   // rounds that wait to be sent, oldest first
-	waiting int        // bytes in filling and full
+	filling *round     // gets new records; nil: no record arrived after the last round
+	full    []*round   // rounds that wait to be sent; oldest first
+	waiting int        // number of bytes in filling and full
 	spare   *round
-	sending bool // the goroutine of run exists
+	sending bool // true: the goroutine of run exists
 	closed  bool
 }
 
 const (
-	// smallRecord is the largest record that direct accepts, in bytes: copying a larger one costs
-	// more than the library does.
+	// smallRecord is the size in bytes of the largest record that direct accepts. For a larger record
+	// the copy costs more than the library.
 	smallRecord = 4 << 10
-	// maxSpare bounds the memory that is kept for the next round, in bytes.
+	// maxSpare limits the memory that the spare round keeps, in bytes.
 	maxSpare = 32 << 20
-	// produceVersion is the last version of produce requests that identifies topics by name.
+	// produceVersion is the last version of produce requests that names topics by their names.
 	produceVersion = 12
 )
 
@@ -74,8 +74,8 @@ func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 	}, nil
 }
 
-// round holds the records of one request. While it is filling, direct.mu guards it; afterwards it
-// belongs to the goroutine of run.
+// round holds the records of one request. While the round is filling, direct.mu guards it. After that
+// only the goroutine of run uses it.
 type round struct {
 	*roundResult
 	began  time.Time
@@ -86,17 +86,17 @@ type round struct {
 
 type topicBatches struct {
 	topic string
-	parts []rawBatch // by partition
+	parts []rawBatch // indexed by partition
 }
 
-// roundResult is the result of a round. Waiting callers keep it longer than the round, which is
-// reused.
+// roundResult is the result of a round. It is a separate value because the round is reused while
+// waiting callers still read the result.
 type roundResult struct {
 	done chan struct{} // closed when err is set
 	err  error
 }
 
-// accepts reports whether direct can append all of recs.
+// accepts reports whether direct can append all records of recs.
 func (d *direct) accepts(recs []Record) bool {
 	for i := range recs {
 		if r := &recs[i]; r.Partition < 0 || r.Topic == "" || len(r.Headers) > 0 || len(r.Key)+len(r.Value) > smallRecord && !d.splitRequests {
@@ -106,10 +106,10 @@ func (d *direct) accepts(recs []Record) bool {
 	return true
 }
 
-// append writes recs, which accepts has accepted, and waits until the broker has acknowledged all
-// of them. It returns an error if ctx or turn ends first. The two are separate because a context
-// that joins them took 1% of a single request. append keeps no reference to recs after it returns,
-// whatever it returns.
+// append writes recs and waits until the broker has acknowledged all records. accepts(recs) must be
+// true. If ctx or turn ends first, append returns an error. ctx and turn are separate because a context
+// that joins the two took 1% of the time of a single request. append keeps no reference to recs after
+// it returns, also after an error.
 func (d *direct) append(ctx, turn context.Context, recs []Record) error {
 	var few [2]*roundResult
 	all, err := d.addToRounds(few[:0], recs)
@@ -134,8 +134,8 @@ var (
 	errDirectClosed = errors.New("the producer is closed")
 )
 
-// addToRounds puts recs into rounds and appends their results to all. After an error no record is
-// in a round. It starts the goroutine of run if there is none.
+// addToRounds puts recs into rounds and appends the rounds' results to all. After an error no record is
+// in a round. If the goroutine of run does not exist, addToRounds starts it.
 func (d *direct) addToRounds(all []*roundResult, recs []Record) ([]*roundResult, error) {
 	now := time.Now()
 	ms := now.UnixMilli()
@@ -181,8 +181,8 @@ func (d *direct) startRoundLocked(now time.Time) {
 	d.filling = r
 }
 
-// addRecords adds recs until a batch would exceed most bytes. It returns the number of records and
-// bytes added. ms is the time of records that have none.
+// addRecords adds recs in order. It stops when a batch would have more than most bytes. It returns the
+// number of records and of bytes that it added. A record without a time gets the time ms.
 func (r *round) addRecords(recs []Record, ms int64, most int) (n, bytes int) {
 	var t *topicBatches
 	for i := range recs {
@@ -220,7 +220,7 @@ func (r *round) topic(name string) *topicBatches {
 	return &r.topics[len(r.topics)-1]
 }
 
-// run sends rounds until none is left. Its goroutine then ends; addToRounds starts a new one.
+// run sends rounds until no round is left. Then its goroutine ends. addToRounds starts a new goroutine.
 func (d *direct) run() {
 	for {
 		r := d.nextRound()
@@ -231,15 +231,15 @@ func (d *direct) run() {
 		r.err = err
 		close(r.done)
 		d.mu.Lock()
-		if err == nil && d.spare == nil && r.reset() <= maxSpare { // not after an error: the client may still read the buffers
+		if err == nil && d.spare == nil && r.reset() <= maxSpare { // after an error the client may still read the buffers, so they are not reused
 			d.spare = r
 		}
 		d.mu.Unlock()
 	}
 }
 
-// nextRound waits until a round is full or has lingered, and removes it from d. It returns nil if
-// there is no round.
+// nextRound waits until a round is full or has waited for linger, and removes the round from d. It
+// returns nil if there is no round.
 func (d *direct) nextRound() *round {
 	for {
 		d.mu.Lock()
@@ -277,7 +277,7 @@ func (d *direct) nextRound() *round {
 	}
 }
 
-// send sends the requests of a round and checks the answers.
+// send sends the requests of a round and checks the responses.
 func (d *direct) send(r *round) error {
 	req, batches := &r.req, 0
 	req.Topics = req.Topics[:0]
@@ -309,7 +309,7 @@ func (d *direct) send(r *round) error {
 	return d.request(r, batches)
 }
 
-// request sends a round's request, which has the given number of batches.
+// request sends the request of a round. batches is the number of batches in the request.
 func (d *direct) request(r *round, batches int) error {
 	ctx, stop := context.WithTimeout(context.Background(), d.timeout)
 	defer stop()
@@ -324,8 +324,8 @@ func (d *direct) request(r *round, batches int) error {
 	return r.checkResponse(resp, batches, d.appended)
 }
 
-// checkResponse returns an error unless resp acknowledges all batches of a request. It calls
-// appended for each acknowledged batch.
+// checkResponse returns an error unless resp acknowledges all batches of the request. It calls appended
+// for each acknowledged batch.
 func (r *round) checkResponse(resp *kmsg.ProduceResponse, batches int, appended func(tp TopicPartition, next int64)) (err error) {
 	for i := range resp.Topics {
 		rt := &resp.Topics[i]
@@ -351,7 +351,7 @@ func (r *round) checkResponse(resp *kmsg.ProduceResponse, batches int, appended 
 	return err
 }
 
-// reset empties a round for reuse. It returns the bytes of memory that the round keeps.
+// reset empties a round for reuse. It returns the size of the buffers that the round keeps, in bytes.
 func (r *round) reset() (kept int) {
 	for i := range r.topics {
 		for p := range r.topics[i].parts {
@@ -364,7 +364,7 @@ func (r *round) reset() (kept int) {
 	return kept
 }
 
-// close fails the waiting rounds and waits until run has returned.
+// close makes the waiting rounds fail and waits until run has returned.
 func (d *direct) close() {
 	d.mu.Lock()
 	d.closed = true

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Group is a member of a consumer group. Run does the work; the other methods may be called at any
+// Group is a member of a consumer group. Run does the work. All other methods may be called at any
 // time, from any goroutine.
 type Group struct {
 	cfg     GroupConfig
@@ -24,15 +24,15 @@ type Group struct {
 	commits  commitCounts
 
 	// committing holds a token while one goroutine reads the low-water marks and commits them. A
-	// revocation takes the token before it gives up its partitions. So no commit of this member
-	// arrives after a commit of the next owner, which would rewind the partition.
+	// revocation takes the token before it removes its partitions. So a commit of this member never
+	// arrives after a commit of the next owner. Such a late commit would lower the committed offset.
 	committing chan struct{}
 }
 
-// commitCounts counts what Stats reports.
+// commitCounts holds the counters that Stats returns.
 type commitCounts struct{ done, failed, resets, failures uint64 }
 
-// NewGroup returns a member that has not joined its group yet; Run joins.
+// NewGroup returns a member that has not joined its group yet. Run joins the group.
 func NewGroup(cfg GroupConfig, h Handler) (*Group, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -55,16 +55,16 @@ func (g *Group) count(f func(*commitCounts)) {
 	f(&g.commits)
 }
 
-// errRejoin ends a session whose position is not in the log any more. Run then joins again, which
-// checks the committed offsets.
+// errRejoin ends a session because the log does not hold the next offset any more. Run then joins the
+// group again, which checks the committed offsets.
 var errRejoin = errors.New("log: position lost")
 
 // commitTimeout bounds one commit.
 const commitTimeout = 5 * time.Second
 
-// Run joins the group and hands records to the handler until ctx ends. Then it stops polling, waits
-// up to DrainTimeout for records in flight, commits, leaves the group, and returns nil. It returns
-// an error if a handler does not return after its context has ended.
+// Run joins the group and passes records to the handler until ctx ends. Then it stops reading, waits up
+// to DrainTimeout until the handed records are done, commits, leaves the group, and returns nil. It
+// returns an error if a handler does not return after the handler's context has ended.
 func (g *Group) Run(ctx context.Context) error {
 	for {
 		err := g.session(ctx)
@@ -80,11 +80,11 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// session joins the group, works until ctx ends or the position is lost, and leaves the group.
+// session joins the group, works until ctx ends or until errRejoin, and leaves the group.
 func (g *Group) session(ctx context.Context) error {
-	base := context.WithoutCancel(ctx) // a drain outlives ctx
+	base := context.WithoutCancel(ctx) // a drain continues after ctx has ended
 	var member *membership
-	if g.cfg.Conn.Local == nil { // the embedded log has readers only in this process
+	if g.cfg.Conn.Local == nil { // all members of groups on the embedded log are in this process
 		member = newMembership(g.cfg.SessionTimeout)
 		base = context.WithValue(base, membershipKey{}, member)
 	}
@@ -112,7 +112,7 @@ func (g *Group) session(ctx context.Context) error {
 	stopTicking()
 	wg.Wait()
 	err = g.leave(base, cl)
-	stopConfirming() // only now: handlers call Held while they drain
+	stopConfirming() // not earlier: handlers call Held while they drain
 	confirms.Wait()
 	if err == nil && errors.Is(cause, errRejoin) {
 		return errRejoin
@@ -120,7 +120,8 @@ func (g *Group) session(ctx context.Context) error {
 	return err
 }
 
-// counts returns the past and present numbers of partitions of a topic, given its wire name.
+// counts returns the earlier and the present numbers of partitions of a topic. wire is the wire name of
+// the topic.
 func (g *Group) counts(wire string) []int {
 	if g.cfg.Counts == nil {
 		return nil
@@ -142,7 +143,7 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(),
 		kgo.SessionTimeout(g.cfg.SessionTimeout),
-		kgo.HeartbeatInterval(min(time.Second, g.cfg.SessionTimeout/4)), // also the delay until a member learns of a rebalance
+		kgo.HeartbeatInterval(min(time.Second, g.cfg.SessionTimeout/4)), // also the longest time until a member learns of a rebalance
 		kgo.RebalanceTimeout(max(30*time.Second, 2*g.cfg.RevokeWait, g.cfg.SessionTimeout)),
 		kgo.FetchMaxWait(g.cfg.FetchWait),
 		kgo.FetchMaxPartitionBytes(4 << 20),
@@ -156,7 +157,7 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 	}
 }
 
-// poll hands fetched records to their partitions until ctx ends.
+// poll passes fetched records to their assignments until ctx ends.
 func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelCauseFunc) {
 	for ctx.Err() == nil {
 		fs := cl.PollRecords(ctx, g.cfg.MaxPollRecords)
@@ -196,7 +197,7 @@ func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string]
 			g.mu.Lock()
 			g.assigned[a.tp] = a
 			g.mu.Unlock()
-			go a.run() // release waits for it
+			go a.run() // release waits for this goroutine
 			if f := g.cfg.Events.Assigned; f != nil {
 				f(a.tp)
 			}
@@ -204,8 +205,8 @@ func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string]
 	}
 }
 
-// onRevoked waits for records in flight of the partitions, commits their marks and gives the
-// partitions up, in that order. So the next owner starts where this one ended.
+// onRevoked waits until the handed records of the partitions are done, commits the low-water marks and
+// then removes the assignments. So the next owner starts at the offset at which this member ended.
 func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][]int32) {
 	as := g.assignmentsOf(tps)
 	if len(as) == 0 {
@@ -213,14 +214,14 @@ func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][
 	}
 	g.drain(base, as, g.cfg.RevokeWait)
 	g.committing <- struct{}{}
-	as = g.stillAssigned(as) // leave may have given them up meanwhile
+	as = g.stillAssigned(as) // leave may have removed some of them meanwhile
 	g.commit(base, cl, as)
 	g.removeAssignments(as)
 	<-g.committing
-	_ = g.release(base, as, false) // release reports the error to Events
+	_ = g.release(base, as, false) // release has reported the error to Events
 }
 
-// onLost gives up partitions that another member has already.
+// onLost removes the assignments of partitions that another member may already own.
 func (g *Group) onLost(base context.Context, tps map[string][]int32) {
 	as := g.assignmentsOf(tps)
 	g.committing <- struct{}{}
@@ -239,7 +240,7 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	g.mu.Unlock()
 	g.drain(base, as, g.cfg.DrainTimeout)
 	g.committing <- struct{}{}
-	as = g.stillAssigned(as) // some may have been revoked meanwhile
+	as = g.stillAssigned(as) // onRevoked may have removed some of them meanwhile
 	g.commit(base, cl, as)
 	g.removeAssignments(as)
 	<-g.committing
@@ -249,11 +250,12 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	defer stop()
 	cl.AllowRebalance()
 	if lerr := cl.LeaveGroupContext(ctx); lerr != nil {
-		g.cfg.Events.trouble(translate(lerr)) // the session times out instead
+		g.cfg.Events.trouble(translate(lerr)) // without LeaveGroup the group removes the member after the session timeout
 	}
 	cl.CloseAllowingRebalance()
-	// Closing polls once more. That poll blocks rebalances, and so would block the second leave
-	// that closing starts, for ever.
+	// CloseAllowingRebalance polls once more, and this poll blocks rebalances. CloseAllowingRebalance
+	// also leaves the group a second time, and that leave would then block for ever.
+	// So AllowRebalance must be called again.
 	cl.AllowRebalance()
 	return err
 }
@@ -272,7 +274,7 @@ func (g *Group) assignmentsOf(tps map[string][]int32) []*assignment {
 	return as
 }
 
-// stillAssigned returns the members of as that are still assigned.
+// stillAssigned returns the assignments in as that were not removed yet.
 func (g *Group) stillAssigned(as []*assignment) []*assignment {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -305,13 +307,13 @@ func (g *Group) drain(base context.Context, as []*assignment, limit time.Duratio
 	wg.Wait()
 }
 
-// release ends assignments and waits up to RevokeWait for their handlers.
+// release ends assignments and waits up to RevokeWait until their handlers have returned.
 func (g *Group) release(base context.Context, as []*assignment, lost bool) error {
 	ctx, stop := context.WithTimeout(base, g.cfg.RevokeWait)
 	defer stop()
 	var errs []error
 	for _, a := range as {
-		a.cancel() // cancel all before waiting for the first
+		a.cancel() // cancel all assignments before waiting for the first one
 	}
 	for _, a := range as {
 		if err := a.cancelAndWait(ctx); err != nil {

@@ -17,7 +17,7 @@ import (
 // hastyCommit is the commit interval while GroupConfig.Hasty returns true.
 const hastyCommit = 100 * time.Millisecond
 
-// commitEvery commits the marks until ctx ends.
+// commitEvery commits the low-water marks at each interval until ctx ends.
 func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 	for {
 		every := g.cfg.CommitEvery
@@ -39,8 +39,9 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 	}
 }
 
-// commit commits the marks of as that have moved. Committed offsets only grow: a mark is committed
-// only if it is above the committed offset. The caller holds the token of committing.
+// commit commits the low-water marks of as that have moved. Committed offsets only grow: a low-water
+// mark is committed only if it is above the committed offset. The caller must hold the token of
+// committing.
 func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(as))
 	offsets := make(map[TopicPartition]kgo.EpochOffset, len(as))
@@ -85,8 +86,9 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	killpoint.Hit("offsets-committed")
 }
 
-// checkPositions compares the committed offsets that a rebalance fetched with the log, before records
-// are read from there. It replaces an offset that the log does not hold, and reports it.
+// checkPositions compares the committed offsets that a rebalance has read with the log, before the
+// client reads records at these offsets. If the log does not hold an offset, checkPositions replaces
+// the offset and reports it.
 func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
 	topics := make([]string, 0, len(at))
 	tps := make(map[string][]int32, len(at))
@@ -122,7 +124,7 @@ func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.
 			return nil, finish.Err
 		}
 		committed := at[topic][a.tp.Partition].EpochOffset().Offset
-		if committed < 0 { // never committed: read the whole log
+		if committed < 0 { // nothing was ever committed: read the whole log
 			a.startAt(start.Offset, -1, finish.Offset, end)
 			continue
 		}
@@ -134,8 +136,8 @@ func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.
 		if f := g.cfg.Events.Reset; f != nil {
 			f(Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset})
 		}
-		// If the log has lost its end, the mark starts below the committed offset, and the next
-		// commit lowers it to the position from which records are really read.
+		// If the log has lost its end, the low-water mark starts below the committed offset. The next
+		// commit lowers the committed offset to the position from which records are really read.
 		a.startAt(start.Offset, -1, finish.Offset, end)
 		at[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}
@@ -145,18 +147,18 @@ func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.
 // PartitionStats is the progress of one assigned partition.
 type PartitionStats struct {
 	TP        TopicPartition
-	Committed int64 // offset committed; -1: none
-	LowWater  int64 // offset below which all records are done
-	Next      int64 // offset after the last record polled
-	HighWater int64 // end of the log at the last poll; -1: unknown
-	InFlight  int   // records polled and not done
-	Bytes     int   // size of these records
+	Committed int64 // committed offset; -1: no commit
+	LowWater  int64 // every record below this offset is done
+	Next      int64 // offset after the last record read
+	HighWater int64 // end of the log, as known at the last read; -1: unknown
+	InFlight  int   // number of records read and not done
+	Bytes     int   // size of the records counted by InFlight
 	Paused    bool
-	Held      error // why the partition is stopped until this member loses it; nil: it is not
+	Held      error // error for which the partition has stopped until this member loses it; nil: it has not stopped
 }
 
-// Lag returns the consumer lag: the number of records that are not done, or -1 before the first
-// poll.
+// Lag returns the consumer lag: the number of records that are not done. It returns -1 before the first
+// read.
 func (s *PartitionStats) Lag() int64 {
 	if s.HighWater < 0 || s.LowWater < 0 {
 		return -1
@@ -164,16 +166,16 @@ func (s *PartitionStats) Lag() int64 {
 	return max(s.HighWater-s.LowWater, 0)
 }
 
-// GroupStats is a snapshot of a member.
+// GroupStats is a snapshot of this member of the group.
 type GroupStats struct {
 	Partitions    []PartitionStats
-	Commits       uint64 // commits acknowledged
+	Commits       uint64 // commits that the broker acknowledged
 	CommitsFailed uint64
-	Resets        uint64 // positions that were not in the log
-	Failures      uint64 // failed or panicked calls of the handler
+	Resets        uint64 // committed offsets that were not in the log
+	Failures      uint64 // calls of the handler that failed or panicked
 }
 
-// Stats returns a snapshot.
+// Stats returns a snapshot of this member.
 func (g *Group) Stats() GroupStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -9,33 +9,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Handler makes the handlers of the partitions that the group gives to this member.
+// Handler makes one PartitionHandler for each partition that this member gets.
 type Handler interface {
-	// Assigned returns the handler of the partition's records. ctx ends when the partition is
-	// lost, or after the drain when it is revoked. Assigned is called during a rebalance and
+	// Assigned returns the handler of the partition's records. ctx ends when the partition is lost. If
+	// the partition is revoked, ctx ends after the drain. Assigned is called during a rebalance and
 	// must not block.
 	Assigned(ctx context.Context, tp TopicPartition) PartitionHandler
 }
 
-// PartitionHandler takes the records of one partition.
+// PartitionHandler handles the records of one partition.
 type PartitionHandler interface {
-	// Handle gets the next records, in offset order. It may return before they are done, but
-	// each must be marked with Msg.Done in the end. One goroutine makes all calls, one at a
-	// time. ctx is the context given to Assigned.
+	// Handle gets the next records in offset order. It may return before the records are done, but the
+	// handler must mark each record with Msg.Done later. One goroutine makes all calls of Handle, one
+	// after the other. ctx is the context that Assigned got.
 	//
-	// An error or a panic is reported to Events.Failed. The records of msgs that are not done
-	// are then delivered again after a backoff, one record a call, with Attempt raised. So a
-	// handler that continues asynchronously must expect its own records again. After
-	// notify.ErrNewer the records are also delivered one a call, and the partition stops at
-	// the first record that returns ErrNewer again, until this member loses the partition
-	// (Events.Held).
+	// If Handle returns an error or panics, the group calls Events.Failed. After a backoff it delivers
+	// the records of msgs that are not done again: one record in each call, with Attempt raised. So a
+	// handler that continues in another goroutine must expect its own records again. After
+	// notify.ErrNewer the records are also delivered one in each call. If such a call returns ErrNewer
+	// again, the partition stops at its record until this member loses the partition (Events.Held).
 	Handle(ctx context.Context, msgs []*Msg) error
 }
 
-// Drainer is implemented by partition handlers that can stop in the middle of a record. Drain is
-// called before the partition is given up. It starts nothing new, finishes or abandons running
-// work, and returns when nothing runs any more or ctx ends. If a handler has no Drain, the group
-// waits until every record handed out is done.
+// A PartitionHandler may implement Drainer if it can stop in the middle of a record. Drain is called
+// when the partition is revoked, and when Run ends. Drain starts no new work and finishes or abandons
+// running work. It returns when no work runs any more, or when ctx ends. If a handler is not a
+// Drainer, the group waits until every record that the handler got is done.
 type Drainer interface {
 	Drain(ctx context.Context)
 }
@@ -46,66 +45,65 @@ type GroupConfig struct {
 	Group  string   // required
 	Topics []string // required
 
-	// Owner names the process. In all groups with the same owners an owner gets the same
-	// partitions of topics of the same size. Empty: each group assigns its partitions
-	// independently.
+	// Owner names the process. In all groups that have the same owners, an owner gets the same
+	// partitions of topics of the same size. Empty: each group assigns its partitions independently of
+	// other groups.
 	Owner string
-	// Counts, if set, returns the past and present numbers of partitions of a topic, ascending.
-	// With it and Owner, partitions that are added to a topic move none of its others. It may
-	// be called from any goroutine.
+	// Counts, if set, returns the earlier and the present numbers of partitions of a topic, ascending.
+	// If Counts and Owner are set, adding partitions to a topic does not move its other partitions.
+	// Counts may be called from any goroutine.
 	Counts func(topic string) []int
 
-	// MaxPollRecords is the most records one Handle gets.
+	// MaxPollRecords is the maximum number of records in one call of Handle.
 	MaxPollRecords int `default:"10000" min:"1"`
-	// MaxInFlight and MaxInFlightBytes bound, for each partition, the records polled and not
-	// done, which a crash delivers again. The partition is paused at these limits and resumed
-	// below half of them. One poll may exceed them.
+	// MaxInFlight and MaxInFlightBytes bound the records of each partition that were read and are not
+	// done. A crash delivers these records again. At one of the limits the partition is paused. At half
+	// of both limits it is resumed. One read may exceed the limits.
 	MaxInFlight      int `default:"20000" min:"1"`
 	MaxInFlightBytes int `default:"32MiB" min:"1"`
-	// CommitEvery is how often the marks are committed.
+	// CommitEvery is the interval at which the low-water marks are committed.
 	CommitEvery time.Duration `default:"1s" min:"0"`
-	// Hasty, if set, reports whether another group or partition waits for commits of this one.
-	// While it returns true, marks are committed every 100 ms. It is called before each wait.
+	// Hasty, if set, reports whether another group or partition waits for commits of this group. While
+	// it returns true, the low-water marks are committed every 100 ms. It is called before each wait.
 	Hasty func() bool
-	// RevokeWait bounds the wait for records in flight when partitions are revoked. No partition
-	// is polled during the wait.
+	// RevokeWait bounds the wait until handed records are done, when partitions are revoked. During
+	// this wait the member reads no records of any partition.
 	RevokeWait time.Duration `default:"5s" min:"0"`
-	// DrainTimeout bounds the same wait when Run's context ends.
+	// DrainTimeout bounds the same wait when the context of Run ends.
 	DrainTimeout time.Duration `default:"20s" min:"0"`
-	// SessionTimeout is the time after which the group gives up a silent member.
+	// SessionTimeout is the time after which the group removes a member that sends no heartbeats.
 	SessionTimeout time.Duration `default:"10s" min:"0"`
-	// FetchWait is how long a fetch waits for data, and so the longest wait of a resumed or new
-	// partition for its first record.
+	// FetchWait is how long a fetch waits for records. So it is also the longest wait for the first
+	// record of a new or resumed partition.
 	FetchWait time.Duration `default:"250ms" min:"0"`
-	// RetryBackoff is the first wait after a failed Handle, doubled up to 5 s.
+	// RetryBackoff is the first wait after a failed Handle. The wait doubles up to 5 s.
 	RetryBackoff time.Duration `default:"100ms" min:"0"`
-	// Poison, if set, is called instead of Handle for a record whose Attempt has reached
-	// MaxAttempts (default 5). It puts the record aside and marks it done (Poisoner.Poison).
-	// Default: a record is retried for ever.
+	// Poison, if set, is called instead of Handle for a record whose Attempt has reached MaxAttempts
+	// (default 5). It copies the record to another topic and marks it done (Poisoner.Poison). nil: a
+	// record is retried for ever.
 	Poison      func(ctx context.Context, m *Msg, cause error) error
 	MaxAttempts int `default:"5" min:"1"`
-	// Events are called for what happens in the group.
+	// Events are called when something happens in the group.
 	Events GroupEvents
 }
 
-// GroupEvents are optional callbacks; they must be quick and may be called from
-// any goroutine.
+// GroupEvents are optional functions. They must return quickly and may be called from any goroutine.
 type GroupEvents struct {
-	// Failed: Handle returned an error or panicked (then cause is a *Panic). It
-	// counts as an attempt.
+	// Failed: Handle returned an error or panicked. After a panic, cause is a *Panic. The call counts
+	// as an attempt.
 	Failed func(tp TopicPartition, cause error)
-	// Held: the partition has stopped at a record of a newer release. Called once.
+	// Held: the partition has stopped at a record of a newer release. Held is called once for it.
 	Held func(tp TopicPartition, cause error)
-	// Reset: a committed offset is not in the log. Reading continues at the first record that
-	// is left, so no existing record is skipped. If the offset was beyond the end (the log lost
-	// records, or the topic was created again), this replays all records that are left, and the
-	// worker drops duplicates.
+	// Reset: a committed offset is not in the log. The group continues at the first record in the log,
+	// so it skips no existing record. The committed offset may be above the end: the log has lost
+	// records, or the topic was created again. In this case the group reads all existing records again,
+	// and the worker drops the duplicates.
 	Reset func(r Reset)
-	// Trouble: the client reports an error from which it continues: a broker is unavailable, an
-	// authorization is missing, a commit was refused.
+	// Trouble: the client reports an error after which it continues. For example, a broker is
+	// unavailable, a permission is missing, or a commit was refused.
 	Trouble func(err error)
-	// Assigned and Gone: a partition was assigned or given up. lost: another member had it
-	// already, so nothing was committed.
+	// Assigned: this member got a partition. Gone: this member does not have the partition any more. If
+	// lost is true, another member may already own the partition, so nothing was committed.
 	Assigned func(tp TopicPartition)
 	Gone     func(tp TopicPartition, lost bool)
 }
@@ -122,11 +120,11 @@ func (e *GroupEvents) trouble(err error) {
 	}
 }
 
-// Reset is a committed offset that the log does not hold.
+// Reset describes a committed offset that is not in the log.
 type Reset struct {
 	TP         TopicPartition
 	Committed  int64
-	Start, End int64 // of the log
+	Start, End int64 // first offset of the log, and offset after its last record
 }
 
 // Panic is a panic of a handler.

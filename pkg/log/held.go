@@ -12,25 +12,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// membership is what a member knows of its place in the group. The broker gives a member's
-// partitions to other members when it has heard nothing from it for the session timeout. So the
-// member holds its partitions for the session timeout after it sent the last heartbeat that the
-// broker answered.
+// membership is what a member knows about its membership in the group. If the broker gets no heartbeat
+// from a member for the session timeout, it gives the member's partitions to other members. The time
+// counts from the last heartbeat. So the member certainly owns its partitions for the session timeout
+// after it sent the last heartbeat that the broker answered.
 type membership struct {
-	limit time.Duration // somewhat below the session timeout, because clocks drift
+	limit time.Duration // somewhat shorter than the session timeout, because clocks drift
 	last  atomic.Pointer[confirmation]
 }
 
-// confirmation is an answered heartbeat.
+// confirmation is a heartbeat that the broker has answered.
 type confirmation struct {
 	sent time.Time
-	next chan struct{} // closed when a newer confirmation replaces this one
+	next chan struct{} // closed when a newer confirmation replaces this confirmation
 }
 
 type membershipKey struct{}
 
-// WithHeld returns a context for which Held calls held every 50 ms instead of asking a group. It is
-// for tests.
+// WithHeld returns a context for tests. With this context, Held does not ask a group. It calls the
+// function held every 50 ms until held returns true.
 func WithHeld(ctx context.Context, held func() bool) context.Context {
 	return context.WithValue(ctx, membershipKey{}, held)
 }
@@ -41,8 +41,8 @@ func newMembership(session time.Duration) *membership {
 	return m
 }
 
-// holds reports whether no other member can have the partitions now. It uses the clock that shows
-// more elapsed time: the monotonic clock may stop while the machine is suspended, and the wall
+// holds reports whether certainly no other member owns the partitions now. It uses the clock that shows
+// more elapsed time, because the monotonic clock may stop while the machine is suspended, and the wall
 // clock may be set back.
 func (c *confirmation) holds(limit time.Duration, now time.Time) bool {
 	return !c.sent.IsZero() && now.Sub(c.sent) < limit && now.Round(0).Sub(c.sent.Round(0)) < limit
@@ -53,12 +53,11 @@ func (m *membership) confirm(sent time.Time) {
 	close(old.next)
 }
 
-// Held waits until this member certainly owns its partition. ctx must be the context given to
-// Handler.Assigned, or derived from it. Held returns nil if no other member was given the
-// partition before the call, and ctx's error if ctx has ended. A process that was paused or cut
-// off for longer than the session timeout waits here until the group answers it or takes the
-// partition away. For a context that no group made, and with the embedded log, Held only checks
-// ctx.
+// Held waits until this member certainly owns its partition. ctx must be the context that
+// Handler.Assigned got, or a context derived from it. Held returns nil if no other member was given the
+// partition before the call. If ctx has ended, it returns ctx's error. A process that was paused or
+// disconnected for longer than the session timeout waits in Held until the group answers it or removes
+// the partition from it. If no group made the context, or if the log is embedded, Held only checks ctx.
 func Held(ctx context.Context) error {
 	if held, ok := ctx.Value(membershipKey{}).(func() bool); ok {
 		for !held() && ctx.Err() == nil {
@@ -78,11 +77,11 @@ func Held(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	return ctx.Err() // checked after holds: if ctx has not ended now, it had not ended then
+	return ctx.Err() // checked after holds: if ctx has not ended now, it had not ended during holds
 }
 
-// confirmEvery sends heartbeats to the group's coordinator until ctx ends, and records the answers
-// in m. The client sends heartbeats of its own, but does not report their results.
+// confirmEvery sends heartbeats to the group's coordinator until ctx ends, and records the answers in
+// m. The client also sends heartbeats, but it does not report their results.
 func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership) {
 	every := min(time.Second, g.cfg.SessionTimeout/4)
 	for {
@@ -106,7 +105,7 @@ func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool
 	defer stop()
 	sent := time.Now()
 	resp, err := req.RequestWith(ctx, cl)
-	// An answer during a rebalance does not count: the group drops a member that joins late.
+	// An answer during a rebalance does not count, because the group removes a member that joins late.
 	if err != nil || kerr.ErrorForCode(resp.ErrorCode) != nil {
 		return false
 	}

@@ -10,34 +10,34 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Local reads records of a log in this process without the network. It replaces only fetches:
-// groups, positions and commits still go to the broker.
+// Local reads records of a log in this process, without the network. It replaces only fetches. Groups,
+// positions and commits still use the broker.
 type Local interface {
-	// Open returns a Tail at an offset of a partition. It returns notify.KindGone if the log
-	// holds no record at this offset and the offset is not the end of the log.
+	// Open returns a Tail that begins at an offset of a partition. It returns notify.KindGone if the
+	// log has no record at this offset, unless the offset is the end of the log.
 	Open(tp TopicPartition, offset int64) (Tail, error)
 }
 
-// Tail is a position in a partition. Only one goroutine may use it.
+// Tail reads a partition from a position. Only one goroutine may use it.
 type Tail interface {
-	// Next waits for records and returns some, in order and without a gap. It returns only
-	// records that are stored as an acknowledged batch is. The caller must not write to them:
-	// other readers may have the same ones. Next returns the error of ctx, notify.KindGone if
-	// the log does not hold the offset any more, or an error of a file, after which it may be
-	// called again.
+	// Next waits for records and returns some of them, in order and without a gap. It returns only
+	// records that are stored as durably as an acknowledged batch. The caller must not write to the
+	// records, because another reader may have the same records. Next returns the error of ctx,
+	// notify.KindGone if the log does not hold the offset any more, or an error of a file. After an
+	// error of a file the caller may call Next again.
 	Next(ctx context.Context) (Fetched, error)
 	Close() error
 }
 
-// Fetched is what a Tail returns.
+// Fetched is the result of Tail.Next.
 type Fetched struct {
 	Records []Record
 	Epoch   int32 // leader epoch of the last record
-	End     int64 // end of the log: the offset of its next record
+	End     int64 // end of the log: the offset of the next record
 }
 
-// readLocal reads a partition from Local, instead of the client's fetches, until the assignment
-// ends. It runs in a goroutine of its own, counted by localReaders.
+// readLocal reads the records of a partition from Local instead of the client's fetches, until the
+// assignment ends. It runs in its own goroutine, which localReaders counts.
 func (a *assignment) readLocal(local Local, at int64, generation int, rejoin context.CancelCauseFunc) {
 	defer a.localReaders.Done()
 	for wait := a.g.cfg.RetryBackoff; ; {
@@ -61,8 +61,8 @@ func (a *assignment) readLocal(local Local, at int64, generation int, rejoin con
 	}
 }
 
-// readLocalFrom reads from offset at on. It returns the offset reached, and a nil error when the
-// assignment has ended or was restarted.
+// readLocalFrom reads records, beginning at the offset in the parameter at. It returns the offset after
+// the last record that it queued. The error is nil if the assignment has ended or was restarted.
 func (a *assignment) readLocalFrom(local Local, at int64, generation int) (next int64, err error) {
 	tail, err := local.Open(a.tp, at)
 	if err != nil {
@@ -82,8 +82,8 @@ func (a *assignment) readLocalFrom(local Local, at int64, generation int) (next 
 	return at, nil
 }
 
-// waitForRoom waits while the partition is paused because the limits of records in flight are
-// reached. It returns false if the assignment ends.
+// waitForRoom waits while the partition is paused because a limit of records in flight is reached. It
+// returns false if the assignment is draining or has ended.
 func (a *assignment) waitForRoom() bool {
 	for {
 		a.mu.Lock()
@@ -100,17 +100,18 @@ func (a *assignment) waitForRoom() bool {
 	}
 }
 
-// runLocal is Run over a Local.
+// runLocal does what Run does, with a Local.
 func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	var one sync.Mutex // held during fn: only one call of fn runs at a time
+	var one sync.Mutex // held during fn, so that calls of fn do not overlap
 	for tp, at := range from {
 		g.Go(func() error { return r.readPartition(ctx, tp, at, &one, fn) })
 	}
 	return g.Wait()
 }
 
-// readPartition calls fn with the records of tp from at on. It returns nil when ctx ends.
+// readPartition calls fn with the records of tp, beginning at the offset in the parameter at. It
+// returns nil when ctx ends.
 func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, at int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
 	tail, err := r.conn.Local.Open(tp, at)
 	if err != nil {
@@ -133,7 +134,7 @@ func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, at int64,
 			}
 		case notify.KindOf(err) == notify.KindGone:
 			return err
-		default: // a file cannot be read: try again until it can
+		default: // a file cannot be read: try again until the read succeeds
 			r.conn.Logger.Error("the log cannot be read", "partition", tp.String(), "err", err)
 			if !notify.Sleep(ctx, time.Second) {
 				return nil

@@ -2,11 +2,11 @@ package log
 
 import "strings"
 
-// In the product topics and consumer groups have the names of package notify. At the brokers each
-// name has the prefix Conn.Prefix, so that two installations can share one Kafka. Only the
-// functions below translate between product names and wire names.
+// Inside the product, topics and consumer groups have the names of package notify. At the brokers each
+// name has the prefix Conn.Prefix, so that two installations can use the same Kafka. Only the functions
+// below convert between product names and wire names.
 
-// wireName returns the wire name of a topic or a group: its name at the brokers.
+// wireName returns the wire name of a topic or a group. The wire name is the name at the brokers.
 func (c *Conn) wireName(name string) string { return c.Prefix + name }
 
 // wireNames returns the wire names of topics.
@@ -21,10 +21,10 @@ func (c *Conn) wireNames(names []string) []string {
 	return out
 }
 
-// productName returns the product's name of a topic with a wire name.
+// productName returns the product name of the topic that has this wire name.
 func (c *Conn) productName(wire string) string { return strings.TrimPrefix(wire, c.Prefix) }
 
-// fromWire returns a partition of the topic with a wire name.
+// fromWire returns a partition of the topic that has this wire name.
 func (c *Conn) fromWire(wire string, partition int32) TopicPartition {
 	return TopicPartition{c.productName(wire), partition}
 }

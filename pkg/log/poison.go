@@ -8,18 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The headers of records in notifications-poison, which follow those of the original.
+// The headers that Poison adds to a record in notifications-poison, after the headers of the original
+// record.
 const (
 	HeaderOriginTopic     = "notify-origin-topic"
 	HeaderOriginPartition = "notify-origin-partition"
 	HeaderOriginOffset    = "notify-origin-offset"
 	HeaderCause           = "notify-cause"
-	// HeaderCut is the original size of the value, in bytes, if the record was too large and its
-	// value was cut.
+	// HeaderCut is set if the record was too large and its value was cut. It holds the original size of
+	// the value in bytes.
 	HeaderCut = "notify-cut"
 )
 
-// The bytes that are kept of a record that is too large: enough to recognise it.
+// The numbers of bytes that Poison keeps of a record that is too large. They are enough to recognise
+// it.
 const (
 	keptValue = 64 << 10
 	keptKey   = 1 << 10
@@ -37,13 +39,13 @@ type Poisoner struct {
 	Topic string // default notifications-poison
 }
 
-// Poison appends a copy of m with its origin and the cause to the poison topic, and marks m done.
-// If the append fails, Poison returns the error and m stays open. A crash between the two steps
+// Poison appends a copy of m, with its origin and the cause, to the poison topic. Then it marks m done.
+// If the append fails, Poison returns the error and does not mark m done. A crash between the two steps
 // leaves two copies with the same origin.
 //
-// Other producers may write records to the log that, with their origin, exceed our size limit.
-// Poison then appends only the beginning of the record (HeaderCut). Otherwise it would be tried
-// for ever and block its partition.
+// Another producer may have written a record that exceeds our size limit when the origin is added. Of
+// such a record Poison appends only the beginning (HeaderCut). Otherwise it would be tried for ever and
+// would block its partition.
 func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
 	topic := cmp.Or(p.Topic, notify.TopicPoison)
 	why := "unknown"
@@ -68,7 +70,7 @@ func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
 	return err
 }
 
-// origin returns the headers that say where a record was.
+// origin returns the headers that name the topic, partition and offset of a record.
 func origin(m *Msg) []Header {
 	return []Header{
 		{HeaderOriginTopic, []byte(m.Topic)},

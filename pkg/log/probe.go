@@ -18,13 +18,13 @@ type ProbeConfig struct {
 	Conn Conn
 	// Every is the interval of pings. Default 250 ms.
 	Every time.Duration
-	// Timeout is how long an answer may take. Default 500 ms.
+	// Timeout is the longest wait for an answer to a ping. Default 500 ms.
 	Timeout time.Duration
 }
 
-// Probe watches whether any broker answers. It notices a dead broker in about 0.1 s and a frozen
-// one after Timeout, where a producer with requests in flight needs two seconds. It does not
-// notice that a partition has lost its leader.
+// Probe checks whether at least one broker answers. It notices a dead broker in about 0.1 s and a
+// frozen broker after Timeout. A producer with running requests needs two seconds to notice this. Probe
+// does not notice that a partition has lost its leader.
 type Probe struct {
 	cfg ProbeConfig
 	cl  *kgo.Client
@@ -36,7 +36,7 @@ var (
 	errNoAnswer = errors.New("no broker answers")
 )
 
-// NewProbe returns a probe. It reports the log as unavailable until Run gets a first answer.
+// NewProbe returns a probe. Its Err reports the log as unavailable until Run gets the first answer.
 func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	cfg.Conn = setting.Fill(cfg.Conn)
 	cfg.Every = cmp.Or(cfg.Every, 250*time.Millisecond)
@@ -44,8 +44,8 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	if err := cfg.Conn.validate(); err != nil {
 		return nil, err
 	}
-	// The probe has a client of its own: in a shared client a retry, or a ping queued behind a
-	// large request, would delay the result.
+	// The probe has its own client. In a shared client, a retry or a large request before the ping
+	// would delay the result.
 	cl, err := cfg.Conn.client(
 		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))
 	if err != nil {
@@ -57,7 +57,7 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	return p, nil
 }
 
-// Run pings until ctx ends, and then closes the client.
+// Run sends pings until ctx ends, and then closes the client.
 func (p *Probe) Run(ctx context.Context) error {
 	defer p.cl.Close()
 	tick := time.NewTicker(p.cfg.Every)
@@ -72,8 +72,8 @@ func (p *Probe) Run(ctx context.Context) error {
 	return nil
 }
 
-// pingOnce pings once and stores the result at Timeout at the latest. The client alone may take
-// longer: it ignores its context while it opens a connection, and then tries the next broker.
+// pingOnce sends one ping. It stores the result after Timeout at the latest. The client alone may take
+// longer: it ignores its context while it opens a connection, and then it tries the next broker.
 func (p *Probe) pingOnce(ctx context.Context) {
 	asking, stop := context.WithTimeout(ctx, p.cfg.Timeout)
 	defer stop()
@@ -84,7 +84,7 @@ func (p *Probe) pingOnce(ctx context.Context) {
 		p.set(err)
 	case <-asking.Done():
 		p.set(errNoAnswer)
-		<-answer //nolint:errcheck // one ping at a time
+		<-answer // only one ping may run at a time
 	}
 }
 
@@ -93,6 +93,6 @@ func (p *Probe) set(err error) {
 	p.err.Store(&err)
 }
 
-// Err returns nil if the last ping was answered, else KindUnavailable with code "log". It costs
-// one atomic load.
+// Err returns nil if the last ping was answered. Otherwise it returns KindUnavailable with the error
+// code "log". It costs one atomic load.
 func (p *Probe) Err() error { return *p.err.Load() }

@@ -20,31 +20,31 @@ import (
 // default.
 type ProducerConfig struct {
 	Conn Conn
-	// Linger is how long a record waits for others of its partition. Default 5 ms: the embedded
-	// log needs two fsyncs for each batch, on the goroutine that also serves reads, and without
-	// linger it fell behind at 5M receivers/s. Negative: no linger.
+	// Linger is how long a record waits for other records of its partition. Default 5 ms. The embedded
+	// log needs two fsyncs for each batch, on the goroutine that also serves reads. Without linger it
+	// could not keep up with 5M receivers/s. Negative: no linger.
 	Linger time.Duration `default:"5ms"`
-	// MaxRecordBytes is the largest size of key, value and headers together, and so the largest
-	// batch. Default 1,000,000, which a Kafka with default settings takes. The topics'
-	// max.message.bytes must be at least 48,000 higher: see AdminConfig.MaxRecordBytes. The
-	// embedded broker takes up to 8 MiB.
+	// MaxRecordBytes is the maximum size of key, value and headers together. It also determines the
+	// size of the largest batch. Default 1,000,000, which a Kafka with default settings accepts. The
+	// topics' max.message.bytes must be higher by at least 48,000: see AdminConfig.MaxRecordBytes. The
+	// embedded broker accepts up to 8 MiB.
 	MaxRecordBytes int `default:"1000000" min:"0"`
-	// AppendTimeout bounds an Append, and the client's retries. An Append may give up a sixteenth
-	// sooner. Default 1 s, within which a dead broker is noticed. The embedded log gets longer:
-	// it cannot be unavailable, but its disk can be slow.
+	// AppendTimeout bounds an Append, and the client's retries. An Append may end up to a sixteenth of
+	// this time earlier. The default of 1 s is long enough to notice a dead broker. The embedded log
+	// has a longer timeout: it cannot be unavailable, but its disk can be slow.
 	AppendTimeout time.Duration `default:"1s" min:"0"`
-	// MaxBufferedBytes bounds the records that wait for the broker. Beyond it Append waits, up to
-	// its timeout.
+	// MaxBufferedBytes bounds the records that wait for the broker. If the bound is reached, Append
+	// waits, up to its timeout.
 	MaxBufferedBytes int `default:"128MiB" min:"0"`
-	// Appended, if set, is called with the offset after acknowledged records. It must return
-	// quickly.
+	// Appended, if set, is called after records were acknowledged, with the offset after the last of
+	// them. It must return quickly.
 	Appended func(tp TopicPartition, next int64)
 	// Brokers says whether the log has one broker or many. Default ManyBrokers.
 	Brokers Brokers
-	// Partitions, if set, returns over how many partitions of a topic keys are spread now, or 0
-	// for a topic that it does not know. A record with a key in a known topic goes to the
-	// partition of its key, whatever its Partition says. If Partitions returns an error, Append
-	// returns it and appends nothing. Only with ManyBrokers.
+	// Partitions, if set, returns the number of partitions over which the keys of a topic are spread
+	// now. It returns 0 for a topic that it does not know. A record with a key in a known topic goes to
+	// the partition of its key, and its field Partition is ignored. If Partitions returns an error,
+	// Append returns the error and appends nothing. It can be set only with ManyBrokers.
 	Partitions func(topic string) (int, error)
 }
 
@@ -52,12 +52,12 @@ type ProducerConfig struct {
 type Brokers string
 
 const (
-	// ManyBrokers: several brokers share the partitions. All records go through the client
+	// ManyBrokers: several brokers share the partitions. All records are appended through the client
 	// library.
 	ManyBrokers Brokers = ""
-	// OneBroker: one broker leads every partition, as the embedded one does. Small records then
-	// go through direct, in fewer steps and without an idempotent producer. It is not for Kafka,
-	// where the library must handle moved leaders and copies of requests that were sent again.
+	// OneBroker: one broker leads every partition, as the embedded broker does. Small records are then
+	// appended through direct, in fewer steps and without an idempotent producer. Do not use it with
+	// Kafka, where only the library can handle moved leaders and repeated requests.
 	OneBroker Brokers = "one"
 )
 
@@ -79,20 +79,21 @@ func (c ProducerConfig) validate() error {
 
 const (
 	maxRecordBytes = 1_000_000
-	// batchOverhead bounds what a batch of one record adds to the record's size.
+	// batchOverhead is an upper bound of the bytes that a batch of one record adds to the record's
+	// size.
 	batchOverhead = 48_000
-	// maxPooledCall is the largest number of records of a call that is kept for reuse.
+	// maxPooledCall is the largest number of records in a call that is kept for reuse.
 	maxPooledCall = 16 << 10
-	// maxBufferedRecords is higher than MaxBufferedBytes allows even of the smallest records, so
-	// that the limit of bytes decides.
+	// maxBufferedRecords is more than the number of the smallest records that fit in MaxBufferedBytes.
+	// So the limit of bytes is always reached first.
 	maxBufferedRecords = 1 << 20
 )
 
 // Producer appends records. It may be used from any goroutine. It opens connections at the first
-// append; Close frees them.
+// append. Close frees the connections.
 //
-// Bulk lanes have connections of their own: on a shared connection a one-time code would wait for
-// the bulk requests before it. Order holds within a topic, because a topic always uses the same
+// Bulk lanes have their own connections. On a shared connection an otp code would wait for the bulk
+// requests before it. The records of a topic stay in order, because a topic always uses the same
 // producerPath.
 type Producer struct {
 	cfg        ProducerConfig
@@ -101,7 +102,7 @@ type Producer struct {
 	deadlines  deadlineContexts
 }
 
-// producerPath is the way of the records of some topics to the brokers.
+// producerPath holds the clients through which the records of some topics reach the brokers.
 type producerPath struct {
 	cl     *kgo.Client
 	direct *direct // nil unless there is one broker
@@ -118,7 +119,7 @@ func (w *producerPath) close() {
 
 // pathOf returns the path of a topic.
 func (p *Producer) pathOf(topic string) *producerPath {
-	if strings.Contains(topic, "-bulk") { // and its -dlq
+	if strings.Contains(topic, "-bulk") { // also the topics with the suffix -dlq
 		return &p.bulk
 	}
 	return &p.fast
@@ -141,8 +142,8 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 }
 
 func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
-	// By default an idempotent producer reports nothing while the broker is unavailable: its
-	// promises hang. These settings make it fail records after AppendTimeout and still keep
+	// By default an idempotent producer reports nothing while the broker is unavailable: its promises
+	// never end. With these settings it reports records as failed after AppendTimeout and still keeps
 	// their order. A producer that is not idempotent would not keep the order.
 	w.cl, err = cfg.Conn.client(
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -151,9 +152,9 @@ func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.ProduceRequestTimeout(max(cfg.AppendTimeout, time.Second)),
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
-		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense
-		// A broker or its disk handles one request at a time. A request of the library's default
-		// limit, 100 MiB, would make one-time codes wait.
+		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense, so compression would save little
+		// A broker and its disk handle one request at a time. The library's default limit of a request
+		// is 100 MiB. A request of that size would make otp codes wait.
 		kgo.BrokerMaxWriteBytes(int32(2*(cfg.MaxRecordBytes+batchOverhead))),
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
@@ -169,9 +170,10 @@ func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
 	return err
 }
 
-// partitioner spreads keys as ProducerConfig.Partitions says. In topics that Partitions does not
-// know it uses Record.Partition if that is set, else the hash of the key. Records without a key
-// go to the partitions in turn.
+// partitioner returns a partitioner that spreads keys over the number of partitions that
+// ProducerConfig.Partitions returns. In a topic that Partitions does not know, it uses Record.Partition
+// if that is not negative, and otherwise the hash of the key. Records without a key go to the
+// partitions in turn.
 func partitioner(cfg *ProducerConfig) kgo.Partitioner {
 	return kgo.BasicConsistentPartitioner(func(wire string) func(*kgo.Record, int) int {
 		var turn atomic.Uint32
@@ -193,17 +195,17 @@ func partitioner(cfg *ProducerConfig) kgo.Partitioner {
 	})
 }
 
-// call is one Append under way. It returns to the pool only after the client has reported every
-// record, so that the client does not refer to the records any more.
+// call is one running Append. It returns to the pool only after the client has reported every record.
+// After that the client does not use the records any more.
 type call struct {
 	recs       []kgo.Record
-	left       atomic.Int64          // records not reported yet
+	left       atomic.Int64          // number of records that the client has not reported yet
 	err        atomic.Pointer[error] // the first error
 	onRecord   func(*kgo.Record, error)
-	onComplete func([]kgo.Record) // called when every record was reported, before done or answer
-	done       func(error)        // nil: the result goes to answer
-	// answer gets the result of an Append. An Append that gave up leaves the call and its answer
-	// to the garbage collector.
+	onComplete func([]kgo.Record) // called when the client has reported every record, before done or answer
+	done       func(error)        // called with the result; nil: answer gets the result
+	// answer gets the result of an Append. If an Append has stopped waiting, its call is not reused,
+	// and the garbage collector frees the call.
 	answer chan error
 }
 
@@ -216,8 +218,8 @@ func (p *Producer) newCall() *call {
 	return c
 }
 
-// recycle returns c to the pool. It does not clear the records, which the next use overwrites:
-// clearing took 3% of a batch's time. The pool drops calls that are not reused.
+// recycle returns c to the pool. It does not clear the records, because the next use overwrites them.
+// Clearing took 3% of the time of a batch. The pool drops calls that are not reused.
 func (p *Producer) recycle(c *call) {
 	c.done = nil
 	if cap(c.recs) <= maxPooledCall {
@@ -235,8 +237,8 @@ func (c *call) recordDone(r *kgo.Record, err error) {
 	}
 }
 
-// fail stores the first error. It is not part of recordDone: there err would move to the heap for
-// every record.
+// fail stores err if it is the first error. It is a separate function because otherwise err would move
+// to the heap for every record.
 func (c *call) fail(err error) { c.err.CompareAndSwap(nil, &err) }
 
 func (c *call) finish() {
@@ -252,13 +254,13 @@ func (c *call) finish() {
 	c.answer <- err
 }
 
-// Append appends records, in the given order within each partition. It returns nil when every
-// record is acknowledged, and then keeps no reference to recs.
+// Append appends records. In each partition they have the given order. Append returns nil when every
+// record is acknowledged. After it has returned nil, it keeps no reference to recs.
 //
-// After an error each record may or may not be stored: recs may be split into several batches and
-// requests. The client may still read keys and values for a while, so the caller must not write
-// to them. KindTooLarge is the exception: nothing was appended and nothing is referred to.
-// KindUnavailable with code "log" means that the broker is unavailable or slower than
+// After an error each record may be stored or not, because recs may be split into several batches and
+// requests. The client may read keys and values for a while after the error, so the caller must not
+// write to them. KindTooLarge is an exception: nothing was appended, and the client keeps no reference.
+// KindUnavailable with the error code "log" means that the broker is unavailable or slower than
 // AppendTimeout, or that ctx has ended.
 func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	if len(recs) == 0 {
@@ -305,14 +307,15 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	case <-ctx.Done():
 	}
 	select {
-	case err := <-c.answer: // both were ready
+	case err := <-c.answer: // both channels were ready
 		return p.failure(ctx, err)
 	default:
 		return p.failure(ctx, ctx.Err())
 	}
 }
 
-// appendBoth appends the records of both paths at the same time, each in order.
+// appendBoth appends the records of the two paths at the same time. It keeps the order within each
+// path.
 func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	var of [2][]Record
 	for _, r := range recs {
@@ -327,19 +330,19 @@ func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	return cmp.Or(p.Append(ctx, of[0]), <-bulk)
 }
 
-// deadlineContexts hands out contexts that end with errTooSlow after length, or up to a sixteenth of
-// it sooner: callers within the same sixteenth share a context. A context and a timer for each
-// call took 2% of a single request.
+// deadlineContexts returns contexts that end with errTooSlow after length, or up to a sixteenth of
+// length earlier. All callers within the same sixteenth share one context. Making a context and a timer
+// for each call took 2% of the time of a single request.
 type deadlineContexts struct {
 	length time.Duration
 
 	mu   sync.Mutex
 	ctx  context.Context
-	stop context.CancelFunc // of ctx; earlier contexts end at their deadlines, because calls may still use them
-	next time.Time          // from then on ctx is not handed out any more
+	stop context.CancelFunc // ends ctx; earlier contexts end at their deadlines, because calls may still use them
+	next time.Time          // from this time on, current makes a new context
 }
 
-// deadlineShare is the number of contexts in the length of a deadline.
+// deadlineShare is the number of contexts that are made within length.
 const deadlineShare = 16
 
 func (d *deadlineContexts) current() context.Context {
@@ -361,10 +364,10 @@ func (d *deadlineContexts) close() {
 	}
 }
 
-// AppendFunc appends like Append, but calls done once with the result of the append. done runs on a
-// goroutine of the client and must not block. AppendFunc itself waits only while the buffer is
-// full. AppendTimeout does not apply if ctx has no deadline: a frozen broker is then reported
-// after about two seconds.
+// AppendFunc appends records as Append does, but does not wait for the result. It calls done once with
+// the result. done runs on a goroutine of the client and must not block. AppendFunc waits only while
+// the buffer is full. If ctx has no deadline, AppendTimeout does not apply: a frozen broker is then
+// reported after about two seconds.
 func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(error)) {
 	if len(recs) == 0 {
 		done(nil)
@@ -382,7 +385,7 @@ func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(erro
 	p.produce(ctx, c, recs)
 }
 
-// checkSizes returns KindTooLarge if one of recs is too large.
+// checkSizes returns KindTooLarge if a record in recs is larger than MaxRecordBytes.
 func (p *Producer) checkSizes(recs []Record) error {
 	for i := range recs {
 		if n := recs[i].size(); n > p.cfg.MaxRecordBytes {
@@ -395,8 +398,8 @@ func (p *Producer) checkSizes(recs []Record) error {
 	return nil
 }
 
-// checkPartitionsKnown returns an error if the number of partitions of a topic of recs is not known,
-// because its keys would go to wrong partitions.
+// checkPartitionsKnown returns an error if the number of partitions of a topic in recs is not known.
+// Without this check, keys would go to wrong partitions.
 func (p *Producer) checkPartitionsKnown(recs []Record) error {
 	if p.cfg.Partitions == nil {
 		return nil
@@ -412,7 +415,7 @@ func (p *Producer) checkPartitionsKnown(recs []Record) error {
 	return nil
 }
 
-// produce hands recs to the client. c finishes when the client has reported every record.
+// produce passes recs to the client. c finishes when the client has reported every record.
 func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	if cap(c.recs) < len(recs) {
 		c.recs = make([]kgo.Record, len(recs))
@@ -420,7 +423,7 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	c.recs = c.recs[:len(recs)]
 	c.err.Store(nil)
 	c.left.Store(int64(len(recs)))
-	now := time.Now() // once: without a timestamp the client reads the clock for each record
+	now := time.Now() // read once: for a record without a timestamp the client would read the clock
 	w := p.pathOf(recs[0].Topic)
 	for i := range recs {
 		r, k := &recs[i], &c.recs[i]
@@ -438,8 +441,8 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	}
 }
 
-// appended calls ProducerConfig.Appended for the acknowledged records of a call: once for each run
-// of records in a partition.
+// appended calls ProducerConfig.Appended for the acknowledged records of a call. It makes one call for
+// several records in sequence if they are in the same partition.
 func (p *Producer) appended(recs []kgo.Record) {
 	if p.cfg.Appended == nil {
 		return
@@ -465,7 +468,7 @@ func (p *Producer) failure(ctx context.Context, err error) error {
 	return translate(err)
 }
 
-// Close fails the appends that are still buffered and frees the connections.
+// Close makes the waiting appends fail and frees the connections.
 func (p *Producer) Close() {
 	p.fast.close()
 	p.bulk.close()

@@ -27,14 +27,15 @@ type rawBatch struct {
 
 const (
 	rawHeader = 61
-	// recordOverhead is an upper bound of what a record adds to a batch besides its key and
-	// value, including the header of the batch.
+	// recordOverhead is an upper bound of the bytes that a record adds to a batch besides its key and
+	// value. It includes the header of the batch.
 	recordOverhead = rawHeader + 40
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// add appends a record without headers; at is its time in ms since 1970. A nil key means no key.
+// add appends a record without headers. The parameter at is the record's time in ms since 1970. A nil
+// key means that the record has no key.
 func (b *rawBatch) add(key, value []byte, at int64) {
 	if b.count == 0 {
 		b.buf = append(b.buf[:0], make([]byte, rawHeader)...)

@@ -14,14 +14,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Reader reads partitions from given offsets without a group: it commits nothing, and several
-// readers may read the same partition. It may be used from any goroutine.
+// Reader reads partitions from given offsets, without a group. It commits nothing, and several readers
+// may read the same partition. It may be used from any goroutine.
 type Reader struct {
 	conn Conn
 	adm  *kadm.Client
 
-	mu   sync.Mutex  // held during Fetch, which reads one record at a time; guards once
-	once *kgo.Client // client of Fetch; nil before its first use
+	mu   sync.Mutex  // guards once; held during Fetch, which reads one record at a time
+	once *kgo.Client // client of Fetch; nil before the first Fetch
 }
 
 // NewReader returns a reader. It does not connect.
@@ -37,8 +37,7 @@ func NewReader(conn Conn) (*Reader, error) {
 	return &Reader{conn: conn, adm: kadm.NewClient(cl)}, nil
 }
 
-// Close frees the connections of HighWater and Fetch. Runs end with their
-// contexts.
+// Close frees the connections of HighWater and Fetch. A running Run ends only when its context ends.
 func (r *Reader) Close() {
 	r.adm.Close()
 	r.mu.Lock()
@@ -49,10 +48,10 @@ func (r *Reader) Close() {
 	}
 }
 
-// Run calls fn with the records of each partition in from, in order, beginning at its offset. It
-// returns nil when ctx ends, or the error of fn. Calls of fn do not overlap. fn must not write to
-// records, keys or values. Run returns notify.KindGone if the log does not hold an offset, at the
-// start or later: it never skips records. While brokers are unavailable Run waits.
+// Run reads each partition of the parameter from, beginning at the given offset. It calls fn with the
+// records of a partition in order. Calls of fn do not overlap. fn must not write to records, keys or
+// values. Run returns nil when ctx ends, or the error of fn. It never skips records: if the log does
+// not hold the next offset, Run returns notify.KindGone. While brokers are unavailable, Run waits.
 func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	if r.conn.Local != nil {
 		return r.runLocal(ctx, from, fn)
@@ -87,8 +86,8 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 	}
 }
 
-// partitions returns a client that reads from exact offsets. If the log does not hold an offset, the
-// client reports an error instead of moving to another offset.
+// partitions returns a client that reads from exactly the given offsets. If the log does not hold an
+// offset, the client reports an error and does not continue at another offset.
 func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
 	cl, err := r.conn.client(
 		kgo.ConsumePartitions(at),
@@ -102,8 +101,8 @@ func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, er
 	return cl, nil
 }
 
-// readFailure returns nil for errors from which the client recovers by itself, and the others
-// translated.
+// readFailure returns nil for an error from which the client recovers without help. It returns any
+// other error after translate.
 func readFailure(tp TopicPartition, err error) error {
 	if _, lost := errors.AsType[*kgo.ErrDataLoss](err); lost {
 		return translate(fmt.Errorf("%s: %w: %w", tp, kerr.OffsetOutOfRange, err))
@@ -115,19 +114,19 @@ func readFailure(tp TopicPartition, err error) error {
 	return nil
 }
 
-// HighWater returns the end of each partition of topics: the offset of its next record.
+// HighWater returns the end of each partition of topics. The end is the offset of the next record.
 func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := r.adm.ListEndOffsets(ctx, r.conn.wireNames(topics)...)
 	return offsetsOf(&r.conn, listed, err)
 }
 
-// Fetch reads one record. It returns notify.KindGone if the record was trimmed, and
-// notify.KindNotFound if it is not written yet. It needs a few round trips and is meant for
-// people and checks.
+// Fetch reads one record. It returns notify.KindGone if the record was trimmed, and notify.KindNotFound
+// if the record is not written yet. It needs a few round trips, so it is meant for people and checks
+// only.
 func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Record, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ends, err := r.HighWater(ctx, tp.Topic) // otherwise the client would wait for a future record
+	ends, err := r.HighWater(ctx, tp.Topic) // without this check the client would wait for a record that is not written yet
 	if err != nil {
 		return Record{}, err
 	}
@@ -155,7 +154,7 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 			rec := it.Next()
 			if r.conn.fromWire(rec.Topic, rec.Partition) == tp && rec.Offset >= offset {
 				r := fromKgo(tp.Topic, rec)
-				if rec.Offset > offset || r.Lost() { // compacted, a control record, or lost
+				if rec.Offset > offset || r.Lost() { // the record was compacted, is a control record, or was lost
 					return Record{}, notify.NotFound("record")
 				}
 				return r, nil

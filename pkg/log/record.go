@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Record is one record of a topic. In an append, Partition -1 means the partition of the key's
-// murmur2 hash (see notify.Partition), or any partition if Key is nil; Offset is ignored; and a
-// zero Time means now. Time has millisecond precision.
+// Record is one record of a topic. In an append, some fields have a special meaning. Partition -1 means
+// the partition that the murmur2 hash of the key determines (see notify.Partition), or any partition if
+// Key is nil. Offset is ignored. A zero Time means now. Time has millisecond precision.
 type Record struct {
 	Topic     string
 	Partition int32
@@ -24,9 +24,9 @@ type Header struct {
 	Value []byte
 }
 
-// LostHeader marks a record that replaces records which the log has lost. It has the last of their
-// offsets and no value. Groups treat it as done and continue after it. Readers get it, so that
-// they know of the gap.
+// LostHeader marks a record that replaces records which the log has lost. The marked record has the
+// offset of the last lost record and no value. Groups treat it as done and continue after it. A Reader
+// passes it to its caller, so that the caller learns of the gap.
 const LostHeader = "notifyd-lost"
 
 // Lost reports whether the record replaces lost records.
@@ -34,7 +34,7 @@ func (r *Record) Lost() bool {
 	return len(r.Headers) == 1 && r.Headers[0].Key == LostHeader && r.Value == nil
 }
 
-// size returns the bytes of the record that count towards limits.
+// size returns the number of bytes of the record that count for size limits.
 func (r *Record) size() int {
 	n := len(r.Key) + len(r.Value)
 	for i := range r.Headers {

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TopicIDs returns the brokers' id of each topic that exists. A topic that was deleted and created
-// again has another id: offsets of the old topic are meaningless in the new one.
+// TopicIDs returns the id that the brokers gave to each topic that exists. A topic that was deleted and
+// created again has another id. Offsets of the deleted topic have no meaning in the new topic.
 func (a *Admin) TopicIDs(ctx context.Context, topics ...string) (map[string]string, error) {
 	out := make(map[string]string, len(topics))
 	err := a.eachTopic(ctx, topics, func(name string, d *kadm.TopicDetail) { out[name] = d.ID.String() })
@@ -39,9 +39,9 @@ func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, 
 	return out, nil
 }
 
-// SetCommitted sets the committed offsets of a group; other partitions keep theirs. The group must
-// have no members. Otherwise SetCommitted returns KindConflict "cluster_running", and some
-// partitions may already be set.
+// SetCommitted sets the committed offsets of a group for the given partitions. Other partitions keep
+// their offsets. The group must have no members. If it has members, SetCommitted returns KindConflict
+// "cluster_running", and the offsets of some partitions may already be set.
 func (a *Admin) SetCommitted(ctx context.Context, group string, offsets map[TopicPartition]int64) error {
 	commit := make(kadm.Offsets)
 	for tp, at := range offsets {

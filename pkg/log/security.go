@@ -14,11 +14,11 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
-// Mechanism is how a client authenticates.
+// Mechanism is the method by which a client authenticates.
 type Mechanism string
 
-// The mechanisms. SCRAM never sends the password itself. PLAIN and OAUTHBEARER send it, and are
-// refused without TLS.
+// The mechanisms. SCRAM never sends the password. PLAIN and OAUTHBEARER send it, so they are refused
+// without TLS.
 const (
 	SCRAM512    Mechanism = "SCRAM-SHA-512"
 	SCRAM256    Mechanism = "SCRAM-SHA-256"
@@ -26,21 +26,21 @@ const (
 	OAUTHBEARER Mechanism = "OAUTHBEARER" // the password is the token
 )
 
-// SASL holds our credentials. It prints as its mechanism and user, without the password.
+// SASL holds our credentials. Its String returns the mechanism and the user, without the password.
 type SASL struct {
 	// Mechanism defaults to SCRAM512.
 	Mechanism Mechanism
-	User      string // required, except for OAUTHBEARER, whose token contains it
-	// Password is called at every authentication, so that a changed password needs no restart.
-	// Required. It is a function and not a string, so that no log can print the password.
+	User      string // required, except for OAUTHBEARER: its token contains the user
+	// Password is called at every authentication, so that a changed password needs no restart. It is
+	// required. It is a function and not a string, so that no log line can print the password.
 	Password Secret `json:"-"`
 }
 
-// Secret returns a secret. It may be called from any goroutine.
+// Secret is a function that returns a secret. It may be called from any goroutine.
 type Secret func() (string, error)
 
-// mechanism checks s and returns the client library's mechanism. tls says whether connections are
-// encrypted.
+// mechanism checks s and returns the mechanism of the client library. The parameter tls is true if
+// connections are encrypted.
 func (s *SASL) mechanism(tls bool) (sasl.Mechanism, error) {
 	m := cmp.Or(s.Mechanism, SCRAM512)
 	switch {
@@ -107,5 +107,5 @@ func (c Conn) String() string {
 	return s
 }
 
-// LogValue returns String, so that logs contain no secrets.
+// LogValue returns the text of String, so that log lines contain no secrets.
 func (c Conn) LogValue() slog.Value { return slog.StringValue(c.String()) }

@@ -16,12 +16,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// topicTriggersDLQ is the topic of dead triggers.
+// topicTriggersDLQ is the topic of triggers that have failed for good.
 const topicTriggersDLQ = "triggers-dlq"
 
-// Topics returns every topic of the product with its number of partitions on a cluster. The lanes
-// of a channel and their -dlq have perChannel, or else 18 for push, 12 for sms and 84 for email.
-// notifications-failed has 6. The topics of outcomes, poison and triggers-dlq have one.
+// Topics returns every topic of the product with its number of partitions in a cluster. The lanes of a
+// channel and their -dlq topics have perChannel partitions. If perChannel has no number for the
+// channel, they have 18 for push, 12 for sms and 84 for email. notifications-failed has 6. The topics
+// of outcomes, poison and triggers-dlq have one.
 func Topics(perChannel map[notify.Channel]int) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {
@@ -33,12 +34,12 @@ func Topics(perChannel map[notify.Channel]int) map[string]int {
 
 var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, notify.Email: 84}
 
-// keepPoison is how long the poison topic keeps records for people to inspect. All other topics are
-// read by groups of the product and keep records until we delete them: a broker's retention does
-// not know which records are unread.
+// keepPoison is how long the poison topic keeps records, so that people can inspect them. Groups of the
+// product read all other topics. Those topics keep records until we delete them, because a broker's
+// retention does not know which records are unread.
 const keepPoison = 30 * 24 * time.Hour
 
-// settings returns the settings of a new topic besides partitions and replicas.
+// settings returns the settings of a new topic, except partitions and replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
 	keep := int64(-1)
 	if topic == notify.TopicPoison {
@@ -47,10 +48,10 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 	s := map[string]string{
 		"cleanup.policy":    "delete",
 		"retention.ms":      strconv.FormatInt(keep, 10),
-		"retention.bytes":   "-1", // a limit would let a burst remove unread records
+		"retention.bytes":   "-1", // with a limit, a burst could remove unread records
 		"max.message.bytes": strconv.Itoa(c.MaxRecordBytes + batchOverhead),
 		"compression.type":  "producer", // the broker stores batches unchanged
-		// A lagging replica must not become the leader: acknowledged records would be lost.
+		// A replica that lags must not become the leader, because acknowledged records would be lost.
 		"unclean.leader.election.enable": "false",
 	}
 	if c.MinInSync > 0 {
@@ -59,14 +60,14 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 	return s
 }
 
-// EnsureTopics creates the missing topics with these partition counts, waits until all topics have
-// leaders, and returns the names of the created ones, sorted. It may be repeated, and several
-// processes may call it at the same time.
+// EnsureTopics creates the missing topics with the given numbers of partitions and waits until all
+// topics have leaders. It returns the names of the topics that it created, sorted. It may be called
+// again, and several processes may call it at the same time.
 //
-// It does not change a topic that exists. If an existing topic has fewer partitions than wanted,
-// EnsureTopics creates the others and then returns KindConflict with code "topic_partitions";
-// see Grow. More partitions are fine. It does not compare other settings; see Check. It returns
-// KindInvalid for a count below 1.
+// EnsureTopics does not change an existing topic. If an existing topic has too few partitions,
+// EnsureTopics creates the missing topics and then returns KindConflict with the error code
+// "topic_partitions"; see Grow. An existing topic may have more partitions. EnsureTopics does not
+// compare other settings; see Check. It returns KindInvalid for a number below 1.
 func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (created []string, err error) {
 	for t, n := range topics {
 		if n < 1 {
@@ -104,7 +105,7 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	if len(errs) > 0 {
 		return created, translate(errors.Join(errs...))
 	}
-	some := map[string]int{} // at least 1: an existing topic may have fewer partitions than wanted
+	some := map[string]int{} // at least 1, because an existing topic may have fewer partitions than wanted
 	for t := range topics {
 		some[t] = 1
 	}
@@ -126,13 +127,13 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	return created, nil
 }
 
-// Grow adds partitions to each of topics that has fewer than partitions, in the order given, and
-// waits until all have leaders. It may be repeated, and several processes may call it at the same
-// time. It retries for up to growTimeout if brokers do not answer, because creating many
-// partitions takes them time.
+// Grow adds partitions to each of the topics that has fewer than the parameter partitions, in the given
+// order. Then it waits until all partitions have leaders. It may be called again, and several processes
+// may call it at the same time. If brokers do not answer, it retries for up to growTimeout, because
+// creating many partitions takes them time.
 //
-// A producer that hashes keys over the topic's number of partitions sends them to other partitions
-// from then on. A producer that must keep each user's records in order sets
+// After Grow, a producer that hashes keys over the topic's number of partitions sends keys to other
+// partitions. So a producer that must keep each user's records in order must set
 // ProducerConfig.Partitions.
 func (a *Admin) Grow(ctx context.Context, partitions int, topics ...string) error {
 	ctx, stop := context.WithTimeout(ctx, growTimeout)
@@ -175,8 +176,8 @@ func (a *Admin) grow(ctx context.Context, partitions int, topics []string) error
 	return a.waitForLeaders(ctx, want)
 }
 
-// waitForLeaders waits until each topic has at least the given number of partitions and each
-// partition has a leader. Right after partitions are created brokers still report no leader.
+// waitForLeaders waits until each topic has at least the given number of partitions and each partition
+// has a leader. For a short time after partitions were created, brokers report no leader.
 func (a *Admin) waitForLeaders(ctx context.Context, topics map[string]int) error {
 	for {
 		details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wireNames(slices.Collect(maps.Keys(topics)))...)

@@ -1,19 +1,19 @@
 package log
 
-// tracker keeps the low-water mark of one partition: the offset below which every record handed
-// out is done. Only that offset may be committed: a commit of n says that all records below n
-// are done, in whatever order they were finished. The assignment's mutex guards it.
+// tracker keeps the low-water mark of one partition: the offset below which every record that the
+// handler got is done. Only this offset may be committed. A commit of n states that all records below n
+// are done, and records may be finished in any order. The assignment's mutex guards the tracker.
 type tracker struct {
-	pending []*Msg // in offset order; pending[head:] are not known to be done
+	pending []*Msg // records in offset order; records before head are done
 	head    int
-	low     int64 // next offset to commit; -1: unknown
-	moved   bool  // the mark has passed at least one done record
-	epoch   int32 // leader epoch of the last record passed; -1: unknown
+	low     int64 // low-water mark: the next offset to commit; -1: unknown
+	moved   bool  // true: low has moved over at least one done record
+	epoch   int32 // leader epoch of the last record below low; -1: unknown
 }
 
 func newTracker(low int64) tracker { return tracker{low: low, epoch: -1} }
 
-// add appends records. Their offsets must ascend and be above all earlier ones.
+// add appends records. Their offsets must ascend and must be above the offsets of all earlier records.
 func (t *tracker) add(msgs []*Msg) {
 	if t.head > 0 && (t.head == len(t.pending) || t.head > 1024 && t.head > len(t.pending)/2) {
 		n := copy(t.pending, t.pending[t.head:])
@@ -23,7 +23,8 @@ func (t *tracker) add(msgs []*Msg) {
 	t.pending = append(t.pending, msgs...)
 }
 
-// advance moves the mark over the done records at the head. It reports whether the mark moved.
+// advance moves the low-water mark over the done records at head. It reports whether the low-water mark
+// has moved.
 func (t *tracker) advance() bool {
 	from := t.head
 	for t.head < len(t.pending) && t.pending[t.head].done.Load() {

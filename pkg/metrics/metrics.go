@@ -1,9 +1,9 @@
-// Package metrics holds the Prometheus metrics of a process, the functions by which the stages
-// count, and the rates of the last minutes.
+// Package metrics holds the Prometheus metrics of a process, the functions with which the stages count,
+// and the rates of the last minutes.
 //
-// metrics.go declares every metric that is counted as it happens and returns the Events of each
-// stage. rates.go samples the counters so that an operator without Prometheus sees the rates.
-// Start with Metrics and New.
+// metrics.go declares every metric that is counted when something happens. It also returns the Events
+// of each stage. rates.go takes samples of the counters, so that an operator without Prometheus sees
+// the rates. Start with Metrics and New.
 package metrics
 
 import (
@@ -27,10 +27,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Metrics turns the events of the stages into Prometheus metrics. The tags of a field define
-// its metric: the name after "notifyd_", the labels and the help. docs/metrics-*.md list the
-// same names with their meanings; a test compares it with the registry. Labels are bounded: no
-// ids, no users, no callers.
+// Metrics turns the events of the stages into Prometheus metrics. The tags of a field define its
+// metric: the name after "notifyd_", the labels and the help text. The pages docs/metrics-*.md list the
+// same names with their meanings. A test compares the pages with the registry. The number of values of
+// each label is bounded: no label holds an id, a user or a caller.
 type Metrics struct {
 	Registry *prometheus.Registry
 
@@ -80,7 +80,7 @@ type Metrics struct {
 	StoreStalled      prometheus.Gauge         `metric:"status_store_stalled_seconds" help:"How long the status store has been refusing outcomes; 0: it accepts them."`
 }
 
-// seconds are the buckets of every histogram.
+// seconds are the bucket bounds of every histogram, in seconds.
 var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
 
 // New creates and registers the metrics of a process. It panics if a field's tags are wrong.
@@ -98,7 +98,8 @@ func New() *Metrics {
 	return m
 }
 
-// newMetric creates the metric for a field according to the field's type, and stores it there.
+// newMetric creates the metric for a field. The field's type decides the kind of metric. newMetric
+// stores the metric in the field.
 func newMetric(field any, name, help string, labels []string) prometheus.Collector {
 	counter := prometheus.CounterOpts{Name: name, Help: help}
 	histogram := prometheus.HistogramOpts{Name: name, Help: help, Buckets: seconds}
@@ -127,7 +128,7 @@ func Add(c *prometheus.CounterVec, n int, labels ...string) {
 	c.WithLabelValues(labels...).Add(float64(n))
 }
 
-// Intake returns the events by which the intake counts.
+// Intake returns the event functions with which the intake counts.
 func (m *Metrics) Intake() intake.Events {
 	return intake.Events{
 		Accepted: func(ch notify.Channel, cat notify.Category, _ string, n int) {
@@ -141,7 +142,7 @@ func (m *Metrics) Intake() intake.Events {
 	}
 }
 
-// HTTP returns the hooks by which the API counts.
+// HTTP returns the hooks with which the API counts.
 func (m *Metrics) HTTP() server.Hooks {
 	return server.Hooks{
 		Request: func(route, method string, status int, took time.Duration, _, _ int64) {
@@ -154,7 +155,8 @@ func (m *Metrics) HTTP() server.Hooks {
 	}
 }
 
-// statusTexts holds "000" to "599", so that a request's label needs no allocation.
+// statusTexts holds the texts "000" to "599", so that the status label of a request needs no
+// allocation.
 var statusTexts = func() (t [600]string) {
 	for i := range t {
 		t[i] = string([]byte{byte('0' + i/100), byte('0' + i/10%10), byte('0' + i%10)})
@@ -169,8 +171,8 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-// Worker returns the events by which workers count. A settled window is also published to tail
-// while tail has watchers, and each finished envelope is passed to observe.
+// Worker returns the event functions with which workers count. While tail has watchers, Worker's
+// functions also publish each settled window to tail. They pass each finished envelope to observe.
 func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
@@ -230,7 +232,7 @@ func publishSettled(tail *deadletter.Tail, s *worker.SettledInfo) {
 	}
 }
 
-// Group returns the events by which consumer groups count and log.
+// Group returns the event functions with which consumer groups count and log.
 func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	return log.GroupEvents{
 		Failed: func(tp log.TopicPartition, err error) {
@@ -249,7 +251,8 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	}
 }
 
-// Released counts timers that were published at a time, and their lateness.
+// Released counts the timers in ts, and how late each timer was. The parameter at is the time at which
+// they were published.
 func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, at time.Time) {
 	m.TimersReleased.Add(float64(len(ts)))
 	for i := range ts {
@@ -257,7 +260,7 @@ func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, at time.Time) {
 	}
 }
 
-// Triggers returns the events by which callbacks are counted. The caller is not a label: the
+// Triggers returns the event functions that count callbacks. The caller is not a label, because the
 // number of callers is unbounded.
 func (m *Metrics) Triggers() trigger.Events {
 	return trigger.Events{
@@ -274,7 +277,7 @@ func (m *Metrics) Triggers() trigger.Events {
 	}
 }
 
-// Reconciled counts a run of the trigger reconciler and its findings by class.
+// Reconciled counts one run of the trigger reconciler. found holds the number of its findings by class.
 func (m *Metrics) Reconciled(found map[string]int, err error) {
 	if err != nil {
 		Add(m.Reconciles, 1, "failed")
@@ -286,7 +289,8 @@ func (m *Metrics) Reconciled(found map[string]int, err error) {
 	}
 }
 
-// Stalled records for how long the status store has been refusing outcomes.
+// Stalled sets the metric that shows how long the status store has refused outcomes. d is 0 while the
+// store accepts outcomes.
 func (m *Metrics) Stalled(d time.Duration) { m.StoreStalled.Set(d.Seconds()) }
 
 // ReceiptsStored counts the rows of receipts.

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Rates keeps samples of the counters over the last 5 minutes, so that an operator without
-// Prometheus sees the current rates. Report may be called from any goroutine while Run runs.
+// Rates keeps samples of the counters over the last 5 minutes, so that an operator without Prometheus
+// sees the current rates. While Run runs, Report may be called from any goroutine.
 type Rates struct {
 	registry *prometheus.Registry // holds only the metrics that Rates reads
 
@@ -25,20 +25,20 @@ type Rates struct {
 }
 
 const (
-	rateStep = 5 * time.Second  // between samples
+	rateStep = 5 * time.Second  // time between two samples
 	rateKeep = 61               // samples kept: 5 minutes
-	rateOver = 60 * time.Second // period of the rates in a report
+	rateOver = 60 * time.Second // the period over which a report computes rates
 )
 
-// sample holds the values of the counters at one time. It is not changed after it was read.
+// sample holds the values of the counters at one time. It never changes after it was read.
 type sample struct {
 	at                               time.Time
-	accepted, reached, failed, ended map[string]float64 // by channel, or whatTrigger
-	callSeconds, calls               map[string]float64 // by channel: time at the provider, and number of calls
+	accepted, reached, failed, ended map[string]float64 // key: a channel, or whatTrigger
+	callSeconds, calls               map[string]float64 // key: a channel; seconds of provider calls, and number of calls
 	late                             map[string]*dto.Histogram
 }
 
-// NewRates returns the rates of the counters of m. It takes samples only while Run runs.
+// NewRates returns the Rates of the counters of m. Only Run takes samples.
 func NewRates(m *Metrics) *Rates {
 	r := &Rates{registry: prometheus.NewRegistry()}
 	r.registry.MustRegister(m.Accepted, m.Outcomes, m.TriggersCreated, m.TriggersEnded, m.TimerLate, m.TriggerLate, m.CallSeconds)
@@ -74,7 +74,7 @@ func (r *Rates) addSample(now time.Time) error {
 	return nil
 }
 
-// whatTrigger is the key of triggers in the maps of a sample, beside the names of channels.
+// whatTrigger is the key of triggers in the maps of a sample. All other keys are names of channels.
 const whatTrigger = "trigger"
 
 func (r *Rates) readCounters(now time.Time) (sample, error) {
@@ -125,8 +125,8 @@ func (s *sample) addEnded(what, state string, n float64) {
 	}
 }
 
-// Report returns the rates over the last minute, and a series of one point for each sample kept.
-// It returns an error if the counters cannot be gathered.
+// Report returns the rates over the last minute, and a series with one point for each sample except the
+// oldest sample. It returns an error if the counters cannot be read.
 func (r *Rates) Report() (out api.Rates, err error) {
 	now, err := r.readCounters(time.Now())
 	if err != nil {
@@ -138,8 +138,8 @@ func (r *Rates) Report() (out api.Rates, err error) {
 	return computeRates(kept, now), nil
 }
 
-// computeRates compares now with the newest kept sample that is at least rateOver old, or with
-// the oldest if none is.
+// computeRates compares now with the newest sample that is at least rateOver old. If no sample is so
+// old, it compares now with the oldest sample.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now
@@ -193,10 +193,12 @@ func computeRates(kept []sample, now sample) api.Rates {
 	return out
 }
 
-// roundHundredths keeps the series short: a process sends its series to the others every 5 s.
+// roundHundredths rounds v to two digits to keep the series short: a process sends its series to the
+// other processes every 5 s.
 func roundHundredths(v float64) float64 { return math.Round(v*100) / 100 }
 
-// lateness returns count and quantiles of what a histogram counted between two readings.
+// lateness compares two readings of a histogram. It returns the number of values that the histogram
+// counted between was and is, and their quantiles.
 func lateness(what string, is, was *dto.Histogram) api.Lateness {
 	out := api.Lateness{What: what}
 	n := float64(is.GetSampleCount()) - float64(was.GetSampleCount())
@@ -217,7 +219,7 @@ func lateness(what string, is, was *dto.Histogram) api.Lateness {
 				break
 			}
 		}
-		return top // the highest bucket's bound, also for values above it
+		return top // also returned for values above the highest bucket's bound
 	}
 	out.N, out.P50, out.P99 = n, quantile(.5), quantile(.99)
 	return out

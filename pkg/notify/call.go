@@ -2,40 +2,43 @@ package notify
 
 import "time"
 
-// Call is one claim window handed to a provider: one content, n items.
+// Call is one claim window that a worker sends to a provider: one content and len(Items) items.
 type Call struct {
 	Channel  Channel
 	Category Category
 	Caller   string
 	Content  *Content
 	Expires  int64  // ms since 1970; 0: never
-	Trace    string // W3C traceparent to send along; empty: none
+	Trace    string // W3C traceparent to send with the call; empty: none
 	// TraceState is the W3C tracestate that belongs to Trace.
 	TraceState string
 	Items      []Item
-	// Permit is the provider's permission to send the items of this call. nil: a provider with
-	// a rate of its own waits for its rate in Send.
+	// Permit is the provider's permission to send the items of this call. nil: the provider limits its
+	// rate itself and waits in Send.
 	Permit Permit
 }
 
-// Permit is a provider's permission to send some messages. It holds their share of the
-// provider's rate and of its concurrent calls, from before the worker claims the messages until
-// their call has ended. It is safe for concurrent use.
+// Permit is a provider's permission to send some messages. It reserves a share of the provider's rate
+// and of its concurrent calls. The reservation begins before the worker claims the messages and ends
+// when their call has ended. A Permit is safe for concurrent use.
 type Permit interface {
 	// Messages returns the number of messages that the permit covers, at least 1.
 	Messages() int
-	// Release gives back the share that no call has used. Further calls do nothing.
+	// Release gives back the share that no call has used. The second call of Release and later calls do
+	// nothing.
 	Release()
 }
 
-// Item is one address of one receiver. Its slices alias the log record. A window has a thousand
-// items, so values that all items share are fields of Call or are shared by pointer.
+// Item is one address of one receiver. Its slices alias the log record. A window has a thousand items,
+// so a value that all items share is a field of Call or is shared by a pointer.
 type Item struct {
-	Key       *RowKey // of the envelope, shared; Key and Index make the Ref of receipts
-	Index     uint32  // of the receiver in its request; 0 outside fan-outs
-	Fan       bool    // the receiver belongs to a fan-out
-	Addr      uint8   // ordinal of the address
-	Given     bool    // Address came with the request, not from the user's profile: it may be made up, so its failure does not mean that our configuration is wrong
+	Key   *RowKey // key of the envelope's row, shared by all items; Key and Index make the Ref of receipts
+	Index uint32  // of the receiver in its request; 0 outside fan-outs
+	Fan   bool    // the receiver belongs to a fan-out
+	Addr  uint8   // ordinal of the address
+	// Given is true if Address came with the request, not from the user's profile. Such an address may
+	// be invented, so its failure does not mean that our configuration is wrong.
+	Given     bool
 	User      []byte
 	Address   []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
 	Variables []byte // JSON object or nil
@@ -48,36 +51,36 @@ func (it *Item) ID() ID { return ID{Base: it.Key.Chunk.Base, Index: it.Index, Fa
 type Class uint8
 
 const (
-	// ClassAccepted: the provider took it.
+	// ClassAccepted: the provider accepted the item.
 	ClassAccepted Class = iota
-	// ClassRetry: not taken; try again after RetryAfter or the backoff. The provider works;
-	// the cause is this item or this moment.
+	// ClassRetry: the provider did not accept the item. Try again after RetryAfter or the backoff. The
+	// provider works: the cause is this item or a short problem.
 	ClassRetry
-	// ClassUnavailable: not taken; the provider or account is in trouble
-	// (5xx, refused connections, throttled). Feeds its breaker.
+	// ClassUnavailable: the provider did not accept the item, because the provider or the account has a
+	// problem (5xx, refused connections, throttled). The circuit breaker counts it.
 	ClassUnavailable
-	// ClassThrottled: not taken; a rate limit of the account. No call of the account is made
-	// before RetryAfter.
+	// ClassThrottled: the provider did not accept the item, because the account reached a rate limit.
+	// No call with this account is made before RetryAfter.
 	ClassThrottled
-	// ClassPermanent: the provider will never take this item (bad content, payload too large).
+	// ClassPermanent: the provider will never accept this item (bad content, payload too large).
 	ClassPermanent
-	// ClassDeadAddress: the address is dead: permanent, and it joins the
+	// ClassDeadAddress: the address is dead. The failure is permanent, and the address is added to the
 	// suppression list.
 	ClassDeadAddress
-	// ClassOptedOut: the receiver told the provider to stop (Twilio 21610).
+	// ClassOptedOut: the receiver told the provider to stop sending (Twilio 21610).
 	ClassOptedOut
 	// ClassConfig: our credentials or settings are wrong (401, 403), not the item. The circuit
 	// breaker opens at once and an operator is paged.
 	ClassConfig
-	// ClassAmbiguous: the provider may have taken it. The connection was cut or timed out after
-	// the request was sent.
+	// ClassAmbiguous: it is not known whether the provider accepted the item. The connection was cut or
+	// timed out after the request was sent.
 	ClassAmbiguous
-	// ClassReceipt is not an answer: a receipt of an earlier call gave the outcome, so no call
-	// was made. It occurs only in rows, never in a Result.
+	// ClassReceipt is not a provider's answer. No call was made, because a receipt of an earlier call
+	// already gave the outcome. ClassReceipt occurs only in rows, never in a Result.
 	ClassReceipt
-	// ClassBusy: not sent, because our own rate or number of concurrent calls was used up. The
-	// item waits: that counts neither as an attempt nor for the circuit breaker. It occurs only
-	// in Results, never in a row.
+	// ClassBusy: nothing was sent, because our own limit of rate or of concurrent calls was reached.
+	// The item waits. The wait counts neither as an attempt nor for the circuit breaker. ClassBusy
+	// occurs only in a Result, never in a row.
 	ClassBusy
 )
 
@@ -96,20 +99,20 @@ func (c Class) String() string {
 // Result is a provider's answer for one item.
 type Result struct {
 	Class      Class
-	Confirmed  bool          // accepted, and the provider will send no receipt: the state is Delivered
-	RetryAfter time.Duration // 0: none given
-	Provider   string        // "apns", "twilio:AC…": the provider and account that answered
-	ProviderID string        // the provider's id of the message; empty when it is the AttemptID
+	Confirmed  bool          // true: the provider accepted the item and will send no receipt; the state is Delivered
+	RetryAfter time.Duration // how long to wait before a retry; 0: the provider gave no time
+	Provider   string        // the provider and account that answered: "apns", "twilio:AC…"
+	ProviderID string        // the provider's id of the message; empty if it equals the AttemptID
 	Code       string        // "apns_unregistered", "twilio_21610", "http_503", "timeout"
 }
 
-// Report passes the answer r for the items from to to-1 of a call, with
-// 0 <= from <= to <= len(call.Items). A provider that answers for many items at once reports
-// them in one call: reported one by one an accepted item cost a worker 14 ns, most of it for
-// the lock, and 4 ns in ranges (P6).
+// Report passes the answer r for the items with the indexes from to to-1 of a call, where 0 <= from <=
+// to <= len(call.Items). A provider that answers for many items at once reports them in one call of
+// Report. A worker spent 14 ns on each accepted item when items were reported one by one, most of it
+// for the lock. With ranges it spends 4 ns (P6).
 type Report func(from, to int, r Result)
 
-// One reports item i.
+// One reports the answer r for item i only.
 func (f Report) One(i int, r Result) { f(i, i+1, r) }
 
 // Each returns a Report that calls fn for each item.

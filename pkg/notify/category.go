@@ -2,7 +2,7 @@ package notify
 
 import "strings"
 
-// Channel is the way a notification travels.
+// Channel is the kind of message: push, SMS or email.
 type Channel uint8
 
 // The channels. The zero value is not a channel.
@@ -37,8 +37,8 @@ func ParseChannel(s string) (Channel, bool) {
 	return 0, false
 }
 
-// Category is what a notification is about. It decides the lane, whether the
-// receiver may mute it, and what happens when a send is ambiguous.
+// Category is the purpose of a notification. It decides the lane, whether the receiver may mute the
+// notification, and what happens after an ambiguous call.
 type Category uint8
 
 // The categories. The zero value is not a category.
@@ -79,15 +79,15 @@ func ParseCategory(s string) (Category, bool) {
 	return 0, false
 }
 
-// Critical reports whether receivers cannot mute the category. otp and alert ignore opt-outs and
-// quiet hours, and are sent when the store of preferences is unavailable.
+// Critical reports whether receivers cannot mute the category. Notifications of otp and alert ignore
+// opt-outs and quiet hours. They are sent even if the store of preferences is unavailable.
 func (c Category) Critical() bool { return c == OTP || c == Alert }
 
-// Bulk reports whether the category travels in the bulk lane.
+// Bulk reports whether notifications of the category use the bulk lane.
 func (c Category) Bulk() bool { return c == Marketing || c == Digest }
 
-// Lane is a channel and whether it carries bulk. Every lane has its own topic, workers and share
-// of provider capacity, so that a one-time code never waits behind a campaign.
+// Lane is a channel with or without bulk. Every lane has its own topic, its own workers and its own
+// share of provider capacity. So an otp code never waits for a campaign.
 type Lane struct {
 	Channel Channel
 	Bulk    bool
@@ -96,7 +96,7 @@ type Lane struct {
 // LaneOf returns the lane of a notification.
 func LaneOf(ch Channel, cat Category) Lane { return Lane{ch, cat.Bulk()} }
 
-// Lanes returns every lane, the bulk lanes last.
+// Lanes returns every lane. The bulk lanes are last.
 func Lanes() []Lane {
 	ls := make([]Lane, 0, 2*len(Channels))
 	for _, bulk := range []bool{false, true} {
@@ -107,7 +107,7 @@ func Lanes() []Lane {
 	return ls
 }
 
-// FirstTopics returns the topics of first attempts, one for each lane.
+// FirstTopics returns the topics of first attempts. There is one topic for each lane.
 func FirstTopics() (topics []string) {
 	for _, l := range Lanes() {
 		topics = append(topics, l.Topic())
@@ -123,14 +123,14 @@ func (l Lane) String() string {
 	return l.Channel.String()
 }
 
-// ParseLane is the inverse of Lane.String.
+// ParseLane parses a text that Lane.String returned. ok is false for any other text.
 func ParseLane(s string) (Lane, bool) {
 	name, bulk := strings.CutSuffix(s, "-bulk")
 	c, ok := ParseChannel(name)
 	return Lane{c, bulk}, ok
 }
 
-// Topic returns the lane's topic of first attempts and deferrals.
+// Topic returns the lane's topic of first attempts and of deferred notifications.
 func (l Lane) Topic() string { return "notifications-" + l.String() }
 
 // DLQTopic returns the lane's topic of retries.
@@ -138,13 +138,13 @@ func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
 
 // Topics that belong to no lane.
 const (
-	TopicFailed   = "notifications-failed"   // JSON, one record per notification of State.InFailedFeed
-	TopicOutcomes = "notifications-outcomes" // JSON, the other outcomes, for callers with an outcomes URL (Ended)
-	TopicPoison   = "notifications-poison"   // undecodable records, with their origin
+	TopicFailed   = "notifications-failed"   // JSON, one record for each notification for which State.InFailedFeed is true
+	TopicOutcomes = "notifications-outcomes" // JSON, all other outcomes of callers with an outcomes URL (Ended)
+	TopicPoison   = "notifications-poison"   // records that cannot be decoded, with their origin
 )
 
-// Group returns the consumer group of the lane's workers. The two lanes of a channel have
-// separate groups, so that a paused bulk lane never holds back the other lane.
+// Group returns the consumer group of the lane's workers. The two lanes of a channel have separate
+// groups. So a bulk lane that is paused does not delay the other lane.
 func (l Lane) Group() string {
 	if l.Bulk {
 		return l.Channel.String() + "-bulk-workers"

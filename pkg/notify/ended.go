@@ -1,7 +1,7 @@
 package notify
 
-// Ended is a record of notifications-outcomes. It holds receivers of one envelope that ended
-// without a failure and whose caller has an outcomes URL. The topic is internal: callers get
+// Ended is a record of the topic notifications-outcomes. It holds receivers of one envelope that ended
+// without a failure. The caller of the envelope has an outcomes URL. The topic is internal: callers get
 // the outcomes by callbacks, not from the topic.
 type Ended struct {
 	Version   int             `json:"version"` // 1
@@ -10,7 +10,7 @@ type Ended struct {
 	Channel   string          `json:"channel"`
 	Category  string          `json:"category"`
 	Template  string          `json:"template,omitempty"`
-	Trace     string          `json:"traceparent,omitempty"` // of the request, W3C
+	Trace     string          `json:"traceparent,omitempty"` // traceparent of the request, W3C
 	At        int64           `json:"at_ms"`                 // when the outcome became durable, ms since 1970
 	Receivers []EndedReceiver `json:"receivers"`             // 1 to MaxEnded
 }
@@ -18,7 +18,8 @@ type Ended struct {
 // EndedVersion is the version of Ended that this build writes and reads.
 const EndedVersion = 1
 
-// MaxEnded is the maximum number of receivers in a record, and so in one callback.
+// MaxEnded is the maximum number of receivers in a record. It also limits the receivers of one
+// callback.
 const MaxEnded = 100
 
 // EndedReceiver is one receiver of an Ended.
@@ -29,11 +30,12 @@ type EndedReceiver struct {
 	Status   string `json:"status,omitempty"`
 	Code     string `json:"code,omitempty"`
 	Provider string `json:"provider,omitempty"`
-	Attempts int    `json:"attempts,omitempty"` // provider calls
-	// Look says that the fields above do not decide the outcome. The callback gets the state
-	// that Fold finds in all rows of the receiver when the callback is made.
+	Attempts int    `json:"attempts,omitempty"` // number of provider calls
+	// Look is true if the fields above do not decide the outcome. The callback then gets the state that
+	// Fold computes from all rows of the receiver at the time of the callback.
 	Look bool `json:"look,omitempty"`
-	// Receipt says that the record comes from a receipt. A receipt may arrive before the row of
-	// its call is durable; the reader then looks again later. Look is set as well.
+	// Receipt is true if the record comes from a receipt. A receipt may arrive before the row of its
+	// call is durable. In that case the code that reads this record reads the rows again later. If
+	// Receipt is true, Look is true too.
 	Receipt bool `json:"receipt,omitempty"`
 }

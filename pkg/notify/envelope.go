@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// EnvelopeVersion is the version that this build writes. DecodeEnvelope returns ErrNewer for a
-// higher one.
+// EnvelopeVersion is the version that this build writes. DecodeEnvelope returns ErrNewer for a higher
+// version.
 const EnvelopeVersion = 1
 
 // Limits of one notification, in bytes. Intake enforces them.
@@ -22,12 +22,12 @@ const (
 	MaxCaller    = 128
 )
 
-// Envelope is the log record: content once, and the receivers of one chunk. A
-// single send is a chunk of one. It is immutable once decoded; its slices and
-// strings may alias the record it was decoded from.
+// Envelope is the record of the log. It holds the content once, and the receivers of one chunk. A
+// single send is a chunk with one receiver. An Envelope does not change after it was decoded. Its
+// slices and strings may alias the record from which it was decoded.
 type Envelope struct {
 	Chunk    Chunk
-	Fan      bool // ids carry the receiver's index
+	Fan      bool // the request is a fan-out: the ids of its notifications contain the receiver's index
 	Channel  Channel
 	Category Category
 	Accepted int64 // ms since 1970
@@ -37,24 +37,24 @@ type Envelope struct {
 	Trace    string // W3C traceparent; empty: none
 	Content  Content
 
-	TraceState string // W3C tracestate that came with Trace
+	TraceState string // W3C tracestate of the request that also gave Trace
 
-	Epoch     uint16 // raised by a replay
+	Epoch     uint16 // number of the replay; each replay raises it
 	Attempt   uint16 // 0: first attempt
-	Deferrals uint16 // how often these receivers were deferred
-	First     uint32 // derived envelopes: request index of the first receiver
+	Deferrals uint16 // how often the receivers of this envelope were deferred
+	First     uint32 // only derived envelopes: request index of the first receiver
 	NotBefore int64  // ms since 1970; 0: at once
-	Cause     string // derived envelopes: code of the failure or deferral
-	Parent    uint64 // derived envelopes: digest of the original chunk's receivers
+	Cause     string // only derived envelopes: code of the failure or deferral
+	Parent    uint64 // only derived envelopes: digest of the original chunk's receivers
 
-	Count     uint32 // receivers in the column
-	Total     uint32 // originals of a fan-out: receivers accepted in the whole request; 0: not known
-	Receivers []byte // packed column, see envelope.proto; walk it with Each or a ReceiverReader
+	Count     uint32 // number of receivers in the column
+	Total     uint32 // only originals of a fan-out: number of receivers accepted in the whole request; 0: not known
+	Receivers []byte // packed column, see envelope.proto; read it with Each or a ReceiverReader
 }
 
-// LogKey returns the key of e's record in the log. For a single notification it is the user, so
-// that the record goes to the user's partition. For a chunk of a fan-out it is nil: the chunk
-// already has the partition of its users.
+// LogKey returns the key of e's record in the log. For a single notification the key is the user, so
+// that the record goes to the user's partition. For a chunk of a fan-out the key is nil, because intake
+// chose the partition of the chunk's users already.
 func (e *Envelope) LogKey() []byte {
 	var r Receiver
 	if rd := ReadReceivers(e.Receivers); e.Fan || !rd.Next(&r) {
@@ -63,21 +63,21 @@ func (e *Envelope) LogKey() []byte {
 	return r.User
 }
 
-// Chunk identifies the part of a request that one original envelope carries. The same request
-// under the same reservation gives the same chunks, so a repeat writes duplicates that the
-// worker drops.
+// Chunk identifies the part of a request that one original envelope carries. A repeated request with
+// the same reservation gives the same chunks. So the repeat writes duplicates, and the worker drops
+// them.
 type Chunk struct {
 	Base      Base
 	Partition uint16
 	Block     uint32
 }
 
-// CauseCancelled is the Cause of an original envelope whose schedule was cancelled before it was
-// due. The worker writes CANCELLED for it without a call.
+// CauseCancelled is the Cause of an original envelope whose schedule was cancelled before the schedule
+// was due. The worker writes CANCELLED for such an envelope and makes no call.
 const CauseCancelled = "cancelled"
 
-// TimerID returns the id of the timer that holds the chunk until it is due. gen is the schedule's
-// generation: each move raises it.
+// TimerID returns the id of the timer that stores the chunk until the chunk is due. gen is the
+// schedule's generation. Each move of the schedule raises the generation.
 func (c Chunk) TimerID(gen uint32) []byte {
 	b := append(make([]byte, 0, 26), c.Base[:]...)
 	b = binary.BigEndian.AppendUint16(b, c.Partition)
@@ -88,8 +88,8 @@ func (c Chunk) TimerID(gen uint32) []byte {
 	return b
 }
 
-// Content is the text and data that every receiver of a request gets. Variables replace {{name}}
-// in its texts. A receiver's own variable takes precedence over a shared one.
+// Content is the text and data that every receiver of a request gets. Variables replace {{name}} in the
+// texts. If a receiver and the content both have a variable, the receiver's value is used.
 type Content struct {
 	Template    string
 	Title       string
@@ -105,7 +105,7 @@ type Content struct {
 type Receiver struct {
 	Index     uint32
 	User      []byte
-	Address   []byte // nil: the worker looks it up in the profile
+	Address   []byte // nil: the worker reads the address from the profile
 	Variables []byte // JSON object or nil
 }
 
@@ -125,8 +125,8 @@ func (e *Envelope) ID(index uint32) ID {
 	return ID{Base: e.Chunk.Base, Index: index, Fan: true}
 }
 
-// Derived reports whether the envelope is a retry, a deferral or a replay. An envelope that is not
-// derived is an original: the chunk as intake accepted it. Only originals count as accepted.
+// Derived reports whether the envelope is a retry, a deferral or a replay. Every other envelope is an
+// original: the chunk as intake accepted it. Only originals count as accepted.
 func (e *Envelope) Derived() bool { return e.Epoch > 0 || e.Attempt > 0 || e.Deferrals > 0 }
 
 // Expired reports whether the envelope's deadline has passed at now.

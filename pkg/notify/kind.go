@@ -13,29 +13,29 @@ import (
 type Kind uint8
 
 const (
-	// KindInternal is the zero value: an error without a Kind is a fault of notifyd.
+	// KindInternal is the zero value. An error without a Kind is a fault of notifyd.
 	KindInternal Kind = iota
-	// KindInvalid: the input breaks a rule; trying again cannot help.
+	// KindInvalid: the input breaks a rule. Trying again cannot help.
 	KindInvalid
 	// KindUnauthorized: credentials are missing or invalid.
 	KindUnauthorized
-	// KindForbidden: valid credentials that lack a scope.
+	// KindForbidden: the credentials are valid but lack a scope.
 	KindForbidden
-	// KindNotFound: it does not exist, or it belongs to another caller.
+	// KindNotFound: the object does not exist, or it belongs to another caller.
 	KindNotFound
-	// KindGone: it existed and was removed by retention.
+	// KindGone: the object existed, and retention removed it.
 	KindGone
-	// KindConflict: the state of the thing forbids the request.
+	// KindConflict: the state of the object does not allow the request.
 	KindConflict
-	// KindMismatch: an idempotency key reused with another body.
+	// KindMismatch: an idempotency key was used again with another body.
 	KindMismatch
-	// KindTooLarge: a body or field over its limit.
+	// KindTooLarge: a body or a field exceeds its limit.
 	KindTooLarge
-	// KindThrottled: a rate limit; RetryAfter says when.
+	// KindThrottled: a rate limit was reached. RetryAfter says how long to wait.
 	KindThrottled
-	// KindUnavailable: a dependency is down; safe to try again.
+	// KindUnavailable: a dependency is down. Trying again is safe.
 	KindUnavailable
-	// KindPermanent: the other side refused; a retry would be refused again.
+	// KindPermanent: the other side refused. It would refuse a retry too.
 	KindPermanent
 )
 
@@ -51,15 +51,15 @@ func (k Kind) String() string {
 	return "internal"
 }
 
-// Error is the error type that packages exchange. Msg states the rule. Field is the dotted path
-// of the wrong input, if there is one.
+// Error is the error type that the packages return. Msg states the rule that was broken. Field is the
+// dotted path of the wrong input, if the error is about an input.
 type Error struct {
 	Kind       Kind
 	Code       string        // stable, snake_case, e.g. "expires_in_past"
-	Field      string        // e.g. "receivers[3].user_id"; empty when none
-	Msg        string        // for people; never carries secrets or addresses
-	RetryAfter time.Duration // 0: unknown
-	Err        error         // cause; shown to operators, not to callers
+	Field      string        // such as "receivers[3].user_id"; empty: the error is about no field
+	Msg        string        // for people; never contains secrets or addresses
+	RetryAfter time.Duration // how long to wait before a retry; 0: unknown
+	Err        error         // the cause; operators see it, callers do not
 }
 
 func (e *Error) Error() string {
@@ -83,19 +83,19 @@ func Invalid(code, field, msg string) *Error {
 	return &Error{Kind: KindInvalid, Code: code, Field: field, Msg: msg}
 }
 
-// Unavailable wraps a failure of the dependency named by code.
+// Unavailable returns a KindUnavailable error for a failure of a dependency. code names the dependency.
 func Unavailable(code string, retryAfter time.Duration, err error) *Error {
 	return &Error{Kind: KindUnavailable, Code: code, Msg: code + " is unavailable", RetryAfter: retryAfter, Err: err}
 }
 
-// NotFound returns the error for a missing object; what is its kind ("notification",
-// "dead_letter").
+// NotFound returns the error for an object that does not exist. The parameter what names the type of
+// object ("notification", "dead_letter").
 func NotFound(what string) *Error {
 	return &Error{Kind: KindNotFound, Code: what + "_not_found", Msg: "no such " + strings.ReplaceAll(what, "_", " ")}
 }
 
-// KindOf returns the Kind of the outermost *Error in err's chain. Without one it returns
-// KindUnavailable for an expired deadline, and KindInternal for everything else.
+// KindOf returns the Kind of the first *Error in err's chain. If there is no *Error, KindOf returns
+// KindUnavailable for an expired deadline and KindInternal for all other errors.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind

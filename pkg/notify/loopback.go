@@ -12,10 +12,10 @@ func OnLoopback(a net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// LoopbackHost reports whether host, a Host header with or without a port, is
-// localhost or a loopback address. A listener on loopback that asks for no token
-// refuses other hosts: a web page can point a name of its own at 127.0.0.1, and the
-// browser then lets it read the answers (DNS rebinding).
+// LoopbackHost reports whether host is localhost or a loopback address. host is a Host header with or
+// without a port. A listener on loopback that needs no token refuses all other hosts. Otherwise the
+// owner of a web page could make a name of his own resolve to 127.0.0.1, and a browser would let the
+// page read the answers (DNS rebinding).
 func LoopbackHost(host string) bool {
 	if name, port, err := net.SplitHostPort(host); err == nil {
 		if strings.Trim(port, "0123456789") != "" {

@@ -2,12 +2,12 @@ package notify
 
 import "strings"
 
-// MaxPlaceholder is the longest name of a variable in a text, in bytes.
+// MaxPlaceholder is the maximum length of a variable's name in a text, in bytes.
 const MaxPlaceholder = 64
 
-// NextPlaceholder finds the first {{name}} in s at or after from. s[open:end] is the placeholder
-// with its braces. A name consists of letters, digits, '_', '-' and '.', has at most
-// MaxPlaceholder bytes and may have spaces around it. Anything else between braces is text. The
+// NextPlaceholder finds the first {{name}} in s at or after the byte with index from. s[open:end] is
+// the placeholder with its braces. A name consists of letters, digits, '_', '-' and '.', has at most
+// MaxPlaceholder bytes and may have spaces around it. Anything else between braces is plain text. The
 // time is proportional to the length of s.
 func NextPlaceholder(s string, from int) (open, end int, name string, ok bool) {
 	for {
@@ -31,7 +31,7 @@ func NextPlaceholder(s string, from int) (open, end int, name string, ok bool) {
 		if name != "" && len(name) <= MaxPlaceholder && strings.HasPrefix(s[at:], "}}") {
 			return open, at + 2, name, true
 		}
-		from = open + 1 // "{{{name}}" has a placeholder one byte later
+		from = open + 1 // continue one byte later: "{{{name}}" has a placeholder there
 	}
 }
 

@@ -12,7 +12,8 @@ type RowKey struct {
 	Kind      RowKind
 }
 
-// RowKind distinguishes the outcomes of calls from receipts that came later.
+// RowKind distinguishes rows with outcomes of calls from rows with receipts. Receipts arrive after the
+// calls.
 type RowKind uint8
 
 const (
@@ -22,69 +23,71 @@ const (
 	RowReceipt
 )
 
-// ReceiptKey returns the row key of a receipt. The receipt reports state s for address addr of
-// the receiver with this request index; call is the row key of the envelope that made the call.
-// Receipts arrive in any order and more than once: each state of an address has a row of its
-// own, and Fold decides which one counts.
+// ReceiptKey returns the row key of a receipt. The receipt reports state s for address addr of the
+// receiver with this request index. The parameter call is the row key of the envelope that made the
+// call. Receipts arrive in any order, and the same receipt may arrive more than once. So each state of
+// an address has its own row, and Fold decides which state counts.
 func ReceiptKey(call RowKey, index uint32, addr uint8, s State) RowKey {
 	call.Kind, call.First = RowReceipt, index
 	call.Deferrals = uint16(addr)<<8 | uint16(s)
 	return call
 }
 
-// Row holds the outcomes of one envelope: a default and the exceptions from it. The worker first
-// writes it as a claim: it raises StartedUpTo before it calls the provider. It writes the row
-// last with Done set. Each write overwrites the row under the same key.
+// Row holds the outcomes of one envelope: a default outcome, and the exceptions from it. The worker
+// first writes the row as a claim: it raises StartedUpTo before it calls the provider. It writes the
+// row for the last time with Done set. Each write replaces the row that has the same key.
 type Row struct {
 	Key    RowKey
 	Count  uint32   // receivers of the envelope
-	Digest uint64   // ColumnDigest of its receivers
-	Index  []uint32 // request index per position; nil for originals, whose chunk body holds them
+	Digest uint64   // ColumnDigest of the envelope's receivers
+	Index  []uint32 // request index of each position; nil for originals: the body of their chunk holds the indexes
 
-	DoneUpTo    uint32 // positions below have an outcome
-	StartedUpTo uint32 // positions below may have been handed to a provider
-	Starts      uint16 // how often the window at DoneUpTo was started; above worker.Config.MaxStarts its receivers go in solo runs
-	Done        bool   // every position has an outcome
+	DoneUpTo    uint32 // every position below has an outcome
+	StartedUpTo uint32 // every position below may have been sent to a provider
+	// Starts is how often the window at DoneUpTo was started. If Starts exceeds
+	// worker.Config.MaxStarts, the worker calls the window's receivers in solo runs.
+	Starts uint16
+	Done   bool // every position has an outcome
 
-	// Resent counts receivers that were handed to a provider again although an earlier call may
-	// have been taken. It is the exact bound of duplicates.
+	// Resent counts receivers that were sent to a provider a second time, although the provider may
+	// have accepted the first call. It is the exact upper bound of duplicates.
 	Resent uint32
 
-	Default    Exception   // outcome of positions below DoneUpTo that have no exception; its Pos and Addr are not used
-	Exceptions []Exception // ascending (Pos, Addr); see Waits for the one at DoneUpTo
+	Default    Exception   // outcome of each position below DoneUpTo without an exception; its Pos and Addr are not used
+	Exceptions []Exception // ascending (Pos, Addr); Waits explains the exception at DoneUpTo
 
 	Caller   string
 	Campaign string
 	Channel  Channel
 	Category Category
-	Accepted int64 // ms since 1970, of the request
-	Updated  int64 // ms since 1970, of this row
+	Accepted int64 // when the request was accepted, ms since 1970
+	Updated  int64 // when this row was written, ms since 1970
 	Topic    string
-	LogPart  int32 // where the envelope lies in the log
+	LogPart  int32 // LogPart and Offset: where the envelope is in the log
 	Offset   int64
 
-	// Stamp orders the writes of the row (engine.Tenure). It is not stored: rows that are read
-	// have 0. With 0 the last write wins.
+	// Stamp orders the writes of the row (engine.Tenure). It is not stored: a row that was read has
+	// Stamp 0. If Stamp is 0, the last write wins.
 	Stamp int64
 
-	// Damaged holds the stored bytes of a row that cannot be decoded; then only Key is set
-	// besides (engine.Status.Resume). nil: the row was decoded.
+	// Damaged holds the stored bytes of a row that cannot be decoded (engine.Status.Resume). In such a
+	// row only Key and Damaged are set. nil: the row was decoded.
 	Damaged []byte
 }
 
-// Exception is the outcome of one position, or of one address of it, that differs from the
-// row's default.
+// Exception is the outcome of one position that differs from the row's default. If the position has
+// several addresses, it is the outcome of one of them.
 type Exception struct {
 	Pos      uint32
-	Addr     uint8 // ordinal of the address, 0 for the first or only one
-	Of       uint8 // number of addresses tried; 0 and 1 mean one
+	Addr     uint8 // ordinal of the address; 0 for the first or only address
+	Of       uint8 // number of addresses tried; 0 and 1 both mean one address
 	State    State
-	Retry    bool   // State Deferred: continues as a retry (attempt + 1), else as a deferral
-	Wake     int64  // State Deferred: when it continues, ms since 1970
-	Class    Class  // of the provider's last answer; ClassAccepted if there was no call
-	Code     string // why, e.g. "apns_unregistered", "opted_out", "no_address"
-	Provider string // which provider or account answered
-	Receipt  string // the provider's own id of the message
+	Retry    bool   // only in State Deferred: true: the next envelope is a retry (attempt + 1); false: it is a deferral
+	Wake     int64  // only in State Deferred: time of the next envelope, ms since 1970
+	Class    Class  // class of the provider's last answer; ClassAccepted if there was no call
+	Code     string // reason, such as "apns_unregistered", "opted_out", "no_address"
+	Provider string // the provider and account that answered
+	Receipt  string // the provider's id of the message
 }
 
 // At returns the exceptions of position pos.
@@ -97,10 +100,11 @@ func (r *Row) At(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
-// Waits returns what the receiver at pos waits for while its worker holds it. Such a receiver is
-// started but its provider cannot be called yet. The worker notes this for all such positions
-// in one Deferred exception at DoneUpTo, a position that has no outcome while the row is not
-// done. The exception only informs readers: no retry or deferral was handed on.
+// Waits returns what the receiver at pos waits for, while a worker processes the receiver. The worker
+// has started such a receiver but cannot call the provider yet. The worker notes this for all such
+// positions in one Deferred exception at position DoneUpTo. While the row is not done, that position
+// has no outcome of its own. The exception only informs readers: there is no envelope for a retry or a
+// deferral.
 func (r *Row) Waits(pos uint32) (x Exception, ok bool) {
 	if r.Done || pos < r.DoneUpTo || pos >= r.StartedUpTo {
 		return x, false
@@ -111,7 +115,7 @@ func (r *Row) Waits(pos uint32) (x Exception, ok bool) {
 	return x, false
 }
 
-// PosOf returns the position of the receiver with this request index in a row that has an Index.
+// PosOf returns the position of the receiver with this request index. The row must have an Index.
 func (r *Row) PosOf(index uint32) (uint32, bool) {
 	i := sort.Search(len(r.Index), func(i int) bool { return r.Index[i] >= index })
 	return uint32(i), i < len(r.Index) && r.Index[i] == index
@@ -121,13 +125,13 @@ func (r *Row) PosOf(index uint32) (uint32, bool) {
 type Outcome struct {
 	State   State
 	Epoch   uint16
-	Attempt uint16 // of the row that decided
+	Attempt uint16 // attempt of the row that decided the state
 	Code    string
 	Updated int64 // ms since 1970; 0 while no row exists
 }
 
-// StateOf returns the state that Fold finds. Most chunks have one row without an exception for the
-// receiver; for these StateOf takes a few nanoseconds.
+// StateOf returns the state that Fold computes. For most chunks there is one row, and it has no
+// exception for the receiver. In this case StateOf takes only a few nanoseconds.
 func StateOf(rows []Row, index, pos uint32) State {
 	if len(rows) == 1 {
 		r := &rows[0]
@@ -139,18 +143,18 @@ func StateOf(rows []Row, index, pos uint32) State {
 	return Fold(rows, index, pos).State
 }
 
-// Fold returns the state of a receiver from all rows of its chunk, in any order. index is the
-// receiver's request index, pos its position in the original chunk. The highest epoch wins.
-// Within it the best report of each address counts, and then the best address. A receiver that
-// still waits at any address is Deferred.
+// Fold computes the state of a receiver from all rows of its chunk. The rows may be in any order. index
+// is the receiver's request index. pos is its position in the original chunk. Only rows of the highest
+// epoch count. For each address Fold uses the best report. Then the best address decides the state. If
+// the receiver still waits at any address, the state is Deferred.
 //
-// A row that is not done may hold exceptions behind DoneUpTo, of windows that finished early.
-// Fold ignores them. If such a row notes what its receivers wait for (Waits), they are Deferred
-// unless another row decides their state.
+// A row that is not done may hold exceptions at positions after DoneUpTo: their windows finished early.
+// Fold ignores these exceptions. Such a row may note what its receivers wait for (Waits). These
+// receivers are Deferred, unless another row decides their state.
 //
-// If a row handed a receiver on (Deferred), the row of the next envelope replaces that entry. So
-// only the latest (attempt, deferrals) of an epoch counts, and receipts change what was Sent or
-// Unknown.
+// A Deferred entry means that a later envelope continues with the receiver. The row of the later
+// envelope replaces the entry. So in one epoch only the row with the latest (attempt, deferrals)
+// counts. A receipt can change the states Sent and Unknown.
 func Fold(rows []Row, index, pos uint32) Outcome {
 	out := Outcome{State: Accepted}
 	epoch := -1
@@ -164,9 +168,9 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	}
 	out.Epoch = uint16(epoch)
 	var addrs [256]State
-	count, whole := 0, None // whole: an outcome of the whole receiver, without a call
+	count, whole := 0, None // whole: the outcome of the whole receiver without a call, or None
 	var wholeCode string
-	var held *Row // the row that notes what the receiver waits for
+	var held *Row // held: the row that notes what the receiver waits for
 	var waits Exception
 	for _, r := range rowsInOrder(rows, uint16(epoch)) {
 		p, ok := r.position(index, pos)
@@ -187,9 +191,9 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 			ex[0].Pos, ex[0].Addr = p, 0
 		}
 		if r.Key.Kind == RowOutcome {
-			// This row's envelope got the addresses that were Deferred before. The row
-			// replaces their state by an outcome of the address or of the whole receiver. An
-			// address that the row does not mention has no state.
+			// The envelope of this row got the addresses that were Deferred before. The row replaces
+			// the state of such an address by the outcome of the address, or of the whole receiver. If
+			// the row does not mention the address, the address has no state.
 			for a := range addrs[:count] {
 				if addrs[a] == Deferred {
 					addrs[a] = addressState(ex, uint8(a))
@@ -204,7 +208,7 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 				out.Attempt = r.Key.Attempt
 				continue
 			case r.Key.Kind == RowOutcome && x.Of <= 1 && count > 1:
-				continue // an outcome of the whole receiver, applied to its addresses above
+				continue // an outcome of the whole receiver; the loop above applied it to the addresses
 			}
 			was := addrs[x.Addr]
 			if now := BetterAddressState(was, x.State); now != was || now == Deferred {
@@ -225,8 +229,8 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	return out
 }
 
-// addressState returns the state of address addr according to the exceptions of its receiver, or
-// None if they do not mention it or no call was made.
+// addressState returns the state of address addr according to the exceptions of its receiver. It
+// returns None if the exceptions do not mention the address, or if no call was made.
 func addressState(ex []Exception, addr uint8) State {
 	for i := range ex {
 		x := &ex[i]
@@ -245,7 +249,8 @@ func addressState(ex []Exception, addr uint8) State {
 // CodeNoAddress is the code of a receiver that had no address at fire time.
 const CodeNoAddress = "no_address"
 
-// position returns the receiver's position in r's envelope, and whether it is in it.
+// position returns the receiver's position in r's envelope. ok is false if the envelope does not hold
+// the receiver.
 func (r *Row) position(index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == RowReceipt:
@@ -256,7 +261,8 @@ func (r *Row) position(index, pos uint32) (uint32, bool) {
 	return pos, pos < r.Count
 }
 
-// rowsInOrder returns the rows of an epoch in the order of their envelopes, receipts last.
+// rowsInOrder returns the rows of an epoch in the order in which their envelopes were made. Receipts
+// are last.
 func rowsInOrder(rows []Row, epoch uint16) []*Row {
 	var rs []*Row
 	for i := range rows {

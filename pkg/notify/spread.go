@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// Spread holds the number of parts over which requests are spread, and its history. The parts
-// are shards of timers, or partitions of the log for users. The number can only be raised. A
-// request keeps the number that counted at the time of its base, so that its rows are found
-// after the number was raised. A Spread is immutable.
-type Spread struct{ steps []spreadStep } // ascending in both fields
+// Spread holds the number of parts over which requests are spread, and the history of that number. A
+// part is a shard of timers, or a partition of the log for users. The number can only be raised. A
+// request always uses the number that applied when its base was made. So its rows are still found after
+// the number was raised. A Spread is immutable.
+type Spread struct{ steps []spreadStep } // both fields ascend from step to step
 
 type spreadStep struct {
-	from  int64 // when parts begins to count, ms since 1970; 0 for the first step
+	from  int64 // time from which parts applies, ms since 1970; 0 for the first step
 	parts int
 }
 
-// SpreadOver returns a Spread over a number of parts that was never raised.
+// SpreadOver returns a Spread with this number of parts and without a history.
 func SpreadOver(parts int) Spread { return Spread{[]spreadStep{{0, parts}}} }
 
-// ParseSpread parses the text of String. It returns an error for any other text.
+// ParseSpread parses a text that String returned. It returns an error for any other text.
 func ParseSpread(text string) (Spread, error) {
 	var s Spread
 	for i, field := range strings.Split(text, ",") {
@@ -40,8 +40,8 @@ func ParseSpread(text string) (Spread, error) {
 	return s, nil
 }
 
-// String returns the numbers in order. Each number after the first has the time in ms since 1970
-// from which it counts: "16" or "16,256@1790000000000".
+// String returns the numbers of parts in order. Each number except the first is followed by the time,
+// in ms since 1970, from which it applies: "16" or "16,256@1790000000000".
 func (s Spread) String() string {
 	var b []byte
 	for i, step := range s.steps {
@@ -56,8 +56,8 @@ func (s Spread) String() string {
 	return string(b)
 }
 
-// Of returns the number of parts that counts for a request, given its base or an id that begins
-// with the base.
+// Of returns the number of parts that applies to a request. base is the request's base, or an id that
+// begins with the base.
 func (s Spread) Of(base []byte) int {
 	last := len(s.steps) - 1
 	if last <= 0 {
@@ -75,8 +75,8 @@ func (s Spread) Of(base []byte) int {
 	return s.steps[last].parts
 }
 
-// Most returns the greatest number, even if it does not count yet. It returns 0 for the zero
-// Spread.
+// Most returns the greatest number of parts, even if it applies only from a later time. It returns 0
+// for the zero Spread.
 func (s Spread) Most() int {
 	if len(s.steps) == 0 {
 		return 0
@@ -84,7 +84,7 @@ func (s Spread) Most() int {
 	return s.steps[len(s.steps)-1].parts
 }
 
-// At returns the number that counts for requests made at a time.
+// At returns the number of parts that applies to requests made at time t.
 func (s Spread) At(t time.Time) int {
 	last := len(s.steps) - 1
 	for last > 0 && t.UnixMilli() < s.steps[last].from {
@@ -96,8 +96,8 @@ func (s Spread) At(t time.Time) int {
 	return s.steps[last].parts
 }
 
-// Raise returns which raise added a part: the number of parts before the raise, and the time from
-// which the raise counts. before is 0 if the part existed from the start or does not exist.
+// Raise returns the raise that added a part: the number of parts before the raise, and the time from
+// which the raise applies. before is 0 if the part existed from the start, or if it does not exist.
 func (s Spread) Raise(part int) (before int, from time.Time) {
 	for i := 1; i < len(s.steps); i++ {
 		if s.steps[i-1].parts <= part && part < s.steps[i].parts {
@@ -107,7 +107,7 @@ func (s Spread) Raise(part int) (before int, from time.Time) {
 	return 0, time.Time{}
 }
 
-// Counts returns all numbers, ascending.
+// Counts returns the present number of parts and all earlier numbers, ascending.
 func (s Spread) Counts() []int {
 	out := make([]int, len(s.steps))
 	for i, step := range s.steps {
@@ -116,12 +116,12 @@ func (s Spread) Counts() []int {
 	return out
 }
 
-// Had reports whether parts is or was the number of parts.
+// Had reports whether the parameter parts is the number of parts now or was so earlier.
 func (s Spread) Had(parts int) bool {
 	return slices.Contains(s.Counts(), parts)
 }
 
-// Since returns when the greatest number begins to count; the zero time if the number
+// Since returns the time from which the greatest number applies. It returns the zero time if the number
 // was never raised.
 func (s Spread) Since() time.Time {
 	if n := len(s.steps); n > 1 {
@@ -130,8 +130,8 @@ func (s Spread) Since() time.Time {
 	return time.Time{}
 }
 
-// Raised returns s with a greater number for requests made at from and later. It returns
-// an error if the number is not greater, or if from is not later than Since.
+// Raised returns a copy of s in which the number parts applies to requests made at the time from or
+// later. It returns an error if parts is not greater than before, or if from is not later than Since.
 func (s Spread) Raised(parts int, from time.Time) (Spread, error) {
 	return ParseSpread(fmt.Sprintf("%s,%d@%d", s, parts, from.UnixMilli()))
 }

@@ -1,22 +1,22 @@
 package notify
 
-// State is the state of a notification. The zero value, None, means that nothing is known.
+// State is the state of a notification. The zero value None means that the state is not known.
 type State uint8
 
-// The states. Those from Sent on are terminal: nothing more will be tried in
-// this epoch, though a receipt may still move Sent and Unknown.
+// The states. Sent and the states after it are terminal: no worker tries more in this epoch. A receipt
+// may still change Sent and Unknown.
 const (
 	None State = iota
 	Accepted
 	Scheduled
-	Deferred   // waits: quiet hours, a route, a retry
-	Sent       // the provider took it
-	Delivered  // the provider confirmed it reached the device, phone or mailbox
-	Failed     // it will not be delivered
-	Suppressed // opted out, or the address is known to be dead
+	Deferred   // waits for the end of quiet hours, for a route, or for a retry
+	Sent       // the provider accepted the message
+	Delivered  // the provider confirmed that the message reached the device, phone or mailbox
+	Failed     // the notification will not be delivered
+	Suppressed // the user opted out, or the address is known to be dead
 	Expired    // its deadline passed before a call was made
 	Cancelled
-	Unknown // the provider may or may not have taken it
+	Unknown // it is not known whether the provider accepted the message
 )
 
 var stateNames = [...]string{
@@ -24,7 +24,7 @@ var stateNames = [...]string{
 	"FAILED", "SUPPRESSED", "EXPIRED", "CANCELLED", "UNKNOWN",
 }
 
-// States is the number of states, for tables indexed by one.
+// States is the number of states. It is the length of tables whose index is a State.
 const States = len(stateNames)
 
 func (s State) String() string {
@@ -44,10 +44,10 @@ func ParseState(name string) (State, bool) {
 	return None, false
 }
 
-// Terminal reports whether nothing more will be tried in this epoch.
+// Terminal reports whether no worker tries more in this epoch.
 func (s State) Terminal() bool { return s >= Sent }
 
-// MarshalText makes a State its name in JSON.
+// MarshalText encodes a State as its name in JSON.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
@@ -60,8 +60,8 @@ func (s *State) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// legalMoves[from] lists the states to which a notification may move within one epoch. A replay
-// starts a new epoch at Accepted.
+// legalMoves[s] lists the states to which a notification in state s may move within one epoch. A replay
+// starts a new epoch in state Accepted.
 var legalMoves = [States][]State{
 	None:       {Accepted, Scheduled},
 	Accepted:   {Deferred, Sent, Delivered, Failed, Suppressed, Expired, Cancelled, Unknown},
@@ -70,7 +70,7 @@ var legalMoves = [States][]State{
 	Sent:       {Delivered, Failed},
 	Unknown:    {Sent, Delivered, Failed},
 	Delivered:  nil,
-	Failed:     {Delivered}, // a DELIVERED receipt after a FAILED one
+	Failed:     {Delivered}, // a DELIVERED receipt may follow a FAILED receipt
 	Suppressed: nil,
 	Expired:    nil,
 	Cancelled:  nil,
@@ -87,21 +87,22 @@ func (s State) CanMove(next State) bool {
 }
 
 // InFailedFeed reports whether a notification of category cat with state s appears in its caller's
-// failed feed: FAILED does, and UNKNOWN of otp, alert and transactional. The caller may reach
-// the user in another way, or an operator may replay it.
+// failed feed. FAILED appears for every category. UNKNOWN appears for otp, alert and transactional,
+// because the caller may reach the user in another way, or an operator may replay the notification.
 func (s State) InFailedFeed(cat Category) bool {
 	return s == Failed || s == Unknown && !cat.Bulk()
 }
 
-// addressRank orders reports about one address: a later report counts only if it ranks higher.
+// addressRank orders reports about one address. A later report counts only if its rank is higher.
 // Delivered > Failed > Sent > Unknown.
 var addressRank = [States]uint8{Deferred: 1, Unknown: 2, Sent: 3, Failed: 4, Delivered: 5}
 
-// receiverRank orders the addresses of one receiver: the highest decides the receiver's state.
-// Delivered > Sent > Unknown > Failed.
+// receiverRank orders the addresses of one receiver. The address with the highest rank decides the
+// receiver's state. Delivered > Sent > Unknown > Failed.
 var receiverRank = [States]uint8{Failed: 1, Unknown: 2, Sent: 3, Delivered: 4}
 
-// BetterAddressState returns which of two reports about the same address counts.
+// BetterAddressState gets two states of the same address and returns the state that counts. a is the
+// earlier report and b is the later report.
 func BetterAddressState(a, b State) State {
 	if addressRank[b] > addressRank[a] {
 		return b
@@ -109,8 +110,8 @@ func BetterAddressState(a, b State) State {
 	return a
 }
 
-// FoldAddresses returns a receiver's state from the states of its addresses: Deferred while any
-// address still waits, else the highest by receiverRank.
+// FoldAddresses returns a receiver's state from the states of its addresses. The state is Deferred
+// while any address still waits. Otherwise it is the state with the highest receiverRank.
 func FoldAddresses(states []State) State {
 	best := None
 	for _, s := range states {

@@ -2,18 +2,18 @@ package notify
 
 import "encoding/binary"
 
-// Target is one address at which a receiver is to be reached.
+// Target is one address to which a worker must send.
 type Target struct {
-	Addr    uint8 // ordinal among the receiver's addresses when they were resolved
-	Of      uint8 // number of addresses when they were resolved
+	Addr    uint8 // ordinal among the receiver's addresses at the time of the look-up
+	Of      uint8 // number of the receiver's addresses at the time of the look-up
 	Address []byte
 }
 
-// A derived envelope may have to reach only some of a receiver's addresses. Its address field
-// then is a list of {ordinal, of, uvarint length, address}. The list starts with a zero byte,
-// which no real address starts with.
+// A derived envelope may have to reach only some of a receiver's addresses. In this case its address
+// field is a list of {ordinal, of, uvarint length, address}. The list starts with a zero byte. No real
+// address starts with a zero byte.
 
-// AppendTargets appends an address field that lists exactly these targets.
+// AppendTargets appends an address field that lists the targets ts.
 func AppendTargets(b []byte, ts []Target) []byte {
 	b = append(b, 0)
 	for _, t := range ts {
@@ -24,13 +24,13 @@ func AppendTargets(b []byte, ts []Target) []byte {
 	return b
 }
 
-// Given reports whether an address field holds an address that came with the request. A list
-// holds addresses of the user's profile: a request gives at most one address.
+// Given reports whether an address field holds an address that came with the request. A list holds
+// only addresses of the user's profile, because a request gives at most one address.
 func Given(field []byte) bool { return len(field) > 0 && field[0] != 0 }
 
-// Targets appends the targets of an address field to dst: those of the list, or the one plain
-// address. An empty field has none: the worker looks the addresses up. Targets returns
-// ErrCorrupt for a damaged list.
+// Targets appends the targets of an address field to dst: the targets of the list, or the one plain
+// address. It appends nothing for an empty field, because the worker looks up the addresses. Targets
+// returns ErrCorrupt for a damaged list.
 func Targets(dst []Target, field []byte) ([]Target, error) {
 	if len(field) == 0 {
 		return dst, nil

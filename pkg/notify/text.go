@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// IsControl reports whether a character is invisible and changes how the text around it is
-// displayed: control characters (C0, DEL, C1), line and paragraph separators, and Unicode's
-// Bidi_Control. On a terminal or a page a name with such a character can look like another name
-// or hide the text after it.
+// IsControl reports whether a character is invisible and changes how the text around it is displayed.
+// Such characters are control characters (C0, DEL, C1), line and paragraph separators, and Unicode's
+// Bidi_Control. On a terminal or a web page, a name with such a character can look like another name or
+// can hide the text after it.
 func IsControl(r rune) bool {
 	switch {
 	case r < 0xa0:
@@ -25,15 +25,15 @@ func IsControl(r rune) bool {
 // bytes that are not UTF-8.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
-// HasHidden reports whether a name contains an invisible character, with which two names look the
-// same: a control character (IsControl), or a character that Unicode allows a display to omit,
-// such as the zero-width space, the soft hyphen, a tag or a filler. Joiners and the selectors
-// of an emoji's form belong to words in some scripts: HasHidden allows them after a character
-// of such a script, and a joiner only before one. Use it only for names: longer texts need
-// more of these characters.
+// HasHidden reports whether a name contains an invisible character. With such a character two different
+// names can look the same. The character is a control character (IsControl), or one that Unicode allows
+// a display to omit: for example the zero-width space, the soft hyphen, a tag or a filler. Joiners and
+// variation selectors are parts of words in some scripts. So HasHidden allows them after a character of
+// such a script, and it allows a joiner only if such a character also follows. Use HasHidden only for
+// names, because longer texts need more of these characters.
 func HasHidden(name string) bool {
-	const scripts = '\u0590'     // first character of the scripts with joiners; Latin, Greek and Cyrillic have none
-	before, joined := ' ', false // joined: before is a joiner
+	const scripts = '\u0590'     // first character of the scripts that use joiners; Latin, Greek and Cyrillic come before it and use none
+	before, joined := ' ', false // joined: the character before is a joiner
 	for _, r := range name {
 		joins := r == '\u200c' || r == '\u200d'
 		selects := r == '\ufe0e' || r == '\ufe0f'
@@ -49,7 +49,7 @@ func HasHidden(name string) bool {
 	return joined
 }
 
-// RuleHidden is the rule that a name breaks if HasHidden is true for it.
+// RuleHidden is the text of the rule that a name breaks if HasHidden returns true.
 const RuleHidden = "has no control characters and none that are not seen or set the direction of text"
 
 func isHidden(r rune) bool {
@@ -60,7 +60,7 @@ func isHidden(r rune) bool {
 		!unicode.Is(unicode.Prepended_Concatenation_Mark, r) // signs before Arabic numbers are visible
 }
 
-// The rules of CheckUserID.
+// The rules that CheckUserID returns.
 const (
 	RuleUserIDSize    = "a user id has 1 to 128 bytes"
 	RuleUserIDUTF8    = "a user id is UTF-8"
@@ -68,8 +68,8 @@ const (
 	RuleUserIDPath    = `a user id is not ".", ".." or "/": no URL could name it`
 )
 
-// CheckUserID returns the rule that a user id breaks, or "" if it breaks none. Ids are stored and
-// compared byte by byte, without normalisation.
+// CheckUserID returns the rule that a user id breaks, or "" if the id breaks no rule. Ids are stored
+// and compared byte by byte, without normalisation.
 func CheckUserID(id string) (rule string) {
 	switch {
 	case len(id) == 0 || len(id) > MaxUserID:
@@ -84,8 +84,9 @@ func CheckUserID(id string) (rule string) {
 	return ""
 }
 
-// EscapeControls returns text with every character of IsControl as a JSON escape such as \u202e,
-// and every byte that is not UTF-8 as \xff. It returns text without them unchanged.
+// EscapeControls returns text in which every character of IsControl is a JSON escape such as \u202e,
+// and every byte that is not UTF-8 is an escape such as \xff. If text has no such character and no such
+// byte, EscapeControls returns it unchanged.
 func EscapeControls(text string) string {
 	if utf8.ValidString(text) && !HasControl(text) {
 		return text

@@ -1,10 +1,10 @@
-// Package secrets reads files that hold secrets, and seals texts so that a reader of the stores
-// or of their backups cannot read them.
+// Package secrets reads files that hold secrets. It also seals texts, so that a person who can read the
+// stores or their backups cannot read the texts.
 //
-// ReadFile (file.go) refuses a file that all users of the machine can read. Keys (keys.go)
-// seals and opens texts with AES-256-GCM. TLS (tls.go) builds the configuration of verified
-// client connections. Opening a text fails if its key is missing (ErrOtherKey), if the text is
-// damaged, or if it was sealed for another owner.
+// ReadFile (file.go) refuses a file that every user of the machine can read. Keys (keys.go) seals and
+// opens texts with AES-256-GCM. TLS (tls.go) builds the configuration of verified client connections. A
+// sealed text cannot be opened if its key is missing (ErrOtherKey), if the text is damaged, or if it
+// was sealed for another owner.
 package secrets
 
 import (
@@ -15,8 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// CheckFile returns notify.KindInvalid "secret_exposed" if all users of the machine may access
-// the file. The file's group may read it: containers get secrets as files of root with mode 0440.
+// CheckFile returns notify.KindInvalid "secret_exposed" if every user of the machine may access the
+// file. It allows access by the file's group, because containers get secrets as files of root with mode
+// 0440.
 func CheckFile(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -37,8 +38,8 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Of returns a secret of the configuration: the content of file without its trailing line
-// ends, or value if file is empty. Errors name key, the setting that holds file.
+// Of returns a secret of the configuration. It returns the content of file without the line ends at its
+// end. If file is empty, Of returns value. Errors contain key, the name of the setting that holds file.
 func Of(key, value, file string) (string, error) {
 	if file == "" {
 		return value, nil

@@ -18,17 +18,18 @@ import (
 
 const (
 	keyBytes = 32
-	// version is the prefix of a sealed text: sealed:v1:KEY-ID:BASE64 of nonce, ciphertext
-	// and tag. Every later form must begin with "sealed:" too (engine.SealedPrefix).
+	// version is the prefix of a sealed text. The whole text is sealed:v1:KEY-ID:BASE64, where BASE64
+	// holds nonce, ciphertext and tag. Every later form must also begin with "sealed:"
+	// (engine.SealedPrefix).
 	version = "sealed:v1:"
-	// purpose is authenticated with every text. A text that was sealed for another purpose
-	// does not open here.
+	// purpose is authenticated with every text. If a text was sealed for another purpose, Open cannot
+	// open it.
 	purpose = "notifyd caller secret v1\x00"
 )
 
-// Keys seals and opens texts with AES-256-GCM. The first key seals; every key opens. To replace
-// a key, put the new key in front of it. The methods may be called from any goroutine. A nil
-// *Keys opens nothing.
+// Keys seals and opens texts with AES-256-GCM. The first key seals. Every key opens. To replace a key,
+// add the new key before the old key. All methods may be called from any goroutine. A nil *Keys cannot
+// open any text.
 type Keys struct {
 	file string
 	keys []key
@@ -39,13 +40,13 @@ type key struct {
 	aead cipher.AEAD
 }
 
-// ErrOtherKey reports a text that was sealed with a key that is not among the Keys. The text
-// may be undamaged.
+// ErrOtherKey reports that a text was sealed with a key that is not among the Keys. The text may be
+// undamaged.
 var ErrOtherKey = errors.New("sealed with another key")
 
-// ReadKeys reads a key file with one key of 32 bytes in base64 on each line. It returns the
-// errors of ReadFile, and notify.KindInvalid "bad_key_file" if a line is not a key or the file
-// has none.
+// ReadKeys reads a key file. Each line of the file holds one key of 32 bytes in base64. ReadKeys
+// returns the errors of ReadFile. It returns notify.KindInvalid "bad_key_file" if a line is not a key
+// or if the file has no key.
 func ReadKeys(file string) (*Keys, error) {
 	b, err := ReadFile(file)
 	if err != nil {
@@ -58,7 +59,7 @@ func ReadKeys(file string) (*Keys, error) {
 			continue
 		}
 		raw, err := base64.StdEncoding.DecodeString(text)
-		if err != nil || len(raw) != keyBytes { // the error must not quote the line: it may be most of a key
+		if err != nil || len(raw) != keyBytes { // the error must not quote the line: the line may be nearly a whole key
 			return nil, badKeys("%s: line %d is not a key: 32 bytes in base64, as openssl rand -base64 32 makes them", file, i+1)
 		}
 		one, err := newKey(raw)
@@ -88,8 +89,9 @@ func newKey(raw []byte) (key, error) {
 	return key{hex.EncodeToString(sum[:8]), aead}, err
 }
 
-// MakeKeys creates a key file of mode 0600 with a new key. The file and its name are on the disk
-// when it returns. It returns fs.ErrExist if the file exists, and leaves that file unchanged.
+// MakeKeys creates a key file of mode 0600 with a new key. When it returns nil as the error, the file
+// and its name are on the disk. If the file exists, MakeKeys leaves it unchanged and returns
+// fs.ErrExist.
 func MakeKeys(file string) (*Keys, error) {
 	var raw [keyBytes]byte
 	rand.Read(raw[:]) // never fails since Go 1.24
@@ -99,7 +101,7 @@ func MakeKeys(file string) (*Keys, error) {
 	return ReadKeys(file)
 }
 
-// File returns the name of the file that the keys were read from.
+// File returns the name of the file from which the keys were read.
 func (k *Keys) File() string { return k.file }
 
 // ID returns the id of the key that seals.
@@ -125,8 +127,8 @@ func (k *Keys) find(id string) (key, bool) {
 // Current reports whether a sealed text was sealed with the first key.
 func (k *Keys) Current(text string) bool { return KeyID(text) == k.ID() }
 
-// KeyID returns the id of the key that a text was sealed with, or "" if this release does not
-// know the form of the text.
+// KeyID returns the id of the key with which a text was sealed. It returns "" if the text does not have
+// the form that this release writes.
 func KeyID(text string) string {
 	rest, ok := strings.CutPrefix(text, version)
 	id, _, more := strings.Cut(rest, ":")
@@ -136,15 +138,14 @@ func KeyID(text string) string {
 	return id
 }
 
-// Seal encrypts text. Only Open with the same owner and the same key returns it.
+// Seal encrypts text for an owner. To get the text back, Open needs the same owner and the same key.
 func (k *Keys) Seal(owner, text string) string {
 	sealed := k.keys[0].aead.Seal(nil, nil, []byte(text), []byte(purpose+owner))
 	return version + k.ID() + ":" + base64.RawStdEncoding.EncodeToString(sealed)
 }
 
-// Open decrypts a text that Seal returned. It returns ErrOtherKey if the text was sealed with a
-// key that is not among the keys, and another error if the text is damaged or was sealed for
-// another owner.
+// Open decrypts a text that Seal returned. It returns ErrOtherKey if none of the keys sealed the text.
+// It returns another error if the text is damaged or was sealed for another owner.
 func (k *Keys) Open(owner, sealed string) (string, error) {
 	id := KeyID(sealed)
 	if id == "" {

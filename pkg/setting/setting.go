@@ -1,13 +1,13 @@
-// Package setting reads defaults and ranges from the tags of a struct's fields, so that the
-// field is the one place that states its rule.
+// Package setting reads defaults and ranges from the tags of a struct's fields. So each rule is stated
+// in one place only: at its field.
 //
 //	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
 //	Format  string        `default:"json" oneof:"json text"`
 //	Proxy   string        `is:"url" empty:"yes"`
 //
-// The tags are default; min, max and above for numbers and durations; oneof for words; is, the
-// name of a form that the caller of Check supplies; and empty, which lets the zero value pass
-// every rule. A tag that cannot be parsed is a mistake in the program and panics.
+// The tags are: default; min, max and above for numbers and durations; oneof for words; is, which names
+// a form (the caller of Check supplies a function for each form); and empty, which exempts the zero
+// value from every rule. A tag that cannot be parsed is a mistake in the program and causes a panic.
 package setting
 
 import (
@@ -29,9 +29,10 @@ type Field struct {
 	Tag   reflect.StructTag
 }
 
-// Fields returns the exported fields of v, a struct. A field's key is its tag koanf, or its
-// name in lower case with underscores. A struct field that has the tag is a section of the
-// file: Fields returns its fields instead. It omits fields tagged koanf:"-".
+// Fields returns the exported fields of v, a struct. The key of a field is its tag koanf. A field
+// without the tag has its name in lower case with underscores as its key. A struct field with the tag
+// is a section of the file: Fields returns the fields of the section instead. It omits fields tagged
+// koanf:"-".
 func Fields(v reflect.Value) (fields []Field) {
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
@@ -66,8 +67,8 @@ func snakeCase(name string) string {
 	return b.String()
 }
 
-// Fill returns a copy of c in which fields that are zero have their default. A logger's default
-// discards, whatever its tag says.
+// Fill returns a copy of c in which every zero field has its default. The default of a logger is always
+// a logger that discards, whatever its tag says.
 func Fill[T any](c T) T {
 	for _, f := range Fields(reflect.ValueOf(&c).Elem()) {
 		if text, ok := f.Tag.Lookup("default"); ok && f.Value.IsZero() {
@@ -101,8 +102,8 @@ func setDefault(v reflect.Value, text string) {
 	}
 }
 
-// parseNumber parses a bound or default for a value of v's type: a duration, or a number that
-// may have the unit MiB or KiB and underscores. It panics if text is neither.
+// parseNumber parses a bound or a default for a value of v's type. text is a duration, or a number that
+// may contain underscores and may end with MiB or KiB. parseNumber panics if text is neither.
 func parseNumber(v reflect.Value, text string) float64 {
 	if _, ok := v.Interface().(time.Duration); ok && text != "0" {
 		d, err := time.ParseDuration(text)
@@ -124,7 +125,8 @@ func parseNumber(v reflect.Value, text string) float64 {
 	return n * unit
 }
 
-// Range returns in words what the tags min, max and above allow, or "" if there are none.
+// Range describes in words which values the tags min, max and above allow. It returns "" if the field
+// has none of these tags.
 func (f Field) Range() string {
 	least, most, above := f.Tag.Get("min"), f.Tag.Get("max"), f.Tag.Get("above")
 	switch {
@@ -142,13 +144,13 @@ func (f Field) Range() string {
 	return ""
 }
 
-// Fault is a value that breaks a rule. Text says which rule.
+// Fault is a value that breaks a rule. Text states the rule.
 type Fault struct{ Key, Text string }
 
-// Check returns the values of c, a pointer to a struct, that break their rules. forms holds a
-// function for each value of the tag is: it returns what is wrong with a text, or "". Check
-// calls it for each item of a list. With nil forms Check ignores the tag is: the values were
-// checked when the file was read.
+// Check returns the values of c, a pointer to a struct, that break their rules. forms holds one
+// function for each value of the tag is. The function returns what is wrong with a text, or "" if
+// nothing is wrong. For a list Check calls the function for each item. If forms is nil, Check ignores
+// the tag is, because these values were checked when the file was read.
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
@@ -203,8 +205,8 @@ func (f Field) outOfRange() string {
 	return fmt.Sprintf("%v is not %s", f.Value.Interface(), allowed)
 }
 
-// Err checks c, a pointer to the configuration struct of part. It returns the first fault as
-// a notify.KindInvalid with the code bad_config, or nil.
+// Err checks c, a pointer to the configuration struct of the package that part names. It returns the
+// first fault as notify.KindInvalid with the code bad_config, or nil if there is no fault.
 func Err(part string, c any) error {
 	if faults := Check(c, nil); len(faults) > 0 {
 		return notify.Invalid("bad_config", part+"."+faults[0].Key, faults[0].Text)

@@ -10,15 +10,15 @@ import (
 
 // Audit keeps the audit log. Rows are only added, never changed.
 //
-// The rows are stored in blocks, each a partition. One more partition holds the number of the
-// last block. It is raised before the first row of the block is written.
+// The rows are stored in blocks. Each block is a partition. One more partition holds the number of the
+// last block. The number is raised before the first row of the block is written.
 type Audit struct{ rows rows.Partitions }
 
-// AuditOver returns the audit log over p.
+// AuditOver returns the audit log that is stored in p.
 func AuditOver(p rows.Partitions) *Audit { return &Audit{p} }
 
 const (
-	auditBlock     = 1024 // rows of a partition
+	auditBlock     = 1024 // rows in each partition
 	lastAuditBlock = "last"
 )
 
@@ -28,14 +28,14 @@ func partOfAudit(block uint64) rows.Part {
 
 func blockOfAudit(seq uint64) uint64 { return (seq - 1) / auditBlock }
 
-// lastBlock returns the number of the last block, and its stored value.
+// lastBlock returns the number of the last block, and the stored value of this number.
 func (a *Audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err error) {
 	return loadRecord[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
 }
 
-// Append calls next with the last row, or the zero AuditRow if there is none, and adds the row that
-// next returns with the following Seq. If another process has added a row meanwhile, Append
-// calls next again with that row. So each row is made with knowledge of the one before it.
+// Append calls next with the last row, or with the zero AuditRow if there is no row. It adds the row
+// that next returns, and gives it the following Seq. If another process has added a row meanwhile,
+// Append calls next again, with that row. So next always gets the row directly before the new row.
 func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
 	none := engine.AuditRow{}
 	end, err := a.rows.Turn(ctx, tableAudit)
@@ -90,7 +90,7 @@ func readAudit(r rows.Row) (engine.AuditRow, error) {
 	return row, err
 }
 
-// Rows returns rows with Seq > after, ascending.
+// Rows returns up to max rows whose Seq is greater than the parameter after, ascending.
 func (a *Audit) Rows(ctx context.Context, after uint64, max int) (out []engine.AuditRow, err error) {
 	last, _, err := a.lastBlock(ctx)
 	if err != nil {
@@ -106,7 +106,8 @@ func (a *Audit) Rows(ctx context.Context, after uint64, max int) (out []engine.A
 	return out, nil
 }
 
-// lastRow returns the last row and the results of lastBlock. The last block may still be empty.
+// lastRow returns the last row, and the results of lastBlock. The last block may still be empty;
+// lastRow then searches the blocks before it.
 func (a *Audit) lastRow(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
 	block, stored, err = a.lastBlock(ctx)
 	for in := block; err == nil && row.Seq == 0; in-- {
@@ -122,7 +123,7 @@ func (a *Audit) lastRow(ctx context.Context) (row engine.AuditRow, block uint64,
 	return row, block, stored, err
 }
 
-// Last returns the last row, or the zero AuditRow if there is none.
+// Last returns the last row, or the zero AuditRow if there is no row.
 func (a *Audit) Last(ctx context.Context) (engine.AuditRow, error) {
 	row, _, _, err := a.lastRow(ctx)
 	return row, err

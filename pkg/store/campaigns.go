@@ -12,18 +12,18 @@ import (
 
 // Campaigns records which requests belong to a campaign.
 //
-// Each campaign has a partition with its totals and parts. One more partition lists all
-// campaigns by time: once for all callers and once for each caller.
+// Each campaign has a partition with its totals and parts. One more partition has lists of campaigns,
+// ordered by time: one list of all campaigns, and one list for each caller.
 type Campaigns struct{ rows rows.Partitions }
 
-// CampaignsOver returns the campaigns over p.
+// CampaignsOver returns the Campaigns that are stored in p.
 func CampaignsOver(p rows.Partitions) *Campaigns { return &Campaigns{p} }
 
 func partOfCampaign(id string) rows.Part { return rows.Part{Table: tableCampaigns.Table, Name: id} }
 
-// AddPart records that part of the campaign was accepted as base. A repeat of the same (campaign,
-// part) changes nothing. AddPart returns notify.KindNotFound if the campaign belongs to another
-// caller.
+// AddPart records that the part with this number was accepted as base. If the same (campaign, part) was
+// added before, AddPart changes nothing. It returns notify.KindNotFound if the campaign belongs to
+// another caller.
 func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
 	if campaign == "" || len(campaign) > maxCampaign {
 		return notify.Invalid("bad_campaign", "campaign", "a campaign has an id of 1 to 1,024 bytes")
@@ -56,8 +56,8 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 			return nil
 		}
 		if got[0] == nil {
-			// The list entries are written before the campaign: readers skip an entry without a
-			// campaign, but would not find a campaign without an entry.
+			// The list entries are written before the campaign. Readers skip an entry without a
+			// campaign, but they could not find a campaign without an entry.
 			if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, []byte{})}); err != nil {
 				return err
 			}
@@ -82,11 +82,11 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 
 const (
 	campaignTotalsKey = "h"
-	maxCampaign       = 1 << 10 // bytes of an id
+	maxCampaign       = 1 << 10 // bytes of a campaign's id
 )
 
-// campaignListPrefix returns the key prefix of the list of a caller's campaigns, or of all
-// campaigns for "".
+// campaignListPrefix returns the key prefix of the list of a caller's campaigns. If caller is "", it
+// returns the prefix of the list of all campaigns.
 func campaignListPrefix(caller string) string {
 	if caller == "" {
 		return "a"
@@ -94,11 +94,11 @@ func campaignListPrefix(caller string) string {
 	return "c" + str(caller)
 }
 
-// campaignKey returns a campaign's key in a list without the prefix: its time, then its id.
+// campaignKey returns the rest of a campaign's key in a list, after the prefix: the time, then the id.
 func campaignKey(created int64, id string) string { return orderedTime(created) + id }
 
-// campaignEntries returns the rows that set a campaign's entries in the lists to value, or remove
-// them if value is nil.
+// campaignEntries returns rows that set the value of a campaign's entries in both lists. If value is
+// nil, the rows remove the entries.
 func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 	for _, list := range []string{campaignListPrefix(""), campaignListPrefix(c.Caller)} {
 		out = append(out, rows.Row{Key: list + campaignKey(c.Created, c.ID), Value: value})
@@ -106,7 +106,7 @@ func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 	return out
 }
 
-// load returns a campaign without its bases.
+// load returns a campaign without its bases, and its packed value.
 func (c *Campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
 	return loadRecord[engine.Campaign](ctx, c.rows, partOfCampaign(id), campaignTotalsKey)
 }
@@ -117,7 +117,8 @@ func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, 
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
 	}
-	// Reading only h.Parts bases leaves out a part that was added after the totals were read.
+	// If a part was added after the totals were read, the limit h.Parts leaves out its base. So the
+	// bases agree with the totals.
 	h.Bases, err = scanList(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
 	if err != nil {
 		return engine.Campaign{}, false, err
@@ -132,9 +133,10 @@ func readBase(r rows.Row) (notify.Base, error) {
 	return notify.Base(r.Value), nil
 }
 
-// List returns up to max campaigns of a caller, or of all callers for "", without their bases. The
-// newest come first, and among campaigns of the same time the greatest id. The list begins after
-// the campaign after, of which only Created and ID count, or with the newest if its ID is empty.
+// List returns up to max campaigns of a caller, without their bases. If caller is "", it returns
+// campaigns of all callers. The newest campaign is first. Among campaigns of the same time the greatest
+// id is first. The list begins after the campaign in the parameter after. Only Created and ID of that
+// campaign are used. If its ID is empty, the list begins with the newest campaign.
 func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
 	prefix := campaignListPrefix(caller)
 	in := rows.Range{Prefix: prefix, Back: true}
@@ -149,7 +151,7 @@ func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campai
 		page, err := getConcurrently(entries, func(entry string) (engine.Campaign, error) {
 			place := entry[len(prefix):]
 			head, err := scanList(ctx, c.rows, partOfCampaign(place[8:]), rows.Range{Prefix: campaignTotalsKey}, 1, unpack[engine.Campaign])
-			if err != nil || len(head) == 0 || head[0].Created != timeAt(place) { // Created differs if another process created the campaign first
+			if err != nil || len(head) == 0 || head[0].Created != timeAt(place) { // Created differs if another process created the campaign first; this entry is then skipped
 				return engine.Campaign{}, err
 			}
 			return head[0], nil
@@ -163,8 +165,9 @@ func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campai
 	return out, nil
 }
 
-// PurgeCampaigns removes each campaign, with its parts, if it and its newest part were created
-// before a time, ms since 1970. It returns how many campaigns it removed, also with an error.
+// PurgeCampaigns removes each campaign, with its parts, if the campaign and its newest part were
+// created before the parameter before (ms since 1970). It returns how many campaigns it removed, also
+// with an error.
 func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int, err error) {
 	all := campaignListPrefix("")
 	old, err := scanList(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + orderedTime(before)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
@@ -180,8 +183,9 @@ func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int
 	return total, err
 }
 
-// purgeCampaign removes a campaign unless its newest part is younger than before. If a part is
-// added at the same time, the totals change, the swap fails and the campaign stays.
+// purgeCampaign removes a campaign. If its newest part is not older than before, it removes nothing. If
+// another process adds a part at the same time, the totals change. Then the swap fails and the campaign
+// stays.
 func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, before int64) (bool, error) {
 	in := partOfCampaign(old.ID)
 	h, stored, err := CampaignsOver(c.rows).load(ctx, old.ID)

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Cancels keeps a log of cancellations, and for each scope the version of its first one, which
-// counts.
+// Cancels keeps a log of cancellations. For each scope it also keeps the version of the scope's first
+// cancellation. Only the first cancellation of a scope counts.
 type Cancels struct{ rows rows.Rows }
 
 // Put implements users.CancelStore.
@@ -55,7 +55,7 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	}
 	row := rows.Row{Key: "n" + string(version[0])}
 	v, err := c.rows.Get(ctx, tableCancels, row.Key)
-	if err != nil || v[0] == nil { // purged meanwhile
+	if err != nil || v[0] == nil { // purged between the two reads
 		return engine.Cancel{}, false, err
 	}
 	row.Value = v[0]
@@ -68,9 +68,10 @@ func (c Cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.C
 	return scanList(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
 
-// PurgeCancels removes cancellations made before a time, ms since 1970. It keeps the newest one, so
-// that versions do not start again. Versions ascend with time, so it stops at the first
-// cancellation that is younger. It returns how many it removed, also with an error.
+// PurgeCancels removes cancellations that were made before the time before (ms since 1970). It never
+// removes the newest cancellation: otherwise versions would start again. Versions ascend with
+// time, so PurgeCancels stops at the first younger cancellation. It returns how many cancellations it
+// removed, also with an error.
 func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, err error) {
 	for {
 		old, err := Cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)

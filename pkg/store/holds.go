@@ -12,26 +12,26 @@ import (
 // HoldKey identifies a queue of holds.
 type HoldKey struct{ Lane, User string }
 
-// HoldQueues keeps the packed queue of each lane and user.
+// HoldQueues stores the packed queue of each lane and user.
 type HoldQueues interface {
-	// Turn waits until no other Update of this process is between its Load and its Swap. Only
-	// engines whose Swap cannot detect a changed queue wait; the others return at once. The
-	// caller calls end after its Swap.
+	// Turn waits until no other Update of this process is between its Load and its Swap. Only engines
+	// whose Swap cannot detect a changed queue wait. In all other engines Turn returns at once. The
+	// caller must call end after its Swap.
 	Turn(ctx context.Context) (end func(), err error)
-	// Load returns the queues in the order of keys, nil for an empty queue.
+	// Load returns the queues in the order of keys. An empty queue is nil.
 	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)
-	// Swap replaces the loaded queues by next. It returns false and stores nothing if it detects
-	// that one of them has changed.
+	// Swap replaces the queues in loaded by the queues in next. If it detects that another process has
+	// changed one of the queues, it stores nothing and returns false.
 	Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error)
 }
 
-// Holds keeps, for each lane and user, the notifications that wait, in order.
+// Holds keeps, for each lane and user, the waiting notifications in order.
 type Holds struct{ queues HoldQueues }
 
-// HoldsOver returns the holds over queues.
+// HoldsOver returns the Holds that are stored in q.
 func HoldsOver(q HoldQueues) *Holds { return &Holds{q} }
 
-// queueRecord packs a queue of holds without their lane and user, which are its key.
+// queueRecord packs a queue of holds. It omits the lane and the user, because they are the queue's key.
 var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Codec, q *[]engine.Hold) {
 	codec.Slice(c, q)
 	for i := range *q {
@@ -65,10 +65,10 @@ func (h *Holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.
 	return packed, out, nil
 }
 
-// Update removes and adds holds in one commit. An engine of several machines may split a large
-// update into several commits. (Lane, User, ID, Epoch) identifies a hold. A new hold goes to the
-// end of its user's queue. A hold that exists keeps its place and gets the new Wake. Removing a
-// hold that does not exist changes nothing.
+// Update removes and adds holds in one commit. An engine with several machines may split a large update
+// into several commits. (Lane, User, ID, Epoch) identifies a hold. A new hold is added at the end of
+// its user's queue. A hold that exists already keeps its place and gets the new Wake. Removing a hold
+// that does not exist changes nothing.
 func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	end, err := h.queues.Turn(ctx)
 	if err != nil {
@@ -116,7 +116,7 @@ func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	return nil
 }
 
-// Get returns for each user of a lane the queue of holds, the next to be sent first.
+// Get returns for each user of a lane the queue of holds. The hold to be sent next is first.
 func (h *Holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
 	keys := make([]HoldKey, len(users))
 	for i, u := range users {
@@ -126,7 +126,7 @@ func (h *Holds) Get(ctx context.Context, lane string, users []string) ([][]engin
 	return out, err
 }
 
-// holdRows keeps one row per lane and user.
+// holdRows keeps one row for each lane and user.
 type holdRows struct{ rows rows.Rows }
 
 func (h holdRows) Turn(context.Context) (func(), error) { return func() {}, nil }

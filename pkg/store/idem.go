@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Idem keeps for each Idempotency-Key one row, and one index row by Expires. Both change in one
-// swap.
+// Idem keeps one row for each Idempotency-Key, and one index row by Expires. One swap changes both
+// rows.
 type Idem struct{ rows rows.Rows }
 
 var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *codec.Codec, r *engine.Reservation) {
@@ -30,7 +30,7 @@ var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *c
 	c.Bytes(&r.Body)
 }}
 
-// idemName returns the common suffix of the keys of a reservation's rows.
+// idemName returns the suffix that all keys of a reservation's rows have in common.
 func idemName(k engine.IdemKey) (string, error) {
 	if len(k.Caller) > maxPart || len(k.Route) > maxPart {
 		return "", notify.Invalid("bad_key", "key", "caller and route have at most 65,535 bytes")
@@ -41,8 +41,8 @@ func idemName(k engine.IdemKey) (string, error) {
 
 func idemExpiry(expires int64, name string) string { return "e" + orderedTime(expires) + name }
 
-// replace returns the change that replaces the reservation old, whose packed form is value, by
-// next. A nil value means that none is stored. A nil next removes the reservation.
+// replace returns the change that replaces the reservation old by next. value is the packed form of
+// old; nil means that no reservation is stored. A nil next removes the reservation.
 func (Idem) replace(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, If: []rows.Row{{Key: key, Value: value}}, Do: []rows.Row{{Key: key}}}
@@ -54,13 +54,14 @@ func (Idem) replace(name string, old *engine.Reservation, value []byte, next *en
 		return c
 	}
 	c.Do[0].Value = reservationRecord.Pack(next)
-	if moves { // the condition on the key's row guards its index row as well
+	if moves { // the condition on the key's row also protects its index row
 		c.Add = []rows.Row{{Key: idemExpiry(next.Expires, name), Value: []byte{}}}
 	}
 	return c
 }
 
-// readReservation returns a stored reservation and its packed value, which is nil if there is none.
+// readReservation returns a stored reservation and its packed value. The value is nil if no reservation
+// is stored.
 func (i Idem) readReservation(ctx context.Context, name string) (r engine.Reservation, value []byte, err error) {
 	got, err := i.rows.Get(ctx, tableIdem, "k"+name)
 	if err == nil && got[0] != nil {
@@ -72,9 +73,9 @@ func (i Idem) readReservation(ctx context.Context, name string) (r engine.Reserv
 	return r, got[0], nil
 }
 
-// update calls decide with the stored reservation, nil if there is none, and stores the
-// reservation that decide returns. If decide returns keep, update changes nothing. If another
-// process has changed the reservation meanwhile, update calls decide again.
+// update calls decide with the stored reservation, or with nil if no reservation is stored. It stores
+// the reservation that decide returns. If decide returns keep = true, update changes nothing. If
+// another process has changed the reservation meanwhile, update calls decide again.
 func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
 	name, err := idemName(key)
 	if err != nil {
@@ -100,8 +101,8 @@ func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored
 	}
 }
 
-// Reserve implements request.Idem. It first assumes that the key is new, and reads the stored
-// reservation only if that fails.
+// Reserve implements request.Idem. It first assumes that the key is new and tries to store r. Only if
+// this fails, it reads the stored reservation.
 func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
 	name, err := idemName(r.Key)
 	if err != nil {
@@ -178,8 +179,8 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	})
 }
 
-// Purge implements request.Idem. It removes a key only if its row is unchanged since it was read,
-// because the key may have been reserved again.
+// Purge implements request.Idem. It removes a key only if the key's row has not changed after Purge
+// read it, because another request may have reserved the key again.
 func (i Idem) Purge(ctx context.Context, now int64) (int, error) {
 	return purgeByTime(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
 		keys := make([]string, len(entries))

@@ -15,18 +15,18 @@ import (
 
 // Jobs keeps jobs and their reports.
 //
-// Each kind and name has a partition with its job and the job's report. One more partition maps
-// each id to the kind and name of its job. That row is written before the job and removed after
-// it, so it may refer to a job that does not exist.
+// Each kind and name has a partition with its job and the job's report. One more partition maps each id
+// to the kind and name of its job. This id row is written before the job and removed after the job. So
+// an id row may refer to a job that does not exist.
 type Jobs struct{ rows rows.Partitions }
 
-// JobsOver returns the jobs over p.
+// JobsOver returns the Jobs that are stored in p.
 func JobsOver(p rows.Partitions) *Jobs { return &Jobs{p} }
 
 const (
 	jobKey      = "j"
 	entryPrefix = "e"
-	maxJobID    = 1 << 10 // bytes, also of a kind
+	maxJobID    = 1 << 10 // bytes; also the limit of a kind
 	maxJobName  = 1 << 15
 )
 
@@ -34,8 +34,8 @@ func partOfJob(j *engine.Job) rows.Part {
 	return rows.Part{Table: tableJobs.Table, Name: strconv.Quote(j.Kind) + j.Name}
 }
 
-// jobRows returns the rows of a job and of entries of its report. Of two entries with the same At
-// the last one counts.
+// jobRows returns the rows of a job and of entries of its report. If two entries have the same At, only
+// the last one is stored.
 func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 	v, err := pack("bad_job", "job", j)
 	if err != nil {
@@ -54,8 +54,8 @@ func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 	return out, nil
 }
 
-// jobInPart returns the job of a partition, nil if there is none, and its row as the condition of
-// a swap.
+// jobInPart returns the job of a partition, or nil if the partition has no job. It also returns the
+// job's row, which is the condition of a swap.
 func (j *Jobs) jobInPart(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, error) {
 	job, stored, err := loadRecord[engine.Job](ctx, j.rows, part, jobKey)
 	if err != nil || stored == nil {
@@ -64,8 +64,8 @@ func (j *Jobs) jobInPart(ctx context.Context, part rows.Part) (*engine.Job, []ro
 	return &job, []rows.Row{{Key: jobKey, Value: stored}}, nil
 }
 
-// jobByID returns the job with an id, nil if there is none, its partition, and its row as the
-// condition of a swap.
+// jobByID returns the job with an id, or nil if there is no such job. It also returns the job's
+// partition, and the job's row, which is the condition of a swap.
 func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Part, []rows.Row, error) {
 	part := rows.Part{Table: tableJobs.Table}
 	name, err := j.rows.Get(ctx, tableJobs, id)
@@ -80,14 +80,15 @@ func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Part, 
 	return job, part, row, err
 }
 
-// swapID changes the partition of an id from one to another; nil means none.
+// swapID changes the name of the partition of an id from the value from to the value to. nil means that
+// the id has no partition.
 func (j *Jobs) swapID(ctx context.Context, id string, from, to []byte) (bool, error) {
 	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, If: []rows.Row{{Key: id, Value: from}}, Do: []rows.Row{{Key: id, Value: to}}})
 }
 
 // Create stores a job with its entries in one commit. If a job with the same (Kind, Name) exists,
-// Create returns that one and false. The id must never have been used, not even by a job that
-// was dropped: otherwise Create may return notify.KindConflict.
+// Create returns the existing job and false. in.ID must never have been used before, not even by a job
+// that was dropped. Otherwise Create may return notify.KindConflict.
 func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	none, part := engine.Job{}, partOfJob(&in)
 	if in.ID == "" || len(in.ID) > maxJobID || len(in.Kind) > maxJobID || len(in.Name) > maxJobName {
@@ -139,8 +140,9 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 }
 
-// swapJob calls to with the job that has an id and a version, and swaps the change that to
-// returns. It returns notify.KindConflict if there is no such job or it has changed.
+// swapJob finds the job that has this id and version, passes it to the function in the parameter to,
+// and swaps the change that the function returns. It returns notify.KindConflict if there is no such
+// job or if the job has changed.
 func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Part{Table: tableJobs.Table, Name: id})
 	if err != nil {
@@ -166,8 +168,8 @@ func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*
 	return err
 }
 
-// Put stores in and the entries in one commit if the stored version is in.Version. Otherwise it
-// returns notify.KindConflict.
+// Put stores a job and its entries in one commit. The parameter in is the job. The stored version must
+// equal in.Version. Otherwise Put returns notify.KindConflict.
 func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	err := j.swapJob(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
 		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // the identity of a job never changes
@@ -181,7 +183,7 @@ func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntr
 	return in, nil
 }
 
-// Get returns the job of an id.
+// Get returns the job with an id.
 func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	job, _, _, err := j.jobByID(ctx, id)
 	if err != nil || job == nil {
@@ -190,8 +192,8 @@ func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	return *job, true, nil
 }
 
-// Drop removes a job, its name and its entries in one commit if the stored version is version. It
-// returns notify.KindConflict if the version differs or the job does not exist.
+// Drop removes a job, its name and its entries if the stored version equals version. It returns
+// notify.KindConflict if the version differs or if the job does not exist.
 func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	var name []byte
 	err := j.swapJob(ctx, id, version, func(old *engine.Job) (rows.Change, error) {
@@ -204,7 +206,7 @@ func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	return err
 }
 
-// Entries returns a job's entries with At > after, ascending.
+// Entries returns up to max entries of a job whose At is greater than the parameter after, ascending.
 func (j *Jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {
 	job, part, _, err := j.jobByID(ctx, id)
 	if err != nil || job == nil {
@@ -216,8 +218,8 @@ func (j *Jobs) Entries(ctx context.Context, id string, after uint64, max int) ([
 	})
 }
 
-// List returns jobs, newest first. It reads all jobs, because there are few. It uses scans, which
-// do not wait for writes under way: operators' screens list jobs every second.
+// List returns up to max jobs, newest first. It reads all jobs, because there are few. It uses scans,
+// which do not wait for running writes, because operators' screens list jobs every second.
 func (j *Jobs) List(ctx context.Context, max int) ([]engine.Job, error) {
 	names, err := scanList(ctx, j.rows, tableJobs, rows.Range{}, math.MaxInt, func(r rows.Row) (rows.Row, error) {
 		return rows.Row{Key: r.Key, Value: bytes.Clone(r.Value)}, nil

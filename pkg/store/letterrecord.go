@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// letter is a dead letter with its Extra encoded.
+// letter is a dead letter with its Extra encoded as JSON.
 type letter struct {
 	*engine.DeadLetter
 	extra []byte // JSON
@@ -17,7 +17,7 @@ type letter struct {
 
 var letterRecord = Record[letter]{"a dead letter", 1, func(c *codec.Codec, l *letter) {
 	d := l.DeadLetter
-	c.Fixed(&d.Seq) // first, because numberLetter overwrites it in the packed form
+	c.Fixed(&d.Seq) // Seq is first, because numberLetter overwrites it in the packed form
 	c.Raw(d.ID.Base[:])
 	codec.Num(c, &d.ID.Index)
 	c.Bool(&d.ID.Fan)
@@ -40,8 +40,8 @@ var letterRecord = Record[letter]{"a dead letter", 1, func(c *codec.Codec, l *le
 	c.Bytes(&l.extra)
 }}
 
-// PackLetter encodes a dead letter without its Ord. It returns notify.KindInvalid if Extra has no
-// JSON form or the caller is too long.
+// PackLetter encodes a dead letter without its Ord. It returns notify.KindInvalid if Extra cannot be
+// encoded as JSON or if the caller's name is too long.
 func PackLetter(d *engine.DeadLetter) ([]byte, error) {
 	if err := engine.CheckCaller("bad_dead_letter", d.Caller); err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func PackLetter(d *engine.DeadLetter) ([]byte, error) {
 	return letterRecord.Pack(&l), nil
 }
 
-// UnpackLetter decodes what PackLetter returned.
+// UnpackLetter decodes bytes that PackLetter returned.
 func UnpackLetter(b []byte, d *engine.DeadLetter) error {
 	l := letter{DeadLetter: d}
 	if err := letterRecord.Unpack(b, &l); err != nil {
@@ -72,7 +72,7 @@ func UnpackLetter(b []byte, d *engine.DeadLetter) error {
 // numberLetter sets Seq in a packed letter.
 func numberLetter(packed []byte, seq uint64) { binary.LittleEndian.PutUint64(packed[1:], seq) }
 
-// LetterIDLen is the length of a LetterID.
+// LetterIDLen is the length of a LetterID in bytes.
 const LetterIDLen = 16 + 4 + 1 + 2
 
 // LetterID returns the key of a dead letter.

@@ -9,12 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// letters keeps dead letters by Ord, with indexes. Each caller's feed is a partition of its own,
-// whose numbers are the Seqs.
+// letters stores dead letters by Ord, their position in the whole index, and has more indexes. Each
+// caller's feed is a separate partition, in which a letter has the number Seq.
 //
-// Feed, List and Walk return only letters up to the last durable Ord. After a power loss a number
-// above it may be given to another letter, and a reader that remembers its position would miss
-// that letter.
+// Feed, List and Walk return only letters whose Ord is at most the last durable Ord. A power loss
+// may undo letters with a higher Ord, and the store may later give such an Ord to another letter. A
+// reader that had seen the lost letter and remembers its position would then miss the other letter.
 type letters struct {
 	rows    rows.Rows
 	durable durableNumber
@@ -24,7 +24,7 @@ func feedOf(caller string) rows.Part { return rows.Part{Table: 'f', Name: caller
 
 func letterTime(prefix string, ms int64, id string) string { return prefix + orderedTime(ms) + id }
 
-// letterKeys returns the keys of a letter's rows in tableLetters.
+// letterKeys returns the keys of a letter's rows in tableLetters. id is the letter's LetterID.
 func letterKeys(d *engine.DeadLetter, id string) (byID, byOrd, byTime, byUntil string) {
 	return "i" + id, "o" + num(d.Ord), letterTime("l", ^d.LastFailed, id), letterTime("e", d.Until, id)
 }
@@ -73,8 +73,8 @@ func (l *letters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 }
 
-// changesForNew returns the changes that store the letters that are not stored yet. The changes of
-// the feeds come first and give each letter its Seq. The last change gives it its Ord.
+// changesForNew returns the changes that store the letters that are not stored yet. The changes of the
+// feeds come first and give each letter its Seq. The last change gives each letter its Ord.
 func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, ids []string) ([]rows.Change, error) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
@@ -89,7 +89,7 @@ func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, id
 	var fresh []int           // indexes in ds of letters that are not stored
 	feeds := map[string]int{} // index in cs of a caller's feed
 	var cs []rows.Change
-	var of [][]int // for each change, indexes in fresh
+	var of [][]int // for each change of cs: its letters, as indexes in fresh
 	for i, v := range stored {
 		if v != nil {
 			continue
@@ -134,7 +134,7 @@ func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, id
 	return append(cs, main), nil
 }
 
-// lookUpLetter returns the letter with an id. Like a list it does not wait for writes under way.
+// lookUpLetter returns the letter with an id. Like a list, it does not wait for running writes.
 func (l *letters) lookUpLetter(ctx context.Context, id string) (d engine.DeadLetter, ok bool, err error) {
 	ord := ""
 	err = l.rows.Look(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'i'), id...) }, func(_ int, v []byte) error {
@@ -168,7 +168,7 @@ func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int
 	}
 	err = l.rows.Scan(ctx, feedOf(caller), rows.Range{After: num(after)}, func(r rows.Row) (bool, error) {
 		d, ok, err := l.lookUpLetter(ctx, string(r.Value))
-		if err != nil || ok && d.Ord > last { // the letters after it are not durable either
+		if err != nil || ok && d.Ord > last { // later letters of the feed are not durable either
 			return false, err
 		}
 		if ok {
@@ -182,7 +182,7 @@ func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int
 	return out, nil
 }
 
-// List's cursor is the key of the last dead letter returned, without its table.
+// The cursor of List is the key of the last dead letter that List returned, without its prefix "l".
 func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, most int) (out []engine.DeadLetter, _ []byte, err error) {
 	settled, err := l.lastDurable(ctx)
 	if err != nil || most <= 0 {
@@ -203,12 +203,13 @@ func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []
 	}
 	more, last := false, ""
 	err = l.rows.Scan(ctx, tableLetters, in, func(r rows.Row) (bool, error) {
-		// A replay walks only durable letters, and must find each letter that a list shows.
+		// List shows only durable letters: a replay walks only durable letters, and it must find each
+		// letter that a list shows.
 		d, ok, err := l.lookUpLetter(ctx, r.Key[1+8:])
 		if err != nil || !ok || d.Ord > settled || !f.Matches(&d) {
 			return true, err
 		}
-		if more = len(out) == most; more { // there is a next page
+		if more = len(out) == most; more { // there is a next page: one letter more than most matches
 			return false, nil
 		}
 		out, last = append(out, d), r.Key[1:]
@@ -236,8 +237,8 @@ func (l *letters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.
 
 func (l *letters) Last(ctx context.Context) (uint64, error) { return l.lastDurable(ctx) }
 
-// readStored returns the letters with ids and their packed values, nil for a missing letter. It
-// sees every swap that was answered before.
+// readStored returns the letters with the given ids and their packed values. The value of a missing
+// letter is nil. readStored sees every swap that was answered before the call.
 func (l *letters) readStored(ctx context.Context, ids []string) ([]engine.DeadLetter, [][]byte, error) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {

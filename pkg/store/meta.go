@@ -11,7 +11,7 @@ import (
 // meta keeps one partition with one row for each name.
 type meta struct{ rows rows.Partitions }
 
-// MetaOver returns the contract of the table of names and values over p.
+// MetaOver returns the contract of the table of names and values. The table is stored in p.
 func MetaOver(p rows.Partitions) engine.Meta { return meta{p} }
 
 const metaKey = "v"

@@ -2,23 +2,23 @@ package store
 
 import "sync"
 
-// packed holds encoded keys and values of rows for a Write. They are encoded before the Write,
-// because its fill function runs under a lock and should only copy.
+// packed holds encoded keys and values of rows for a Write. The caller encodes them before the Write,
+// because the Write's fill function runs under a lock and should only copy.
 type packed struct {
 	b    []byte
-	ends []int // end of each part in b
+	ends []int // end of each part, as an index in b
 }
 
 var packedPool = sync.Pool{New: func() any { return new(packed) }}
 
-// newPacked returns an empty packed from the pool. The caller puts it back.
+// newPacked returns an empty packed from packedPool. The caller must put it back into the pool.
 func newPacked() *packed {
 	p := packedPool.Get().(*packed)
 	p.b, p.ends = p.b[:0], p.ends[:0]
 	return p
 }
 
-// endPart ends the current part at the end of b.
+// endPart ends the current part: the bytes that were appended to b since the last endPart.
 func (p *packed) endPart() { p.ends = append(p.ends, len(p.b)) }
 
 // part returns part i.

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Prefs keeps one row for each user, and one row for each user's latest change. So the table of
-// changes has as many rows as there are users.
+// Prefs keeps one row for each user, and one row for each user's latest change. So there are as many
+// rows of changes as users.
 type Prefs struct {
 	rows    rows.Rows
 	durable durableNumber // version of the latest durable change
@@ -25,7 +25,7 @@ func readProfile(r rows.Row) (p engine.Profile, err error) {
 	return p, nil
 }
 
-// storedVersion returns the version of a stored profile, or 0 if there is none.
+// storedVersion returns the version of a stored profile, or 0 if there is no stored profile.
 func storedVersion(stored []byte) uint64 {
 	if len(stored) < 8 {
 		return 0
@@ -60,10 +60,11 @@ func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	return nil
 }
 
-// putProfiles stores profiles and returns the version of the last one. With check their versions
-// must equal the stored ones; otherwise it returns profile_changed.
+// putProfiles stores profiles and returns the version that it gave to the last profile. If check is
+// true, the version of each profile must equal the stored version. Otherwise putProfiles returns
+// profile_changed.
 func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool) (given uint64, err error) {
-	last := make(map[string]int, len(ps)) // of two profiles of a user the later one counts
+	last := make(map[string]int, len(ps)) // index of each user's last profile; earlier profiles of the user are ignored
 	for i := range ps {
 		if user := ps[i].User; user == "" || len(user) > notify.MaxUserID {
 			return 0, notify.Invalid("bad_user", "user_id", "a user id has 1 to 128 bytes")
@@ -142,13 +143,14 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-// Scan implements users.ProfileStore. It ignores the parts and reads all profiles: rows are in the
-// order of user ids.
+// Scan implements users.ProfileStore. The rows are in the order of user ids, so the profiles of a part
+// are not together. So Scan ignores the parts and reads all profiles.
 func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) error) error {
 	return p.scanAfter(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
 }
 
-// scanAfter calls fn with the profiles of the users after user, in order, while fn returns true.
+// scanAfter calls fn with the profiles of the users after the parameter user, in order, until fn
+// returns false.
 func (p *Prefs) scanAfter(ctx context.Context, user string, fn func(*engine.Profile) (bool, error)) error {
 	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p", After: "p" + user}, func(r rows.Row) (bool, error) {
 		profile, err := readProfile(r)

@@ -13,13 +13,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables of queues. Both have the same keys.
+// The tables of queues. The keys of both tables have the same form.
 var (
-	tableMessages = rows.Part{Table: 'Q'} // str queue, seq: enqueued and lane, visible, body
-	tableReceived = rows.Part{Table: 'V'} // str queue, seq: receives, released until
+	tableMessages = rows.Part{Table: 'Q'} // str queue, seq: time of enqueue and lane, visible, body
+	tableReceived = rows.Part{Table: 'V'} // str queue, seq: number of receives, time until which a released message is invisible
 )
 
-// queues holds the queues that had messages at the start and those that were requested since.
+// queues holds the queues that had messages at the start, and the queues that were requested since
+// then.
 type queues struct {
 	rows rows.Rows
 
@@ -39,37 +40,42 @@ func (qs *queues) get(name string) *queue {
 	return q
 }
 
-// queue delivers messages in the order in which they became visible, and of the same time in the
-// order of their seqs. The message and its number of receives are stored. The number is durable
-// before the delivery is handed out, so that a message that kills the process ends up dead (but
-// see firstUncountedFrom). Which messages are held, and until when, is kept only in memory: after
-// a start every message that was not acknowledged is visible again when its delay ends.
+// queue delivers messages in the order in which they became visible. Messages with the same time are
+// delivered in the order of their seqs. Each message and its number of receives are stored. The number
+// is durable before the message is delivered. So a message that kills the process again and again ends
+// up dead (but see firstUncountedFrom). Only the memory holds which messages are held, and until when.
+// After a start, every message that was not acknowledged is visible when its delay has ended.
 //
-// Acknowledged messages are deleted without waiting for an fsync. A lost delete repeats a
-// delivery, which receivers must expect anyway. The delete is durable before every later write.
+// An acknowledged message is deleted without a wait for an fsync. If a power loss undoes the delete,
+// the message is delivered again, and receivers must expect that anyway. The delete is durable before
+// every later write.
 type queue struct {
-	rows      rows.Rows
-	prefix    string        // of the queue's keys
-	instance  [4]byte       // random, part of each receipt; receipts of an earlier process do not match
-	opened    time.Time     // zero of the index's times, on the monotonic clock
-	lookAgain chan struct{} // capacity 1: holds a signal while one waiting Receive should look again
+	rows     rows.Rows
+	prefix   string    // of the queue's keys
+	instance [4]byte   // random, in each receipt; so receipts of an earlier process are not valid
+	opened   time.Time // time 0 of the index, on the monotonic clock
+	// lookAgain has capacity 1. It holds a signal while one waiting Receive should check the queue
+	// again.
+	lookAgain chan struct{}
 
-	next uint64 // seq of the latest message; changed only in fill functions of Write
+	next uint64 // seq of the latest message; only fill functions of Write change it
 
-	mu                 sync.Mutex // never held while calling rows
-	maxReceives        int
-	index              queueIndex
-	onTimeSinceBacklog int // on-time messages taken since the last backlog message, while both lanes had messages
+	mu          sync.Mutex // a goroutine that holds mu never calls rows
+	maxReceives int
+	index       queueIndex
+	// onTimeSinceBacklog is the number of on-time messages delivered since the last backlog message. It
+	// counts only while both lanes have ready messages.
+	onTimeSinceBacklog int
 }
 
 func (q *queue) now() int64 { return int64(time.Since(q.opened)) }
 
-// wakeOne makes one waiting Receive look again. A Receive that returns while messages are left
-// signals again, so that another waiting Receive knows when the next message is visible.
+// wakeOne makes one waiting Receive check the queue again. If messages are left when that Receive
+// returns, it calls wakeOne too. So another waiting Receive learns when the next message is visible.
 func (q *queue) wakeOne() {
 	select {
 	case q.lookAgain <- struct{}{}:
-	default: // a signal is pending
+	default: // a signal is already there
 	}
 }
 
@@ -118,15 +124,15 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	})
 }
 
-// messageHead is the size of two times of 8 bytes each, enqueued and visible, in ms since 1970. The
-// highest bit of the first one (inBacklog) is the lane.
+// messageHead is the size of two times of 8 bytes each: enqueued and visible, in ms since 1970. If the
+// highest bit of the first time (inBacklog) is set, the message is in the backlog lane.
 const (
 	messageHead = 16
 	inBacklog   = 1 << 63
 )
 
-// readBodies calls fn with the bodies of n messages, in order. A body is nil if the message does not
-// exist any more. It is valid until fn returns.
+// readBodies calls fn with the bodies of n messages, in order. The body is nil if the message was
+// deleted. A body is valid until fn returns.
 func (q *queue) readBodies(ctx context.Context, n int, seq func(i int) uint64, fn func(i int, body []byte) error) error {
 	key := func(b []byte, i int) []byte { return q.appendKey(b, seq(i)) }
 	return q.rows.Look(ctx, tableMessages, n, key, func(i int, v []byte) error {
@@ -160,8 +166,9 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return nil, nil
 }
 
-// wait returns when Receive should look again: at next (ns since opened; 0: no message), at a signal
-// of wakeOne, or when ctx ends. It returns an error if the store has failed.
+// wait returns when Receive should check the queue again: at the time next, at a signal of wakeOne, or
+// when ctx ends. next is in ns since opened; 0 means that there is no message. wait returns an error if
+// the store has failed.
 func (q *queue) wait(ctx context.Context, next int64) error {
 	var due <-chan time.Time
 	if next > 0 {
@@ -179,15 +186,16 @@ func (q *queue) wait(ctx context.Context, next int64) error {
 	return nil
 }
 
-// takenMessage is a copy of a message with its slot in the index. During a Receive it holds the
-// message as it was before.
+// takenMessage is a copy of a message with its slot in the index. During a Receive the copy holds the
+// fields as they were before takeReady changed them.
 type takenMessage struct {
 	slot uint32
 	queued
 }
 
-// takeReady marks up to max ready messages as held and returns them. If none is ready, next is the
-// time of the next one. more reports whether other messages are left, ready or not.
+// takeReady marks up to max ready messages as held and returns them. If no message is ready, next is
+// the time at which the first message becomes visible, or 0 if there is no message. more reports
+// whether the queue holds other messages, ready or not.
 func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, next int64, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -210,8 +218,8 @@ func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, next
 	return taken, next, x.liveCount() > len(taken)
 }
 
-// nextLocked returns the message to take next. While both lanes have ready messages, one of
-// engine.BacklogShare messages is from the backlog lane.
+// nextLocked returns the message to deliver next. ok is false if no message is ready. While both lanes
+// have ready messages, one of engine.BacklogShare messages is from the backlog lane.
 func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	prompt, some := q.readyLocked(onTime, now)
 	late, overdue := q.readyLocked(backlog, now)
@@ -228,8 +236,8 @@ func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	return prompt, true
 }
 
-// readyLocked returns the first ready message of a lane. It marks messages that were received too
-// often as dead.
+// readyLocked returns the first ready message of a lane. It marks messages that were received
+// maxReceives times as dead.
 func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	x := &q.index
 	for {
@@ -246,8 +254,8 @@ func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	}
 }
 
-// deliver reads the bodies of taken messages and stores their numbers of receives durably. If that
-// fails, it makes the messages ready again.
+// deliver reads the bodies of the taken messages and stores their numbers of receives durably. If the
+// read or the write fails, deliver makes the messages ready again.
 func (q *queue) deliver(ctx context.Context, taken []takenMessage) ([]engine.Delivery, error) {
 	out := make([]engine.Delivery, 0, len(taken))
 	err := q.readBodies(ctx, len(taken), func(i int) uint64 { return taken[i].seq }, func(i int, body []byte) error {
@@ -283,18 +291,19 @@ func (q *queue) delivery(t takenMessage, body []byte) engine.Delivery {
 	}
 }
 
-// firstUncountedFrom is the maxReceives from which on a queue does not store the first receive of a
-// message. For nearly all messages the first receive is the only one, and storing it took two of
-// the nine row writes of a callback and a wait for the disk. After a start each message that was
-// visible by then counts as received once. So a message that kills the process still ends up
-// dead, and any other message is received at most once less.
+// firstUncountedFrom is the lowest maxReceives for which a queue does not store the first receive of a
+// message. Nearly all messages are received only once. Storing that receive took two of the nine row
+// writes of a callback, and a wait for the disk. After a start, each message that is already visible
+// counts as received once. So a message that kills the process still ends up dead. Any other message is
+// received at most one time less.
 const firstUncountedFrom = 100
 
 // skipsFirstReceive reports whether the first receive is not stored. maxReceives is set before the
 // first Receive and never changes.
 func (q *queue) skipsFirstReceive() bool { return q.maxReceives >= firstUncountedFrom }
 
-// countUnwrittenLocked counts a receive for messages that may have been received before the start.
+// countUnwrittenLocked counts one receive for each message that may have been received before the
+// start.
 func (q *queue) countUnwrittenLocked() {
 	if !q.skipsFirstReceive() {
 		return
@@ -307,13 +316,13 @@ func (q *queue) countUnwrittenLocked() {
 	}
 }
 
-// receivedLen is the length of a row in tableReceived: the number of receives, 2 bytes, and the time
-// when a released message is visible again, ms since 1970, 8 bytes.
+// receivedLen is the length of a row in tableReceived: the number of receives (2 bytes), and the time
+// at which a released message becomes visible again (ms since 1970, 8 bytes).
 const receivedLen = 2 + 8
 
-// putReceived stores how often messages were received and, for released ones, until when they are
-// invisible. It reads these values in the fill function: so of two writes the later one has the
-// newer values, and nothing is written for a message that was acknowledged.
+// putReceived stores how often messages were received. For a released message it also stores until when
+// the message is invisible. It reads these values in the fill function. So of two concurrent writes the
+// later write has the newer values, and nothing is written for an acknowledged message.
 func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil
@@ -338,7 +347,7 @@ func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	})
 }
 
-// giveBack undoes takeReady: the messages are ready again, in their old places.
+// giveBack undoes takeReady: the messages are ready again, in their old order.
 func (q *queue) giveBack(taken []takenMessage) {
 	q.mu.Lock()
 	for _, t := range taken {

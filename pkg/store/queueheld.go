@@ -10,7 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// receiptLen is the length of a receipt: instance of the queue, slot, seq and receives.
+// receiptLen is the length of a receipt before its encoding, in bytes: instance of the queue, slot, seq
+// and number of receives.
 const receiptLen = 4 + 4 + 8 + 2
 
 func (q *queue) receipt(t takenMessage) string {
@@ -21,7 +22,8 @@ func (q *queue) receipt(t takenMessage) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// writable returns the error of a call that needs no write, but could not write if it had to.
+// writable returns the error with which a write would fail now. Calls that write nothing return this
+// error too.
 func (q *queue) writable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return contextEnded(ctx)
@@ -29,7 +31,7 @@ func (q *queue) writable(ctx context.Context) error {
 	return q.rows.Err()
 }
 
-// heldMessage returns the message of a receipt, or nil if the receipt is not valid any more. The
+// heldMessage returns the message of a receipt. m is nil if the receipt is not valid any more. The
 // caller holds mu.
 func (q *queue) heldMessage(receipt string, now int64) (slot uint32, m *queued) {
 	var b [receiptLen + 3]byte
@@ -63,7 +65,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 		}
 	}
 	q.mu.Unlock()
-	q.wakeOne() // a message may become visible sooner than before
+	q.wakeOne() // the message may become visible sooner than before
 	return nil
 }
 
@@ -71,14 +73,14 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	type leaving struct {
 		slot    uint32
 		seq     uint64
-		counted bool // the message has a row in tableReceived
+		counted bool // the message may have a row in tableReceived
 	}
 	gone := make([]leaving, 0, len(receipts))
 	q.mu.Lock()
 	now := q.now()
 	for _, r := range receipts {
 		if slot, m := q.heldMessage(r, now); m != nil {
-			q.index.remove(slot) // so that no Receive gets it meanwhile
+			q.index.remove(slot) // so that no Receive gets the message before it is deleted
 			gone = append(gone, leaving{slot, m.seq, m.receives > 1 || !q.skipsFirstReceive()})
 		}
 	}

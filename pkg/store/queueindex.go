@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// queueIndex holds the times and states of a queue's messages, without their bodies. It is kept
-// only in memory and is rebuilt at each start. The queue's mutex guards it.
+// queueIndex holds the times and states of a queue's messages, without their bodies. It exists only in
+// memory, and each start rebuilds it. The queue's mutex guards it.
 //
-// A message takes 36 bytes, and up to a quarter more while slices grow (TestQueueMemory): a
-// million waiting messages take 45 MB at most.
+// A message takes 36 bytes, and up to a quarter more while slices grow (TestQueueMemory). So a million
+// waiting messages take 45 MB at most.
 type queueIndex struct {
 	slots []queued
 	free  []uint32
@@ -18,25 +18,28 @@ type queueIndex struct {
 }
 
 type queued struct {
-	seq      uint64
-	visible  int64 // when it may be received, or when its visibility timeout ends; ns since the queue was opened
-	enqueued int64 // ms since 1970
-	pos      uint32
+	seq uint64
+	// visible is the time from which the message may be received. For a held message it is the end of
+	// the visibility timeout. Unit: ns since the queue was opened.
+	visible  int64
+	enqueued int64  // ms since 1970
+	pos      uint32 // index of the message in the slots of its laneHeap, or notInHeap
 	receives uint16
 	hold     hold
 	lane     queueLane
 }
 
-// hold says whether a receiver has a message.
+// hold says whether a receiver holds the message, or whether the message is dead.
 type hold uint8
 
 const (
 	notHeld hold = iota
-	held         // a receiver has it until visible
+	held         // a receiver holds the message until the time visible
 	dead
 )
 
-// queueLane is the lane of a message in its queue.
+// queueLane is the lane of a message in its queue: backlog if the sender has set Message.Backlog,
+// otherwise onTime.
 type queueLane uint8
 
 const (
@@ -44,10 +47,11 @@ const (
 	backlog
 )
 
-// notInHeap is the position of messages that are in no heap: dead ones and those being removed.
+// notInHeap is the pos of messages that are in no heap: dead messages, and messages whose removal is
+// being written.
 const notInHeap = math.MaxUint32
 
-// maxCounted is the highest number of receives that is counted.
+// maxCounted is the highest number of receives that a message can have.
 const maxCounted = math.MaxUint16
 
 func (x *queueIndex) add(m queued) uint32 {
@@ -63,7 +67,7 @@ func (x *queueIndex) add(m queued) uint32 {
 	return slot
 }
 
-// at returns the message in a slot if it is the one with this seq.
+// at returns the message in a slot, or nil if the slot does not hold the message with this seq.
 func (x *queueIndex) at(slot uint32, seq uint64) *queued {
 	if uint64(slot) >= uint64(len(x.slots)) || x.slots[slot].seq != seq || seq == 0 {
 		return nil
@@ -71,8 +75,8 @@ func (x *queueIndex) at(slot uint32, seq uint64) *queued {
 	return &x.slots[slot]
 }
 
-// freeSlot removes a message and frees its slot. An empty queue releases the memory of a large
-// index.
+// freeSlot removes a message and frees its slot. When no message is left, freeSlot releases the
+// memory of an index with more than 65,536 slots.
 func (x *queueIndex) freeSlot(slot uint32) {
 	x.remove(slot)
 	x.slots[slot] = queued{pos: notInHeap}
@@ -82,8 +86,8 @@ func (x *queueIndex) freeSlot(slot uint32) {
 	}
 }
 
-// laneHeap is a heap of the slots of messages that are not dead. The message that becomes visible
-// first is on top.
+// laneHeap is a heap of slots. It holds the messages of a lane that are not dead. The message that
+// becomes visible first is on top.
 type laneHeap struct {
 	x     *queueIndex
 	slots []uint32
@@ -95,7 +99,8 @@ func (x *queueIndex) heapOf(slot uint32) *laneHeap {
 	return l
 }
 
-// Less, Swap and Len implement heap.Interface. Fix needs no other methods.
+// Less, Swap and Len implement heap.Interface. Push and Pop do nothing, because heap.Fix does not call
+// them.
 func (l *laneHeap) Less(i, j int) bool {
 	m, n := &l.x.slots[l.slots[i]], &l.x.slots[l.slots[j]]
 	return m.visible < n.visible || m.visible == n.visible && m.seq < n.seq
@@ -118,7 +123,7 @@ func (x *queueIndex) push(slot uint32) {
 	heap.Fix(l, len(l.slots)-1)
 }
 
-// remove removes a slot from its heap, if it is in it.
+// remove removes a slot from its heap. It does nothing if the slot is in no heap.
 func (x *queueIndex) remove(slot uint32) {
 	l, i := x.heapOf(slot), x.slots[slot].pos
 	if i == notInHeap {
@@ -133,13 +138,13 @@ func (x *queueIndex) remove(slot uint32) {
 	}
 }
 
-// move gives a message another visible time.
+// move changes the time at which a message becomes visible.
 func (x *queueIndex) move(slot uint32, visible int64) {
 	x.slots[slot].visible = visible
 	heap.Fix(x.heapOf(slot), int(x.slots[slot].pos))
 }
 
-// first returns the slot on top of a lane's heap, and false if the heap is empty.
+// first returns the slot on top of a lane's heap. ok is false if the heap is empty.
 func (x *queueIndex) first(l queueLane) (slot uint32, ok bool) {
 	if h := x.lanes[l].slots; len(h) > 0 {
 		return h[0], true
@@ -147,7 +152,8 @@ func (x *queueIndex) first(l queueLane) (slot uint32, ok bool) {
 	return 0, false
 }
 
-// liveCount returns the number of messages that are neither dead nor being removed.
+// liveCount returns the number of messages in both heaps. It does not count dead messages and messages
+// whose removal is being written.
 func (x *queueIndex) liveCount() int { return len(x.lanes[onTime].slots) + len(x.lanes[backlog].slots) }
 
 type messageState uint8
@@ -157,11 +163,11 @@ const (
 	messageDelayed
 	messageHeld
 	messageDead
-	messageLeaving // acknowledged; its delete is being written
+	messageLeaving // acknowledged; its removal is being written
 )
 
-// state returns the state of a message at now. A message that was received maxReceives times without
-// an acknowledgement is dead.
+// state returns the state of a message at now. A visible message that was received maxReceives times is
+// dead: no receiver has acknowledged it.
 func (m *queued) state(now int64, maxReceives int) messageState {
 	switch {
 	case m.hold == dead:
@@ -178,7 +184,7 @@ func (m *queued) state(now int64, maxReceives int) messageState {
 	return messageDelayed
 }
 
-// ceilMs returns t in ms since 1970, rounded up so that no message is early.
+// ceilMs returns t in ms since 1970. It rounds up, so that no message becomes visible too early.
 func ceilMs(t time.Time) int64 {
 	return t.Add(time.Millisecond - 1).UnixMilli()
 }

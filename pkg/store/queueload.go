@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// load rebuilds the indexes of all queues. It reads the head of every message, some hundred thousand
-// a second.
+// load rebuilds the indexes of all queues. It reads the head of every message, at some hundred thousand
+// messages a second.
 func (qs *queues) load(ctx context.Context) error {
 	var q *queue
 	err := qs.rows.Scan(ctx, tableMessages, rows.Range{}, func(r rows.Row) (bool, error) {
@@ -42,11 +42,12 @@ func (qs *queues) load(ctx context.Context) error {
 			return false, corrupt(r.Key)
 		}
 		q := qs.get(name)
-		// Here the index has one slot for each message, in the order of seqs.
+		// At this point the index has one slot for each message, and the slots are in the order of
+		// seqs.
 		i := sort.Search(len(q.index.slots), func(i int) bool { return q.index.slots[i].seq >= seq })
 		m := q.index.at(uint32(i), seq)
 		if m == nil {
-			return true, nil // the message is gone; its row has no effect
+			return true, nil // the message was acknowledged; its row in tableReceived has no effect
 		}
 		m.receives = binary.BigEndian.Uint16(r.Value)
 		if until := int64(binary.BigEndian.Uint64(r.Value[2:])); until != 0 {
@@ -56,7 +57,7 @@ func (qs *queues) load(ctx context.Context) error {
 	})
 }
 
-// since converts ms since 1970 into a time of the index.
+// since converts ms since 1970 into the unit of the index: ns since the queue was opened.
 func (q *queue) since(ms int64) int64 { return int64(time.UnixMilli(ms).Sub(q.opened.Round(0))) }
 
 func readQueueKey(k string) (name string, seq uint64, ok bool) {
@@ -67,8 +68,8 @@ func readQueueKey(k string) (name string, seq uint64, ok bool) {
 	return name, numberAt(rest), true
 }
 
-// Depth implements engine.Queue. It visits every message in the index, without reading the store:
-// 2 ms for a million messages.
+// Depth implements engine.Queue. It visits every message of the index and does not read the store. This
+// takes 2 ms for a million messages.
 func (q *queue) Depth(context.Context) (d engine.QueueDepth, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -100,8 +101,8 @@ func (q *queue) Depth(context.Context) (d engine.QueueDepth, err error) {
 	return d, nil
 }
 
-// eachBody calls fn with the body of every message that exists when eachBody begins and was not
-// acknowledged since.
+// eachBody calls fn with the body of every message that is in the queue when eachBody begins. It omits
+// messages that are acknowledged meanwhile.
 func (q *queue) eachBody(ctx context.Context, fn func(body []byte) error) error {
 	q.mu.Lock()
 	seqs := make([]uint64, 0, len(q.index.slots))
@@ -113,7 +114,7 @@ func (q *queue) eachBody(ctx context.Context, fn func(body []byte) error) error 
 	q.mu.Unlock()
 	return q.readBodies(ctx, len(seqs), func(i int) uint64 { return seqs[i] }, func(_ int, body []byte) error {
 		if body == nil {
-			return nil // acknowledged meanwhile
+			return nil // acknowledged after eachBody began
 		}
 		return fn(body)
 	})

@@ -5,22 +5,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Record packs and unpacks one kind of record. Its fields are described once, for both
-// directions and for every engine.
+// Record packs and unpacks one kind of record. The function fields describes the record's fields once,
+// for both directions and for every engine.
 type Record[V any] struct {
 	what    string
 	version byte
 	fields  func(*codec.Codec, *V)
 }
 
-// Pack returns the bytes of a record, which begin with its version.
+// Pack returns the bytes of a record. The first byte is the version.
 func (r *Record[V]) Pack(v *V) []byte {
 	return codec.Pack(r.version, func(c *codec.Codec) { r.fields(c, v) })
 }
 
-// Unpack decodes what Pack returned. It leaves fields of v that the record does not describe
-// unchanged. It returns notify.ErrNewer if a newer release wrote the bytes, and
-// notify.ErrCorrupt if they are damaged.
+// Unpack decodes bytes that Pack returned. It does not change fields of v that the record does not
+// describe. It returns notify.ErrNewer if a newer release wrote the bytes, and notify.ErrCorrupt if the
+// bytes are damaged.
 func (r *Record[V]) Unpack(b []byte, v *V) error {
 	if codec.Unpack(b, r.version, func(c *codec.Codec) { r.fields(c, v) }) {
 		return nil

@@ -11,8 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// schedules adds schedules and their index rows without a read, and changes heads by swaps. So an
-// index may hold rows of a Put that changed nothing. Readers of an index check the schedule.
+// schedules adds schedules and their index rows without a read, and changes heads by swaps. So an index
+// may hold rows of a Put whose schedule was already stored. A reader of an index must check the
+// schedule.
 type schedules struct{ *Contracts }
 
 func scheduleFields(c *codec.Codec, x *engine.Schedule) {
@@ -58,8 +59,8 @@ func baseAt(key string) (notify.Base, error) {
 	return notify.Base([]byte(key[n:])), nil
 }
 
-// addSchedules returns the change that Put makes. All keys share one string and all values one
-// slice, so that a schedule costs no allocation of its own.
+// addSchedules returns the change with which Put stores schedules. All keys share one string and all
+// values share one slice, so that no schedule needs its own allocation.
 func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 	if err := engine.CheckSchedules(ss); err != nil {
 		return rows.Change{}, err
@@ -71,7 +72,7 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 		valuesLen += 56 + len(x.Caller) + len(x.Campaign) + len(x.User)
 	}
 	keys, values := make([]byte, 0, keysLen), make([]byte, 0, valuesLen)
-	ends := make([]int, 0, 4*len(ss)) // for each schedule the ends of three keys and a value
+	ends := make([]int, 0, 4*len(ss)) // for each schedule: the ends of three keys, and the end of its value
 	for i := range ss {
 		x := &ss[i]
 		keys = append(append(keys, 's'), x.Base[:]...)
@@ -109,12 +110,12 @@ func (s schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 type storedSchedule struct {
 	schedule engine.Schedule
 	head     engine.ScheduleHead
-	exists   bool   // the schedule
-	packed   []byte // the head; nil: there is none
+	exists   bool   // the schedule is stored
+	packed   []byte // packed form of the head; nil: no head is stored
 }
 
-// fireAt returns the last known fire time, and whether there is one. A head without a fire time
-// leaves the schedule's own.
+// fireAt returns the last known fire time. ok is false if no fire time is known. If the head has no
+// fire time, fireAt returns the fire time of the schedule.
 func (x *storedSchedule) fireAt() (at int64, ok bool) {
 	if x.head.FireAt != 0 {
 		return x.head.FireAt, true
@@ -122,8 +123,8 @@ func (x *storedSchedule) fireAt() (at int64, ok bool) {
 	return x.schedule.FireAt, x.exists
 }
 
-// readStored returns the schedules and heads of bases. It sees every swap of a head that was
-// answered before.
+// readStored returns the schedules and the heads of bases. It sees every swap of a head that was
+// answered before the call.
 func (s schedules) readStored(ctx context.Context, bases ...notify.Base) ([]storedSchedule, error) {
 	keys := make([]string, 0, 2*len(bases))
 	for _, b := range bases {
@@ -272,7 +273,7 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 			switch {
 			case !listed:
 				continue
-			case at >= before: // the index entry is from a Put that changed nothing
+			case at >= before: // the index entry is from a Put that changed no schedule
 				c.Do = append(c.Do, rows.Row{Key: fireKey(at, base), Value: []byte{}})
 				continue
 			case x.exists && !seen[bases[i]]:
@@ -312,8 +313,9 @@ func (s schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 	return out, nil
 }
 
-// PutScheduled implements engine.Schedules in one commit, so that a registration waits for one
-// fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble measures it.
+// PutScheduled implements engine.Schedules. It writes schedules and timers in one commit, so that a
+// registration waits for one fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble measures
+// this.
 func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	schedules, err := addSchedules(ss)
 	if err != nil {
@@ -327,8 +329,8 @@ func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	return err
 }
 
-// ForgetTimers implements engine.Schedules. It removes the timers of moved schedules one by one.
-// There are few of them: other timers are dropped with their minute.
+// ForgetTimers implements engine.Schedules. It removes the timers of moved schedules one by one. There
+// are few such timers. All other timers are dropped together with their minute.
 func (s schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil

@@ -14,72 +14,76 @@ import (
 )
 
 const (
-	// filterTimeout bounds each look-up in the filter; beyond it, reading the rows is faster. A
-	// claim waits this long for the filter after the store has answered. The wait starts then
-	// because a process that gets little processor time hears late from both, and a claim that
-	// is missing in the filter makes all processes read rows.
+	// filterTimeout bounds each call to the filter. Reading the rows is faster than a longer wait. A
+	// claim waits for the filter until filterTimeout after the store has answered. This wait does not
+	// start earlier, because a process that gets little processor time receives both answers late. If a
+	// claim is then missing in the filter, all processes must read rows.
 	filterTimeout = 250 * time.Millisecond
-	// filterHeal is the wait after a failure before the filter is asked again.
+	// filterHeal is the time after a failure in which the filter is not called.
 	filterHeal = time.Second
-	// filterSkew is the largest assumed difference between the clock of the process that made
-	// an id and the filter's clock.
+	// filterSkew is the largest difference that is assumed between two clocks: the clock of the process
+	// that made an id, and the filter's clock.
 	filterSkew = time.Second
 )
 
-// SeenStats are counts since the start.
+// SeenStats holds counts since the start.
 type SeenStats struct {
-	Believed uint64 // keys whose rows were not read, because the filter did not know them
+	Believed uint64 // keys whose rows were not read, because the filter did not have them
 	Read     uint64 // keys whose rows were read
-	False    uint64 // of Read: the filter knew the key, but there was no row
-	Blind    uint64 // of Read: the filter could not be asked
+	False    uint64 // number of keys in Read that the filter reported but that have no row
+	Blind    uint64 // number of keys in Read for which the filter could not be used
 	Added    uint64 // claims that were added to the filter
-	Missed   uint64 // claims that could not be added to it
-	Off      bool   // the filter is not used at the moment
+	Missed   uint64 // claims that could not be added to the filter
+	Off      bool   // true: the filter is not used at the moment
 }
 
-// Filter remembers ids for a while in little memory. Only its answer that it does not know an id
-// is reliable; if it may know an id, the row must be read. Ids are hashes, spread over all 64
-// bits.
+// Filter remembers ids for a limited time in little memory. Its answer that it does not have an id is
+// reliable. If it answers that it may have an id, the caller must read the row. Ids are hashes whose
+// values are spread over all 64 bits.
 type Filter interface {
-	// Add remembers ids for at least the filter's window. After an error any subset of them may
-	// be remembered; the caller must then call Incomplete before it relies on Seen.
+	// Add remembers ids for at least the filter's window. After an error the filter may have any subset
+	// of the ids. The caller must then call Incomplete before it relies on Seen again.
 	Add(ctx context.Context, ids []uint64) error
-	// Seen reports for each id whether it may have been added. False means that it was not added
-	// since complete. An id that may have been added before complete must be looked up.
+	// Seen reports for each id whether the id may have been added. If maybe is false, the id was not
+	// added after the time complete. It may have been added before complete. So for an id that may be
+	// older than complete the caller must read the row.
 	Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error)
-	// Incomplete records that an id is missing in the filter: complete becomes at least now.
+	// Incomplete records that the filter misses an id. It sets complete to the present time or later.
 	Incomplete(ctx context.Context) error
 }
 
-// Seen is an engine.Status with a filter in front, which saves workers the reads of outcome rows
-// that cannot exist. Put adds each claimed key to the filter. So a key that the filter does not
-// know, made since the filter is complete, has no row.
+// Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that cannot
+// exist. Put adds each claimed key to the filter. So a key that was made after the time complete, and
+// that the filter does not have, has no row.
 //
-// The filter never decides that a record is a duplicate: if it may know a key, the row is read.
-// It never delays a delivery: if it does not answer, rows are read and claims go on without it.
+// The filter never decides that a record is a duplicate: if it may have a key, Seen reads the row. The
+// filter never delays a delivery: if it does not answer, Seen reads rows, and claims continue without
+// the filter.
 //
-// All code that writes outcome rows or reads them by key must use a Seen over the same filter. A
-// row that was written around the filter could be taken for missing.
+// All code that writes outcome rows, or reads them by key, must use a Seen over the same filter. If
+// code writes a row without the Seen, a reader may believe that the row does not exist.
 type Seen struct {
 	engine.Status
-	filter      Filter
-	log         *slog.Logger
-	disabled    atomic.Bool   // a claim is missing in the filter; the filter is not used until Incomplete has succeeded
-	pausedUntil atomic.Int64  // after a failed look-up the filter is not asked before this time, ns since 1970
-	wake        chan struct{} // tells Run that disabled was set
+	filter Filter
+	log    *slog.Logger
+	// disabled is true while a claim is missing in the filter. The filter is not used until Incomplete
+	// has succeeded.
+	disabled    atomic.Bool
+	pausedUntil atomic.Int64  // the filter is not asked before this time, because a look-up failed; ns since 1970
+	wake        chan struct{} // wakes Run when disabled was set
 
 	believed, read, falseHits, unasked, added, missed atomic.Uint64
 }
 
-// NewSeen returns a Seen over next. It logs to log when the filter fails and when it is back. The
-// caller must run Run.
+// NewSeen returns a Seen over next. It logs to log when the filter fails and when the filter works
+// again. The caller must run Run.
 func NewSeen(next engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: next, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Put adds the outcome rows' keys to the filter and stores the rows at the same time. It returns
-// when both are done. The caller acts on a claim only after Put has returned, so no call was made
-// yet for a key that is stored but not in the filter. The rows are stored even if the filter
+// Put adds the keys of the outcome rows to the filter, and stores the rows at the same time. It returns
+// when both are finished. The caller starts the call of a claim only after Put has returned. So no call
+// was made for a key that is stored but not yet in the filter. Put stores the rows even if the filter
 // fails.
 func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
@@ -106,12 +110,12 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	return err
 }
 
-// Get returns the rows of keys. It does not read keys that cannot have a row.
+// Get returns the rows of keys. It does not read the rows of keys that cannot have a row.
 func (s *Seen) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.getFiltered(ctx, keys, s.Status.Get)
 }
 
-// Resume is Get for the owner of a tenure.
+// Resume does what Get does, for the owner of a tenure.
 func (s *Seen) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.getFiltered(ctx, keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 		return s.Status.Resume(ctx, t, keys)
@@ -133,7 +137,7 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 		s.unasked.Add(uint64(len(keys)))
 		return from(ctx, keys)
 	}
-	var which []int // keys to read
+	var which []int // indexes of the keys to read
 	var ask []notify.RowKey
 	for i, k := range keys {
 		since := k.Chunk.Base.Time().Add(-filterSkew)
@@ -160,9 +164,9 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 	return out, nil
 }
 
-// askFilter calls ask and reports whether it succeeded. It does not call it while the filter is
-// disabled or a look-up has just failed. A failed look-up loses nothing in the filter, so the
-// filter is asked again after filterHeal.
+// askFilter calls ask and reports whether ask succeeded. It does not call ask while the filter is
+// disabled, or for filterHeal after a failed look-up. A failed look-up loses no id of the filter, so
+// after filterHeal the filter is asked again.
 func (s *Seen) askFilter(ctx context.Context, ask func(ctx context.Context) error) bool {
 	if s.disabled.Load() || time.Now().UnixNano() < s.pausedUntil.Load() {
 		return false
@@ -180,7 +184,8 @@ func (s *Seen) askFilter(ctx context.Context, ask func(ctx context.Context) erro
 }
 
 // addToFilter adds claims to the filter and reports whether it succeeded. A failure disables the
-// filter, unless of, the context of the caller, has ended.
+// filter. The parameter of is the caller's context. If it has ended, the failure does not disable the
+// filter.
 func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
 	if s.disabled.Load() {
 		return false
@@ -190,7 +195,7 @@ func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
 		return true
 	}
 	if of.Err() != nil {
-		return false // the caller gave up, so it makes no call for these claims
+		return false // the caller has stopped waiting, so it makes no call for these claims
 	}
 	if s.disabled.CompareAndSwap(false, true) {
 		s.log.Warn("the seen-filter was not told of claims; rows are read instead", "err", err)
@@ -202,9 +207,9 @@ func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
 	return false
 }
 
-// Run re-enables the filter after failures until ctx ends, and then returns nil. It first records
-// in the filter that claims are missing (Incomplete), so that no process relies on the filter
-// for that time.
+// Run enables the filter again after failures, until ctx ends. Then it returns nil. Before it enables
+// the filter, it calls Incomplete. So no process relies on the filter for the time in which claims were
+// missing.
 func (s *Seen) Run(ctx context.Context) error {
 	for {
 		select {
@@ -237,10 +242,11 @@ func (s *Seen) Stats() SeenStats {
 	}
 }
 
-// filterID returns a row's id in the filter: the second in which its request was made, then 32
-// bits of a hash. A filter with several parts chooses the part by the upper half, so rows that
-// are claimed together go to one or two parts. The id must stay the same in every process and
-// release, or a release would not recognise the ids that an earlier one added.
+// filterID returns a row's id in the filter. The upper half is the second in which the row's request
+// was made. The lower half is 32 bits of a hash. A filter with several parts chooses the part by the
+// upper half, so rows that are claimed together are in one part or two parts. The id must be the same
+// in every process and every release. Otherwise a release would not recognise the ids that an earlier
+// release added.
 func filterID(k *notify.RowKey) uint64 {
 	var b [rowKeyLen]byte
 	return uint64(k.Chunk.Base.Time().Unix())<<32 | xxhash.Sum64(appendRowKey(b[:0], k))>>32

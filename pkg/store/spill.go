@@ -12,16 +12,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Spill is the queue of records that the log did not take. The size of a record is its topic, key
-// and value. The totals are kept in memory: every request of the fast lanes asks for them, and
-// the queue is nearly always empty.
+// Spill is the queue of records that could not be appended to the log. The size of a record is the size
+// of its topic, key and value. The totals are kept in memory, because every request of the fast lanes
+// reads them, and the queue is nearly always empty.
 type Spill struct {
 	rows rows.Rows
 
 	mu      sync.Mutex
-	counted bool   // the totals were read from the rows
-	dropped uint64 // all records up to this seq are dropped; scans start here, to skip tombstones
-	records int64  // including records of pushes under way
+	counted bool   // true: the totals were read from the rows
+	dropped uint64 // all records up to this seq were dropped; scans start after it, to skip tombstones
+	records int64  // includes the records of running pushes
 	bytes   int64
 }
 
@@ -41,7 +41,7 @@ func readSpilled(row rows.Row) (r engine.Spilled, err error) {
 
 func spilledSize(r *engine.Spilled) int64 { return int64(len(r.Topic) + len(r.Key) + len(r.Value)) }
 
-// count computes the totals from the rows, once.
+// count computes the totals from the rows. It does so only once.
 func (p *Spill) count(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) er
 		Stored: func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if stored = true; failed { // Push has already returned an error and subtracted the records
+			if stored = true; failed { // Push has already returned an error and has subtracted the records
 				p.records += n
 				p.bytes += size
 			}
@@ -105,7 +105,7 @@ func (p *Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) er
 	return err
 }
 
-// waiting returns the range of records that were not dropped.
+// waiting returns the range of the records that were not dropped.
 func (p *Spill) waiting() rows.Range {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,8 +117,9 @@ func (p *Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
 	return scanList(ctx, p.rows, tableSpill, p.waiting(), max, readSpilled)
 }
 
-// Drop removes the records up to seq, oldest first, some at a time. Each swap requires its first
-// record to be there, so of two concurrent Drops only one removes and subtracts a record.
+// Drop removes the records up to seq, oldest first, up to manyAtOnce in each swap. Each swap requires
+// that its first record still exists. So if two Drops run at the same time, only one of them removes
+// and subtracts a record.
 func (p *Spill) Drop(ctx context.Context, seq uint64) error {
 	if err := p.count(ctx); err != nil {
 		return err
@@ -164,7 +165,7 @@ func (p *Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err er
 	p.mu.Lock()
 	records = p.records
 	p.mu.Unlock()
-	if records == 0 { // saves opening an iterator
+	if records == 0 { // saves the cost of a scan
 		return 0, 0, 0, nil
 	}
 	first, err := p.Peek(ctx, 1)

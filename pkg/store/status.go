@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// status keeps outcome rows. It keeps tenures only in memory: the store belongs to one process,
-// and a tenure ends with that process.
+// status stores outcome rows. It keeps tenures only in memory: the store belongs to one process, and a
+// tenure ends when that process ends.
 type status struct {
 	rows rows.Rows
 
@@ -26,12 +26,15 @@ type topicPartition struct {
 }
 
 type tenure struct {
-	latestStart int64 // Start of the latest TakeOver
-	// fenced is the Start below which rows are dropped: that of the latest tenure that has
-	// resumed a row. A tenure that was started but not used fences no writer. It is raised in
-	// the fill function of a Write, which orders it with the writes of rows.
-	fenced       int64
-	fenceVisible int64 // as fenced, but set only when the rows of earlier writes are visible
+	latestStart int64 // Start of the tenure of the latest TakeOver
+	// fenced is a Start: rows of tenures with an earlier Start are dropped. It is the Start of the
+	// latest tenure that has called Resume. A tenure that was started but never resumed fences no
+	// writer. fenced is raised in the fill function of a Write, so that it is ordered with the writes
+	// of rows.
+	fenced int64
+	// fenceVisible has the value of fenced, but it is set only after the rows of all earlier writes are
+	// visible.
+	fenceVisible int64
 }
 
 func newStatus(r rows.Rows) *status {
@@ -42,7 +45,8 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	if len(in) == 0 {
 		return nil
 	}
-	// Rows are packed before the Write: under its lock they are only copied.
+	// The rows are packed before the Write, because the Write holds a lock. Under the lock they are
+	// only copied.
 	p := newPacked()
 	defer packedPool.Put(p)
 	for i := range in {
@@ -61,14 +65,14 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	})
 }
 
-// Get implements engine.Status. Most keys have no row: a worker asks for envelopes that it is
-// about to claim.
+// Get implements engine.Status. Most keys have no row, because a worker calls Get for the envelopes
+// that it is about to claim.
 func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.getRows(ctx, keys, false)
 }
 
-// getRows reads rows. For a row that cannot be unpacked it returns the bytes in Row.Damaged if
-// damaged is true, else an error.
+// getRows reads rows. If a row cannot be unpacked and the parameter damaged is true, getRows returns
+// the row's bytes in Row.Damaged. If damaged is false, it returns an error.
 func (s *status) getRows(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }
@@ -127,7 +131,7 @@ func (s *status) scanRows(ctx context.Context, in rows.Range, fn func(*notify.Ro
 	})
 }
 
-// updateTenure calls f with the tenure of a partition, under the lock.
+// updateTenure calls f with the tenure of a partition, under the lock, and stores the changed tenure.
 func (s *status) updateTenure(p topicPartition, f func(*tenure)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +140,8 @@ func (s *status) updateTenure(p topicPartition, f func(*tenure)) {
 	s.tenures[p] = t
 }
 
-// fenced reports whether a later tenure has fenced the one that stamped r. It must be called in
-// the fill function of a Write.
+// fenced reports whether r must be dropped, because a later tenure has resumed. r.Stamp is the Start of
+// the tenure that wrote r. fenced must be called in the fill function of a Write.
 func (s *status) fenced(r *notify.Row) bool {
 	if r.Stamp <= 0 {
 		return false
@@ -159,9 +163,9 @@ func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engi
 	return next, nil
 }
 
-// Resume implements engine.Status. From now on rows of earlier tenures are dropped; Resume waits
-// until rows that they wrote before are visible, and then reads. The first Resume of a tenure
-// costs an empty Write.
+// Resume implements engine.Status. First it makes the store drop new rows of earlier tenures. Then it
+// waits until the rows that earlier tenures have already written are visible. Then it reads. The first
+// Resume of a tenure costs an empty Write.
 func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	p, ready := topicPartition{of.Topic, of.Partition}, false
 	s.updateTenure(p, func(t *tenure) { ready = t.fenceVisible >= of.Start })
@@ -177,17 +181,17 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes done rows that were last updated before closed, and other rows that were
-// last updated before open (ms since 1970). A row that is not done is a claim, whose record may
-// still be in the log. The caller must choose times whose rows are not read any more.
-// PurgeOutcomes returns how many rows it removed, also with an error; the next call removes the
-// rest.
+// PurgeOutcomes removes two kinds of rows: done rows that were last updated before closed, and other
+// rows that were last updated before open (both in ms since 1970). A row that is not done is a claim,
+// and its record may still be in the log. The caller must choose the times so that no process reads the
+// removed rows again. PurgeOutcomes returns how many rows it removed, also with an error. The next call
+// removes the rest.
 //
-// It deletes single rows, not a range: a worker may at the same time write the claim of an old
-// request in that range, such as a schedule of last year that fires now.
+// PurgeOutcomes deletes single rows and not a range. A worker may at the same time write the claim of
+// an old request in that range, for example of a schedule that was made last year and fires now.
 //
-// Keys begin with the time of the request, and a row is never older than its request. So the scan
-// ends at the later of the two times and reads no younger rows.
+// Keys begin with the time of the request, and a row is never older than its request. So the scan ends
+// at the later of the two times, and does not read younger rows.
 func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (total int, err error) {
 	in := rows.Range{Before: timeKey(max(closed, open))}
 	for more := true; more; {

@@ -1,17 +1,16 @@
-// Package store implements the contracts of pkg/engine over rows.Rows, once for every engine
-// that has such rows. An engine embeds Contracts in its store. Start with Contracts and the
-// tables below; each contract has files of its own.
+// Package store implements the contracts of pkg/engine over rows.Rows. So the code exists once for all
+// engines that have such rows. An engine embeds Contracts in its store. Start with Contracts and the
+// tables below. Each contract has its own files.
 //
-// A method that changes a row reads it, decides, and swaps the new row for the row it read. If
-// another process has changed the row, the method reads again. So no method holds a lock, and
-// each answer is durable (see rows.Rows.Get). Triggers are the exception: they take locks, see
-// triggers.go.
+// A method that changes a row reads the row, decides, and swaps the new row for the row that it read.
+// If another process has changed the row meanwhile, the method reads again. So no method holds a lock,
+// and each answer is durable (see rows.Rows.Get). Only triggers take locks, see triggers.go.
 //
-// Two changes are not durable when they are answered, because losing them only repeats a
-// delivery: the acknowledgement of a message of a queue, and the end of its visibility timeout.
+// Two changes may not be durable when they are answered: the acknowledgement of a message of a queue,
+// and the end of the message's visibility timeout. If such a change is lost, a delivery is repeated.
 //
-// A value that cannot be unpacked is notify.ErrCorrupt, or notify.ErrNewer if a newer release
-// wrote it.
+// If a value cannot be unpacked, a method returns notify.ErrCorrupt, or notify.ErrNewer if a newer
+// release wrote the value.
 package store
 
 import (
@@ -28,40 +27,41 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables. Each has one partition unless its comment names more. The tables of timers,
-// queues and triggers are declared in their files. The comments list keys and values: str is a
-// length of two bytes followed by the bytes; numbers are 8 bytes, big-endian; times have their
-// sign bit flipped, so that they sort as bytes. A key without a value is an index row, whose
-// value is empty.
+// The tables. A table has one partition, unless its comment names more partitions. The tables of
+// timers, queues and triggers are declared in their own files. The comments have the form key: value.
+// str is a length of two bytes followed by the bytes. Numbers are 8 bytes, big-endian. The sign bit of
+// times is flipped, so that times sort as bytes. A key without a value in the comment is an index row,
+// and its value is empty.
 var (
-	tableAudit   = rows.Part{Table: 'a'} // last: number of the last block; in the partition of each block: seq: row
+	// last: number of the last block. In the partition of each block: seq: row.
+	tableAudit   = rows.Part{Table: 'a'}
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
 	tableMeta    = rows.Part{Table: 'm'} // in the partition of each name: v: value
 	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
 	// base, partition, block, epoch, attempt, deferrals, first, kind: outcome row
 	tableStatus = rows.Part{Table: 's'}
-	// p, user: version, profile; n, version: the user whose latest change has this version
+	// p, user: version, profile; n, version: the user whose latest change got this version
 	tablePrefs = rows.Part{Table: 'p'}
-	// n, version: cancellation; s, scope: its version
+	// n, version: cancellation; s, scope: version of the scope's first cancellation
 	tableCancels = rows.Part{Table: 'c'}
-	// a, time, id; c, str caller, time, id. In the partition of each campaign, named by
-	// its id: h: totals; p, seq: base of a part, in the order of arrival; s, part: the
-	// part was counted
+	// a, time, id; c, str caller, time, id. In the partition of each campaign, whose name is the
+	// campaign's id: h: totals; p, seq: base of a part, in the order in which parts were added; s,
+	// part: this part was counted
 	tableCampaigns = rows.Part{Table: 'g'}
-	// id: kind and name of its job. In the partition of each kind and name: j: job;
-	// e, at: entry of its report
+	// id: kind and name of the job. In the partition of each kind and name: j: job; e, at: entry of the
+	// job's report
 	tableJobs = rows.Part{Table: 'j'}
 	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
 	tableIdem  = rows.Part{Table: 'i'}
 	tableSpill = rows.Part{Table: 'z'} // seq: spilled record
-	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id;
-	// e, Until, id. In the partitions of feedOf: Seq: id
+	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id; e, Until, id. In
+	// the partition of each caller's feed (feedOf): Seq: id
 	tableLetters = rows.Part{Table: 'd'}
 	// s, base: schedule; c, str caller, base; f, last known fire time, base; h, base: head
 	tableSchedules = rows.Part{Table: 'S'}
 )
 
-// Contracts implements the contracts over rows.
+// Contracts implements the contracts of pkg/engine with rows.Rows.
 type Contracts struct {
 	rows    rows.Rows
 	prefs   *Prefs
@@ -73,7 +73,7 @@ type Contracts struct {
 	queues   queues
 }
 
-// Over returns the contracts over r.
+// Over returns the Contracts that store their data in r.
 func Over(r rows.Rows) *Contracts {
 	return &Contracts{
 		rows: r, prefs: &Prefs{rows: r}, spill: &Spill{rows: r}, letters: &letters{rows: r}, status: newStatus(r),
@@ -81,8 +81,8 @@ func Over(r rows.Rows) *Contracts {
 	}
 }
 
-// Load reads the stored rows that triggers and queues keep in memory. An engine whose rows
-// outlive its process calls it before any method of a contract.
+// Load reads the stored rows that triggers and queues keep in memory. If the rows of an engine exist
+// longer than the process, the engine must call Load before any other method of a contract.
 func (c *Contracts) Load(ctx context.Context) error {
 	if err := c.triggers.load(ctx); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (c *Contracts) Load(ctx context.Context) error {
 	return c.queues.load(ctx)
 }
 
-// Rows returns the rows under the contracts.
+// Rows returns the rows in which the contracts store their data.
 func (c *Contracts) Rows() rows.Rows { return c.rows }
 
 // Status returns the contract of outcome rows.
@@ -132,9 +132,9 @@ func (c *Contracts) Schedules() engine.Schedules { return schedules{c} }
 // Triggers returns the contract of triggers.
 func (c *Contracts) Triggers() engine.Triggers { return c.triggers }
 
-// Queue returns the delay queue with a name of at most 65,535 bytes. The first call creates it.
-// Each message is delivered at most maxReceives times, 1 to 65,535. The same name gives the same
-// queue, with the maxReceives of the first call.
+// Queue returns the delay queue with a name. The name has at most 65,535 bytes. The first call creates
+// the queue. Each message is delivered at most maxReceives times, from 1 to 65,535. Later calls with
+// the same name return the same queue and ignore maxReceives.
 func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 	q := c.queues.get(name)
 	q.mu.Lock()
@@ -146,9 +146,9 @@ func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 	return q
 }
 
-// QueueBodies calls fn with every message of a queue that exists when QueueBodies begins and was
-// not acknowledged since, including dead messages, in no order. A body is valid until fn
-// returns. QueueBodies uses 8 bytes of memory a message.
+// QueueBodies calls fn with the body of every message that is in the queue when QueueBodies begins,
+// including dead messages, in no order. It omits messages that are acknowledged meanwhile. A body is
+// valid until fn returns. QueueBodies needs 8 bytes of memory for each message.
 func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
 	return c.queues.get(name).eachBody(ctx, fn)
 }
@@ -156,10 +156,10 @@ func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body [
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 
-// manyAtOnce bounds the records that a purge or an import writes at once.
+// manyAtOnce is the maximum number of records that a purge or an import writes at once.
 const manyAtOnce = 1000
 
-// maxPart bounds the length of a part of a key that is followed by other parts.
+// maxPart is the maximum length of a part of a key, in bytes, if other parts follow it.
 const maxPart = 1<<16 - 1
 
 func str(s string) string { return string(appendStr(make([]byte, 0, 2+len(s)), s)) }
@@ -168,7 +168,7 @@ func appendStr(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// cutStr splits a key part that str wrote from the rest of the key.
+// cutStr splits the key b into the part that str wrote and the rest. ok is false if b is too short.
 func cutStr(b string) (s, rest string, ok bool) {
 	if len(b) < 2 {
 		return "", "", false
@@ -202,7 +202,7 @@ func num(n uint64) string {
 	return string(b[:])
 }
 
-// orderedTime encodes a time so that keys sort by time, also before 1970.
+// orderedTime encodes a time so that keys sort by time. This also holds for times before 1970.
 func orderedTime(ms int64) string { return num(uint64(ms) ^ 1<<63) }
 
 func appendOrdered(b []byte, ms int64) []byte {
@@ -215,7 +215,7 @@ func timeAt(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[
 // numberAt decodes the number at the end of a key.
 func numberAt(key string) uint64 { return binary.BigEndian.Uint64([]byte(key[len(key)-8:])) }
 
-// nonNil returns v, or an empty value for nil: a nil value would delete the row.
+// nonNil returns v, or an empty value if v is nil. A nil value would delete the row.
 func nonNil(v []byte) []byte {
 	if v == nil {
 		return []byte{}
@@ -223,8 +223,8 @@ func nonNil(v []byte) []byte {
 	return v
 }
 
-// pack encodes a record as JSON. It returns notify.KindInvalid with code if the record has no JSON
-// form.
+// pack encodes a record as JSON. It returns notify.KindInvalid with the error code if the record cannot
+// be encoded.
 func pack(code, what string, record any) ([]byte, error) {
 	v, err := json.Marshal(record)
 	if err != nil {
@@ -233,7 +233,7 @@ func pack(code, what string, record any) ([]byte, error) {
 	return v, nil
 }
 
-// unpack decodes what pack returned.
+// unpack decodes a row whose value pack returned.
 func unpack[V any](r rows.Row) (v V, err error) {
 	if json.Unmarshal(r.Value, &v) != nil {
 		return *new(V), corrupt(r.Key)
@@ -246,8 +246,8 @@ func corrupt(key string) error {
 	return notify.Corrupt("store", fmt.Sprintf("row %q", key))
 }
 
-// loadRecord returns the record that is stored under a key, and its packed value. The value is nil
-// if there is no record.
+// loadRecord returns the record with this key and its packed value. The value is nil if there is no
+// record.
 func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Part, key string) (v V, stored []byte, err error) {
 	got, err := r.Get(ctx, p, key)
 	if err != nil || got[0] == nil {
@@ -257,7 +257,7 @@ func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Part, key 
 	return v, got[0], err
 }
 
-// scanList decodes the first max rows of a range with read and returns them.
+// scanList reads the first max rows of a range, decodes each with read, and returns the results.
 func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
@@ -273,7 +273,7 @@ func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.R
 	return out, nil
 }
 
-// getConcurrently calls get for each key, up to 16 at a time, and returns the values in the order
+// getConcurrently calls get for each key, up to 16 calls at a time. It returns the values in the order
 // of keys.
 func getConcurrently[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	out := make([]V, len(keys))
@@ -288,16 +288,16 @@ func getConcurrently[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, g.Wait()
 }
 
-// durableNumber is the number of the latest durable change of a partition: a power loss cannot
-// undo it. It is read before the first change, and set when a change is stored. mu guards the
-// other fields.
+// durableNumber is the number of the latest durable change of a partition. A power loss cannot undo
+// that change. The number is read from the store before the first change, and set whenever a change is
+// stored. mu guards the other fields.
 type durableNumber struct {
 	mu     sync.Mutex
 	read   bool
 	number uint64
 }
 
-// get returns the number. The first call gets it from read.
+// get returns the number. The first call gets the number from the function read.
 func (s *durableNumber) get(read func() (uint64, error)) (_ uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,11 +316,11 @@ func (s *durableNumber) set(n uint64) {
 	s.number = n
 }
 
-// purgeByTime removes records by an index of time: rows of p whose keys are prefix, a time and a
-// rest. It calls change with the keys of index rows whose time is until or earlier, in order, a
-// page at a time, until most records are removed. change returns the changes that remove the
-// records of these rows, and the number of records. purgeByTime calls change again for the same
-// page if another process has changed a record.
+// purgeByTime removes records by an index of time. The index rows are the rows of p whose keys are
+// prefix, a time and a rest. purgeByTime reads the keys of index rows whose time is until or earlier,
+// in order and page by page, until it has removed most records. For each page it calls the function
+// change, which returns the changes that remove the records of the page, and the number of records. If
+// another process has changed a record of the page, purgeByTime calls change again for the page.
 func purgeByTime(ctx context.Context, r rows.Rows, p rows.Part, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
 	after := ""
 	for total < most {
@@ -350,7 +350,8 @@ func purgeByTime(ctx context.Context, r rows.Rows, p rows.Part, prefix string, u
 	return total, nil
 }
 
-// errChanged returns the error for a record whose version differs from the one that was read.
+// errChanged returns the error for a record whose stored version is not the version that the caller has
+// read.
 func errChanged(code, what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
 }
@@ -358,5 +359,5 @@ func errChanged(code, what string) error {
 // Timers returns the contract of timers.
 func (c *Contracts) Timers() engine.Timers { return timers{hotTimers(c.rows)} }
 
-// ColdTimers returns the contract of timers that are more than 30 days ahead.
+// ColdTimers returns the contract of timers that fire more than 30 days from now.
 func (c *Contracts) ColdTimers() engine.ColdTimers { return coldTimers(c.rows) }

@@ -12,25 +12,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables of timers. A key begins with the shard (2 bytes) and the number of its bucket, so
-// that one range delete drops a bucket.
+// The tables of timers. A key begins with the shard (2 bytes) and the number of the bucket, so that one
+// range delete removes a whole bucket.
 var (
-	tableTimers     = rows.Part{Table: 't'} // shard, minute, ms in it (4 bytes), id: timer
-	tableColdTimers = rows.Part{Table: 'T'} // shard, day, ms in it (4 bytes), id: timer
-	tableHints      = rows.Part{Table: 'I'} // shard, minute, base: -
-	tableShards     = rows.Part{Table: 'k'} // shard: its state
+	tableTimers     = rows.Part{Table: 't'} // shard, minute, ms in the minute (4 bytes), id: timer
+	tableColdTimers = rows.Part{Table: 'T'} // shard, day, ms in the day (4 bytes), id: timer
+	tableHints      = rows.Part{Table: 'I'} // shard, minute, base
+	tableShards     = rows.Part{Table: 'k'} // shard: state of the shard
 )
 
 const (
-	bucketLen   = 2 + 8         // of a key
-	timerKeyLen = bucketLen + 4 // before the id
+	bucketLen   = 2 + 8         // bytes of a key up to the bucket's number
+	timerKeyLen = bucketLen + 4 // bytes of a key before the id
 )
 
-// timerTable keeps timers in buckets of equal length.
+// timerTable keeps timers in buckets of equal length in time.
 type timerTable struct {
 	rows   rows.Rows
 	part   rows.Part
-	length int64 // of a bucket, ms
+	length int64 // length of a bucket, ms
 }
 
 func appendShard(b []byte, shard uint16) []byte { return binary.BigEndian.AppendUint16(b, shard) }
@@ -45,8 +45,9 @@ func (t timerTable) appendKey(b []byte, shard uint16, fireAt int64, id []byte) [
 	return append(b, id...)
 }
 
-// TimerFields describes a timer without its time and id, which are in keys, and without its
-// payload, which Cassandra keeps in a column of its own so that it can count rows without it.
+// TimerFields describes a timer without its time and id, which are in the key. It also omits the
+// payload, because Cassandra stores the payload in a separate column. So Cassandra can count rows
+// without reading payloads.
 func TimerFields(c *codec.Codec, t *engine.Timer) {
 	codec.Num(c, &t.Kind)
 	c.Str(&t.Target)
@@ -62,8 +63,8 @@ func TimerFields(c *codec.Codec, t *engine.Timer) {
 // TimerVersion is the version of TimerFields.
 const TimerVersion = 1
 
-// timerRows returns the rows of timers. All keys share one string and all values one slice, so
-// that a timer costs no allocation of its own.
+// timerRows returns the rows of timers. All keys share one string and all values share one slice, so
+// that no timer needs its own allocation.
 func (t timerTable) timerRows(shards notify.Spread, ts []engine.Timer) ([]rows.Row, error) {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return nil, err
@@ -125,7 +126,7 @@ func (t timerTable) Scan(ctx context.Context, p engine.TimerPartition, after eng
 	switch bucket := after.FireAt / t.length; {
 	case bucket > p.Bucket || max <= 0 || p.Bucket < 0:
 		return nil, nil
-	case bucket == p.Bucket: // a cursor without an id is before the rows of its time
+	case bucket == p.Bucket: // without an id the cursor is before all rows of its time
 		in.After = string(t.appendKey(nil, p.Shard, after.FireAt, after.ID))
 	}
 	err = t.rows.Scan(ctx, t.part, in, func(r rows.Row) (bool, error) {
@@ -160,8 +161,8 @@ func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) (
 	return slices.Compact(out), nil
 }
 
-// buckets returns the buckets that have a row. It seeks from one bucket to the next and reads only
-// one row of each.
+// buckets returns the numbers of the buckets that have a row. It seeks from one bucket to the next, and
+// reads only one row of each bucket.
 func (t timerTable) buckets(ctx context.Context, part rows.Part, shard uint16, from, to int64) (out []int64, err error) {
 	for next := max(from, 0); next <= to; next++ {
 		found := int64(-1)
@@ -204,7 +205,7 @@ func (t timerTable) Pending(ctx context.Context, fn func(*engine.Timer) error) e
 	})
 }
 
-// timers is the hot table with the states of the shards.
+// timers is the hot table together with the states of the shards.
 type timers struct{ timerTable }
 
 func hotTimers(r rows.Rows) timerTable  { return timerTable{r, tableTimers, engine.MinuteMs} }
@@ -231,9 +232,10 @@ func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState)
 	return err
 }
 
-// updateShard calls change with the state of a shard and stores the result, if the shard's term is
-// still term; otherwise it returns engine.StaleTerm. It confirms a stale term by a swap, too: a
-// store that has failed may show a state that is not durable.
+// updateShard calls change with the state of a shard and stores the changed state. It does so only if
+// the shard's term equals the parameter term; otherwise it returns engine.StaleTerm. Before it returns
+// engine.StaleTerm, it confirms the state by a swap too, because a store that has failed may show a
+// state that is not durable.
 func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
 	key := string(appendShard(nil, shard))
 	for {
@@ -262,7 +264,7 @@ func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, chan
 	}
 }
 
-// addTimers returns the change that Timers.Put makes.
+// addTimers returns the change with which Timers.Put stores timers.
 func addTimers(shards notify.Spread, ts []engine.Timer) (rows.Change, error) {
 	t := hotTimers(nil)
 	add, err := t.timerRows(shards, ts)

@@ -8,24 +8,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// triggerHeads caches headers of rows that will be swapped soon: of rows just read, and of claims.
-// A swap that finds its row here reads nothing from the store. A read of a busy memtable costs
-// 4 us, and a callback has two swaps.
+// triggerHeads caches the headers of rows that will soon be swapped: of rows that were just read, and
+// of claims. If a swap finds the header in the cache, it reads nothing from the store. A read of a busy
+// memtable costs 4 us, and a callback has two swaps.
 //
-// The cache never returns a stale header to a holder of the row's lock. A writer removes the row
-// (invalidate) before its batch is filled, and adds what it wrote (addWritten) when that is
-// durable, both under the row's lock. A reader has no lock: its header is added (addRead) only
-// if no writer has touched the stripe since before the read (beginRead).
+// A goroutine that holds the row's lock never gets an outdated header from the cache. A writer holds
+// the row's lock, and does two things. Before its batch is filled, it removes the row from the cache
+// (invalidate). When the batch is durable, it adds the new header (addWritten). A reader has no lock.
+// It calls beginRead before it reads the row and addRead after that. addRead caches the header only if
+// no writer has changed the stripe since beginRead.
 type triggerHeads [256]headStripe
 
 type headStripe struct {
 	mu    sync.Mutex // guards the fields below
-	seq   uint64     // raised by each writer
+	seq   uint64     // each writer raises it
 	slots []headSlot
 }
 
-// headSlot holds one header; another row with the same slot replaces it. There are 65,536 slots,
-// 8 MB: a busy dispatcher has up to 32,768 rows that it has read and not swapped yet.
+// headSlot holds one header. Another row with the same slot replaces the header. There are 65,536
+// slots, which take 8 MB. A busy dispatcher has up to 32,768 rows that it has read and not swapped yet.
 type headSlot struct {
 	id string
 	h  triggerHeader
@@ -49,7 +50,8 @@ func (c *triggerHeads) lookUp(id string) (h triggerHeader, ok bool) {
 	return s.slots[slot].h, true
 }
 
-// beginRead returns the sequence that the caller passes to addRead after it has read the row.
+// beginRead returns the sequence of the row's stripe. After the caller has read the row, it passes the
+// sequence to addRead.
 func (c *triggerHeads) beginRead(id string) (seq uint64) {
 	s, _ := c.slotOf(id)
 	s.mu.Lock()
@@ -57,7 +59,7 @@ func (c *triggerHeads) beginRead(id string) (seq uint64) {
 	return s.seq
 }
 
-// addRead caches a header that was read, unless a writer has touched the stripe since seq.
+// addRead caches a header that was read. It does nothing if a writer has changed the stripe since seq.
 func (c *triggerHeads) addRead(id string, h triggerHeader, seq uint64) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()
@@ -67,7 +69,7 @@ func (c *triggerHeads) addRead(id string, h triggerHeader, seq uint64) {
 	}
 }
 
-// invalidate removes a row that is about to be written. The caller holds the row's lock.
+// invalidate removes the header of a row that is about to be written. The caller holds the row's lock.
 func (c *triggerHeads) invalidate(id string) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()
@@ -76,9 +78,9 @@ func (c *triggerHeads) invalidate(id string) {
 	s.forget(slot, id)
 }
 
-// addWritten caches the header of a claim that was written, because its outcome is swapped soon. For
-// other states it only removes the row: a reader may have cached the old header after invalidate
-// and before the write became visible.
+// addWritten caches the header of a claim that was written, because the claim's outcome will soon be
+// swapped. For other states it only removes the header: a reader may have cached the old header after
+// invalidate and before the write became visible.
 func (c *triggerHeads) addWritten(id string, h triggerHeader) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()
@@ -100,6 +102,6 @@ func (s *headStripe) put(slot int, id string, h triggerHeader) {
 	if s.slots == nil {
 		s.slots = make([]headSlot, stripeSlots)
 	}
-	h.caller = strings.Clone(h.caller) // it may alias a whole row, which the cache would keep
+	h.caller = strings.Clone(h.caller) // without the clone it could keep a whole row in memory
 	s.slots[slot] = headSlot{id, h}
 }

@@ -15,20 +15,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// flights knows which triggers are IN_FLIGHT. A flight is the set of triggers that one swap
-// claimed. It is stored as one row with their ids (table K), which is deleted when the last of
-// them has left the state. In the index the triggers stay in the list of PENDING ones. So the
-// claims of a swap cost one row, and no change of an index.
+// flights knows which triggers are IN_FLIGHT. A flight is the set of triggers that one swap claimed.
+// Each flight is stored as one row with the ids of its triggers (table K). The row is deleted when no
+// trigger of the flight is IN_FLIGHT any more. In the index of states, the triggers stay in the list of
+// PENDING triggers. So the claims of a swap cost one row and no change of an index.
 type flights struct {
 	mu        sync.Mutex
 	next      uint64
 	byTrigger map[string]*flight
-	emptyKeys [][]byte // keys of flights that are over; the next swap deletes them
+	emptyKeys [][]byte // keys of flights without triggers; the next swap deletes their rows
 }
 
 type flight struct {
 	key       uint64
-	remaining int // ids that are still in it
+	remaining int // number of triggers that are still in the flight
 }
 
 func flightKey(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
@@ -42,8 +42,9 @@ func flightFields(c *codec.Codec, ids *[]string) {
 	}
 }
 
-// addFlight adds the ids that are not in a flight as a new one, and returns its row, or nil if there
-// are none. It is called before the claims are written. It reorders ids.
+// addFlight makes one new flight of the ids that are in no flight, and returns the key and value of its
+// row. It returns nil if all ids are in flights already. The caller calls addFlight before it writes
+// the claims. addFlight reorders ids.
 func (f *flights) addFlight(ids []string) (key, value []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +62,8 @@ func (f *flights) addFlight(ids []string) (key, value []byte) {
 	return flightKey(x.key), c.Packed()
 }
 
-// leave removes ids from their flights. It is called when their new state is durable.
+// leave removes ids from their flights. The caller calls leave when the new states of the triggers are
+// durable.
 func (f *flights) leave(ids []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,8 +83,8 @@ func (f *flights) leaveLocked(id string) {
 	}
 }
 
-// takeEmptyKeys returns the keys of flights without remaining ids, each once. The caller deletes
-// their rows.
+// takeEmptyKeys returns the keys of flights without triggers. It returns each key only once. The caller
+// must delete the rows with these keys.
 func (f *flights) takeEmptyKeys() (keys [][]byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,14 +92,14 @@ func (f *flights) takeEmptyKeys() (keys [][]byte) {
 	return keys
 }
 
-// view returns a view of the store, and all ids that may be IN_FLIGHT in it.
+// view returns a view of the store, and all ids that may be IN_FLIGHT in the view.
 func (f *flights) view(from rows.Rows) (rows.View, map[string]*flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return from.View(), maps.Clone(f.byTrigger)
 }
 
-// load reads the flights that the previous process left.
+// load reads the flights that the previous process has stored.
 func (t *triggers) load(ctx context.Context) error {
 	f := &t.flights
 	return t.rows.Scan(ctx, tableFlights, rows.Range{}, func(r rows.Row) (bool, error) {
@@ -129,7 +131,8 @@ func (t *triggers) load(ctx context.Context) error {
 	})
 }
 
-// listFlights returns rows that are IN_FLIGHT, newest id first.
+// listFlights returns rows that are IN_FLIGHT, with the newest id first. If the parameter behind is not
+// empty, listFlights returns only rows whose ids are below it.
 func (t *triggers) listFlights(ctx context.Context, view rows.View, flying map[string]*flight, caller, behind string, max int) (out []engine.Trigger, err error) {
 	ids := slices.Sorted(maps.Keys(flying))
 	slices.Reverse(ids)

@@ -9,11 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// List merges the lists of the index that the query needs. A query for one state of one
-// caller needs one list. A query for all states of a caller needs one list per state, and a
-// query for one state of all callers one list per caller. A query for everything reads the
-// rows themselves. IN_FLIGHT triggers are in the list of PENDING ones; flights knows their
-// ids. Index and rows are read from one view, so they agree.
+// List merges the lists of the index that the query needs. A query for one state of one caller needs
+// one list. A query for all states of a caller needs one list for each state. A query for one state of
+// all callers needs one list for each caller. A query for everything reads the rows instead of lists.
+// IN_FLIGHT triggers are in the list of PENDING triggers, and flights knows their ids. List reads the
+// index and the rows from one view, so the two agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > maxPart {
 		return nil, nil
@@ -26,7 +26,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	for i := range out {
 		ids[i] = out[i].ID
 	}
-	if err := t.locks.Settled(ctx, ids); err != nil { // as Get
+	if err := t.locks.Settled(ctx, ids); err != nil { // as in Get
 		return nil, err
 	}
 	return out, nil
@@ -55,7 +55,7 @@ func (t *triggers) listPage(ctx context.Context, caller string, state engine.Tri
 			return nil, corrupt(lists.lists[0].prefix + id) // without a row
 		}
 		switch {
-		case state == engine.TriggerPending && row.State != state: // it is IN_FLIGHT
+		case state == engine.TriggerPending && row.State != state: // this trigger is IN_FLIGHT
 		case state == engine.TriggerOpen && !row.IsOpen():
 		default:
 			out = append(out, row)
@@ -67,7 +67,7 @@ func (t *triggers) listPage(ctx context.Context, caller string, state engine.Tri
 	return out, nil
 }
 
-// CountOpen counts open triggers of a caller and stops when it has more than most.
+// CountOpen counts the open triggers of a caller. It stops counting when the number exceeds most.
 func (t *triggers) CountOpen(ctx context.Context, caller string, most int) (n int, err error) {
 	for behind, page := "", 1000; n <= most; {
 		rows, err := t.listPage(ctx, caller, engine.TriggerOpen, behind, page)
@@ -89,17 +89,17 @@ func (t *triggers) listRows(ctx context.Context, view rows.View, behind string, 
 	})
 }
 
-// triggerList is one list of the index: the ids of a state and caller. It reads ids in pages, each
-// twice as large as the previous one, up to largestPage.
+// triggerList is one list of the index: the ids of one state and caller. It reads the ids in pages.
+// Each page is twice as large as the page before, up to largestPage ids.
 type triggerList struct {
-	prefix string   // of its keys
-	ids    []string // read and not consumed yet, highest first
+	prefix string   // prefix of the list's keys
+	ids    []string // ids that were read and not consumed yet, highest first
 	page   int
 }
 
 const largestPage = 256
 
-// newestFirst merges lists by id, highest first. It is a heap of lists that are not empty.
+// newestFirst merges lists by id, with the highest id first. It is a heap of the lists that have ids.
 type newestFirst struct {
 	view  rows.View
 	lists []*triggerList
@@ -116,7 +116,7 @@ func (l *newestFirst) Pop() any {
 	return last
 }
 
-// advance consumes the highest id.
+// advance consumes the highest id, which is the first id of the list on top of the heap.
 func (l *newestFirst) advance(ctx context.Context) error {
 	first := l.lists[0]
 	id := first.ids[0]
@@ -133,7 +133,8 @@ func (l *newestFirst) advance(ctx context.Context) error {
 	return nil
 }
 
-// readPage reads the next page of a list, after the id behind.
+// readPage reads the next page of a list, which the parameter of holds. The page has the ids below the
+// parameter behind. If behind is empty, readPage reads the first page.
 func (l *newestFirst) readPage(ctx context.Context, of *triggerList, behind string) (err error) {
 	in := rows.Range{Prefix: of.prefix, Back: true}
 	if behind != "" {
@@ -144,8 +145,8 @@ func (l *newestFirst) readPage(ctx context.Context, of *triggerList, behind stri
 	return err
 }
 
-// findLists adds the lists of a caller and state that have ids after behind. An empty caller means
-// all callers; state 0 means all states.
+// findLists adds the lists of a caller and a state that have ids below the parameter behind. An empty
+// caller means all callers. State 0 means all states.
 func (l *newestFirst) findLists(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
 	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
 		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
@@ -174,7 +175,7 @@ func (l *newestFirst) findLists(ctx context.Context, caller string, state engine
 	return nil
 }
 
-// addList adds a list if it has ids after behind.
+// addList adds a list if it has ids below the parameter behind.
 func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error {
 	of := &triggerList{prefix: prefix}
 	err := l.readPage(ctx, of, behind)
@@ -184,8 +185,9 @@ func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error 
 	return err
 }
 
-// nextList returns the prefix of the list of a state that follows the list prefix, or of the
-// first one for "". It returns "" if there is none. It seeks there and reads one row.
+// nextList returns the prefix of the next list of a state: the list after the list with this prefix. If
+// prefix is "", it returns the prefix of the first list. It returns "" if there is no next list. It
+// seeks to the list and reads one row.
 func (l *newestFirst) nextList(ctx context.Context, state engine.TriggerState, prefix string) (next string, err error) {
 	in := rows.Range{Prefix: string([]byte{byte(state)})}
 	if prefix != "" {

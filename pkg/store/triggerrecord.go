@@ -5,18 +5,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// TriggerVersion is the version of both parts of a trigger, request and progress.
+// TriggerVersion is the version of both parts of a trigger: its request and its progress.
 const TriggerVersion = 1
 
-// TriggerRequest describes the fields of a trigger that swaps rarely change. An engine may store
-// them in a row of their own and rewrite it only if a swap changes them.
+// TriggerRequest describes the fields of a trigger that swaps rarely change. An engine may store these
+// fields in a separate row, and rewrite that row only if a swap changes them.
 func TriggerRequest(c *codec.Codec, t *engine.Trigger) {
 	TriggerTerms(c, t)
 	c.Bytes(&t.Payload)
 }
 
-// TriggerTerms describes the request without its payload. It does not use codec.List: a function
-// argument would force each Codec onto the heap.
+// TriggerTerms describes the request without its payload. It does not use codec.List, because a
+// function argument would force each Codec onto the heap.
 func TriggerTerms(c *codec.Codec, t *engine.Trigger) {
 	c.Str(&t.Caller)
 	c.Str(&t.URL)
@@ -32,8 +32,8 @@ func TriggerTerms(c *codec.Codec, t *engine.Trigger) {
 	codec.Num(c, &t.Late)
 }
 
-// TriggerProgress describes the fields that swaps change, except version, state and end. Engines
-// store those where they can compare them.
+// TriggerProgress describes the fields that swaps change, except version, state and time of the end.
+// Engines store these three separately, where they can compare them.
 func TriggerProgress(c *codec.Codec, t *engine.Trigger) {
 	codec.Num(c, &t.FireAt)
 	codec.Num(c, &t.Gen)

@@ -10,30 +10,31 @@ import (
 // The tables of triggers.
 var (
 	tableTriggers     = rows.Part{Table: 'G'} // id: trigger
-	tableTriggerHeads = rows.Part{Table: 'B'} // id: head of a large trigger, once it was swapped
-	tableTriggerList  = rows.Part{Table: 'L'} // state (a byte), str caller, id: -; IN_FLIGHT among PENDING
-	tableTriggerEnds  = rows.Part{Table: 'E'} // ended, id: - ; only terminal triggers
-	tableFlights      = rows.Part{Table: 'K'} // seq: ids that one swap claimed
+	tableTriggerHeads = rows.Part{Table: 'B'} // id: head of a split trigger; exists after the first swap
+	tableTriggerList  = rows.Part{Table: 'L'} // state (a byte), str caller, id; IN_FLIGHT triggers are listed as PENDING
+	tableTriggerEnds  = rows.Part{Table: 'E'} // ended, id; only terminal triggers
+	tableFlights      = rows.Part{Table: 'K'} // seq: ids of the triggers that one swap claimed
 )
 
-// A row of a small trigger holds everything, and each swap rewrites it. The row of a large trigger
-// is split: its request (URL, payload, terms: what rarely changes) is written once, and from the
-// first swap on its head is written to a row of its own. With a payload of 4 KB a trigger's life
-// (BenchmarkTriggerLife) then costs 62 to 67 us of processor instead of 88 to 106, on a busy
-// machine. A small row is cheaper to rewrite than to read in two parts.
+// The row of a small trigger holds everything, and each swap rewrites the row. The row of a large
+// trigger is split. Its request (URL, payload, terms: the fields that rarely change) is written once.
+// From the first swap on, the other fields are written to a separate row, the head. With a payload of 4
+// KB the life of a trigger (BenchmarkTriggerLife) then costs 62 to 67 us of processor time instead of
+// 88 to 106 us, on a busy machine. A small row is not split, because rewriting it costs less than
+// reading two parts.
 
-// splitFrom is the size of URL and payload, in bytes, from which a row is split.
+// splitFrom is the size in bytes from which a row is split. The size is the length of URL and payload.
 const splitFrom = 512
 
-// triggerHeader is what a swap needs to know of the row that it replaces. It is at the beginning
-// of the value, so that the rest need not be decoded.
+// triggerHeader holds the fields that a swap needs of the row that it replaces. It is at the beginning
+// of the value, so that a swap need not decode the rest.
 type triggerHeader struct {
 	version uint64
 	state   engine.TriggerState
 	ended   int64
 	caller  string
-	split   bool   // the request has a row of its own
-	request uint64 // digest of the request if split; a swap rewrites the request if it changes
+	split   bool   // true: the row is split: its head has a separate row
+	request uint64 // digest of the request if split is true; a swap rewrites the request only if the digest changes
 }
 
 func (h *triggerHeader) fields(c *codec.Codec) {
@@ -51,8 +52,8 @@ func headerOf(t *engine.Trigger) triggerHeader {
 	return triggerHeader{version: t.Version, state: t.State, ended: t.Ended, caller: t.Caller}
 }
 
-// digestOf returns a digest of the fields that a head does not hold. It hashes the payload without
-// copying it.
+// digestOf returns a digest of the fields that a head does not hold. It hashes the payload without a
+// copy.
 func digestOf(t *engine.Trigger) uint64 {
 	c := codec.Packer(make([]byte, 0, 512), TriggerVersion)
 	TriggerTerms(&c, t)
@@ -60,7 +61,7 @@ func digestOf(t *engine.Trigger) uint64 {
 	return h ^ notify.ColumnDigest(t.Payload)*0x9e3779b97f4a7c15 ^ uint64(len(t.Payload))
 }
 
-// appendListKey appends the key prefix of the list of a state and caller.
+// appendListKey appends the prefix of the keys of the list of a state and a caller.
 func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
 	return appendStr(append(b, byte(state)), caller)
 }
@@ -68,7 +69,7 @@ func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
 // listedState returns the state under which a trigger is listed.
 func (h *triggerHeader) listedState() engine.TriggerState {
 	if h.state == engine.TriggerInFlight {
-		return engine.TriggerPending // flights knows which of them are IN_FLIGHT
+		return engine.TriggerPending // flights knows which triggers of the list are IN_FLIGHT
 	}
 	return h.state
 }
@@ -85,8 +86,8 @@ func (h *triggerHeader) endedKey(id string) []byte {
 	return append(appendOrdered(make([]byte, 0, 8+len(id)), h.ended), id...)
 }
 
-// appendTrigger packs the header and t without its id. With head it packs only what changes during
-// the life of a split row.
+// appendTrigger packs the header and t without its id. If the parameter head is true, it packs only the
+// fields that change during the life of a split row.
 func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []byte {
 	c := codec.Packer(b, TriggerVersion)
 	h.fields(&c)
@@ -106,8 +107,8 @@ func readHeader(id string, v []byte) (h triggerHeader, err error) {
 	return h, nil
 }
 
-// readTrigger decodes a row into t and returns its header. With head it decodes a head into t, which
-// already holds its row.
+// readTrigger decodes a row into t and returns its header. If the parameter head is true, v is a head,
+// and t must already hold the rest of the row.
 func readTrigger(id string, v []byte, t *engine.Trigger, head bool) (h triggerHeader, err error) {
 	c := codec.Unpacker(v, TriggerVersion)
 	h.fields(&c)

@@ -8,19 +8,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// triggers keeps one row for each trigger (triggerrow.go), and two indexes that are written with
-// it: by state and caller, and of terminal rows by their end. flights (triggerflight.go) knows
-// which triggers are IN_FLIGHT.
+// triggers keeps one row for each trigger (triggerrow.go), and two indexes that are written together
+// with the row. One index lists triggers by state and caller. The other index lists terminal rows by
+// the time of their end. flights (triggerflight.go) knows which triggers are IN_FLIGHT.
 //
-// Unlike the other contracts it does not use rows.Swap. A swap of triggers decides about each
-// trigger separately and needs only its header, mostly from memory (triggercache.go); rows.Swap
-// would read whole rows. So a swap locks its rows, reads their headers, and writes the triggers
-// that it wins in one batch. It holds the locks until the batch is durable, so that a caller
-// that loses a swap loses it to a row that survives a power loss.
+// Unlike the other contracts, triggers does not use rows.Swap. A swap of triggers decides about each
+// trigger separately, and needs only the header of its row, which is mostly in memory
+// (triggercache.go). rows.Swap would read whole rows. So a swap locks its rows, reads their headers,
+// and writes the triggers that it wins in one batch. It holds the locks until the batch is durable. So
+// a caller that loses a swap loses it to a row that survives a power loss.
 type triggers struct {
 	rows      rows.Rows
 	locks     *rows.Locks // by trigger id
-	splitFrom int         // the constant splitFrom; tests set another value
+	splitFrom int         // equals the constant splitFrom; tests set another value
 	heads     triggerHeads
 	flights   flights
 	purge     sync.Mutex
@@ -34,7 +34,7 @@ func newTriggers(r rows.Rows) *triggers {
 }
 
 // readHeaders calls fn with the header of each trigger that exists. For a split row it calls fn a
-// second time, with the header of its head, which replaces the first.
+// second time, with the header of the row's head. The second header replaces the first header.
 func (t *triggers) readHeaders(ctx context.Context, ids []string, fn func(id string, h triggerHeader)) error {
 	var split []string
 	read := func(id string, v []byte) error {
@@ -62,8 +62,8 @@ func lookEach(ctx context.Context, from rows.Reader, p rows.Part, keys []string,
 		func(i int, v []byte) error { return fn(keys[i], v) })
 }
 
-// readRow reads a row and its head into out and returns the header. If the row does not exist, out
-// stays unchanged.
+// readRow reads a row and its head into out, and returns the header. If the row does not exist, readRow
+// leaves out unchanged.
 func (t *triggers) readRow(ctx context.Context, from rows.Reader, id string, out *engine.Trigger) (h triggerHeader, err error) {
 	err = lookEach(ctx, from, tableTriggers, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
@@ -74,7 +74,7 @@ func (t *triggers) readRow(ctx context.Context, from rows.Reader, id string, out
 	return h, err
 }
 
-// readParts decodes v, the first part of a row, and reads its head if there is one.
+// readParts decodes v, the first part of a row. If the row is split, it also reads the row's head.
 func (t *triggers) readParts(ctx context.Context, from rows.Reader, id string, v []byte, out *engine.Trigger) (h triggerHeader, err error) {
 	h, err = readTrigger(id, v, out, false)
 	if err != nil || !h.split {
@@ -88,7 +88,8 @@ func (t *triggers) readParts(ctx context.Context, from rows.Reader, id string, v
 	return h, err
 }
 
-// readHead reads the head of a split row. A row that was never swapped has none.
+// readHead reads the head of a split row. If the row was never swapped, it has no head, and readHead
+// changes nothing.
 func (t *triggers) readHead(ctx context.Context, from rows.Reader, id string, out *engine.Trigger, h *triggerHeader) error {
 	return lookEach(ctx, from, tableTriggerHeads, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
@@ -98,20 +99,20 @@ func (t *triggers) readHead(ctx context.Context, from rows.Reader, id string, ou
 	})
 }
 
-// triggerWrite is the write of one row, which replaces an older one or is the first of its id.
+// triggerWrite is the write of one row. It creates the row or replaces an older version of the row.
 type triggerWrite struct {
 	id       string
-	row      *engine.Trigger // belongs to the caller; not used after the call returns
+	row      *engine.Trigger // the caller owns it; not used after the call returns
 	old, new triggerHeader
 	first    bool
-	request  bool // the whole row is written, not only the head of a split row
+	request  bool // true: the whole row is written; false: only the head of a split row
 }
 
-// partsOfWrite is the number of parts that pack appends: key, row and head.
+// partsOfWrite is the number of parts that pack appends: the key, the row and the head.
 const partsOfWrite = 3
 
-// pack appends the key and the values to write, one part each. A part that is not written is
-// empty.
+// pack appends the key, the row and the head to p, each as one part. It appends an empty part for the
+// row or the head if that part does not change.
 func (w *triggerWrite) pack(p *packed) {
 	p.b = append(p.b, w.id...)
 	p.endPart()
@@ -125,7 +126,7 @@ func (w *triggerWrite) pack(p *packed) {
 	p.endPart()
 }
 
-// fill writes the row and the changes of the indexes into b.
+// fill writes the row, the head and the changes of the indexes into b.
 func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	if len(row) > 0 {
 		b.Set(tableTriggers, key, row)
@@ -149,7 +150,8 @@ func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	}
 }
 
-// planWrite returns the write of x that replaces stored.
+// planWrite returns the write of x. It replaces the row whose header is the parameter stored. If first
+// is true, there is no such row.
 func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
 	w := triggerWrite{id: x.ID, row: x, old: stored, new: headerOf(x), first: first, request: true}
 	w.new.version = version
@@ -165,7 +167,7 @@ func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool
 	return w
 }
 
-// storedHeaders returns the headers of the rows that exist. The caller holds their locks.
+// storedHeaders returns the headers of the rows that exist. The caller holds the rows' locks.
 func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]triggerHeader, error) {
 	all := make(map[string]triggerHeader, len(ids))
 	var unknown []string
@@ -180,8 +182,8 @@ func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]
 	return all, err
 }
 
-// updateRows locks n rows, calls decide for each in order, and writes the rows for which decide
-// returns true. If a row occurs more than once, decide sees the header of its previous write.
+// updateRows locks n rows, calls decide for each row in order, and writes the rows for which decide
+// returns true. If the same row occurs more than once, decide gets the header of the write before.
 func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engine.Trigger, decide func(i int, stored triggerHeader, ok bool) (version uint64, yes bool)) (won []bool, err error) {
 	won = make([]bool, n)
 	if n == 0 {
@@ -228,8 +230,8 @@ func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engin
 	return won, nil
 }
 
-// storeWrites writes the rows. last holds the final header of each row. It calls unlock when the
-// rows are durable or the write has failed.
+// storeWrites writes the rows. last holds the final header of each row. storeWrites calls unlock when
+// the rows are durable or when the write has failed.
 func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
 	var begin, end []string
 	final := make([]*triggerWrite, 0, len(writes)) // the last write of each row
@@ -266,8 +268,8 @@ func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last 
 	})
 }
 
-// writeLocked writes what fill puts into the batch. When that is durable it calls stored and then
-// unlock. If the write fails, it calls only unlock.
+// writeLocked writes the rows that fill puts into the batch. When the batch is durable, it calls stored
+// and then unlock. If the write fails, it calls only unlock.
 func (t *triggers) writeLocked(ctx context.Context, unlock func(), fill func(rows.Batch), stored func()) error {
 	filled := false
 	err := t.rows.Write(ctx, func(b rows.Batch) {
@@ -300,7 +302,7 @@ func (t *triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, e
 
 func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	out := make([]engine.Trigger, len(ids))
-	seqs := make([]uint64, len(ids)) // sequence of the cache before each row was read
+	seqs := make([]uint64, len(ids)) // for each row: sequence of its cache stripe before the row was read
 	err := t.rows.Look(ctx, tableTriggers, len(ids), func(b []byte, i int) []byte {
 		seqs[i] = t.heads.beginRead(ids[i])
 		return append(b, ids[i]...)
@@ -317,8 +319,8 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 	if err != nil {
 		return nil, err
 	}
-	// A swap is visible shortly before it is durable. Get waits, so that it never returns a
-	// state that a power loss undoes.
+	// A swap becomes visible shortly before it is durable. Get waits until the swap is durable, so that
+	// it never returns a state that a power loss undoes.
 	if err := t.locks.Settled(ctx, ids); err != nil {
 		return nil, err
 	}
@@ -340,8 +342,7 @@ func (t *triggers) Purge(ctx context.Context, before int64, max int) (total int,
 	return total, nil
 }
 
-// purgeSome removes up to max rows. It returns the last index key that it read, or "" if there are
-// no more.
+// purgeSome removes up to max rows. last is the last index key that it read, or "" if no entry is left.
 func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, max int) (n int, last string, err error) {
 	ids, err := scanList(ctx, t.rows, tableTriggerEnds, in, max, func(r rows.Row) (string, error) {
 		if len(r.Key) <= 8 {
@@ -363,7 +364,7 @@ func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, m
 		return 0, "", err
 	}
 	for id, h := range gone {
-		if !h.state.Terminal() || h.ended >= before { // swapped since the index was read
+		if !h.state.Terminal() || h.ended >= before { // a swap changed the row after the index was read
 			delete(gone, id)
 			continue
 		}

@@ -15,15 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Context is a server notifyctl talks to.
+// Context is a server to which notifyctl can connect.
 type Context struct {
 	Server     string `yaml:"server" json:"server"`
 	TokenFile  string `yaml:"token_file,omitempty" json:"token_file,omitempty"`
 	Simulators string `yaml:"simulators,omitempty" json:"simulators,omitempty"` // control URL of simulated providers
-	Protected  bool   `yaml:"protected,omitempty" json:"protected,omitempty"`   // asks before it changes anything
+	Protected  bool   `yaml:"protected,omitempty" json:"protected,omitempty"`   // true: notifyctl asks before it changes anything
 }
 
-// Contexts holds the configured servers. The name of the current one is stored separately, in
+// Contexts holds the configured servers. The name of the current context is stored in another folder,
 // the state folder, so that a shared configuration file can be read-only.
 type Contexts struct {
 	List map[string]Context `yaml:"contexts" json:"contexts"`
@@ -31,8 +31,8 @@ type Contexts struct {
 	file, state string
 }
 
-// OpenContexts reads $XDG_CONFIG_HOME/notifyctl/config.yaml. A missing file is an empty list. A
-// file that cannot be parsed is the error bad_config.
+// OpenContexts reads $XDG_CONFIG_HOME/notifyctl/config.yaml. If the file is missing, it returns an
+// empty list. If the file cannot be parsed, it returns the error bad_config.
 func OpenContexts(getenv func(string) string) (*Contexts, error) {
 	c := &Contexts{
 		List:  map[string]Context{},
@@ -77,7 +77,7 @@ func (c *Contexts) Names() []string {
 	return names
 }
 
-// Current returns the name of the context in use, or "" if none was chosen.
+// Current returns the name of the context in use, or "" if no context was chosen.
 func (c *Contexts) Current() string { return c.readState("context") }
 
 // Previous returns the name of the context that was in use before Current.
@@ -91,7 +91,8 @@ func (c *Contexts) readState(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Use makes a context the current one, and the current one the previous one.
+// Use makes the context called name the current context. The context that was current becomes the
+// previous context.
 func (c *Contexts) Use(name string) error {
 	if _, ok := c.List[name]; !ok {
 		return c.unknownContext(name)
@@ -138,7 +139,7 @@ func (c *Contexts) Remove(name string) error {
 	if err := c.save(); err != nil || c.Current() != name {
 		return err
 	}
-	return os.Remove(filepath.Join(c.state, "context")) // none is chosen then
+	return os.Remove(filepath.Join(c.state, "context")) // after this no context is current
 }
 
 func (c *Contexts) save() error {

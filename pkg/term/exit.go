@@ -17,11 +17,11 @@ const (
 	ExitError       = 1   // something failed
 	ExitUsage       = 2   // wrong flags or arguments, bad input, a missing --yes
 	ExitPartial     = 3   // some items failed
-	ExitAuth        = 4   // no valid token, or it lacks a scope
-	ExitNotFound    = 5   // no such thing
-	ExitConflict    = 6   // the state forbids it, or the plan is stale
-	ExitUnavailable = 7   // server away or too slow; safe to try again
-	ExitPending     = 8   // a wait ended before the thing it waited for
+	ExitAuth        = 4   // the token is missing or invalid, or it lacks a scope
+	ExitNotFound    = 5   // the thing does not exist
+	ExitConflict    = 6   // the state does not allow it, or the plan is stale
+	ExitUnavailable = 7   // the server is down or too slow; trying again is safe
+	ExitPending     = 8   // a wait ended before the thing that it waited for happened
 	ExitFindings    = 9   // a check found something
 	ExitGuard       = 10  // stopped by a guard
 	ExitSLO         = 99  // a threshold of a load run was missed
@@ -51,7 +51,7 @@ func Exitf(code int, format string, args ...any) error {
 	return &Error{Exit: code, Err: fmt.Errorf(format, args...)}
 }
 
-// ExitCode returns the exit code of an error.
+// ExitCode returns the exit code for err. It returns ExitOK if err is nil.
 func ExitCode(err error) int {
 	if err == nil {
 		return ExitOK
@@ -77,10 +77,10 @@ func ExitCode(err error) int {
 	return ExitError
 }
 
-// Report writes err to w: as JSON when format is json or jsonl, else as
+// Report writes err to w. If format is json or jsonl, Report writes JSON. Otherwise it writes
 //
-//	error: what happened, with the input it is about
-//	  code:  its code
+//	error: what happened, with the wrong input
+//	  code:  the error code
 //	  why:   the cause
 //	  retry: when to try again
 //	  next:  what to do
@@ -114,11 +114,11 @@ func Report(w io.Writer, err error, format string) {
 		if ne != nil {
 			out.Error.Code, out.Error.Field = ne.Code, ne.Field
 		}
-		b, _ := json.Marshal(out) // of strings and numbers: cannot fail
+		b, _ := json.Marshal(out) // cannot fail: out holds only strings, numbers and booleans
 		fmt.Fprintf(w, "%s\n", escapeLines(b))
 		return
 	}
-	lines := strings.Split(msg, "\n") // several problems, one a line
+	lines := strings.Split(msg, "\n") // the message holds one problem on each line
 	for i := range lines {
 		lines[i] = Clean(lines[i])
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Span formats a duration, at least 0, with its one or two largest units: 450ms, 2h5m.
+// Span formats d, which must not be negative, with its largest unit or its two largest units: 450ms,
+// 2h5m.
 func Span(d time.Duration) string {
 	switch {
 	case d < time.Microsecond:
@@ -51,8 +52,8 @@ func Separated(s string) string {
 	return s
 }
 
-// Quote quotes a word for a shell. Control characters become escapes, so that the reader sees
-// them and a copied word contains no line end.
+// Quote quotes a word for a shell. It writes control characters as escapes. So the reader sees them,
+// and a copied word contains no line end.
 func Quote(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)
@@ -75,9 +76,9 @@ func Quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Version returns the version of this program. That is linked, the value set by the linker,
-// or else the commit of the build with 7 digits as in make build, or else the module's
-// version (go install MODULE@VERSION), or else "dev".
+// Version returns the version of this program. It returns the first of these that exists: linked, the
+// value that the linker set; the commit of the build with 7 digits, as in make build; the module's
+// version (go install MODULE@VERSION); "dev".
 func Version(linked string) string {
 	info, ok := debug.ReadBuildInfo()
 	if linked != "" || !ok {
@@ -99,7 +100,7 @@ func versionOf(info *debug.BuildInfo) string {
 		set[s.Key] = s.Value
 	}
 	commit := set["vcs.revision"]
-	if commit == "" { // not built in its repository
+	if commit == "" { // the program was not built in its repository
 		return orDev(strings.TrimPrefix(info.Main.Version, "(devel)"))
 	}
 	const abbreviated = 7

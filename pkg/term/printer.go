@@ -20,29 +20,29 @@ import (
 // Formats are the values of -o.
 var Formats = []string{"table", "json", "jsonl", "yaml"}
 
-// Printer writes results in the format the user asked for.
+// Printer writes results in the format that the user chose with -o.
 type Printer struct {
 	Out       io.Writer
 	Format    string // one of Formats
 	JQ        string // filter, applied to the JSON form
 	NoHeaders bool
 
-	// AuditID is the row of the audit log in which the server recorded the operation. Print
-	// adds it to a JSON object as the field audit_id; a table does not show it. Empty: the
-	// operation was not recorded.
+	// AuditID identifies the row of the audit log in which the server recorded the operation. Print
+	// adds it to a JSON object as the field audit_id. A table does not show it. Empty: the operation
+	// was not recorded.
 	AuditID string
 
-	// Paint colours a cell of a table; header is true in the first row. Paint may add only
-	// escapes that take no columns. nil: no colour.
+	// Paint adds colour to a cell of a table. header is true in the first row. Paint may add only
+	// terminal escapes, which take no columns. nil: no colour.
 	Paint func(cell string, header Header) string
-	// Width is the number of columns of the terminal; 0: there is no terminal, and nothing is
-	// cut. A wider table first loses its Optional columns, which are named by their headers, in
-	// the order of this list. Then its last column is cut.
+	// Width is the number of columns of the terminal. 0: there is no terminal, and Printer cuts
+	// nothing. If a table is too wide, Printer first drops the columns whose headers are in Optional,
+	// in the order of Optional. If the table is still too wide, Printer cuts its last column.
 	Width    int
 	Optional []string
 }
 
-// Header reports whether a cell is the name of its column.
+// Header is true if a cell is in the header row, which holds the names of the columns.
 type Header bool
 
 // Check returns a usage error if the format or the filter is wrong. Call it before any work.
@@ -61,13 +61,15 @@ func (p *Printer) Check() error {
 // Table is the form for people. Its first row is the header.
 type Table [][]string
 
-// List is the form of every list: an object, so that a field can be added later.
+// List is the JSON form of every list. It is an object and not an array, so that a later release can
+// add a field.
 type List struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// Print writes table in the format table, and v in every other format. A list becomes a List.
-// In jsonl each item of a list becomes a line, and JQ is applied to each line.
+// Print writes table if the format is table, and v in every other format. If v is a list, Print writes
+// a List. In the format jsonl Print writes each item of a list as one line, and applies JQ to each
+// line.
 func (p *Printer) Print(v any, table Table) error {
 	if p.JQ == "" && p.Format == "table" {
 		return p.table(table)
@@ -103,7 +105,7 @@ func (p *Printer) Print(v any, table Table) error {
 	return nil
 }
 
-// itemsOf returns the items of v if v is a list in JSON.
+// itemsOf returns the items of v if v is a list in JSON. isList reports whether v is a list.
 func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	if t := reflect.TypeOf(v); t == nil || t.Kind() != reflect.Slice {
 		return nil, false, nil
@@ -124,8 +126,8 @@ func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	return nil, false, nil // JSON of an object
 }
 
-// Record writes one object. In the format table it prints names and values, and omits fields
-// without a value.
+// Record writes one object. In the format table it prints each name with its value, and omits fields
+// that have no value.
 func (p *Printer) Record(v any, fields Table) error {
 	if p.JQ != "" || p.Format != "table" {
 		return p.Print(v, nil)
@@ -139,7 +141,8 @@ func (p *Printer) Record(v any, fields Table) error {
 	return p.rows(t, Header(false))
 }
 
-// Line writes one item of a stream: text in the format table, else a line of JSON.
+// Line writes one item of a stream. In the format table it writes the result of text. In every other
+// format it writes v as a line of JSON.
 func (p *Printer) Line(v any, text func() string) error {
 	if p.JQ == "" && p.Format == "table" {
 		_, err := fmt.Fprintln(p.Out, text())
@@ -155,8 +158,8 @@ func (p *Printer) Line(v any, text func() string) error {
 	return p.json(v, "")
 }
 
-// withAuditID returns v with audit_id as its first field. It returns v unchanged if there is no
-// AuditID, if v is not an object, or if the format is table.
+// withAuditID returns v with audit_id as its first field. It returns v unchanged if AuditID is empty,
+// if v is not an object, or if the format is table.
 func (p *Printer) withAuditID(v any) (any, error) {
 	if p.AuditID == "" || p.JQ == "" && p.Format == "table" {
 		return v, nil
@@ -208,8 +211,8 @@ func (p *Printer) yaml(v any) error {
 	return err
 }
 
-// quoteControls makes the encoder put double quotes around each text that escapeLines will
-// change: YAML has escapes only between double quotes.
+// quoteControls makes the encoder put double quotes around each text that escapeLines will change,
+// because YAML allows escapes only between double quotes.
 func quoteControls(n *yaml.Node) {
 	if n.Kind == yaml.ScalarNode && notify.HasControl(n.Value) {
 		n.Style = yaml.DoubleQuotedStyle
@@ -227,8 +230,8 @@ func (p *Printer) table(t Table) error {
 	return p.rows(t, Header(true))
 }
 
-// fitWidth drops Optional columns and cuts the last column until t fits the terminal. The
-// last column keeps at least 8 characters, so a narrow terminal may still be exceeded.
+// fitWidth drops Optional columns and cuts the last column until t fits the terminal. It leaves at
+// least 8 characters of the last column, so a table may still be wider than a narrow terminal.
 func (p *Printer) fitWidth(t Table) Table {
 	if p.Width <= 0 || len(t) == 0 {
 		return t
@@ -249,7 +252,7 @@ func (p *Printer) fitWidth(t Table) Table {
 	}
 	last := len(t[0]) - 1
 	room := p.Width - (tableWidth(t) - columnWidths(t)[last])
-	const least = 8 // fewer characters of a cell tell the reader nothing
+	const least = 8 // with fewer characters a cell is useless to the reader
 	if tableWidth(t) <= p.Width || room < least {
 		return t
 	}
@@ -280,7 +283,7 @@ func tableWidth(t Table) (n int) {
 	for _, row := range t {
 		line := 0
 		for i := range row {
-			if row[i] != "" { // the last filled cell of a row is not padded
+			if row[i] != "" { // the last filled cell of a row gets no spaces after it
 				line = 2 * i
 				for _, w := range ws[:i] {
 					line += w
@@ -293,8 +296,8 @@ func tableWidth(t Table) (n int) {
 	return n
 }
 
-// rows prints cells in columns. It computes the widths before Paint adds escapes, and does not
-// pad the last cell of a row.
+// rows prints cells in columns. It computes the widths before Paint adds escapes. It adds no spaces
+// after the last cell of a row.
 func (p *Printer) rows(t Table, first Header) error {
 	for _, row := range t {
 		for i, cell := range row {
@@ -324,15 +327,15 @@ func (p *Printer) rows(t Table, first Header) error {
 	return err
 }
 
-// Clean makes a text from outside safe for one line of a terminal. Line ends and tabs become
-// spaces. Characters that control the terminal or the direction of text become visible
-// escapes, so that one name cannot look like another.
+// Clean makes text from outside safe for one line of a terminal. It replaces line ends and tabs by
+// spaces. It replaces characters that control the terminal or the direction of text by visible escapes,
+// so that one name cannot look like another name.
 func Clean(s string) string { return notify.EscapeControls(oneLine.Replace(s)) }
 
 var oneLine = strings.NewReplacer("\n", " ", "\t", " ", "\r", " ")
 
-// escapeLines applies EscapeControls to each line of JSON, or of YAML after quoteControls. The
-// escaped characters are between double quotes, where the escapes mean the same characters.
+// escapeLines applies EscapeControls to each line of JSON, or of YAML after quoteControls. Each
+// character that it escapes is between double quotes, where the escape means the same character.
 func escapeLines(b []byte) []byte {
 	lines := bytes.SplitAfter(b, []byte("\n"))
 	for i, line := range lines {
@@ -363,7 +366,7 @@ func (p *Printer) filter(v any) error {
 			return Usage("--jq: %v", err)
 		}
 		if s, is := out.(string); is {
-			if p.Width > 0 { // a terminal would execute control characters in the text
+			if p.Width > 0 { // otherwise the terminal would obey control characters in the text
 				s = string(escapeLines([]byte(s)))
 			}
 			fmt.Fprintln(p.Out, s)
@@ -377,7 +380,7 @@ func (p *Printer) filter(v any) error {
 	}
 }
 
-// plain converts v into maps, lists and scalars by encoding it as JSON and decoding that.
+// plain converts v into maps, lists and scalars. It encodes v as JSON and decodes the JSON.
 func plain(v any) (any, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

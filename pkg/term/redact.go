@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// redactions are the patterns that must never appear in a log or a bundle. An error of a
-// library may quote a URL, a header or an address.
+// redactions are the patterns of secrets and addresses. Texts that match them must never be in a log or
+// a bundle. They can get into a log because an error of a library may quote a URL, a header or an
+// address.
 var redactions = []struct {
 	re   *regexp.Regexp
 	with string
@@ -23,11 +24,12 @@ var redactions = []struct {
 	{regexp.MustCompile(`(?i)(\+|%2B)[1-9][0-9]{6,14}\b`), "[phone]", "phone numbers"},
 }
 
-// reNamedSecret matches a value after a name that marks a secret: password=..., "token": "...",
-// and the same in JSON that is quoted in JSON.
+// reNamedSecret matches a value after a name that means a secret: password=..., "token": "...". It also
+// matches such names and values in JSON text that is a string inside other JSON.
 var reNamedSecret = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
 
-// SecretKeys are the names, in lower case, of values that are removed whatever they hold.
+// SecretKeys are names in lower case. The value of such a name is always removed, whatever the value
+// is.
 var SecretKeys = map[string]bool{
 	"token": true, "authorization": true, "password": true, "secret": true, "address": true,
 	"phone": true, "email": true, "body": true, "title": true, "variables": true,
@@ -39,7 +41,7 @@ func Mask(s string) string {
 	return s
 }
 
-// Redact is Mask that also counts what it replaced, by kind.
+// Redact does what Mask does. It also counts the replaced texts by kind, such as "tokens".
 func Redact(s string) (masked string, counts map[string]int) {
 	counts = map[string]int{}
 	for _, r := range redactions {
@@ -51,15 +53,15 @@ func Redact(s string) (masked string, counts map[string]int) {
 	return s, counts
 }
 
-// RedactTold is Redact that also replaces each value after a name such as password. Use it for
-// texts that people read: it may also replace a harmless number or file name.
+// RedactTold does what Redact does. It also replaces each value that follows a name such as password.
+// Use it for texts that people read. It may also replace a harmless number or file name.
 func RedactTold(s string) (masked string, counts map[string]int) {
 	s, counts = Redact(s)
 	s = reNamedSecret.ReplaceAllStringFunc(s, func(m string) string {
 		at := reNamedSecret.FindStringSubmatchIndex(m)
 		value := strings.Trim(m[at[4]:at[5]], `"\`)
 		if strings.HasPrefix(value, "[") || value == "" {
-			return m // masked before, a list, or nothing
+			return m // the value is already masked, is a list, or is empty
 		}
 		counts["values named secret"]++
 		return m[:at[4]] + strings.Replace(m[at[4]:at[5]], value, "[redacted]", 1)

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Polish makes a mistyped command, a mistyped flag and an excess argument a usage error with a
-// suggestion, at every level of the tree. By itself cobra 1.10 prints help and exits with 0
-// for a mistyped command below the root, and never suggests a flag.
+// Polish makes three mistakes usage errors with a suggestion, at every level of the command tree: a
+// mistyped command, a mistyped flag, and too many arguments. Without Polish, cobra 1.10 prints help and
+// exits with 0 for a mistyped command below the root, and it never suggests a flag.
 func Polish(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetFlagErrorFunc(flagError)
@@ -59,9 +59,10 @@ func polishCommand(c *cobra.Command) {
 	}
 }
 
-// disableFileCompletion stops shells from completing file names where an id, a user or a time
-// is expected: cobra completes files for each argument and flag without a completion of its
-// own. Arguments and flags that take a file are recognised by their usage text.
+// disableFileCompletion stops the shell from completing file names where the user must type an id, a
+// user or a time. By default cobra completes file names for each argument and flag that has no
+// completion. disableFileCompletion reads the usage text to find the arguments and flags that take a
+// file.
 func disableFileCompletion(c *cobra.Command) {
 	if !c.HasSubCommands() && c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && !takesFile(c.Use) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
@@ -69,7 +70,7 @@ func disableFileCompletion(c *cobra.Command) {
 	for _, flags := range []*pflag.FlagSet{c.LocalNonPersistentFlags(), c.PersistentFlags()} {
 		flags.VisitAll(func(f *pflag.Flag) {
 			if !takesFile(f.Usage) {
-				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // fails only if the flag has a completion
+				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // it fails only if the flag already has a completion
 			}
 		})
 	}
@@ -80,8 +81,8 @@ func takesFile(usage string) bool {
 	return slices.ContainsFunc([]string{"file", "folder", "dir", ".yaml", "document"}, func(s string) bool { return strings.Contains(usage, s) })
 }
 
-// asUsageErrors returns a check that turns the errors of check into usage errors. A command
-// without a check takes no arguments.
+// asUsageErrors returns a check that calls the parameter check and turns its errors into usage errors.
+// If check is nil, the command takes no arguments.
 func asUsageErrors(check cobra.PositionalArgs) cobra.PositionalArgs {
 	if check == nil {
 		check = Exact()
@@ -91,7 +92,7 @@ func asUsageErrors(check cobra.PositionalArgs) cobra.PositionalArgs {
 		if _, ours := errors.AsType[*Error](err); err == nil || ours {
 			return err
 		}
-		if strings.HasPrefix(err.Error(), "unknown command") { // cobra's words for an excess argument
+		if strings.HasPrefix(err.Error(), "unknown command") { // cobra's text for too many arguments
 			err = fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), args[0])
 		}
 		return &Error{Exit: ExitUsage, Err: err, Next: []string{c.CommandPath() + " --help"}}
@@ -106,11 +107,11 @@ func unknownCommand(c *cobra.Command, arg string) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// nearestCommands returns the subcommands of c that the user may have meant by arg. A
-// subcommand that starts with arg or lists it in SuggestFor counts as 0 typing errors; the
-// subcommands with the fewest errors are returned.
+// nearestCommands returns the subcommands of c that the user may have meant when typing arg. It returns
+// the subcommands with the fewest typing errors. A subcommand counts as 0 errors if its name starts
+// with arg or if its SuggestFor contains arg.
 func nearestCommands(c *cobra.Command, arg string) (names []string) {
-	best := min(3, (len(arg)+1)/2) + 1 // with this many errors it is a different word
+	best := min(3, (len(arg)+1)/2) + 1 // a name with this many errors is a different word
 	for _, sub := range c.Commands() {
 		if !sub.IsAvailableCommand() && sub.Name() != "help" {
 			continue
@@ -150,7 +151,7 @@ func flagError(c *cobra.Command, err error) error {
 				flags = append(flags, f.Name)
 			}
 		})
-		// A distance of the name's whole length would make every short flag a suggestion.
+		// If the limit were the length of the name, every short flag would be a suggestion.
 		if best := Nearest(name, min(3, len(name)-1), flags); best != "" {
 			msg += fmt.Sprintf("; did you mean --%s?", best)
 		}
@@ -158,7 +159,8 @@ func flagError(c *cobra.Command, err error) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// Exact returns a check for exactly one argument per name. Its error names missing arguments.
+// Exact returns a check for exactly one argument for each name in names. The error of the check names
+// the missing arguments.
 func Exact(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
@@ -173,7 +175,8 @@ func Exact(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// AtLeast returns a check for n or more arguments. Its error calls missing ones what.
+// AtLeast returns a check for n or more arguments. The error of the check contains what, which
+// describes the missing arguments.
 func AtLeast(n int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= n {
@@ -187,7 +190,7 @@ func AtLeast(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-// calledAs returns the path of c, with the alias that the user typed.
+// calledAs returns the full command of c, with the alias if the user typed an alias.
 func calledAs(c *cobra.Command) string {
 	if name := c.CalledAs(); name != "" {
 		return strings.TrimSuffix(c.CommandPath(), c.Name()) + name
@@ -195,8 +198,9 @@ func calledAs(c *cobra.Command) string {
 	return c.CommandPath()
 }
 
-// Nearest returns the name with the fewest typing errors from word, or "" if each name has more
-// than most. Of several it returns the first in the alphabet.
+// Nearest returns the name that has the fewest typing errors compared with word. It returns "" if every
+// name has more than most errors. If several names have equally few errors, it returns the first one in
+// alphabetical order.
 func Nearest(word string, most int, names []string) (best string) {
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if d := Distance(n, word); d <= most {
@@ -206,10 +210,10 @@ func Nearest(word string, most int, names []string) (best string) {
 	return best
 }
 
-// Distance returns the number of typing errors between two short words. An error is a letter
-// that is missing, added or wrong, or two neighbours that are swapped.
+// Distance returns the number of typing errors between two short words. A missing, added or wrong
+// letter is one error. Two swapped neighbour letters are also one error.
 func Distance(a, b string) int {
-	before := make([]int, len(b)+1) // the row before the last
+	before := make([]int, len(b)+1) // the row before the row last
 	last := make([]int, len(b)+1)
 	row := make([]int, len(b)+1)
 	for j := range row {

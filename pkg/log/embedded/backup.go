@@ -14,15 +14,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/backup"
 )
 
-// HoldTrim stops Trim and TrimOnce from removing records until release is called. The caller must
-// call release exactly once.
+// HoldTrim stops Trim and TrimOnce from removing records until the caller calls release. The caller
+// must call release exactly once.
 func (b *Broker) HoldTrim() (release func()) {
 	b.trimming.Lock()
 	return b.trimming.Unlock
 }
 
-// CopyState copies the broker's files other than records into the folder to, above all the commits
-// of the groups. Call CopyRecords after it: a commit must not point beyond the copied records.
+// CopyState copies the broker's files that are not records. The parameter to is the folder of the copy.
+// The most important of them holds the commits of the groups. Call CopyRecords after CopyState.
+// Otherwise a copied commit could be after the last copied record.
 func (b *Broker) CopyState(to string) error {
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		return fmt.Errorf("embedded log: %w", err)
@@ -32,7 +33,7 @@ func (b *Broker) CopyState(to string) error {
 		return fmt.Errorf("embedded log: %w", err)
 	}
 	for _, d := range list {
-		// The probe and the port belong to this process.
+		// The probe file and the port file are useful only to this process.
 		if d.IsDir() || d.Name() == "fsync.probe" || d.Name() == "port" || strings.HasSuffix(d.Name(), ".tmp") {
 			continue
 		}
@@ -43,10 +44,11 @@ func (b *Broker) CopyState(to string) error {
 	return nil
 }
 
-// CopyRecords copies all records that are acknowledged when it begins into the folder to. It copies
-// full segments as hard links if the file system supports them, and the growing segment byte by
-// byte. A batch that is cut at the end of the copy was not acknowledged; Open removes it, as after
-// a crash. The caller must hold trimming (HoldTrim).
+// CopyRecords copies all records that were acknowledged before it began. The parameter to is the folder
+// of the copy. It copies full segments as hard links if the file system supports them. It copies the
+// growing segment byte by byte. If the end of the copy cuts a batch, the batch was not acknowledged.
+// Open removes such a batch, as it does after a crash. The caller must call HoldTrim before and must
+// still hold it.
 func (b *Broker) CopyRecords(to string) error {
 	parts, err := os.ReadDir(filepath.Join(b.cfg.Dir, "partitions"))
 	if err != nil {
@@ -83,15 +85,15 @@ func copyPartition(from, to string) error {
 	for _, d := range list {
 		last = max(last, base(d.Name()))
 	}
-	// Copy the index before its records. Open completes an index that is too short from the
-	// records, and cuts one that is too long.
+	// Copy the index before its records. If the index is too short, Open completes it from the records.
+	// If it is too long, Open cuts it.
 	slices.SortFunc(list, func(a, b fs.DirEntry) int {
 		return cmp.Compare(filepath.Ext(b.Name()), filepath.Ext(a.Name()))
 	})
 	for _, d := range list {
 		src, dst := filepath.Join(from, d.Name()), filepath.Join(to, d.Name())
 		take := backup.LinkOrCopy
-		if base(d.Name()) == last { // it grows
+		if base(d.Name()) == last { // this segment grows
 			take = backup.Copy
 		}
 		if err := take(src, dst); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// A segment is a sequence of Kafka's record batches. The checksum in a batch's header covers only the
-// bytes after it:
+// A segment is a sequence of Kafka's record batches. The checksum in the header of a batch covers only
+// the bytes after the checksum:
 //
 //	 0  first offset   8 bytes, big-endian like the rest
 //	 8  length         4, of what follows
@@ -30,18 +30,18 @@ const (
 	batchHeader                                  = 61
 )
 
-// batch describes an undamaged batch: its place in the segment and its offsets and times.
+// batch describes an undamaged batch: its position in the segment, its offsets and its times.
 type batch struct {
 	pos, size int
-	first     int64 // offset
-	count     int64 // number of offsets that it occupies
+	first     int64 // first offset
+	count     int64 // number of offsets that the batch occupies
 	epoch     int32
-	from, to  int64 // times of its records, ms since 1970
+	from, to  int64 // earliest and latest time of its records, ms since 1970
 }
 
 func (b *batch) next() int64 { return b.first + b.count }
 
-// readBatch returns the batch at pos, and false if no undamaged batch starts there.
+// readBatch returns the batch at pos. ok is false if no undamaged batch starts at pos.
 func readBatch(raw []byte, pos int) (b batch, ok bool) {
 	if pos < 0 || len(raw)-pos < batchHeader {
 		return b, false
@@ -63,8 +63,8 @@ func readBatch(raw []byte, pos int) (b batch, ok bool) {
 	}, true
 }
 
-// readdress returns a copy of a batch in which the header fields that the checksum does not cover are
-// rewritten.
+// readdress returns a copy of a batch. In the copy, the header fields that the checksum does not cover
+// are rewritten.
 func readdress(raw []byte, first int64, epoch int32) []byte {
 	out := append([]byte(nil), raw...)
 	binary.BigEndian.PutUint64(out, uint64(first))
@@ -74,12 +74,13 @@ func readdress(raw []byte, first int64, epoch int32) []byte {
 	return out
 }
 
-// maxMarker is the highest number of offsets in one marker: a batch stores the number in four bytes.
+// maxMarker is the highest number of offsets in one marker. The limit exists because a batch stores
+// this number in four bytes.
 const maxMarker = 1 << 30
 
-// markers returns batches that occupy the offsets [from, to). Each holds one record with
-// log.LostHeader at its last offset. With markers a partition keeps its offsets: no offset is
-// assigned twice, and no committed offset is outside of the log.
+// markers returns batches that occupy the offsets [from, to). Each batch holds one record with
+// log.LostHeader, at the last offset of the batch. With markers the offsets of a partition do not
+// change: no offset is used twice, and no committed offset is outside the log.
 func markers(from, to int64, epoch int32, at int64) (out []byte) {
 	for from < to {
 		n := min(to-from, maxMarker)
@@ -91,7 +92,7 @@ func markers(from, to int64, epoch int32, at int64) (out []byte) {
 
 func marker(first, n int64, epoch int32, at int64) []byte {
 	rec := kmsg.Record{OffsetDelta: int32(n - 1), Headers: []kmsg.Header{{Key: log.LostHeader}}}
-	rec.Length = int32(len(rec.AppendTo(nil)) - 1) // a length of 0 takes one byte
+	rec.Length = int32(len(rec.AppendTo(nil)) - 1) // Length does not count its own byte; a length of 0 takes one byte
 	b := kmsg.RecordBatch{
 		FirstOffset: first, PartitionLeaderEpoch: epoch, Magic: 2, LastOffsetDelta: int32(n - 1),
 		FirstTimestamp: at, MaxTimestamp: at, ProducerID: -1, ProducerEpoch: -1, FirstSequence: -1,
@@ -103,15 +104,15 @@ func marker(first, n int64, epoch int32, at int64) []byte {
 	return raw
 }
 
-// The index of a segment has 15 bytes for each batch: version, the low byte of the checksum of the
-// rest, epoch, a time that the broker recomputes, and flags.
+// The index of a segment has 15 bytes for each batch: the version, the low byte of the checksum of the
+// bytes after it, the epoch, a time that the broker recomputes, and flags.
 const (
 	indexEntry   = 15
 	indexVersion = 1
 )
 
-// indexEpoch returns the leader epoch of the nth batch according to the index, and false if the index
-// has no undamaged entry for it. The broker writes the entry after the batch, so a batch whose write
+// indexEpoch returns the leader epoch of batch n according to the index. ok is false if the index has
+// no undamaged entry for the batch. The broker writes the entry after the batch. So a batch whose write
 // was cut by a kill has no entry.
 func indexEpoch(index []byte, n int) (int32, bool) {
 	if len(index) < (n+1)*indexEntry {
@@ -124,7 +125,7 @@ func indexEpoch(index []byte, n int) (int32, bool) {
 	return int32(binary.LittleEndian.Uint32(e[2:])), true
 }
 
-// indexOf returns the index of a segment of undamaged batches.
+// indexOf returns the index for a segment that has only undamaged batches.
 func indexOf(raw []byte) (out []byte) {
 	for pos := 0; ; {
 		b, ok := readBatch(raw, pos)

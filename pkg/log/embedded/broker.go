@@ -22,35 +22,35 @@ type Broker struct {
 	cluster   *kfake.Cluster
 	addr      string
 	id        string
-	counts    map[string]int      // partitions of the configured topics
-	ackedEnds map[place]*ackedEnd // of the configured topics
+	counts    map[string]int      // number of partitions of each configured topic
+	ackedEnds map[place]*ackedEnd // acknowledged ends of the partitions of the configured topics
 	guard     *Guard
 	watch     *watcher
 	checked   checkResult
 	cuts      []Truncation
-	endsMu    sync.Mutex // held while ends are written, and while a trim makes true what it wrote
-	ends      ends       // as written down last
+	endsMu    sync.Mutex // held while ends are written, and by a trim until it has removed the records below the new starts
+	ends      ends       // content of the last written ends file
 
-	trimming sync.Mutex // held while records are removed, or must not be
-	door     *door      // nil: Virtual
+	trimming sync.Mutex // held while records are removed, or while no record may be removed
+	door     *door      // nil: the broker was started by Virtual
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Truncation is a partition that the broker cut when it opened, because it did not recognise the rest
-// as batches.
+// Truncation is a partition that the broker cut when it opened the log, because the broker did not
+// recognise the rest of the partition as batches.
 type Truncation struct {
 	Topic     string
 	Partition int32
-	To, End   int64 // end of the partition now, and at the check before
+	To, End   int64 // To: end of the partition now; End: end of the partition that the check had found
 }
 
 func (t Truncation) String() string {
 	return fmt.Sprintf("%s/%d: the broker cut the records from offset %d to %d", t.Topic, t.Partition, t.To, t.End)
 }
 
-// Open checks and mends the log in Dir and starts the broker on it. The broker serves when Open
-// returns; the caller must then run Run, which keeps the guard up to date. Open returns the error
-// "store_id_mismatch" if the folder does not carry Config.StoreID.
+// Open checks and repairs the log in Dir and starts the broker on it. When Open returns, the broker
+// serves requests. The caller must then run Run, which keeps the guard up to date. If the folder does
+// not have the id Config.StoreID, Open returns the error "store_id_mismatch".
 func Open(cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -98,8 +98,8 @@ func Open(cfg Config) (*Broker, error) {
 	return b, nil
 }
 
-// startOnPort starts the broker on the configured port, or on the port of the last start if it is
-// free, or on any.
+// startOnPort starts the broker on the configured port. If no port is configured, it uses the port of
+// the last start if that port is free. Otherwise it uses any free port.
 func (b *Broker) startOnPort() error {
 	if b.cfg.Port != 0 || b.cfg.NoPort {
 		return b.startBehind(b.cfg.Port)
@@ -127,7 +127,7 @@ func (b *Broker) startOnPort() error {
 	return nil
 }
 
-// startBehind starts the broker behind a new door.
+// startBehind starts the broker with a new door as its listener.
 func (b *Broker) startBehind(port int) error {
 	d := newDoor()
 	if !b.cfg.NoPort {
@@ -136,7 +136,7 @@ func (b *Broker) startBehind(port int) error {
 		}
 	}
 	if name := b.cfg.Socket; name != "" {
-		if err := d.listenSocket(name); err != nil { // such as a path of more than 107 bytes
+		if err := d.listenSocket(name); err != nil { // for example a path of more than 107 bytes
 			b.cfg.Logger.Warn("the log has no socket: tools cannot write to it", "socket", name, "err", err)
 		}
 	}
@@ -168,7 +168,7 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 			"log.segment.bytes":   strconv.FormatInt(b.cfg.SegmentBytes, 10),
 			"log.retention.ms":    "-1",
 			"log.retention.bytes": "-1",
-			// Never drop the offsets of a group that was stopped for long: 100 years.
+			// Keep the offsets of a group even if the group was stopped for a long time: 100 years.
 			"offsets.retention.minutes": "52560000",
 		}),
 	}, more...)
@@ -214,48 +214,49 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 	return nil
 }
 
-// Addr returns host:port of the port for readers. Without a port it is a placeholder for clients that
-// use Dial.
+// Addr returns host:port of the port for readers. If there is no port, Addr returns a placeholder for
+// clients that use Dial.
 func (b *Broker) Addr() string { return b.addr }
 
-// HasPort reports whether there is a port for readers.
+// HasPort reports whether the broker has a port for readers.
 func (b *Broker) HasPort() bool { return !b.cfg.NoPort }
 
-// Dial connects to the broker within the process and ignores the address. Its clients may write.
+// Dial connects to the broker within the process. It ignores the address. Clients of Dial may write.
 func (b *Broker) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return b.dial(ctx, network, address)
 }
 
-// StoreID returns the id of this log. In memory it is empty unless configured.
+// StoreID returns the id of this log. For a log in memory it is Config.StoreID, which may be empty.
 func (b *Broker) StoreID() string { return b.id }
 
-// Guard returns the guard that says whether the log accepts more records.
+// Guard returns the guard, which decides whether the log accepts more records.
 func (b *Broker) Guard() *Guard { return b.guard }
 
-// Losses returns the losses found at this start and at earlier ones.
+// Losses returns the losses that this start and earlier starts have found.
 func (b *Broker) Losses() []Loss { return b.checked.losses }
 
-// Committed returns the committed offsets of each group when the broker opened, by group, topic and
-// partition.
+// Committed returns the committed offsets that each group had when the broker opened, by group, topic
+// and partition.
 func (b *Broker) Committed() map[string]map[string]map[int32]int64 { return byGroup(b.checked.commits) }
 
-// CommittedNow reads the current committed offsets of each group.
+// CommittedNow reads the present committed offsets of each group, by group, topic and partition.
 func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 	now, err := readCommits(b.cfg.Dir)
 	return byGroup(now), err
 }
 
-// Torn returns the unfinished writes that this start removed. A crash leaves them; no acknowledged
-// record is missing.
+// Torn returns the unfinished writes that this start removed. A crash leaves such writes. They contain
+// no acknowledged record.
 func (b *Broker) Torn() []Torn { return b.checked.torn }
 
 // Truncated returns the partitions that the broker cut when it opened, although the check before had
-// found or made them undamaged. There should be none.
+// found or made them undamaged. The list should be empty.
 func (b *Broker) Truncated() []Truncation { return b.cuts }
 
-// Partitions returns the number of partitions of topic, or 0 if it does not exist. For a configured
-// topic it is the number at the start. The broker is not asked again, because it answers only
-// between two batches and their fsyncs, and every request calls Partitions, a batch six times.
+// Partitions returns the number of partitions of topic, or 0 if the topic does not exist. For a
+// configured topic it is the number at the start. Partitions does not ask the broker for this number:
+// the broker answers only between two batches and their fsyncs, every request calls Partitions, and a
+// batch request calls it six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {
 		return n
@@ -263,8 +264,8 @@ func (b *Broker) Partitions(topic string) int {
 	return len(b.cluster.PartitionInfos(topic))
 }
 
-// Close stops the broker and stores its state in memory. Acknowledged records are stored already, so
-// a kill instead of Close loses nothing.
+// Close stops the broker and stores the state that is only in memory. Acknowledged records are already
+// stored, so a kill of the process without Close loses nothing.
 func (b *Broker) Close() error {
 	b.stop()
 	b.watch.endSpans(func(time.Time) bool { return true })
@@ -277,8 +278,8 @@ func (b *Broker) Close() error {
 // Ephemeral starts a broker in memory, for tests.
 func Ephemeral(topics map[string]int) (*Broker, error) { return Open(Config{Topics: topics}) }
 
-// Virtual starts a broker in memory on a network in memory, for tests inside of
-// testing/synctest. Clients must use Dial.
+// Virtual starts a broker in memory on a network in memory, for tests that use testing/synctest.
+// Clients must use Dial.
 func Virtual(topics map[string]int) (*Broker, error) {
 	cfg := Config{Topics: topics}.withDefaults()
 	if err := cfg.validate(); err != nil {

@@ -23,34 +23,34 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// checker reads every batch of a log before the broker opens it. The broker would cut a segment at its
-// first bad checksum, with a warning, and assign the offsets of the cut records again. The records
-// after the damage would be lost too, and groups and the history, whose positions are after them,
-// would treat new records as done.
+// checker reads every batch of a log before the broker opens the log. Without the check, the broker
+// would cut a segment at its first bad checksum, log a warning, and give the offsets of the cut records
+// to new records. So the records after the damage would also be lost. Groups and the history have
+// positions after the damage, so they would treat new records as done.
 type checker struct {
 	cfg     Config
 	now     time.Time
 	buffers sync.Pool // *bytes.Buffer
 
-	mu sync.Mutex // guards the fields below while partitions are checked
+	mu sync.Mutex // guards the fields below while goroutines check partitions
 	checkResult
-	found  []Loss         // losses of this start
-	todo   []func() error // repairs, which run after the losses were written down
+	found  []Loss         // losses that this start has found
+	todo   []func() error // repairs, which run after the losses were written to the report
 	healed int
 }
 
 // checkResult is the result of a check.
 type checkResult struct {
-	losses []Loss // of this start and of earlier ones
+	losses []Loss // losses of this start and of earlier starts
 	torn   []Torn
-	ends   ends            // as stored last
+	ends   ends            // the last stored ends
 	next   map[place]int64 // end of each partition
 
-	commits map[place]map[string]int64 // by group
+	commits map[place]map[string]int64 // by partition and group
 }
 
-// check finds the damage of the log in cfg.Dir, writes the losses down, and mends the segments. The
-// log must not be open.
+// check finds the damage of the log in cfg.Dir, writes the losses to the report, and repairs the
+// segments. The broker must not have opened the log yet.
 func check(cfg Config) (_ checkResult, err error) {
 	c := &checker{cfg: cfg, now: time.Now(), buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 	c.next = map[place]int64{}
@@ -65,7 +65,7 @@ func check(cfg Config) (_ checkResult, err error) {
 		return checkResult{}, err
 	}
 	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0)) // each goroutine holds a segment in memory
+	g.SetLimit(runtime.GOMAXPROCS(0)) // each goroutine holds one segment in memory
 	for p, segments := range parts {
 		g.Go(func() error {
 			next, err := c.checkPartition(p, segments)
@@ -98,9 +98,9 @@ func check(cfg Config) (_ checkResult, err error) {
 	return c.checkResult, nil
 }
 
-// partitions returns the partitions of the log and the first offsets of their segments, in order. It
-// includes partitions without segments that had records according to the stored ends, a commit or
-// Config.Kept.
+// partitions returns the partitions of the log, and the first offsets of their segments, ascending. It
+// also returns a partition without segments if the stored ends, a commit or Config.Kept show that the
+// partition had records.
 func (c *checker) partitions() (map[place][]int64, error) {
 	parts := map[place][]int64{}
 	for topic, bs := range c.ends.Parts {
@@ -135,7 +135,7 @@ func (c *checker) partitions() (map[place][]int64, error) {
 	return parts, err
 }
 
-// placeOf returns the partition of one of the broker's folders.
+// placeOf returns the partition to which one of the broker's folders belongs.
 func placeOf(folder string) (p place, ok bool) {
 	i := strings.LastIndexByte(folder, '-')
 	if i < 0 {
@@ -150,8 +150,8 @@ func (p place) folder(dir string) string {
 	return filepath.Join(dir, "partitions", fmt.Sprintf("%s-%d", url.PathEscape(p.topic), p.partition))
 }
 
-// knownEnd returns an offset that the end of a partition had reached for certain, according to
-// sources other than its segments.
+// knownEnd returns an offset that the end of the partition has certainly reached. It uses all sources
+// except the partition's segments.
 func (c *checker) knownEnd(p place) int64 {
 	at, _ := c.ends.of(p)
 	end := max(at.End, c.cfg.Kept[p.topic][p.partition])
@@ -161,8 +161,8 @@ func (c *checker) knownEnd(p place) int64 {
 	return max(end, snapshotEnd(p.folder(c.cfg.Dir)))
 }
 
-// readFile reads a file into a buffer that is reused: new memory for every segment took longer than
-// the check.
+// readFile reads a file into a buffer that is used again for other files. Allocating memory for every
+// segment took longer than the check.
 func readFile(buf *bytes.Buffer, name string) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -179,7 +179,7 @@ func readFile(buf *bytes.Buffer, name string) error {
 	return err
 }
 
-// snapshotEnd returns the end that a graceful stop stored. It may be outdated.
+// snapshotEnd returns the end of the partition that a graceful stop stored. It may be outdated.
 func snapshotEnd(folder string) int64 {
 	raw, err := os.ReadFile(filepath.Join(folder, "snapshot.json"))
 	if err != nil {
@@ -222,7 +222,7 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 		if err := readFile(buf, filepath.Join(folder, fmt.Sprintf("%d.dat", base))); err != nil {
 			return 0, fmt.Errorf("embedded log: %w", err)
 		}
-		raw := buf.Bytes() // valid until the next readFile
+		raw := buf.Bytes() // valid until the next call of readFile
 		if i == 0 {
 			c.checkStart(p, base, raw)
 		}
@@ -255,8 +255,8 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 	return next, nil
 }
 
-// checkStart finds segments that are missing at the start of a partition. Only a trim removes
-// segments there, and it stores the new start before.
+// checkStart finds missing segments at the start of a partition. Only a trim removes segments at the
+// start, and it stores the new first offset before it removes them.
 func (c *checker) checkStart(p place, first int64, raw []byte) {
 	at, ok := c.ends.of(p)
 	if !ok || at.Start >= first || at.Start >= at.End {
@@ -271,13 +271,13 @@ func (c *checker) checkStart(p place, first int64, raw []byte) {
 	c.queueRewrite(p.folder(c.cfg.Dir), g.from, markers(g.from, g.to, epoch, g.before))
 }
 
-// mendLast mends the last segment of a partition. Its tail is either a write that a crash cut short,
-// or damaged records that were acknowledged.
+// mendLast repairs the last segment of a partition. The tail of the segment is either a write that a
+// crash cut, or it is damaged records that were acknowledged.
 func (c *checker) mendLast(p place, m *mended, base, known int64, index []byte) {
 	to := known
 	if len(m.tail) > 0 && m.next >= known && c.ends.sameBoot() && len(m.gaps) == 0 && m.healed == 0 {
-		// The broker writes the index entry after the batch, and a kill does not undo writes. So
-		// a batch with an index entry was written completely.
+		// The broker writes the index entry after the batch, and a kill does not undo writes. So a
+		// batch that has an index entry was written completely.
 		if _, written := indexEpoch(index, countBatches(m.raw)); written {
 			to = m.next + countOf(m.tail)
 		}
@@ -306,8 +306,8 @@ func countBatches(raw []byte) (n int) {
 	}
 }
 
-// countOf returns the number of records of a damaged batch: the number in its header if that is
-// plausible, else 1, because a batch has at least one record.
+// countOf returns the number of records of a damaged batch. It returns the number in the batch's header
+// if the number is plausible. Otherwise it returns 1, because a batch has at least one record.
 func countOf(raw []byte) int64 {
 	if len(raw) < batchHeader {
 		return 1
@@ -320,7 +320,7 @@ func countOf(raw []byte) int64 {
 	return n
 }
 
-// addLoss adds a gap to the losses, and keeps the bytes found in its place for an investigation.
+// addLoss adds a gap to the losses. It keeps the bytes that were found in the gap for an investigation.
 func (c *checker) addLoss(p place, g gap) {
 	l := Loss{
 		Topic: p.topic, Partition: p.partition, From: g.from, To: g.to, Found: c.now.UTC().Truncate(time.Millisecond),
@@ -342,8 +342,8 @@ func (c *checker) addLoss(p place, g gap) {
 	c.found = append(c.found, l)
 }
 
-// queueRewrite queues the replacement of a segment and its index. It removes the broker's snapshot of
-// the partition first, because that describes the old files.
+// queueRewrite queues the replacement of a segment and its index. The replacement first removes the
+// broker's snapshot of the partition, because the snapshot describes the old files.
 func (c *checker) queueRewrite(folder string, base int64, raw []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

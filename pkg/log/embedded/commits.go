@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// readCommits returns the committed offsets of each group, by partition and group, from the broker's
-// list of groups.
+// readCommits reads the committed offsets from the broker's list of groups. The result has the offset
+// of each group by partition and group.
 func readCommits(dir string) (map[place]map[string]int64, error) {
 	raw, err := os.ReadFile(filepath.Join(dir, "groups.log"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,7 +47,7 @@ func readCommits(dir string) (map[place]map[string]int64, error) {
 	return out, nil
 }
 
-// byGroup regroups commits by group, topic and partition.
+// byGroup changes the order of the keys of commits to group, topic and partition.
 func byGroup(commits map[place]map[string]int64) map[string]map[string]map[int32]int64 {
 	out := map[string]map[string]map[int32]int64{}
 	for p, groups := range commits {

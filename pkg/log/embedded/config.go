@@ -8,58 +8,60 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Durability says when an append is acknowledged.
+// Durability decides when an append is acknowledged.
 type Durability string
 
 // The levels of durability.
 const (
-	// Fsync: after its batch was fsynced. The records survive a power loss.
+	// Fsync: the append is acknowledged after its batch was fsynced. Records survive a power loss.
 	Fsync Durability = "fsync"
-	// PageCache: after its batch was written. The records survive a kill of the process.
+	// PageCache: the append is acknowledged after its batch was written. Records survive a kill of the
+	// process, but not a power loss.
 	PageCache Durability = "page-cache"
 )
 
-// Config of a Broker. The zero value of a field means its default.
+// Config configures a Broker. The zero value of a field means its default.
 type Config struct {
-	// Dir holds the log; it is created. Empty: in memory.
+	// Dir is the folder of the log. Open creates it. Empty: the log is in memory.
 	Dir string
-	// Durability defaults to Fsync.
+	// Durability decides when an append is acknowledged.
 	Durability Durability `default:"fsync" oneof:"fsync page-cache"`
-	// Port is the port on Host for readers such as kcat, which cannot write. 0: the port of the
-	// last start if it is free, else any.
+	// Port is the port on Host for readers such as kcat. Through it no client can write. 0: the port of
+	// the last start if that port is free; otherwise any free port.
 	Port int `min:"0" max:"65535"`
-	// Host is a loopback address.
+	// Host is the loopback address of Port.
 	Host string `default:"127.0.0.1"`
-	// NoPort opens no port: clients use Broker.Dial or Socket.
+	// NoPort is true if the broker opens no port. Clients then use Broker.Dial or Socket.
 	NoPort bool
-	// Socket is the name of a unix socket, of mode 0600, through which tools of the same user
-	// read and write. Its folder must be accessible only to that user. Empty: none.
+	// Socket is the path of a unix socket of mode 0600. Through it, tools of the same user read and
+	// write. Only that user may have access to its folder. Empty: no socket.
 	Socket string
-	// Topics holds the topics and their numbers of partitions. Missing topics are created. A
-	// topic that exists with another number keeps it, because keys would move.
+	// Topics holds the number of partitions of each topic. Missing topics are created. If a topic
+	// already has another number of partitions, the number does not change, because a change would move
+	// keys to other partitions.
 	Topics map[string]int
-	// StoreID is the id that the database of this log carries. It is empty if the database is
-	// new; the database must then store Broker.StoreID before anything is appended.
+	// StoreID is the id of this log that the database holds. It is empty if the database is new. In
+	// this case the database must store Broker.StoreID before the first append.
 	StoreID string
-	// Kept[topic][partition] is the offset below which records were read and are kept elsewhere.
-	// It proves that the log held them: a log that ends below it has lost records.
+	// Kept[topic][partition] is an offset. All records below it were read and are stored elsewhere. So
+	// the log held them: if the log ends below this offset, it has lost records.
 	Kept map[string]map[int32]int64
-	// CapBytes is the size on disk at which Guard returns log_full.
+	// CapBytes is the size on disk, in bytes, at which Guard returns log_full.
 	CapBytes int64 `default:"2048MiB" min:"0"`
-	// MinFreeBytes is the free space on the volume below which Guard returns disk_full.
+	// MinFreeBytes is a number of bytes. Guard returns disk_full if less space is free on the volume.
 	MinFreeBytes int64 `default:"256MiB" min:"0"`
-	// MaxBatchBytes is the largest batch.
+	// MaxBatchBytes is the size of the largest batch that the broker accepts.
 	MaxBatchBytes int `default:"8256KiB" min:"0"`
-	// SegmentBytes is the size at which a segment is closed. Only whole segments are trimmed.
-	// Default 32 MiB, or less if the partitions' open segments together could hold more than
-	// half of CapBytes.
+	// SegmentBytes is the size at which a segment is closed. Only whole segments are trimmed. The
+	// default is 32 MiB. It is smaller if the open segments of all partitions together could otherwise
+	// hold more than half of CapBytes.
 	SegmentBytes int64
-	// Measure is the interval at which size and free space are measured and the volume is
-	// probed by an fsync.
+	// Measure is the interval of the measurements of size and free space. At the same interval an fsync
+	// probes the volume.
 	Measure time.Duration `default:"500ms" min:"0"`
-	// TrimEvery defaults to 1 s.
+	// TrimEvery is the interval of Trim.
 	TrimEvery time.Duration `default:"1s" min:"0"`
-	// Logger gets the broker's warnings.
+	// Logger gets the log lines of the broker and the warnings of this package.
 	Logger *slog.Logger `default:"discard"`
 }
 

@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// door is the listener from which the broker accepts connections. There are three ways in:
+// door is the listener from which the broker accepts connections. A client can connect in three ways:
 //
-//   - Dial, within the process;
-//   - a unix socket of mode 0600, for tools of the same user;
-//   - a loopback port, which any user of the machine can reach: each of its connections is a
-//     readerConn.
+//   - by Dial, within the process;
+//   - through a unix socket of mode 0600, for tools of the same user;
+//   - through a loopback port, which any user of the machine can reach. Each connection through the
+//     port is a readerConn.
 type door struct {
 	addr   net.Addr // the address that the broker advertises to clients
 	ways   []net.Listener
-	conns  chan net.Conn  // accepted connections on their way to the broker
-	slots  chan struct{}  // holds a token for each connection of the port
+	conns  chan net.Conn  // connections that the broker has not accepted yet
+	slots  chan struct{}  // holds a token for each connection through the port
 	closed chan struct{}  // closed by Close
 	close  sync.Once      // guards the close of closed
 	loops  sync.WaitGroup // goroutines of serve
 }
 
-// unnamed is the address of a broker without a port. Clients need an address, but Dial ignores it.
+// unnamed is the address of a broker without a port. Clients need an address, although Dial ignores it.
 var unnamed = net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9092}
 
 func newDoor() *door {
@@ -43,7 +43,7 @@ func (d *door) listenPort(address string) error {
 		select {
 		case d.slots <- struct{}{}:
 			return newReaderConn(c, func() { <-d.slots })
-		default: // maxReaders connections are open
+		default: // maxReaders connections are already open
 			_ = c.Close()
 			return nil
 		}
@@ -51,8 +51,8 @@ func (d *door) listenPort(address string) error {
 	return nil
 }
 
-// listenSocket opens the unix socket. It removes a socket file that a killed process left; the folder
-// belongs to us.
+// listenSocket opens the unix socket. If a killed process has left a socket file, listenSocket removes
+// it. The folder belongs to us.
 func (d *door) listenSocket(name string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -61,15 +61,15 @@ func (d *door) listenSocket(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Chmod(name, 0o600); err != nil { // until then the folder's mode, 0700, keeps other users out
+	if err := os.Chmod(name, 0o600); err != nil { // before this, the folder's mode 0700 keeps other users out
 		return errors.Join(err, l.Close())
 	}
 	d.serve(l, func(c net.Conn) net.Conn { return c })
 	return nil
 }
 
-// serve accepts connections of l, in a goroutine, until the door is closed. use wraps a connection; it
-// returns nil for a connection that it has closed.
+// serve accepts connections from l in a goroutine until the door is closed. use wraps a connection. If
+// use has closed the connection, it returns nil.
 func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 	d.ways = append(d.ways, l)
 	d.loops.Go(func() {
@@ -79,7 +79,7 @@ func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 				select {
 				case <-d.closed:
 					return
-				case <-time.After(50 * time.Millisecond): // such as EMFILE, which passes
+				case <-time.After(50 * time.Millisecond): // a temporary error such as EMFILE
 					continue
 				}
 			}
@@ -96,9 +96,9 @@ func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 	})
 }
 
-// dial connects within the process. It uses TCP, because the broker reads only one request ahead, and
-// the buffers of TCP hold the requests that it has not read yet. With a pipe or a unix socket the
-// client's writes would time out while the disk is slow.
+// dial connects within the process. While the broker works on a request, it reads only one more
+// request. So dial uses TCP: the buffers of TCP hold the requests that the broker has not read yet.
+// With a pipe or a unix socket the client's writes would time out while the disk is slow.
 func (d *door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	ours, theirs, err := connPair(ctx)
 	if err != nil {
@@ -115,15 +115,16 @@ func (d *door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, errors.Join(err, ours.Close(), theirs.Close())
 }
 
-// DialSocket returns a dialer for clients of a broker's Config.Socket. The dialer ignores the address.
+// DialSocket returns a dialer for clients that use the unix socket Config.Socket of a broker. The
+// dialer ignores the address.
 func DialSocket(name string) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", name)
 	}
 }
 
-// connPair returns the two ends of a TCP connection of this process with itself. Its port is open for
-// a moment; connections of other processes to it are closed.
+// connPair returns the two ends of a TCP connection within this process. To make the connection, it
+// opens a port for a moment. If another process connects to this port, connPair closes that connection.
 func connPair(ctx context.Context) (ours, theirs net.Conn, err error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -156,7 +157,8 @@ func (d *door) Accept() (net.Conn, error) {
 
 func (d *door) Addr() net.Addr { return d.addr }
 
-// Close closes all listeners. Accepted connections belong to the broker.
+// Close closes all listeners. Connections that the broker has accepted belong to the broker and stay
+// open.
 func (d *door) Close() error {
 	var err error
 	d.close.Do(func() {

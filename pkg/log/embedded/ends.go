@@ -16,10 +16,10 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// The broker stores the end of a partition only in its last batch. If that batch is damaged, it
-// looks like a write that a crash cut short, which was never acknowledged. So this file stores the
-// ends separately, twice a second while they move. It writes two files in turn, because a crash
-// may damage the file being written.
+// The broker stores the end of a partition only in the partition's last batch. If this batch is
+// damaged, it looks like a write that a crash cut and that was never acknowledged. So this file stores
+// the ends separately, twice a second while they move. It writes two files in turn, because a crash may
+// damage the file that is being written.
 
 // bounds are the first offset of a partition and the offset after its last record.
 type bounds struct {
@@ -47,12 +47,12 @@ func (e *ends) of(p place) (b bounds, ok bool) {
 	return b, false
 }
 
-// sameBoot reports whether the machine has not been restarted since e was written. Then everything
-// that was written before a kill is there, synced or not.
+// sameBoot reports whether the machine was not restarted after e was written. In this case all bytes
+// that were written before a kill of the process are in the files, synced or not.
 func (e *ends) sameBoot() bool { return e.Boot != "" && e.Boot == bootID() }
 
 func bootID() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // Linux; elsewhere not known
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // exists only on Linux
 	if err != nil {
 		return ""
 	}
@@ -63,7 +63,8 @@ func endsFile(dir string, seq uint64) string {
 	return filepath.Join(dir, fmt.Sprintf("ends.%d", seq%2))
 }
 
-// readEnds returns the latest ends that were written completely, or empty ends if there are none.
+// readEnds returns the latest ends that were written completely. If there are none, it returns empty
+// ends.
 func readEnds(dir string) (latest ends, err error) {
 	for i := range uint64(2) {
 		raw, err := os.ReadFile(endsFile(dir, i))
@@ -104,7 +105,7 @@ func writeEnds(dir string, e *ends) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(raw, 0) // the length in the frame hides the rest of a longer predecessor
+	_, err = f.WriteAt(raw, 0) // the old content may be longer; the length in the frame hides its rest
 	if err == nil {
 		err = f.Sync()
 	}
@@ -115,9 +116,9 @@ func writeEnds(dir string, e *ends) error {
 	return err
 }
 
-// writeEndsEvery writes the ends periodically until ctx ends, and then once more. It gets them from
-// the broker, which answers only between two batches: the records below these ends are written,
-// and in Fsync mode synced.
+// writeEndsEvery writes the ends at each interval until ctx ends, and then one last time. It gets the
+// ends from the broker, which answers only between two batches. So all records below these ends are
+// written, and in Fsync mode synced.
 func writeEndsEvery(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()
@@ -141,8 +142,8 @@ func writeEndsIfMoved(b *Broker) error {
 	return writeEndsLocked(b, nil)
 }
 
-// writeEndsLocked writes the ends if they have moved. starts are the new starts of a trim that is
-// about to happen. The caller holds b.endsMu.
+// writeEndsLocked writes the ends if they have moved. starts holds the new first offsets of a trim that
+// will follow. The caller holds b.endsMu.
 func writeEndsLocked(b *Broker, starts map[place]int64) error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot

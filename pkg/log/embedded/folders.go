@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// makeFolders creates the folders of all partitions. The broker would create each with its first
-// record and not sync it.
+// makeFolders creates the folders of all partitions. Otherwise the broker would create each folder at
+// the first record of the partition, and would not sync it.
 func makeFolders(b *Broker) error {
 	folders := []string{filepath.Join(b.cfg.Dir, "partitions")}
 	for topic, n := range b.cfg.Topics {
@@ -26,7 +26,8 @@ func makeFolders(b *Broker) error {
 	return nil
 }
 
-// syncFolders makes the names of the log's files durable: the broker syncs files, but never folders.
+// syncFolders makes the names of the log's files durable. The broker syncs files, but it never syncs
+// folders.
 func syncFolders(b *Broker) error {
 	parts := filepath.Join(b.cfg.Dir, "partitions")
 	list, err := os.ReadDir(parts)

@@ -10,17 +10,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Guard says whether the log accepts more records from outside. Only intake asks it. Workers must
-// still append retries and dead letters when the log is at its cap, or the log would never empty;
-// the cap leaves room for them. It may be used from any goroutine.
+// Guard decides whether the log accepts more records from outside. Only intake asks it. Workers must
+// append retries and dead letters even when the log is at its cap, because otherwise the log would
+// never become empty. The cap leaves room for them. A Guard may be used from any goroutine.
 type Guard struct {
 	cap, minFree int64
 
 	size     atomic.Int64 // bytes of the log at the last measurement
-	appended atomic.Int64 // bytes appended since, as reported by Appended
-	free     atomic.Int64 // free bytes of the volume; -1: not known
-	slowest  atomic.Int64 // duration of the probe's last fsync, ns
-	noSpace  atomic.Bool  // a write failed for lack of space since the last measurement
+	appended atomic.Int64 // bytes that Appended reported after the last measurement
+	free     atomic.Int64 // free bytes on the volume; -1: not known
+	slowest  atomic.Int64 // duration of the last fsync of the probe, ns
+	noSpace  atomic.Bool  // true: a write failed for lack of space after the last measurement
 	broken   atomic.Pointer[notify.Error]
 }
 
@@ -30,14 +30,15 @@ func newGuard(cfg Config) *Guard {
 	return g
 }
 
-// Err returns nil if the log accepts more records, else notify.KindUnavailable with code
+// Err returns nil if the log accepts more records. Otherwise it returns notify.KindUnavailable with one
+// of these error codes:
 //
-//	log_full    the log is at its cap; trimming makes room
+//	log_full    the log is at its cap; trimming frees space
 //	disk_full   the volume is nearly full
-//	disk_error  a write or an fsync failed. It is not known what the kernel has
+//	disk_error  a write or an fsync failed. It is not known which bytes the kernel has
 //	            dropped, so the error stays until a restart has read the log.
 //
-// It costs a few atomic loads.
+// Err costs a few atomic loads.
 func (g *Guard) Err() error {
 	if err := g.Disk(); err != nil {
 		return err
@@ -48,8 +49,8 @@ func (g *Guard) Err() error {
 	return nil
 }
 
-// Bulk is Err for records of bulk lanes. Their cap is an eighth lower, so that a campaign never takes
-// the last room from single requests.
+// Bulk is Err for records of bulk lanes. Their cap is lower by an eighth, so that a campaign never uses
+// the last space. Single requests need that space.
 func (g *Guard) Bulk() error {
 	if err := g.Err(); err != nil {
 		return err
@@ -60,7 +61,7 @@ func (g *Guard) Bulk() error {
 	return nil
 }
 
-// Disk is Err without the cap of the log. It is for stores on the same volume.
+// Disk is Err without the check of the log's cap. It is for stores on the same volume.
 func (g *Guard) Disk() error {
 	if e := g.broken.Load(); e != nil {
 		return e
@@ -78,16 +79,16 @@ func diskFull(msg string) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: msg, RetryAfter: 5 * time.Second}
 }
 
-// Appended adds bytes that were just appended, so that the cap holds between two measurements.
+// Appended counts bytes that were just appended, so that the cap also holds between two measurements.
 func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
 
 // Usage is a snapshot for metrics and doctor.
 type Usage struct {
-	LogBytes int64 // on disk, at the last measurement
+	LogBytes int64 // size on disk at the last measurement
 	CapBytes int64
-	Free     int64         // bytes left on the volume; -1: not known
-	Fsync    time.Duration // of the last probe
-	Err      error         // what Err returns
+	Free     int64         // free bytes on the volume; -1: not known
+	Fsync    time.Duration // duration of the last fsync of the probe
+	Err      error         // the result of Guard.Err
 }
 
 // Usage returns a snapshot.
@@ -104,8 +105,9 @@ func (g *Guard) writeFailed(err error) {
 	g.fail(fmt.Errorf("write: %w", err))
 }
 
-// measureFailed handles an error of a measurement and reports whether it is a failure of the disk. A
-// lack of descriptors or memory is not: connections may use every descriptor for a while.
+// measureFailed handles an error of a measurement. It returns true if the error is a failure of the
+// disk. A lack of file descriptors or memory is not a failure of the disk: for a while connections may
+// use every descriptor.
 func (g *Guard) measureFailed(err error) bool {
 	for _, passes := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EAGAIN} {
 		if errors.Is(err, passes) {
@@ -116,7 +118,7 @@ func (g *Guard) measureFailed(err error) bool {
 	return true
 }
 
-// fail makes Err return disk_error until a restart. The first cause counts.
+// fail makes Err return disk_error until a restart. If fail is called again, the first error stays.
 func (g *Guard) fail(err error) {
 	g.broken.CompareAndSwap(nil, &notify.Error{
 		Kind: notify.KindUnavailable, Code: "disk_error",

@@ -23,27 +23,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A consumer in this process reads the broker's files directly. Over the network every record was
-// read, copied and sent twice, for the workers and for the history, on the goroutine that also
-// appends. That was 11% of the cost of a receiver of a fan-out.
+// A consumer in this process reads the broker's files directly. Over the network every record was read,
+// copied and sent twice: for the workers and for the history. This work ran on the goroutine that also
+// appends, and took 11% of the cost of a receiver of a fan-out.
 //
-// The consumer sees what a fetch would return: batches below the high watermark, which are
+// The consumer sees the same batches as a fetch: batches below the high watermark, which are
 // acknowledged. It does not ask the broker for the high watermark, because the broker answers only
-// between two batches and their fsyncs. Instead producers of this process report acknowledged
-// appends (Appended), and twice a second the broker is asked about appends of other clients
+// between two batches and their fsyncs. Instead, the producers of this process report acknowledged
+// appends (Appended). For appends of other clients, the broker is asked twice a second
 // (writeEndsIfMoved).
 
-// height is how far a partition is known to be acknowledged.
+// ackedEnd is the offset below which all records of a partition are known to be acknowledged.
 type ackedEnd struct {
 	end     atomic.Int64
 	waiting atomic.Int32
 	mu      sync.Mutex
-	grown   chan struct{} // closed and replaced when end has grown; mu guards the field
+	grown   chan struct{} // closed and replaced when end has grown; mu guards this field
 
 	reads reads
 }
 
-// raise raises end to at least to, and wakes the waiting readers.
+// raise sets end to the parameter to, unless end is higher already. It wakes the waiting readers.
 func (h *ackedEnd) raise(to int64) {
 	for {
 		was := h.end.Load()
@@ -62,7 +62,8 @@ func (h *ackedEnd) raise(to int64) {
 	}
 }
 
-// waitAbove waits until end is above offset and returns end, or the error of ctx.
+// waitAbove waits until end is greater than offset, and returns end. If ctx ends first, it returns
+// ctx's error.
 func (h *ackedEnd) waitAbove(ctx context.Context, offset int64) (int64, error) {
 	for {
 		if end := h.end.Load(); end > offset {
@@ -72,7 +73,7 @@ func (h *ackedEnd) waitAbove(ctx context.Context, offset int64) (int64, error) {
 		h.mu.Lock()
 		grown := h.grown
 		h.mu.Unlock()
-		if h.end.Load() <= offset { // otherwise end grew before waiting was raised
+		if h.end.Load() <= offset { // if end is greater, it grew before waiting was raised, and no signal will follow
 			select {
 			case <-grown:
 			case <-ctx.Done():
@@ -94,16 +95,16 @@ func (b *Broker) raiseAckedEnds(topic string, infos []*kfake.PartitionInfo) {
 	}
 }
 
-// Appended records that the records below next were acknowledged, so that readers of the partition do
-// not wait until the broker is asked.
+// Appended records that the records below next were acknowledged. Without it, readers of the partition
+// would wait until the broker is asked again.
 func (b *Broker) Appended(tp log.TopicPartition, next int64) {
 	if h := b.ackedEnds[place{tp.Topic, tp.Partition}]; h != nil {
 		h.raise(next)
 	}
 }
 
-// Local returns a reader of the broker's files. It returns nil for a broker in memory, whose records
-// can be read only over the network.
+// Local returns a reader of the broker's files. For a broker in memory it returns nil: its records can
+// be read only over the network.
 func (b *Broker) Local() log.Local {
 	if b.cfg.Dir == "" {
 		return nil
@@ -120,7 +121,7 @@ func (l local) Open(tp log.TopicPartition, offset int64) (log.Tail, error) {
 		return nil, notify.Unavailable("log", time.Second, fmt.Errorf("%s: no such partition", tp))
 	}
 	if end := h.end.Load(); offset < 0 || offset > end {
-		// Another client may have appended since the broker was last asked.
+		// Another client may have appended after the broker was last asked.
 		if info := l.b.cluster.PartitionInfo(tp.Topic, tp.Partition); info != nil {
 			h.raise(info.HighWatermark)
 		}
@@ -136,17 +137,17 @@ func errGone(tp log.TopicPartition, offset int64) error {
 	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold %s@%d", tp, offset), Err: kerr.OffsetOutOfRange}
 }
 
-// tail implements log.Tail. Its file stays open when the broker removes it, so tail can read it to the
-// end.
+// tail implements log.Tail. When the broker removes the file of a tail, the file stays open, so the
+// tail can read it to the end.
 type tail struct {
 	tp    log.TopicPartition
 	dir   string
 	acked *ackedEnd
-	next  int64 // offset to return next
+	next  int64 // offset of the next record to return
 
-	f     *os.File // nil: not found yet
-	base  int64    // offset of the file's first batch
-	pos   int64    // position in the file of a batch that ends after next, or the end of the file
+	f     *os.File // open file; nil: no file was opened yet
+	base  int64    // first offset of the file
+	pos   int64    // position in the file: of the batch that holds next, or the end of the file
 	ahead []byte   // read buffer
 }
 
@@ -160,9 +161,9 @@ func (t *tail) Close() error {
 }
 
 const (
-	// readAhead is the number of bytes of one read while batches are small.
+	// readAhead is the number of bytes of one read, while batches are small.
 	readAhead = 64 << 10
-	// maxRead is above the largest batch that can be configured.
+	// maxRead is greater than the largest batch size that can be configured.
 	maxRead = 256 << 20
 )
 
@@ -180,14 +181,14 @@ func (t *tail) Next(ctx context.Context) (log.Fetched, error) {
 		if len(f.Records) > 0 {
 			return f, nil
 		}
-		if err := ctx.Err(); err != nil { // there were only control records, or the records continue in the next file
+		if err := ctx.Err(); err != nil { // the read found only control records, or the next record is in the next file
 			return log.Fetched{}, err
 		}
 	}
 }
 
-// fetch adds the records of the batches at pos to f, and none at the end of a file. It takes them from
-// another reader if that has read or reads the same position.
+// fetch adds the records of the batches at pos to f. At the end of a file it adds no record. If another
+// reader has read the same position or is reading it, fetch uses the records of that reader.
 func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	if t.f == nil {
 		if err := t.openAtNext(); err != nil {
@@ -196,7 +197,7 @@ func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	}
 	e, mine := t.acked.reads.claimRead(readPos{t.base, t.pos, t.next})
 	if mine {
-		defer func() { t.acked.reads.finishRead(e, readPos{t.base, t.pos, t.next}, *f) }() // also after an error: another reader may wait
+		defer func() { t.acked.reads.finishRead(e, readPos{t.base, t.pos, t.next}, *f) }() // also after an error, because another reader may wait
 		return t.readBatches(f)
 	}
 	select {
@@ -212,12 +213,12 @@ func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	return nil
 }
 
-// readBatches reads the batches at pos. At the end of a file it opens the next one and adds no
-// records.
+// readBatches reads the batches at pos and adds their records to f. At the end of a file it opens the
+// next file and adds no record.
 //
-// A batch that begins below the end is acknowledged as a whole. The end may be within it while its
-// callers are reported to one by one. If a batch is damaged, readBatches returns the batches before
-// it without an error.
+// If a batch begins below the acknowledged end, the whole batch is acknowledged. The end may be inside
+// the batch, because the acknowledgements of its callers are reported one by one. If a batch is
+// damaged, readBatches returns the records of the batches before it, without an error.
 func (t *tail) readBatches(f *log.Fetched) error {
 	if t.ahead == nil {
 		t.ahead = make([]byte, readAhead)
@@ -229,7 +230,7 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	if n == 0 {
 		return t.openNextFile()
 	}
-	size := 0 // of the complete batches in the buffer that begin below the end
+	size := 0 // bytes of the complete batches in the buffer that begin below the end
 	for size < n {
 		more := sizeOf(t.ahead[size:n])
 		if more > int64(n-size) || n-size >= 8 && int64(binary.BigEndian.Uint64(t.ahead[size:])) >= f.End {
@@ -237,7 +238,7 @@ func (t *tail) readBatches(f *log.Fetched) error {
 		}
 		size += int(more)
 	}
-	var raw []byte // records alias it, so it has no unused bytes
+	var raw []byte // records alias raw, so raw has no unused bytes
 	if size > 0 {
 		raw = slices.Clone(t.ahead[:size])
 	} else {
@@ -256,7 +257,7 @@ func (t *tail) readBatches(f *log.Fetched) error {
 		switch {
 		case err == nil:
 		case len(f.Records) > 0:
-			return nil // the next call begins with the damaged batch
+			return nil // the next call reports the damaged batch
 		default:
 			return err
 		}
@@ -265,7 +266,8 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	return nil
 }
 
-// readBatch adds the records of the batch at the beginning of raw and moves pos and next behind it.
+// readBatch adds the records of the batch at the beginning of raw, and moves pos and next to the
+// following batch.
 func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	b, ok := readBatch(raw, 0)
 	switch {
@@ -285,8 +287,8 @@ func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	return b.size, nil
 }
 
-// sizeOf returns the size of the batch at the beginning of raw, or of a header if raw is shorter than
-// one.
+// sizeOf returns the size of the batch at the beginning of raw. If raw is shorter than a header, it
+// returns the size of a header.
 func sizeOf(raw []byte) int64 {
 	if len(raw) < batchHeader {
 		return batchHeader
@@ -310,7 +312,7 @@ func (t *tail) openAtNext() error {
 		return err
 	}
 	var header [batchHeader]byte
-	for { // read only headers
+	for { // reads only the headers of batches
 		if _, err := t.f.ReadAt(header[:], t.pos); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
@@ -327,33 +329,33 @@ func (t *tail) openAtNext() error {
 func (t *tail) open(base int64) error {
 	f, err := os.Open(filepath.Join(t.dir, strconv.FormatInt(base, 10)+segmentSuffix))
 	if errors.Is(err, fs.ErrNotExist) {
-		return errGone(t.tp, t.next) // removed since it was listed
+		return errGone(t.tp, t.next) // removed after the list was read
 	}
 	if err != nil {
 		return fmt.Errorf("embedded log: %w", err)
 	}
 	if t.f != nil {
-		_ = t.f.Close() // it was only read
+		_ = t.f.Close() // the file was only read, so an error of Close loses nothing
 	}
 	t.f, t.base, t.pos = f, base, 0
 	return nil
 }
 
-// openNextFile opens the next file, which begins where this one ends.
+// openNextFile opens the next file. It begins at the offset at which this file ends.
 func (t *tail) openNextFile() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {
 		return err
 	}
 	if i, _ := slices.BinarySearch(bases, t.base+1); i < len(bases) {
-		return t.open(bases[i]) // it begins after next if files in between were removed
+		return t.open(bases[i]) // if files between the two were removed, this file begins after next
 	}
 	return fmt.Errorf("embedded log: %s ends at byte %d, before %s@%d", t.f.Name(), t.pos, t.tp, t.next)
 }
 
 const segmentSuffix = ".dat"
 
-// segmentBases lists the first offsets of a partition's files.
+// segmentBases returns the first offsets of a partition's files, ascending.
 func segmentBases(dir string) ([]int64, error) {
 	names, err := os.ReadDir(dir)
 	if err != nil {

@@ -13,44 +13,46 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// Loss is a range of records that the log held and that a start found damaged or missing. A marker
-// (log.LostHeader) replaces them in the log: readers continue after it, and their offsets are not
-// assigned again. The loss stays in losses.json until an operator removes that file.
+// Loss is a range of records that the log held, and that a start found damaged or missing. A marker
+// (log.LostHeader) replaces the records in the log. So readers continue after it, and no new record
+// gets the offset of a lost record. The loss stays in losses.json until an operator removes that file.
 type Loss struct {
 	Topic     string    `json:"topic"`
 	Partition int32     `json:"partition"`
-	From      int64     `json:"from"` // offsets
-	To        int64     `json:"to"`   // after the last record
+	From      int64     `json:"from"` // offset of the first lost record
+	To        int64     `json:"to"`   // offset after the last lost record
 	Found     time.Time `json:"found"`
-	// Committed holds the committed offsets, at that time, of the groups that read the topic:
-	// records below are done.
+	// Committed holds, for each group that reads the topic, the committed offset at the time Found. The
+	// group had done all records below that offset.
 	Committed map[string]int64 `json:"committed,omitempty"`
-	// Kept is the value of Config.Kept at that time: records below were kept elsewhere.
+	// Kept is the value of Config.Kept at the time Found. Records below this offset were stored
+	// elsewhere.
 	Kept int64 `json:"kept"`
-	// After and Before are the times of the records around the range, ms since 1970; 0: not
-	// known.
+	// After is the time of the record before the range. Before is the time of the record after the
+	// range. Both are in ms since 1970. 0: not known.
 	After  int64 `json:"after,omitempty"`
 	Before int64 `json:"before,omitempty"`
-	// File, below Dir, holds the bytes found in place of the records; empty: there were none.
+	// File is a path below Dir. The file holds the bytes that were found instead of the records. Empty:
+	// no bytes were found.
 	File string `json:"file,omitempty"`
 }
 
 // Records returns the number of lost records.
 func (l *Loss) Records() int64 { return l.To - l.From }
 
-// Below returns the number of lost records below an offset.
+// Below returns the number of lost records whose offsets are below offset.
 func (l *Loss) Below(offset int64) int64 { return min(max(offset-l.From, 0), l.Records()) }
 
-// Torn is an incomplete write at the end of a partition: a crash cut it short, and it was never
-// acknowledged. A start removes it.
+// Torn is an incomplete write at the end of a partition. A crash cut it, so it was never acknowledged.
+// A start removes it.
 type Torn struct {
 	Topic     string
 	Partition int32
-	Offset    int64 // the first offset of the write
+	Offset    int64 // first offset of the write
 	Bytes     int
 }
 
-// LossesFile is the name, below Dir, of the file that lists all losses so far.
+// LossesFile is the name of the file in Dir that lists all losses until now.
 const LossesFile = "losses.json"
 
 func readLosses(dir string) (all []Loss, err error) {
@@ -72,9 +74,9 @@ func readLosses(dir string) (all []Loss, err error) {
 	return all, nil
 }
 
-// addLosses adds found to the losses file, durably, and returns all losses. The caller mends the
-// segments only afterwards: a start that is interrupted between the two finds the same losses
-// again.
+// addLosses adds found to the losses file durably and returns all losses. The caller must repair the
+// segments after addLosses, not before. If a start stops between the two steps, the next start finds
+// the same losses again.
 func addLosses(dir string, found []Loss) ([]Loss, error) {
 	all, err := readLosses(dir)
 	if err != nil || len(found) == 0 {

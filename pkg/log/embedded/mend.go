@@ -2,33 +2,33 @@ package embedded
 
 import "math"
 
-// gap is a range of offsets whose records a segment should hold and has lost.
+// gap is a range of offsets whose records the segment has lost.
 type gap struct {
-	from, to      int64  // offsets, to exclusive
-	bytes         []byte // the bytes found in place of the records
-	after, before int64  // times of the records around the gap, ms since 1970; 0: not known
+	from, to      int64  // the first lost offset, and the offset after the last lost record
+	bytes         []byte // the bytes that were found instead of the records
+	after, before int64  // times of the record before the gap and of the record after it, ms since 1970; 0: not known
 }
 
 // mended is a segment after repair.
 type mended struct {
-	raw    []byte // undamaged batches without a gap in their offsets; markers replace lost records
+	raw    []byte // undamaged batches, without a gap between their offsets; markers replace lost records
 	gaps   []gap
-	healed int    // damaged headers that were rewritten without a loss
+	healed int    // number of damaged headers that were rewritten without a loss
 	tail   []byte // bytes after the last undamaged batch of the last segment
 	next   int64  // offset after the last batch
-	epoch  int32  // of the last batch
-	latest int64  // time of the latest record
+	epoch  int32  // leader epoch of the last batch
+	latest int64  // time of the latest record, ms since 1970
 }
 
-// span holds what other files say about a segment.
+// segmentContext holds the facts about a segment that other files show.
 type segmentContext struct {
-	first     int64 // the offset it begins with
+	first     int64 // offset of the segment's first record
 	nextFirst int64 // first offset of the next segment; -1: this is the last segment
-	knownEnd  int64 // other files prove that the log held the offsets below; 0: no such proof
+	knownEnd  int64 // other files prove that the log held every offset below knownEnd; 0: there is no such proof
 }
 
-// walkUndamaged walks a segment that should be undamaged. It returns ok false at the first damage;
-// the caller then calls mend.
+// walkUndamaged reads the batches of a segment in order. At the first damage it returns ok = false; the
+// caller must then call mend.
 func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epoch int32, ok bool) {
 	pos := 0
 	next = s.first
@@ -45,11 +45,11 @@ func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epo
 	return next, latest, epoch, s.nextFirst < 0 || next == s.nextFirst
 }
 
-// mend repairs a damaged segment. The broker would cut it at the first bad checksum, lose every
-// batch after it, and assign their offsets again.
+// mend repairs a damaged segment. Without the repair, the broker would cut the segment at the first bad
+// checksum. All batches after it would be lost, and the broker would give their offsets to new records.
 func mend(raw, index []byte, s segmentContext) (m mended) {
 	m.next = s.first
-	inStep := true // batch n still corresponds to entry n of the index
+	inStep := true // true: batch n still corresponds to entry n of the index
 	for n, pos := 0, 0; pos < len(raw); n++ {
 		b, ok := readBatch(raw, pos)
 		if !ok {
@@ -94,19 +94,19 @@ func (m *mended) renumber(raw []byte, first int64, epoch int32) {
 
 func (m *mended) addGap(g gap) {
 	if g.to <= g.from {
-		return // damaged bytes, but no offset is missing
+		return // bytes are damaged, but no offset is missing
 	}
 	m.gaps = append(m.gaps, g)
 	m.raw = append(m.raw, markers(g.from, g.to, m.epoch, max(g.after, g.before))...)
 	m.next = g.to
 }
 
-// hasWrongOffset decides about an undamaged batch with an unexpected first offset. The checksum does
-// not cover that field. hasWrongOffset returns true if the field itself is wrong, and false if
-// batches before it are missing.
+// hasWrongOffset decides about an undamaged batch whose first offset is not the expected one. The
+// checksum does not cover the field of the first offset. hasWrongOffset returns true if this field is
+// wrong. It returns false if batches before this batch are missing.
 func (m *mended) hasWrongOffset(raw []byte, b *batch, s segmentContext) bool {
 	if b.first < m.next {
-		return true // offsets only grow
+		return true // offsets in a segment only grow
 	}
 	then := m.next + b.count
 	if after, ok := readBatch(raw, b.pos+b.size); ok {
@@ -118,20 +118,20 @@ func (m *mended) hasWrongOffset(raw []byte, b *batch, s segmentContext) bool {
 	if s.nextFirst >= 0 {
 		return s.nextFirst == then
 	}
-	// The last batch of the partition. If records before it were missing, another file would
+	// This is the last batch of the partition. If records before it were missing, another file would
 	// prove that the log held them.
 	return s.knownEnd == then || s.knownEnd <= b.first
 }
 
-// skipDamage handles bytes at pos that are not an undamaged batch. It returns the position of the next
-// undamaged batch, or the end of raw.
+// skipDamage handles the bytes at pos, which are not an undamaged batch. It returns the position of the
+// next undamaged batch, or the end of raw.
 func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 	b, found := findBatch(raw, pos+1, m.next, s.maxFirst())
 	end := len(raw)
 	if found {
 		end = b.pos
 	}
-	then := s.nextFirst // the offset that must follow the damage; -1: any
+	then := s.nextFirst // offset that must follow the damage; -1: any offset may follow
 	if found {
 		then = b.first
 	}
@@ -146,8 +146,9 @@ func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 	return end
 }
 
-// repairHeader adds raw as a batch with a rewritten header, if only the header was damaged and the
-// offset after the batch is next; -1: any offset. It reports whether it did.
+// repairHeader adds raw as a batch with a rewritten header. It does so only if the header alone was
+// damaged and if the offset after the batch is next. If next is -1, any offset is right. It reports
+// whether it has added the batch.
 func (m *mended) repairHeader(raw []byte, next int64) bool {
 	if len(raw) < batchHeader {
 		return false
@@ -162,7 +163,7 @@ func (m *mended) repairHeader(raw []byte, next int64) bool {
 	return true
 }
 
-// maxFirst returns the highest offset that a batch of this segment may begin with.
+// maxFirst returns the highest first offset that a batch of this segment may have.
 func (s segmentContext) maxFirst() int64 {
 	if s.nextFirst >= 0 {
 		return s.nextFirst
@@ -170,9 +171,9 @@ func (s segmentContext) maxFirst() int64 {
 	return math.MaxInt64
 }
 
-// findBatch finds the first undamaged batch at or after pos whose offset is in [first, limit]. It
-// prefers a batch that is followed by the next batch or by the end of the segment, because the
-// data of a record may look like a batch.
+// findBatch finds the first undamaged batch at or after pos whose first offset is in [first, limit].
+// The data of a record may look like a batch. So findBatch prefers a batch that the next batch or the
+// end of the segment follows.
 func findBatch(raw []byte, pos int, first, limit int64) (b batch, found bool) {
 	for ; pos+batchHeader <= len(raw); pos++ {
 		if raw[pos+atMagic] != 2 {

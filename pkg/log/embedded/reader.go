@@ -14,36 +14,36 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// The limits of connections to the port.
+// The limits of connections through the port.
 const (
 	maxReaders   = 16
-	maxRequest   = 64 << 10         // bytes
-	maxFetch     = 4 << 20          // bytes of one answer
+	maxRequest   = 64 << 10         // bytes of one request
+	maxFetch     = 4 << 20          // bytes of one response
 	maxFetchWait = 5 * time.Second  // longest wait of a fetch for records
-	readerIdle   = 2 * time.Minute  // between two requests
-	readerSlow   = 10 * time.Second // for the rest of a request, or for an answer to be read
+	readerIdle   = 2 * time.Minute  // longest time between two requests
+	readerSlow   = 10 * time.Second // longest time for the rest of a request, or for the client to read a response
 )
 
-// readable are the requests that change nothing. kcat and rpk use them to list topics, to read them,
-// and to show groups and their lag.
+// readable lists the requests that change nothing. kcat and rpk use these requests to list topics, to
+// read topics, and to show groups and their lag.
 var readable = []kmsg.Key{
 	kmsg.ApiVersions, kmsg.Metadata, kmsg.DescribeCluster, kmsg.Fetch, kmsg.ListOffsets, kmsg.OffsetForLeaderEpoch,
 	kmsg.FindCoordinator, kmsg.OffsetFetch, kmsg.DescribeGroups, kmsg.ListGroups, kmsg.DescribeConfigs,
 }
 
-// readerConn is a connection from the port. The broker would end the process at an unknown request,
-// allocate any length that a request states, and execute any request. So it never sees bytes of a
-// client: readerConn parses each request, refuses it unless it is in readable, limits it, and
-// encodes it again. A refused request ends the connection.
+// readerConn is a connection through the port. The broker is not safe for clients: it would end the
+// process at an unknown request, allocate any length that a request states, and execute any request. So
+// the broker never sees the bytes of a client. readerConn parses each request, refuses it if it is not
+// in readable, limits it, and encodes it again. After a refused request the connection ends.
 type readerConn struct {
 	net.Conn
 	release func() // gives back the connection's slot
 	once    sync.Once
 
-	in []byte // admitted bytes that the broker has not read; only Read uses it
+	in []byte // encoded requests that the broker has not read yet; only Read uses it
 
 	mu      sync.Mutex
-	pending []pendingRequest // requests without an answer yet, in order
+	pending []pendingRequest // requests without a response yet, in order
 }
 
 type pendingRequest struct{ key, version int16 }
@@ -57,7 +57,7 @@ func (r *readerConn) Close() error {
 	return r.Conn.Close()
 }
 
-// Read returns only requests that were admitted.
+// Read returns only the bytes of requests that admit accepted.
 func (r *readerConn) Read(p []byte) (int, error) {
 	if len(r.in) == 0 {
 		frame, err := r.readRequest()
@@ -71,7 +71,7 @@ func (r *readerConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// readRequest reads one request and returns the encoded form for the broker.
+// readRequest reads one request and returns it encoded again for the broker.
 func (r *readerConn) readRequest() ([]byte, error) {
 	var size [4]byte
 	if err := r.SetReadDeadline(time.Now().Add(readerIdle)); err != nil {
@@ -97,14 +97,14 @@ func (r *readerConn) readRequest() ([]byte, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending = append(r.pending, a) // at most two: the broker reads one request ahead
+	r.pending = append(r.pending, a) // at most two: while the broker works on a request, it reads the next request
 	return frame, nil
 }
 
 var errRefused = errors.New("embedded log: the port is for reading only")
 
-// admit parses and checks a request, given without its length. It returns the request encoded again,
-// with its length, so that the broker gets nothing that was not understood here.
+// admit parses and checks a request. body is the request without its length. admit returns the request
+// encoded again, with its length. So the broker gets only bytes that this package has parsed.
 func admit(body []byte) (frame []byte, a pendingRequest, err error) {
 	b := kbin.Reader{Src: body}
 	a = pendingRequest{b.Int16(), b.Int16()}
@@ -144,8 +144,8 @@ func admit(body []byte) (frame []byte, a pendingRequest, err error) {
 	return frame, a, nil
 }
 
-// limitFetch limits the answer and the wait of a fetch, and removes its session, which the broker
-// would keep beyond the connection.
+// limitFetch limits the size of the response and the wait of a fetch. It also removes the fetch's
+// session, because the broker would keep the session after the connection has ended.
 func limitFetch(q *kmsg.FetchRequest) {
 	q.ReplicaID, q.ReplicaState = -1, kmsg.FetchRequestReplicaState{ID: -1, Epoch: -1}
 	q.SessionID, q.SessionEpoch, q.ForgottenTopics = 0, -1, nil
@@ -160,10 +160,10 @@ func limitFetch(q *kmsg.FetchRequest) {
 	}
 }
 
-// Write passes an answer to the client; the broker writes each answer in one call. From an
-// ApiVersions answer it removes requests that are not readable, because clients send only requests
-// that are offered. Produce stays in the list, although it is refused: librdkafka, and so kcat,
-// fetches nothing from a broker that does not offer Produce.
+// Write sends a response to the client. The broker writes each response in one call. Clients send only
+// requests that the ApiVersions response offers. So Write removes requests that are not readable from
+// that response. Produce stays in the list, although readerConn refuses it: librdkafka, which kcat
+// uses, fetches nothing from a broker that does not offer Produce.
 func (r *readerConn) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	var a pendingRequest

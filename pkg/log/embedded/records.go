@@ -14,8 +14,9 @@ import (
 
 var errRecord = errors.New("a record of a batch cannot be read")
 
-// appendRecords appends the records of an undamaged batch with offsets from from on. They alias raw
-// unless it is compressed. It skips control batches.
+// appendRecords appends records of an undamaged batch: the records whose offset is at least the
+// parameter from. If the batch is not compressed, the records alias raw. appendRecords skips control
+// batches.
 func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, from int64) ([]log.Record, error) {
 	attributes := binary.BigEndian.Uint16(raw[atAttributes:])
 	if attributes&controlBatch != 0 {
@@ -78,11 +79,13 @@ const (
 // minRecord is the size of the smallest record, in bytes.
 const minRecord = 7
 
-// plainRecord is a record of an uncompressed batch, which is stored as
+// plainRecord is a record of an uncompressed batch. Its stored form is
 //
-//	varint length of the rest, 1 byte of attributes, varint time from the
-//	batch's first, varint offset from the batch's first, key, value, varint count
-//	of headers {key, value}; each of those bytes with its varint length, -1: nil
+//	varint length of the rest, 1 byte of attributes, varint difference to the time of the
+//	batch's first record, varint difference to the first offset, key, value, varint number
+//	of headers {key, value}
+//
+// Keys and values are bytes after their varint length. Length -1 means nil.
 type plainRecord struct {
 	offset     int32
 	ms         int64

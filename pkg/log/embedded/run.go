@@ -63,8 +63,8 @@ type syncer interface {
 	Sync() error
 }
 
-// probe writes and fsyncs a file beside the log, because the broker drops the errors of its own
-// fsyncs.
+// probe writes and fsyncs a file in the folder of the log. This is needed because the broker ignores
+// the errors of its own fsyncs.
 func (g *Guard) probe(f syncer) {
 	start := time.Now()
 	_, err := f.WriteAt([]byte(start.Format("15:04:05.000000")), 0)
@@ -100,7 +100,7 @@ func (b *Broker) measure() error {
 		b.guard.noSpace.Store(false)
 	}
 	b.guard.size.Store(size)
-	b.guard.appended.Add(-before) // size includes these bytes
+	b.guard.appended.Add(-before) // size now includes these bytes
 	return nil
 }
 
@@ -108,7 +108,7 @@ func dirSize(dir string) (int64, error) {
 	var size int64
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // trimmed meanwhile
+			return nil // removed by a trim meanwhile
 		}
 		if err != nil || d.IsDir() {
 			return err
@@ -128,9 +128,9 @@ func dirSize(dir string) (int64, error) {
 	return size, nil
 }
 
-// Trim removes records every Config.TrimEvery until ctx ends. safe()[topic][partition] is the offset
-// below which every record is sealed in history and has a durable outcome. Partitions that are
-// missing are not trimmed. Space is freed only by whole segments.
+// Trim removes records every Config.TrimEvery until ctx ends. safe()[topic][partition] is an offset:
+// every record below it is sealed in history and has a durable outcome. A partition that is missing in
+// the result is not trimmed. Only the removal of a whole segment frees space.
 func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int64) error {
 	tick := time.NewTicker(b.cfg.TrimEvery)
 	defer tick.Stop()
@@ -146,11 +146,11 @@ func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int6
 	}
 }
 
-// TrimOnce removes the records below the given offsets, and never the last
-// record of a partition: it carries the partition's end through a crash.
+// TrimOnce removes the records below the offsets in safe. It never removes the last record of a
+// partition, because after a crash this record shows where the partition ends.
 func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	if !b.trimming.TryLock() {
-		return nil // HoldTrim is in effect: the next call trims
+		return nil // HoldTrim is in effect; a later call trims
 	}
 	defer b.trimming.Unlock()
 	var errs []error
@@ -173,8 +173,9 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	b.endsMu.Lock()
 	defer b.endsMu.Unlock()
 	if b.cfg.Dir != "" {
-		// Write the new starts first, so that the next start distinguishes trimmed segments from
-		// removed ones. Trim even if the write fails: on a full disk trimming makes room.
+		// Write the new first offsets before the trim. So the next start can distinguish segments that
+		// were trimmed from segments that are missing. Trim even if this write fails, because on a full
+		// disk the trim frees space.
 		errs = append(errs, writeEndsLocked(b, targets))
 	}
 	for p, to := range targets {

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// The broker reads its folder only if it finds meta.json, and only the partitions listed in
-// topics.json. Without these files it starts again at offset 0 and ignores the existing segments.
-// New records would then have offsets below the positions of groups, so that no group would read
+// The broker reads its folder only if the folder holds meta.json, and it reads only the partitions that
+// topics.json lists. Without these files it starts again at offset 0 and ignores the existing segments.
+// New records would then have offsets below the committed offsets of the groups, so no group would read
 // them.
 const (
 	metaFile   = "meta.json"
@@ -23,7 +23,7 @@ const (
 	clusterID  = "notifyd"
 )
 
-// The forms of these files in kfake.
+// The content of these files, as kfake reads it.
 type (
 	metaJSON struct {
 		Version int    `json:"version"`
@@ -42,20 +42,21 @@ type (
 	}
 )
 
-// stateVersion is the version of the forms above that kfake reads.
+// stateVersion is the version of metaJSON and topicsJSON that kfake reads.
 const stateVersion = 1
 
-// repairState writes meta.json and topics.json again if they are missing, cannot be read, or omit
-// partitions that have segments. Their content follows from the folders, so nothing is lost. Call
-// it after the segments were mended. ends are the stored ends of the partitions.
+// repairState writes meta.json and topics.json again if they are missing, if they cannot be read, or if
+// topics.json omits partitions that have segments. Their content can be computed from the folders, so
+// nothing is lost. Call repairState after the segments were repaired. ends are the stored ends of the
+// partitions.
 func repairState(cfg Config, ends *ends) error {
-	most := map[string]int{} // partitions of each topic that have segments
+	most := map[string]int{} // number of partitions of each topic, according to the segments
 	err := eachSegment(cfg.Dir, func(folder string, _, _ int64) {
 		if p, ok := placeOf(folder); ok {
 			most[p.topic] = max(most[p.topic], int(p.partition)+1)
 		}
 	})
-	if err != nil || len(most) == 0 { // nothing to repair in a new log
+	if err != nil || len(most) == 0 { // a new log needs no repair
 		return err
 	}
 	if err := moveDamagedAside(cfg); err != nil {
@@ -84,7 +85,7 @@ func repairState(cfg Config, ends *ends) error {
 		if i < 0 {
 			id := make([]byte, 16)
 			rand.Read(id) // never fails
-			// The number must be the old one, because it determines each user's partition.
+			// The number of partitions must not change, because it determines each user's partition.
 			if n = max(n, len(ends.Parts[name])); len(ends.Parts[name]) == 0 {
 				n = max(n, cfg.Topics[name])
 			}
@@ -103,9 +104,9 @@ func repairState(cfg Config, ends *ends) error {
 	return writeState(cfg.Dir, topicsFile, topics)
 }
 
-// moveDamagedAside renames damaged files that the broker does not need but would refuse to start
-// with. Nothing in them is needed: there are no access rules or quotas, the settings are given at
-// each start, and the sequence windows belong to producers of the previous process.
+// moveDamagedAside renames damaged files. The broker would refuse to start with them, but it needs
+// nothing that is in them: access rules and quotas are not used, the settings are given at each start,
+// and the sequence windows belong to producers of the previous process.
 func moveDamagedAside(cfg Config) error {
 	for _, name := range []string{"acls.json", "sasl.json", "quotas.json", "broker_configs.json", "seq_windows.json"} {
 		file := filepath.Join(cfg.Dir, name)
@@ -124,7 +125,7 @@ func moveDamagedAside(cfg Config) error {
 	return nil
 }
 
-// readState decodes a file into v. ok is false if the file is missing or cannot be decoded.
+// readState decodes a file into v. ok is false if the file is missing or if it cannot be decoded.
 func readState(dir, name string, v any) (ok bool, err error) {
 	raw, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// storeID returns the id of the log in dir, and makes one for an empty folder. expected is the id
-// that the database carries. A refusal is the error store_id_mismatch.
+// storeID returns the id of the log in dir. For an empty folder it makes an id. expected is the id that
+// the database holds. If storeID refuses, it returns the error store_id_mismatch.
 //
 //	folder              expected  result
 //	empty               none      a new id
@@ -61,7 +61,7 @@ func mismatch(format string, args ...any) error {
 // hasRecords reports whether any partition of the log in dir holds a record.
 func hasRecords(dir string) (bool, error) {
 	found := false
-	err := eachSegment(dir, func(_ string, _ int64, size int64) { found = found || size > 0 }) // an empty file holds none
+	err := eachSegment(dir, func(_ string, _ int64, size int64) { found = found || size > 0 }) // an empty file holds no record
 	return found, err
 }
 

@@ -8,7 +8,8 @@ import (
 
 const canSmooth = true
 
-// startWriteBack asks the kernel to write a range to the disk, and does not wait for it.
+// startWriteBack asks the kernel to write a range of the file to the disk. It does not wait for the
+// write.
 func startWriteBack(f *os.File, off, n int64) error {
 	return unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE)
 }

@@ -15,18 +15,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// watcher is the broker's logger. The library cannot be given a file system, so its log is the only
-// place where it reports the error of a failed write. watcher passes such errors to the Guard.
+// watcher is the broker's logger. The broker library reports the error of a failed write only in its
+// log lines, and it cannot use a file system of ours. So watcher finds such errors in the log lines and
+// passes them to the Guard.
 type watcher struct {
 	cfg   Config
 	guard *Guard
 
 	mu       sync.Mutex
-	warnings map[string]*repeatedWarning // by format
+	warnings map[string]*repeatedWarning // key: format of the warning
 }
 
-// echo is a kind of warning that the broker repeats: on a full disk it warns of every
-// batch and every commit.
+// repeatedWarning is a kind of warning that the broker repeats. On a full disk the broker warns of
+// every batch and of every commit.
 type repeatedWarning struct {
 	began time.Time // start of the span
 	lines int       // warnings in the span
@@ -34,7 +35,8 @@ type repeatedWarning struct {
 	last  string
 }
 
-// Of each kind of warning the first repeatLines in a repeatSpan are logged; the others are counted.
+// In each repeatSpan, watcher logs the first repeatLines warnings of each kind and only counts the
+// others.
 const (
 	repeatSpan  = 10 * time.Second
 	repeatLines = 3
@@ -44,7 +46,7 @@ func newWatcher(cfg Config, g *Guard) *watcher {
 	return &watcher{cfg: cfg, guard: g, warnings: map[string]*repeatedWarning{}}
 }
 
-// logLimited logs a warning, unless its span already has repeatLines of its kind.
+// logLimited logs a warning, unless repeatLines warnings of its kind were logged in the present span.
 func (w *watcher) logLimited(at slog.Level, format, text string) {
 	now := time.Now()
 	w.mu.Lock()
@@ -62,7 +64,7 @@ func (w *watcher) logLimited(at slog.Level, format, text string) {
 	}
 }
 
-// logSuppressed logs how many warnings of a span were not logged. The caller holds mu.
+// logSuppressed logs the number of warnings of a span that were not logged. The caller holds mu.
 func (w *watcher) logSuppressed(e *repeatedWarning) {
 	if e != nil && e.lines > repeatLines {
 		w.cfg.Logger.Log(context.Background(), e.at, "embedded log: more warnings of this kind were not logged", "times", e.lines-repeatLines, "within", repeatSpan, "last", e.last)
@@ -81,7 +83,7 @@ func (w *watcher) endSpans(over func(began time.Time) bool) {
 	}
 }
 
-// endOldSpans ends the spans that have lasted repeatSpan.
+// endOldSpans ends the spans that began repeatSpan ago or earlier.
 func (w *watcher) endOldSpans() {
 	now := time.Now()
 	w.endSpans(func(began time.Time) bool { return now.Sub(began) >= repeatSpan })
@@ -112,8 +114,8 @@ func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
 	w.logLimited(at, format, text)
 }
 
-// isFileError reports whether err comes from a file operation. The broker also warns of entries that
-// it cannot parse; these are not failures of the disk.
+// isFileError reports whether err comes from a file operation. The broker also warns of entries that it
+// cannot parse. Such a warning is not a failure of the disk.
 func isFileError(err error) bool {
 	_, path := errors.AsType[*fs.PathError](err)
 	_, link := errors.AsType[*os.LinkError](err)

@@ -1,7 +1,6 @@
-// Package paint lays out text on a terminal's screen for the load screen and for the
-// operators' console: colours and signs, lines of an exact width, blocks side by side,
-// titles, bars and the line of keys. Start with New and Styles. All functions are pure: they
-// return text and write nothing.
+// Package paint lays out text on a terminal for two screens: the load screen and the operators'
+// console. It has colours and signs, lines of an exact width, blocks side by side, titles, bars and the
+// line of keys. Start with New and Styles. All functions are pure: they return text and write nothing.
 package paint
 
 import (
@@ -17,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Paint holds the escapes that switch a colour or an attribute on and off. They are computed
-// once: a frame has hundreds of painted texts, and building each with lipgloss took most of a
-// frame's time.
+// Paint holds the terminal escapes that switch a colour or an attribute on and off. The escapes are
+// computed once, because a frame has hundreds of painted texts. When lipgloss built each text, that
+// took most of a frame's time.
 type Paint struct{ On, off string }
 
 // Render returns s in this colour.
@@ -38,11 +37,10 @@ func newPaint(s lipgloss.Style) Paint {
 // Colour returns the paint of a colour such as #56b4e9.
 func Colour(c string) Paint { return newPaint(lipgloss.NewStyle().Foreground(lipgloss.Color(c))) }
 
-// Styles are colours and signs. The colours are of Okabe and Ito's palette, which
-// people with any common colour blindness tell apart, in tones that are readable
-// on dark and on light. A state always has a sign and a word: colour only repeats it. The
-// renderer handles NO_COLOR and terminals without colours: it removes the colours and keeps
-// bold, faint and reverse.
+// Styles are colours and signs. The colours are from Okabe and Ito's palette: people with any common
+// colour blindness can distinguish them. Their tones are readable on dark and on light backgrounds. A
+// state always has a sign and a word, and the colour only repeats them. The renderer handles NO_COLOR
+// and terminals without colours: it removes the colours and keeps bold, faint and reverse.
 type Styles struct {
 	Plain, Bold, Dim, Good, Warn, Bad, Key, Accent, Chosen, Band, Alarm Paint
 
@@ -61,7 +59,7 @@ const (
 	Grey       = "#8a8f98"
 )
 
-// New returns the styles; with ascii their signs are of ASCII.
+// New returns the styles. If ascii is true, all signs are ASCII characters.
 func New(ascii bool) Styles { //nolint:revive // what the terminal can
 	s := lipgloss.NewStyle()
 	colour := func(c string) lipgloss.Style { return s.Foreground(lipgloss.Color(c)) }
@@ -93,7 +91,7 @@ func (s *Styles) Fit(line string, w int) string {
 	return line + Spaces(w-n)
 }
 
-// Right is Fit with the text aligned to the right.
+// Right does what Fit does, but aligns the text to the right.
 func (s *Styles) Right(text string, w int) string {
 	if n := Width(text); n < w {
 		return Spaces(w-n) + text
@@ -150,8 +148,8 @@ func (s *Styles) Title(key, name, note string, w int) string {
 	return s.Dim.Render(s.Rule) + " " + head + " " + s.Dim.Render(strings.Repeat(s.Rule, fill)+note+s.Rule)
 }
 
-// Bar returns a bar of w columns that is filled by share, 0 to 1. A share above 0 fills at
-// least one column.
+// Bar returns a bar of w columns. share, from 0 to 1, is the filled part of the bar. If share is above
+// 0, at least one column is filled.
 func (s *Styles) Bar(share float64, w int) string {
 	if math.IsNaN(share) {
 		share = 0
@@ -163,8 +161,8 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws values as columns over rows lines, the latest at the right. It returns the highest
-// value, which is the height of the drawing, as peak.
+// Bars draws each value as one column of the terminal, at most w columns, over rows lines. The latest
+// value is at the right. peak is the highest value and has the full height.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
 	if len(values) > w {
 		values = values[len(values)-max(w, 0):]
@@ -205,25 +203,26 @@ func (s *Styles) KeyLine(list []Hint, w int) string {
 	return b.String()
 }
 
-// Input returns an input line for at most most characters.
+// Input returns an input line that accepts up to most characters.
 func Input(most int) textinput.Model {
 	in := textinput.New()
 	in.Prompt = ""
 	in.CharLimit = most
 	in.SetVirtualCursor(false)
-	in.KeyMap.Paste.SetEnabled(false) // a terminal's own paste comes as text
+	in.KeyMap.Paste.SetEnabled(false) // the terminal's own paste arrives as text
 	return in
 }
 
-// Cursor returns the cursor of an input that follows a name, in line y of a screen of w columns.
+// Cursor returns the cursor of an input line. The name is to the left of the input. Both are in line y
+// of a screen of w columns.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)
 }
 
-// Width returns the number of columns that a text takes. It counts ASCII, the package's colours
-// and signs of one column by itself, which is nearly all of a frame. It calls the library only
-// for other characters: with the library alone most of a frame's time went into counting.
+// Width returns the number of columns that a text takes. It counts ASCII, the package's colours and the
+// package's signs of one column without the library. They are nearly all of a frame. It calls the
+// library only for other characters: with the library alone, counting took most of a frame's time.
 func Width(s string) int {
 	n := 0
 	for i := 0; i < len(s); {
