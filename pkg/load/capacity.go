@@ -10,10 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Search finds the highest rate that holds. It doubles the rate until a rate does not hold. Then it
-// bisects, and then it confirms the result with a longer trial. Search is a state machine without
-// side effects. Call Next for the rate of the next trial and Tell with the outcome, until Next
-// returns done.
+// Search finds the highest rate that holds. A rate holds if a trial with this rate meets all
+// conditions of the objective. Search doubles the rate until a rate does not hold. Then it bisects,
+// and then it confirms the result with a longer trial. Search is a state machine without side
+// effects. Call Next for the rate of the next trial and Tell with the outcome, until Next returns
+// done.
 type Search struct {
 	from, most, within, least float64
 
@@ -201,7 +202,7 @@ func (s *Scenario) objective() Objective {
 type Capacity struct {
 	Scenario string  `json:"scenario"`
 	Rate     float64 `json:"rate"` // highest rate that held, in messages/s; 0: no rate held
-	// Lowest rate that did not hold: the limit of the system is below it. 0: all rates held.
+	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held.
 	MissedAt float64   `json:"missed_at,omitempty"`
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`

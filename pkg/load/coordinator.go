@@ -301,7 +301,7 @@ func brief(h *hdrhistogram.Histogram) Brief {
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	if s, err := f(ctx, last); err == nil { // a token without the scope gets an error: then the figures stay unknown
+	if s, err := f(ctx, last); err == nil { // a token without the scope causes an error, and then the figures stay unknown
 		s.Known = true
 		c.serverSaid.Store(&s)
 	}

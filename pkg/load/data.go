@@ -127,7 +127,7 @@ func words(seed uint64, n int) []byte {
 			continue
 		}
 		word++
-		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // common letters more often, as in text
+		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // choose common letters more often, as in real text
 	}
 	return b
 }
@@ -220,7 +220,7 @@ func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
 		due = l.At.of()
 	}
 	due += time.Duration(d.draw(drawSpread, n) * float64(l.Spread))
-	return d.origin.Add(due).Truncate(time.Millisecond), true // the precision of the API
+	return d.origin.Add(due).Truncate(time.Millisecond), true // the API has this precision
 }
 
 // request appends the body of request n, whose first message has number seq.

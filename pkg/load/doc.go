@@ -18,8 +18,8 @@
 //	                   verdict.go      decides whether the server caused the figures
 //
 // Each step has three histograms: lag (sent - due), service (done - sent: time in the server) and
-// response (done - due: what a caller would feel). The ledger adds end-to-end times (delivered -
-// due). For scheduled messages it adds signed lateness.
+// response (done - due: what a caller would feel). The ledger adds end-to-end times, which are
+// delivered - due. For scheduled messages it adds signed lateness.
 //
 // The simulated providers keep a ledger of the messages that they received. The run reads this
 // ledger while it sends. It matches the first arrival of every accepted id with the acknowledgement

@@ -36,8 +36,8 @@ func (c *coordinator) recordArrival(d *dueMoment, at time.Time, n int64) {
 type endTimes struct {
 	endToEnd, late, early *hdrhistogram.Histogram
 	afterLimit            int64 // messages that were late by more than LateAfter
-	// Element i holds the end-to-end times of messages that were due in part i of the run, see
-	// StepResult.EndToEndParts. nil: no such message.
+	// parts[i] holds the end-to-end times of messages that were due in part i of the run, see
+	// StepResult.EndToEndParts. nil: there is no such message.
 	parts []*hdrhistogram.Histogram
 }
 

@@ -61,9 +61,10 @@ func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 }
 
 // madeHere reports whether an encoded histogram has the range and the digits of NewHistogram. The
-// layout is HdrHistogram's V2 compressed encoding: a cookie and a length, and then data compressed
-// with zlib. The data begin with a header: cookie, payload length, normalizing offset and digits (4
-// bytes each), lowest value, highest value and ratio (8 bytes each). The counts follow.
+// layout is HdrHistogram's V2 compressed encoding: a cookie and a length, and then a part that is
+// compressed with zlib. That part begins with a header: cookie, payload length, normalizing offset
+// and digits (4 bytes each), lowest value, highest value and ratio (8 bytes each). The counts
+// follow.
 func madeHere(s string) bool {
 	const head, most = 40, 4 << 20
 	packed, err := base64.StdEncoding.DecodeString(s)

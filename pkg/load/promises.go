@@ -23,7 +23,8 @@ type promises struct {
 	messages int64      // number of acknowledged messages
 	open     map[notify.Base]promise
 	others   []otherPromise // triggers
-	// Arrivals that have no promise yet: an arrival may be read before the answer to its request.
+	// early holds arrivals that have no promise yet: an arrival may be read before the answer to
+	// its request.
 	early         map[notify.Base][]arrival
 	earlyCount    int           // number of arrivals in early
 	promisedEarly []notify.Base // keys of early whose promise was added later

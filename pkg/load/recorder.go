@@ -21,11 +21,11 @@ type recorder struct {
 type window struct {
 	tally
 	lag, service, response *hdrhistogram.Histogram // ns, per message
-	// Nanoseconds per request, only for requests whose worker waited for the due time: how late the
-	// worker woke.
+	// wake holds how late a worker woke, in ns per request. It has only requests whose worker
+	// waited for the due time.
 	wake *hdrhistogram.Histogram
 	busy time.Duration // time that the workers waited for answers
-	// Time that the workers needed to make and start requests after they were due.
+	// own is the time that the workers needed to make and start requests after they were due.
 	own  time.Duration
 	heat [HeatBuckets]int64
 	errs map[errKey]*ErrorCount
@@ -116,7 +116,8 @@ func (r *recorder) currentTally() tally {
 // sample describes how one request went. Times count from the start of the step.
 type sample struct {
 	intended, sent, done time.Duration
-	// When a worker started on the request. If no worker was free, this is after intended.
+	// taken is when a worker started on the request. If no worker was free, taken is after
+	// intended.
 	taken    time.Duration
 	waited   bool // true: the worker started on the request before it was due
 	messages int
@@ -155,7 +156,7 @@ func (r *recorder) record(s *sample) {
 }
 
 // maxErrors is the most kinds of errors that a window counts separately. Further kinds are counted
-// together as transport, other.
+// together, with class "transport" and code "other".
 const maxErrors = 100
 
 func (w *window) fail(class, code string, n int64, at time.Time) {

@@ -77,15 +77,15 @@ type Totals struct {
 	Failed    int64 `json:"failed" merge:"sum"`   // in requests without a good answer; the server may have stored them
 	Rejected  int64 `json:"rejected" merge:"sum"` // rejected by the server one by one, in a good answer
 
-	// The fields below come from the ledger. Lost is 0 until the drain ends: before the end a
-	// missing message may still arrive.
+	// The fields below come from the ledger. Lost is 0 until the drain ends, because a missing
+	// message may still arrive.
 	Lost       int64 `json:"lost" merge:"sum"`
 	Duplicates int64 `json:"duplicates" merge:"once"`
 	Early      int64 `json:"early" merge:"sum"` // scheduled messages delivered before their time
 	Late       int64 `json:"late" merge:"sum"`  // scheduled messages delivered more than LateAfter after their time
 	Reordered  int64 `json:"reordered" merge:"once"`
-	// Messages that ended in a state that the scenario does not expect, and messages that arrived
-	// although the server did not accept them.
+	// Unexpected counts messages that ended in a state that the scenario does not expect, and
+	// messages that arrived although the server did not accept them.
 	Unexpected int64 `json:"unexpected" merge:"sum"`
 	Unverified int64 `json:"unverified" merge:"sum"` // neither delivered nor known to be lost when the drain ended
 	Backlog    int64 `json:"backlog" merge:"sum"`    // acknowledged and not delivered yet
@@ -369,8 +369,8 @@ type FaultResult struct {
 
 // HealthSummary is the health of the generator over the whole run.
 type HealthSummary struct {
-	// Means over the seconds of the run. But GCPause, RSS, Goroutines, Sockets, LagP99 and
-	// GeneratorShare are the highest values.
+	// Health holds means over the seconds of the run. But GCPause, RSS, Goroutines, Sockets, LagP99
+	// and GeneratorShare are the highest values.
 	Health          `merge:"each"`
 	CPUSeconds      float64 `json:"cpu_seconds" merge:"sum"`
 	NsPerMessage    float64 `json:"ns_per_message" merge:"own"`   // CPU time / messages sent
@@ -385,8 +385,8 @@ type LedgerResult struct {
 	Delivered int64 `json:"delivered" merge:"sum"`
 	Lost      int64 `json:"lost" merge:"sum"`
 	Pending   int64 `json:"pending" merge:"sum"` // still on their way when the drain ended
-	// Messages that were not delivered and for which the server has a terminal state: FAILED,
-	// SUPPRESSED, ...
+	// Ended counts messages that were not delivered and for which the server has a terminal state:
+	// FAILED, SUPPRESSED, ...
 	Ended      int64 `json:"ended" merge:"sum"`
 	Duplicates int64 `json:"duplicates" merge:"once"`
 	Early      int64 `json:"early" merge:"sum"`

@@ -193,7 +193,7 @@ func (r *Run) Pace(times float64) {
 	}
 	st, _ := r.steer.state()
 	pace := st.Pace * times
-	if math.Abs(pace-1) < 0.005 { // an increase and a decrease that cancel each other
+	if math.Abs(pace-1) < 0.005 { // after an increase and a decrease that cancel each other
 		pace = 1
 	}
 	r.steerTo(st.Paused, pace)

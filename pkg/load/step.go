@@ -20,12 +20,12 @@ type stepRun struct {
 	target Target
 	data   *data
 	sched  schedule // nil: the step is a closed loop
-	// Number of the first request. It is greater than 0 if an earlier phase has sent requests of
-	// this step.
+	// firstRequest is the number of the first request. It is greater than 0 if an earlier phase has
+	// sent requests of this step.
 	firstRequest    int64
 	plannedRequests int64 // number of requests planned for this phase, of all segments together
-	// Like plannedRequests, but without the limit by the end of the phase: a steered step may send
-	// more requests than planned.
+	// mostRequests is like plannedRequests, but the end of the phase does not limit it: a steered
+	// step may send more requests than planned.
 	mostRequests int64
 	sized        *traceSizes // sizes of the requests of a trace; nil: each request has Size messages
 	length       time.Duration
@@ -385,8 +385,8 @@ func (s *stepRun) sendSlot(rec *recorder, body []byte, start time.Time, from, to
 	return bodies.body
 }
 
-// mayRepeat reports whether a failed request may be repeated with its Idempotency-Key. The server
-// may have stored the request, or may accept it later.
+// mayRepeat reports whether a request that failed with this error may be repeated with its
+// Idempotency-Key.
 func mayRepeat(err error) bool {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindThrottled, notify.KindInternal, notify.KindConflict:

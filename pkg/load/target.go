@@ -15,9 +15,9 @@ import (
 
 // Target is where a step sends its requests.
 type Target interface {
-	// Send sends a request and returns which of its messages were accepted. After an error the
-	// server may have stored all messages of the request, or none. Send keeps no reference to the
-	// body of the request.
+	// Send sends a request and returns which of its messages were accepted. An error concerns all
+	// messages of the request: it is then unknown whether the server has stored them. Send keeps no
+	// reference to the body of the request.
 	Send(ctx context.Context, r *Request) (Ack, error)
 }
 
@@ -41,8 +41,8 @@ type Ack struct {
 	Request  int64
 	Accepted int
 	Rejected int
-	// The answer to a fan-out has Base, and in Count the number of receivers. Any other answer has
-	// the accepted ids in IDs if WantIDs was true.
+	// Base and Count are set for a fan-out. Count is the number of its receivers. For any other
+	// request IDs holds the accepted ids, if WantIDs was true.
 	Base  notify.Base
 	Count int
 	IDs   []string

@@ -40,8 +40,8 @@ type metric struct {
 var (
 	timeMetrics = []string{"lag", "service", "response", "end_to_end", "lateness"}
 	stepMetrics = []string{"intended", "sent", "acked", "failed", "rejected", "rate", "error_rate"}
-	// Metrics of the whole run. runMetrics are known during the run. endMetrics are known only
-	// after the ledger is settled.
+	// runMetrics and endMetrics are metrics of the whole run. runMetrics are known during the run.
+	// endMetrics are known only after the ledger is settled.
 	runMetrics = []string{"delivered", "duplicates", "reordered", "backlog", "backlog_slope", "cpu"}
 	endMetrics = []string{"lost", "early", "late", "unexpected", "unverified", "pending", "ended", "drain"}
 	tagNames   = []string{"step", "phase", "channel", "category", "target"}

@@ -21,7 +21,8 @@ type trace struct {
 	// before[i] is the number of requests before line i; the last element is the number of all
 	// requests. nil: each line has one request.
 	before []int64
-	// Number of messages of each request of a line; 0: the size of the step. nil: 0 for all lines.
+	// sizes[i] is the number of messages of each request of line i; 0: the size of the step. If
+	// sizes is nil, it is 0 for all lines.
 	sizes        []int32
 	slot         time.Duration
 	factor       float64 // requests to make per request of the file
@@ -215,8 +216,8 @@ func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
 type traceSizes struct {
 	*trace
 	step int // size of requests whose line gives no size
-	// Messages of this segment before each line. The last element counts all messages of the
-	// segment.
+	// segmentBefore[i] is the number of messages of this segment before line i. The last element
+	// counts all messages of the segment.
 	segmentBefore []int64
 	allBefore     []int64 // messages of all segments before each line
 }

@@ -15,8 +15,8 @@ type Evidence struct {
 	// waited for answers, 0 to 1.
 	Waiting float64
 	Late    int // seconds in which the generator woke late, see minLateWake
-	// Seconds in which the generator woke on time, but requests started late because no worker was
-	// free.
+	// Queued is the number of seconds in which the generator woke on time, but requests started
+	// late because no worker was free.
 	Queued       int
 	Seconds      int           // seconds that were measured
 	ResponseP99  time.Duration // p99 of the whole run
@@ -45,8 +45,8 @@ const (
 	minSentShare      = 0.99 // share of the intended messages that must be sent
 	maxGeneratorShare = 0.8  // largest share of the calibrated rate
 	minWaitingShare   = 0.9  // share of the time of workers with due requests; in the rest the generator works
-	// A wake-up is late if it is later than minLateWake and later than a tenth of the p99 of the
-	// response times.
+	// minLateWake is a limit of wake-ups. A wake-up is late if it is later than minLateWake and
+	// later than a tenth of the p99 of the response times.
 	minLateWake    = 20 * time.Millisecond
 	maxLateShare   = 0.1 // share of seconds with late wake-ups
 	maxSteal       = 0.1

@@ -46,8 +46,8 @@ func (k *pageKey) compare(o *pageKey) int {
 // pairPage holds slots. Bit i of seen is set if slot i is used. A single uses only slot 0.
 type pairPage struct {
 	seen uint64
-	// Only in a table: no older version of this page existed when this version was made. So its
-	// slots have no other versions.
+	// onlyVersion is used only in a table. If it is true, no older version of this page existed
+	// when this version was made. So the slots of the page have no other versions.
 	onlyVersion bool
 	slots       [pageSize]pairSlot
 }

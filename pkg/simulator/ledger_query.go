@@ -21,8 +21,8 @@ type Totals struct {
 	Deliveries uint64 `json:"deliveries"` // distinct (id, address) pairs taken
 	Duplicates uint64 `json:"duplicates"` // how often a pair was taken after the first time
 	NoID       uint64 `json:"no_id"`      // receivers without a notification id
-	// Receivers that are not counted by id, because there are too many ids that are not
-	// notification ids.
+	// Untracked counts receivers that are not counted by id, because there are too many ids that
+	// are not notification ids.
 	Untracked uint64 `json:"untracked"`
 
 	// Status counts receivers by the HTTP status of the answer. The key "none" means no answer.
@@ -140,8 +140,8 @@ type BaseReport struct {
 	MissingN   uint64  `json:"missing_count"`    // number of indexes below Expected that were not delivered
 	Missing    []Range `json:"missing"`          // the first maxRanges ranges of such indexes
 	Beyond     uint64  `json:"beyond,omitempty"` // number of delivered indexes that are not below Expected
-	// Only if the caller wants bits: bit i is set if index i below Expected was delivered. The
-	// lowest bit of a byte comes first.
+	// Bits is set only if the caller wants bits. Bit i is set if index i below Expected was
+	// delivered. The lowest bit of a byte comes first.
 	Bits []byte `json:"bits,omitempty"`
 }
 

@@ -62,7 +62,7 @@ type dueReceipt struct {
 	sms   *smsReceipt
 	event *mailEvent
 
-	// The events of a webhook call that is about to be made or repeated.
+	// batch holds the events of a webhook call that is about to be made or repeated.
 	batch []*mailEvent
 	tries int       // number of calls with this batch that failed
 	since time.Time // when the batch was made

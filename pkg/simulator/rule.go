@@ -24,23 +24,23 @@ const (
 	Outage      Action = "outage"       // Fail with 503
 	Throttle    Action = "throttle"     // Fail with 429
 	Deny        Action = "unauthorized" // Fail with 401, APNs 403
-	Gateway     Action = "gateway"      // act on it, then answer Status, by default 502, like a gateway that lost the answer
-	Reset       Action = "reset"        // act on it, then reset the connection without an answer
-	ResetStream Action = "reset_stream" // act on it, then reset only its HTTP/2 stream
-	Drop        Action = "drop"         // reset the connection without acting on it
-	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without acting on it
-	// APNs: GoAway sends GOAWAY. This request and earlier requests are answered; later requests on
-	// the connection are not.
+	Gateway     Action = "gateway"      // act on the request, then answer Status, by default 502, like a gateway that lost the answer
+	Reset       Action = "reset"        // act on the request, then reset the connection without an answer
+	ResetStream Action = "reset_stream" // act on the request, then reset only its HTTP/2 stream
+	Drop        Action = "drop"         // reset the connection without acting on the request
+	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without acting on the request
+	// GoAway is for APNs. It sends GOAWAY. This request and earlier requests are answered. Later
+	// requests on the connection are not answered.
 	GoAway Action = "go_away"
-	// APNs: CloseConn acts on it, then closes the connection normally, without an answer and
-	// without GOAWAY.
+	// CloseConn is for APNs. It acts on the request, then closes the connection normally, without
+	// an answer and without GOAWAY.
 	CloseConn Action = "close"
-	Hang      Action = "hang"     // act on it and never answer
+	Hang      Action = "hang"     // act on the request and never answer
 	Redirect  Action = "redirect" // callback: answer 302 to Location
-	Huge      Action = "huge"     // callback: act on it, answer 200 with a body of 64 MiB
+	Huge      Action = "huge"     // callback: act on the request, answer 200 with a body of 64 MiB
 	Drip      Action = "drip"     // answer with a body that is sent slowly over Latency
 	Delay     Action = "latency"  // answer after Latency, which replaces the latency of the provider
-	Receipt   Action = "receipt"  // act on it; its receipt reports Code
+	Receipt   Action = "receipt"  // act on the request; its receipt reports Code
 )
 
 // Rule scripts a fault. A request matches a rule if it has the rule's Provider, Account, Pool,

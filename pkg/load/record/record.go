@@ -46,7 +46,7 @@ type Recorder struct {
 	seed         maphash.Seed
 
 	streams map[stream]*streamStats
-	// Number of messages by moment, without fan-outs.
+	// moments holds the number of messages in each moment, without fan-outs.
 	moments map[momentKey]int
 	fanouts map[fanoutKey]*fanoutStats // fan-outs
 	latest  time.Time                  // latest acceptance of any message, inside or outside the period

@@ -36,7 +36,7 @@ type stepKey struct{ phase, name string }
 
 // replayStep holds the percentiles of a step until the position of the replay.
 type replayStep struct {
-	// Histograms by kind of latency.
+	// hists holds a histogram for each kind of latency.
 	hists   map[string]*hdrhistogram.Histogram
 	latest  [3]load.Quantiles // lag, service, response
 	changed bool
