@@ -19,7 +19,7 @@ type promises struct {
 	memory  int  // bytes; 0: promiseMemory
 	shards  int  // number of ledgers that report arrivals; 0: one ledger
 
-	mu       sync.Mutex // guards the fields up to promisedEarly; workers wait for it
+	mu       sync.Mutex // guards the fields up to promisedEarly; workers lock it for each answer
 	messages int64      // number of acknowledged messages
 	open     map[notify.Base]promise
 	others   []otherPromise // triggers
@@ -29,7 +29,7 @@ type promises struct {
 	earlyCount    int           // number of arrivals in early
 	promisedEarly []notify.Base // keys of early whose promise was added later
 
-	joining   sync.Mutex // guards the fields below; locked before mu
+	joining   sync.Mutex // guards the fields below; must be locked before mu
 	delivered int64
 	repeated  int64 // single messages that arrived at two ledgers
 	examples  []string
@@ -215,9 +215,9 @@ func (p *promises) joined() (delivered, repeated int64, examples []string) {
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// unfinished calls f with each promise of which messages are missing, until f returns false. It
-// also calls f with each fan-out that arrived at several ledgers, because some of its messages may
-// have arrived twice. The caller must have called joinFiles before.
+// unfinished calls f with each promise whose messages have not all arrived, until f returns false.
+// It also calls f with each fan-out that arrived at several ledgers, because some of its messages
+// may have arrived twice. The caller must have called joinFiles before.
 func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()

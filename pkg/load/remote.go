@@ -20,9 +20,9 @@ type Remote interface {
 	// the whole frame to the run. If feed returns an error of notify.KindInvalid, it has added
 	// nothing. Run closes all connections before it returns.
 	Run(ctx context.Context, feed func(i int, f *Frame) error)
-	// Begin returns the moment at which a phase begins, which is not before planned. It returns
-	// after all agents have sent the previous phase and have received the moment. It returns an
-	// error if the phase cannot begin. Phase 0 can begin only if every agent takes part.
+	// Begin returns the moment at which a phase begins, which is not before planned. It waits until
+	// all agents that are not lost have sent the previous phase, and sends the moment to them. It
+	// returns an error if the phase cannot begin. Phase 0 can begin only if every agent takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 	// Sent returns when each agent has sent the phase or is lost. If ctx ends, it stops the agents
 	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.

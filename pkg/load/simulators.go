@@ -44,9 +44,9 @@ func (l *Simulators) markStart(ctx context.Context) (err error) {
 	return nil // an error means that the simulators have no receiver of triggers, so there are no calls
 }
 
-// totals returns what the simulators counted. If settle is true, they first finish comparing the
-// order of messages. totals returns an error if their ledger could not write something, because its
-// counts then prove nothing.
+// totals returns what the simulators counted. If settle is true, the simulators first finish
+// comparing the order of messages. totals returns an error if the simulators' ledger could not
+// write something, because the counts then prove nothing.
 func (l *Simulators) totals(ctx context.Context, settle bool) (t simulator.Summary, err error) {
 	err = l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/totals?settle=%t", settle), nil, &t)
 	if failed := cmp.Or(t.DiskError, t.FileError); err == nil && failed != "" {
@@ -77,8 +77,8 @@ func (l *Simulators) countArrivals(ctx context.Context, settle bool) (arrivalCou
 	return c, nil
 }
 
-// readArrivals reads the arrivals that follow the cursor since, and moves l.cursor after the last
-// of them.
+// readArrivals reads the arrivals that follow the cursor in the parameter since. It moves l.cursor
+// after the last of these arrivals.
 func (l *Simulators) readArrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
 	ctx, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
@@ -126,10 +126,10 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 	})
 }
 
-// Call makes one call of the control API. It sends in as JSON; if in is an io.Reader, it sends the
-// bytes of the reader. It decodes the answer into out. in and out may be nil. If there is no
-// answer, the error is of notify.KindUnavailable. If the simulators answer 400 or 404, it is of
-// KindInvalid or KindNotFound. All other errors are of KindInternal.
+// Call makes one call of the control API. The parameter in is the body: it is sent as JSON, but an
+// io.Reader is sent unchanged. The answer is decoded into the parameter out. Both may be nil. If
+// there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400 or 404,
+// it is of KindInvalid or KindNotFound. All other errors are of KindInternal.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {

@@ -213,7 +213,8 @@ type metricSource interface {
 
 // judge reports in ok whether the condition holds, and returns the value v of its left metric. If
 // the value is not known, the condition counts as holding during the run and as missed at the end
-// (final is true). A condition on a metric of the ledger always counts as holding during the run.
+// (final is true). During the run a condition on a metric that is known only at the end counts as
+// holding.
 func (c *Condition) judge(f metricSource, final bool) (v float64, known, ok bool) {
 	if !final && (c.left.knownAtEnd() || c.right != nil && c.right.knownAtEnd()) {
 		return 0, false, true

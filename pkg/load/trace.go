@@ -13,9 +13,9 @@ import (
 )
 
 // trace is the schedule of a recorded arrival. A line of its file stands for one request, or for as
-// many requests as its count says. The requests of lines with the same time are spread over the
-// time until the next line, or over a slot if a slot is shorter. So dueTime never falls. Lines have
-// the same time if their requests have different sizes.
+// many requests as its count says. Several lines have the same time if their requests have
+// different sizes. The requests of lines with the same time are spread over the time until the next
+// line, or over a slot if a slot is shorter. So dueTime never falls.
 type trace struct {
 	begin []time.Duration // time of each line, since the start of the step
 	// before[i] is the number of requests before line i; the last element is the number of all
@@ -35,8 +35,8 @@ const (
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a trace from a file. It makes factor requests of each request in the file. Its
-// error names the wrong line and says what is wrong.
+// readTrace reads a trace from a file. For each request in the file, the trace has factor requests.
+// The error of readTrace names the wrong line and says what is wrong.
 func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {

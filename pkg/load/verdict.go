@@ -44,7 +44,9 @@ type AgentEvidence struct {
 const (
 	minSentShare      = 0.99 // share of the intended messages that must be sent
 	maxGeneratorShare = 0.8  // largest share of the calibrated rate
-	minWaitingShare   = 0.9  // share of the time of workers with due requests; in the rest the generator works
+	// If workers with due requests wait for answers in at least this share of the time, waiting has
+	// used up the workers.
+	minWaitingShare = 0.9
 	// minLateWake is a limit of wake-ups. A wake-up is late if it is later than minLateWake and
 	// later than a tenth of the p99 of the response times.
 	minLateWake    = 20 * time.Millisecond
@@ -60,10 +62,11 @@ const (
 // Judge decides whether the figures describe the server. It judges the generator first, because a
 // load that was not sent shows nothing about the server.
 //
-// Requests start late, or are never sent, for three reasons. The generator has used up its CPU, or
-// the generator wakes late: GENERATOR_BOUND. Or every worker waits for an answer:
-// CONCURRENCY_BOUND. In the last case the server is slow, not the generator. Response times count
-// from the due time, so they include the wait for a free worker.
+// There are three reasons why requests start late or are never sent. First, the generator has used
+// up its CPU. Second, the generator wakes late. In both cases the verdict is GENERATOR_BOUND.
+// Third, every worker waits for an answer. Then the verdict is CONCURRENCY_BOUND: the server is
+// slow, not the generator. Response times count from the due time, so they include the wait for a
+// free worker.
 func Judge(e *Evidence) Verdict {
 	var v Verdict
 	say := func(code, format string, args ...any) {

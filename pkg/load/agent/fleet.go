@@ -130,7 +130,7 @@ func (f *Fleet) Run(ctx context.Context, feed func(i int, fr *load.Frame) error)
 	wg.Wait()
 }
 
-// headStart is the shortest time between sending the begin of a phase to the agents and that begin.
+// headStart is the shortest time from the announcement of a phase to the beginning of the phase.
 const headStart = 200 * time.Millisecond
 
 // Begin implements load.Remote.
@@ -221,8 +221,8 @@ func (f *Fleet) announce() {
 	}
 }
 
-// wait waits until the function is returns true for every link. It returns an error if ctx ends
-// first. It holds mu while it calls the function.
+// wait waits until is(link) returns true for every link. It returns an error if ctx ends first. It
+// holds mu while it calls the function.
 func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	for {
 		f.mu.Lock()

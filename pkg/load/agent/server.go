@@ -33,7 +33,7 @@ type Server struct {
 	// refuses requests for other hosts, which a web page could send (see notify.LoopbackHost).
 	Loopback bool
 	Version  string
-	Note     func(format string, args ...any) // prints the begin and the end of each run
+	Note     func(format string, args ...any) // prints the start and the end of each run
 	Now      func() time.Time                 // the agent's clock; nil: time.Now
 
 	mu  sync.Mutex

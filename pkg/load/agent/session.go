@@ -102,8 +102,8 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 	return failed
 }
 
-// begins waits for the Orders that begin a phase. It returns when the phase begins, in the clock of
-// time.Now.
+// begins waits for the Orders that begin a phase. It returns the moment at which the phase begins,
+// by the clock of time.Now.
 func (s *session) begins(ctx context.Context, phase int) (time.Time, error) {
 	for {
 		s.mu.Lock()

@@ -284,8 +284,8 @@ func stateOf(cl *api.Client) load.StateOf {
 // function returns an error if the token lacks the scope observe.
 func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	var dead int64
-	// When to count dead letters again. Counting reads all dead letters, so it may take at most 1%
-	// of the time.
+	// again is when the dead letters may be counted again. Counting reads all dead letters, so it
+	// may take at most 1% of the time.
 	var again time.Time
 	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)

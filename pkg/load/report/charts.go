@@ -54,8 +54,8 @@ func newFrame(r *load.Result) *timeFrame {
 	return f
 }
 
-// groupSize returns the size of the groups that n elements need, so that there are at most most
-// groups.
+// groupSize returns how many elements a group must have, so that n elements form no more groups
+// than most.
 func groupSize(n, most int) int { return max(1, (n+most-1)/most) }
 
 // groupBounds returns the seconds at which a group begins and ends. The group does not contain the
@@ -185,8 +185,8 @@ func (c *chart) asLogChart(title, about string) []*chart {
 }
 
 // percentileCharts returns the percentile curves. The first chart has each kind of latency of all
-// steps together. The second chart has the response of each step. On the axis the steps 0 to 90, 90
-// to 99, 99 to 99.9 and so on have the same width.
+// steps together. The second chart has the response of each step. On the axis the ranges 0 to 90,
+// 90 to 99, 99 to 99.9 and so on have the same width.
 func percentileCharts(r *load.Result) []*chart {
 	steps := measuredSteps(r)
 	var all, each percentileCurves

@@ -141,9 +141,9 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 	}
 }
 
-// addRow appends a row and judges it. If the figure of B is from low to high, the row is Same. If
-// it is lower, the change is below; if it is higher, the change is above. If why is not empty, the
-// row is Unjudged for that reason.
+// addRow appends a row and judges it. If the figure of B is from low to high, the change is Same.
+// If the figure is lower, the change is the parameter below. If it is higher, the change is the
+// parameter above. If why is not empty, the row is Unjudged for that reason.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
 	row.Change, row.UnjudgedBecause = Same, why
 	switch {

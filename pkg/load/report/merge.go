@@ -84,8 +84,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	return m, nil
 }
 
-// shiftTimes returns a copy of the result of a segment. The segment began late after the first
-// segment. The times in the copy count from the start of the first segment.
+// shiftTimes returns a copy of the result of a segment. The times in the copy count from the start
+// of the first segment. The parameter late is how long after the first segment this segment began.
 func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 	s, seconds := *p, int(math.Round(late.Seconds()))
 	s.Seconds, s.Heat, s.Intervals = slices.Clone(p.Seconds), slices.Clone(p.Heat), slices.Clone(p.Intervals)
@@ -208,9 +208,10 @@ var foldRules = map[string]string{
 	"own":   "Merge sets it itself",
 }
 
-// foldValues merges the values from into the value to by the rule, see foldRules. to must be zero
-// before the call. shared is true if all segments used the same server. foldValues returns an error
-// of notify.KindInvalid if a histogram is damaged.
+// foldValues merges the values in the parameter from by the rule, see foldRules. It stores the
+// result in the parameter to, which must be zero before the call. shared is true if all segments
+// used the same server. foldValues returns an error of notify.KindInvalid if a histogram is
+// damaged.
 func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
 	switch rule {
 	case "key", "first":

@@ -146,8 +146,8 @@ func (p *textPage) writeLatency(r *load.Result) {
 	}
 }
 
-// percentileOrDash formats a percentile above which one of every of values lies. If fewer than ten
-// values are above the percentile, it returns "-".
+// percentileOrDash formats a percentile. One of this many values is above the percentile: the
+// parameter of. If fewer than ten of all values are above it, percentileOrDash returns "-".
 func percentileOrDash(count, of, ns int64) string {
 	if count < 10*of {
 		return "-"

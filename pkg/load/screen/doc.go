@@ -1,5 +1,5 @@
-// Package screen shows a load run while it runs. In a terminal it shows panels, which the user
-// controls by keys. Without a terminal it writes one line per second.
+// Package screen shows a load run while the run goes on. In a terminal it shows panels, which the
+// user controls by keys. Without a terminal it writes one line per second.
 //
 // It only reads the snapshots of a run, at most four times a second (source.go). So the screen does
 // not change the figures of the run. A frame is a pure function of a snapshot, of the settings that
