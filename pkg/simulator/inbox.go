@@ -31,7 +31,7 @@ type Message struct {
 }
 
 // content is the content of a message. It is a title and a body, or a template of the provider, or
-// a push payload. A push payload is parsed only when somebody reads the inbox.
+// a push payload. A push payload is parsed only when the inbox is read.
 type content struct {
 	title, body    string
 	html           bool   // true: body is HTML
@@ -193,7 +193,8 @@ func (c *content) alert() (title, body string) {
 // maxClip is the most bytes of a text that the inbox shows.
 const maxClip = 4096
 
-// clipText shortens s to at most n bytes. It returns a copy, so that the memory of s can be freed.
+// clipText returns s if s has at most n bytes. Otherwise it returns a copy of at most the first n
+// bytes, with "…" at the end. It makes a copy so that the memory of s can be freed.
 func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -22,8 +22,8 @@ import (
 	"strings"
 )
 
-// seed is the source of every key. Whoever has the seed has all keys. That is intended, because the
-// keys protect only a simulator on loopback.
+// seed is the source of every key. A program that has the seed has all keys. That is intended,
+// because the keys protect only a simulator on loopback.
 type seed [32]byte
 
 const seedFile = "seed"

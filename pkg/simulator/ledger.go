@@ -18,7 +18,8 @@ type Outcome uint8
 
 // The outcomes. A receiver is taken if the provider acts on the request, so that the message counts
 // as delivered. Accepted and ambiguous receivers are taken. Ambiguous means that the caller does
-// not know this, because the connection was reset or there was no answer.
+// not know this: the connection was reset, there was no answer, or a gateway answered with an
+// error.
 const (
 	Rejected Outcome = iota
 	Accepted
@@ -145,7 +146,7 @@ type Receiver struct {
 	Seq      uint64 // sequence number among the messages of the user
 }
 
-// Take counts a receiver. Programs use it that have a ledger without simulated providers.
+// Take counts a receiver. It is for programs that have a ledger without simulated providers.
 func (l *Ledger) Take(r *Receiver) {
 	l.recordEntry(&ledgerEntry{
 		at: r.At.UnixNano(), provider: r.Provider, outcome: r.Outcome, status: 200,
@@ -239,8 +240,8 @@ func parseID(text string) (id notify.ID, foreign bool) {
 	return id, true
 }
 
-// parseNear returns the same as parseID. It is faster for ids of which most belong to the same
-// fan-out as the previous id, because it parses their base only once. The caller holds the lock.
+// parseNear returns the same as parseID. It is faster if most ids belong to the same fan-out as the
+// id before them, because it parses their base only once. The caller holds the lock.
 func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
 	if n := len(l.lastFanoutText); n > 0 && len(text) > n && text[:n] == l.lastFanoutText && text[n] != '0' {
 		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {

@@ -101,12 +101,12 @@ func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 		r.size += int64(len(b))
 		r.filter.add(k)
 		if _, err := w.Write(b); err != nil {
-			_ = f.Close() // return the first error
+			_ = f.Close() // return the error of the write instead
 			return nil, err
 		}
 	}
 	if err := w.Flush(); err != nil {
-		_ = f.Close() // return the first error
+		_ = f.Close() // return the error of the write instead
 		return nil, err
 	}
 	return r, nil

@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// twilioServer is the server of Twilio Programmable Messaging: POST
-// /2010-04-01/Accounts/{sid}/Messages.json.
+// twilioServer is the server of Twilio Programmable Messaging:
+// POST /2010-04-01/Accounts/{sid}/Messages.json.
 type twilioServer struct {
 	sim    *Simulator
 	active map[string]*atomic.Int64 // number of requests under way, by account SID

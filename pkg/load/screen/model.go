@@ -80,7 +80,7 @@ type model struct {
 	message   string
 	messageAt time.Time
 
-	stopping        bool   // Control.Stop was called
+	stopping        bool   // true: the run is being stopped
 	pendingSteerKey string // the key that asked for a change of the arrivals; layerSteer asks about it
 	left            Left
 	frame           string // the last frame; empty: the frame must be drawn again

@@ -172,7 +172,7 @@ func minSeconds(m *model) int {
 
 // resample converts values of seconds to the dots of a chart. If there are more seconds than dots,
 // a dot is the mean of several seconds. Otherwise a second has several dots. All dots together
-// stand for at least least seconds.
+// stand for all values, or for the number of seconds in the parameter least if that is more.
 func resample(values []float64, dots, least int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
