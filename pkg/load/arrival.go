@@ -317,7 +317,8 @@ func (p *poissonArrival) dueTime(i int64) time.Duration {
 	}
 	for ; p.next <= i; p.next++ {
 		p.sum += p.gapAfter(p.next)
-		if p.next%gapSumEvery == gapSumEvery-1 { // use the stored sum, so that rounding does not depend on the order of calls
+		// Use the stored sum, so that rounding does not depend on the order of calls.
+		if p.next%gapSumEvery == gapSumEvery-1 {
 			if k := p.next/gapSumEvery + 1; k < int64(len(p.gapSums)) {
 				p.sum = p.gapSums[k]
 			}

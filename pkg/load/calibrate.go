@@ -103,7 +103,9 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	s.Busy += busy // the whole time of an answer counts in the second in which the answer arrived, so busy may exceed 1
+	// The whole time of an answer counts in the second in which the answer arrived. So busy may
+	// exceed 1.
+	s.Busy += busy
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
 	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
 	s.LagP99, s.GeneratorShare = max(s.LagP99, h.LagP99), max(s.GeneratorShare, h.GeneratorShare)

@@ -43,12 +43,15 @@ const (
 
 // Trial is the outcome of one rate.
 type Trial struct {
-	Rate           float64 `json:"rate"`
-	Confirm        bool    `json:"confirm,omitempty"`
-	Held           bool    `json:"held"`
-	GeneratorBound bool    `json:"generator_bound,omitempty"` // true: the generator was the limit, so the trial shows nothing about the server
-	Disturbed      bool    `json:"disturbed,omitempty"`       // true: the generator was disturbed, so the rate is tried again
-	Why            string  `json:"why,omitempty"`             // why the rate did not hold
+	Rate    float64 `json:"rate"`
+	Confirm bool    `json:"confirm,omitempty"`
+	Held    bool    `json:"held"`
+	// GeneratorBound is true if the generator was the limit. Then the trial shows nothing about the
+	// server.
+	GeneratorBound bool `json:"generator_bound,omitempty"`
+	// Disturbed is true if the generator was disturbed. Then the rate is tried again.
+	Disturbed bool   `json:"disturbed,omitempty"`
+	Why       string `json:"why,omitempty"` // why the rate did not hold
 }
 
 // A search ends after maxTrials trials. So it also ends if noise makes its trials contradict each

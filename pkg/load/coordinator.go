@@ -301,7 +301,8 @@ func brief(h *hdrhistogram.Histogram) Brief {
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	if s, err := f(ctx, last); err == nil { // a token without the scope causes an error, and then the figures stay unknown
+	// A token without the scope causes an error. Then the figures stay unknown.
+	if s, err := f(ctx, last); err == nil {
 		s.Known = true
 		c.serverSaid.Store(&s)
 	}
@@ -316,7 +317,8 @@ func (c *coordinator) askOthers(ctx context.Context) {
 		if got, err := l.countArrivals(ctx, false); err == nil {
 			c.came = got
 		}
-		_ = l.joinArrivals(ctx, &c.run.promised, c.recordArrival) // after an error the next call reads these arrivals again
+		// After an error the next call reads the same arrivals again.
+		_ = l.joinArrivals(ctx, &c.run.promised, c.recordArrival)
 	}
 	if s := c.serverSaid.Load(); s != nil {
 		c.server = *s

@@ -115,7 +115,8 @@ func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err
 		content := notify.Content{Body: r.Step.Payload.Text}
 		if content.Body == "" {
 			text = r.data.text(text[:0], seq)
-			content.Body = string(text[1 : len(text)-1]) // a quoted string of letters and spaces: nothing to unescape
+			// The text is a quoted string of letters and spaces, so nothing needs unescaping.
+			content.Body = string(text[1 : len(text)-1])
 		}
 		if v.channel != "sms" {
 			content.Title = "Hello"

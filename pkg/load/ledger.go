@@ -174,7 +174,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	}
 	delivered, ids, err := r.joinAndList(ctx, most)
 	if err == nil {
-		got, err = l.countArrivals(ctx, true) // count after listMissing, which finds messages that arrived at two ledgers
+		// Count after listMissing, because it finds messages that arrived at two ledgers.
+		got, err = l.countArrivals(ctx, true)
 	}
 	if err != nil {
 		return c, err

@@ -162,7 +162,9 @@ func appendUser(b []byte, u uint64) []byte {
 func appendAddress(b []byte, channel string, u uint64) []byte {
 	switch channel {
 	case "sms":
-		b = append(b, "+9993500000000"...) // newPattern searches for eight zeros in a row, so they occur only at the user's digits
+		// newPattern searches for eight zeros in a row. So they must occur only where the user's
+		// digits are.
+		b = append(b, "+9993500000000"...)
 		putUser(b[len(b)-8:], u)
 		return b
 	case "email":

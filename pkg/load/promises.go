@@ -199,7 +199,8 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) 
 	one.came += a.n
 	p.delivered += int64(a.n)
 	f(&one.dueMoment, time.Unix(0, a.at), int64(a.n))
-	if p.shards < 2 && one.complete() { // with several ledgers keep the promise, because its message may arrive again
+	// With several ledgers keep the promise, because its message may arrive again.
+	if p.shards < 2 && one.complete() {
 		delete(open, a.base)
 		return true
 	}

@@ -47,11 +47,14 @@ type Agent struct {
 	LostAt      time.Duration `json:"lost_at_ns,omitempty"`   // since the run's start
 	LostBecause string        `json:"lost_because,omitempty"` // empty: the agent was not lost
 	Sent        int64         `json:"sent"`                   // messages that it reported as sent
-	NotSent     int64         `json:"not_sent,omitempty"`     // of a lost agent: due messages of its segment that it did not report as sent
-	Rate        float64       `json:"rate"`                   // messages/s sent in its last full second
-	CPU         float64       `json:"cpu"`                    // cores that its process used in its last full second
-	CPUs        float64       `json:"cpus"`                   // cores that its process may use
-	Verdict     string        `json:"verdict,omitempty"`      // verdict on its own figures; GENERATOR_BOUND: this agent is the limit
+	// NotSent counts, for a lost agent, due messages of its segment that it did not report as sent.
+	NotSent int64   `json:"not_sent,omitempty"`
+	Rate    float64 `json:"rate"` // messages/s sent in its last full second
+	CPU     float64 `json:"cpu"`  // cores that its process used in its last full second
+	CPUs    float64 `json:"cpus"` // cores that its process may use
+	// Verdict is the verdict on the agent's own figures. GENERATOR_BOUND means that this agent is
+	// the limit.
+	Verdict string `json:"verdict,omitempty"`
 }
 
 // AgentState is the state of an agent.

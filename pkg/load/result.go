@@ -74,7 +74,8 @@ func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked) // the sink counts a message a moment before the step counts it as acknowledged
+		// The sink counts a message a moment before the step counts it as acknowledged.
+		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked)
 		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}
 	return out
@@ -248,7 +249,8 @@ func (c *coordinator) result(sending time.Duration, found drainResult) (*Result,
 		if st.begin.Load() < 0 {
 			continue
 		}
-		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]} // s.Steps contains only steps that have begun, in the order of r.steps
+		// s.Steps contains only steps that have begun, in the order of r.steps.
+		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]}
 		var err error
 		if one.Histograms, err = c.histograms(st); err != nil {
 			return nil, err

@@ -30,7 +30,9 @@ type Config struct {
 	Every     time.Duration // default 1 s; shorter than 100 ms has no effect
 	Timeout   time.Duration // timeout of one request; default 30 s
 	Calibrate time.Duration // length of the calibration before the run, for each step name; 0: no calibration
-	Grace     time.Duration // after the user stopped the run: longest wait for requests under way, and longest drain; default 5 s
+	// After the user stopped the run, Grace is the longest wait for requests under way and the
+	// longest drain. The default is 5 s.
+	Grace time.Duration
 	// Server asks the server for figures about itself. The run calls it about once a second, and at
 	// the end once more with last set to true. nil: the server is not asked.
 	Server func(ctx context.Context, last bool) (Server, error)

@@ -32,7 +32,8 @@ type Simulators struct {
 }
 
 func (l *Simulators) markStart(ctx context.Context) (err error) {
-	l.began = time.Now().Add(-time.Second) // trigger calls have times of the simulators' clock, which may be behind by up to a second
+	// Trigger calls have times of the simulators' clock, which may be behind by up to a second.
+	l.began = time.Now().Add(-time.Second)
 	if l.before, err = l.totals(ctx, true); err != nil {
 		return err
 	}

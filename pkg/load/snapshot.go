@@ -12,7 +12,9 @@ const SchemaVersion = 1
 type Snapshot struct {
 	At      time.Time     `json:"at"`
 	Elapsed time.Duration `json:"elapsed_ns"` // since the first phase began
-	Planned time.Duration `json:"planned_ns"` // length of all phases, without the drain; 0: not known, because a phase ends by counts
+	// Planned is the length of all phases, without the drain. It is 0 if a phase ends by counts,
+	// because the length is then not known.
+	Planned time.Duration `json:"planned_ns"`
 	State   State         `json:"state"`
 	Phase   Phase         `json:"phase"`
 
@@ -97,9 +99,11 @@ const LateAfter = time.Second
 
 // StepSnapshot describes one step of one phase.
 type StepSnapshot struct {
-	Name     string `json:"name" merge:"key"`
-	Phase    string `json:"phase" merge:"key"`
-	Warmup   bool   `json:"warmup,omitempty" merge:"first"` // true: the step is recorded, but thresholds and percentiles of the run leave it out
+	Name  string `json:"name" merge:"key"`
+	Phase string `json:"phase" merge:"key"`
+	// Warmup is true if the step is recorded, but left out of thresholds and of percentiles of the
+	// run.
+	Warmup   bool   `json:"warmup,omitempty" merge:"first"`
 	Target   string `json:"target" merge:"first"`
 	Channel  string `json:"channel" merge:"first"`  // "mixed" if the step sends several channels
 	Category string `json:"category" merge:"first"` // "mixed" if the step sends several categories
@@ -149,20 +153,27 @@ type ThresholdState struct {
 
 // Health describes the process of the generator in the last second.
 type Health struct {
-	CPU            float64       `json:"cpu" merge:"sum"`      // cores used by this process
-	CPUs           float64       `json:"cpus" merge:"sum"`     // cores that it may use
-	GCPause        time.Duration `json:"gc_pause" merge:"max"` // longest pause
-	GCCPU          float64       `json:"gc_cpu" merge:"sum"`   // cores
-	Goroutines     int           `json:"goroutines" merge:"sum"`
-	RSS            int64         `json:"rss" merge:"sum"`        // bytes
-	Steal          float64       `json:"steal" merge:"max"`      // share of the machine's time that the hypervisor gave to other machines, 0 to 1
-	MachineCPU     float64       `json:"machine" merge:"max"`    // cores that all processes of the machine used together
-	Sockets        int           `json:"sockets" merge:"sum"`    // open sockets of this process
-	LagP99         time.Duration `json:"lag_p99_ns" merge:"max"` // p99 of how late workers woke, if they waited for the due time of a message
-	Busy           float64       `json:"busy" merge:"max"`       // share of the workers' time in which they waited for answers, 0 to 1
-	CalibratedRate float64       `json:"calibrated" merge:"sum"` // messages/s that this machine generated against the null sink, before the run
-	GeneratorShare float64       `json:"share" merge:"max"`      // intended rate / CalibratedRate; above 0.8 the generator is the limit
-	Embedded       bool          `json:"embedded" merge:"or"`    // true: notifyd runs in this process, so CPU includes notifyd
+	CPU        float64       `json:"cpu" merge:"sum"`      // cores used by this process
+	CPUs       float64       `json:"cpus" merge:"sum"`     // cores that it may use
+	GCPause    time.Duration `json:"gc_pause" merge:"max"` // longest pause
+	GCCPU      float64       `json:"gc_cpu" merge:"sum"`   // cores
+	Goroutines int           `json:"goroutines" merge:"sum"`
+	RSS        int64         `json:"rss" merge:"sum"` // bytes
+	// Steal is the share of the machine's time that the hypervisor gave to other machines, 0 to 1.
+	Steal      float64 `json:"steal" merge:"max"`
+	MachineCPU float64 `json:"machine" merge:"max"` // cores that all processes of the machine used together
+	Sockets    int     `json:"sockets" merge:"sum"` // open sockets of this process
+	// LagP99 is the p99 of how late workers woke that waited for the due time of a message.
+	LagP99 time.Duration `json:"lag_p99_ns" merge:"max"`
+	// Busy is the share of the workers' time in which they waited for answers, 0 to 1.
+	Busy float64 `json:"busy" merge:"max"`
+	// CalibratedRate is the messages/s that this machine generated against the null sink, before
+	// the run.
+	CalibratedRate float64 `json:"calibrated" merge:"sum"`
+	// GeneratorShare is the intended rate / CalibratedRate. Above 0.8 the generator is the limit.
+	GeneratorShare float64 `json:"share" merge:"max"`
+	// Embedded is true if notifyd runs in this process. Then CPU includes notifyd.
+	Embedded bool `json:"embedded" merge:"or"`
 }
 
 // Server holds what the server reports about itself. All fields are zero if it reports nothing.

@@ -33,9 +33,11 @@ type SteerChange struct {
 
 // SteerState describes how the arrivals of a run are steered at the moment.
 type SteerState struct {
-	Pace    float64 `json:"pace"`              // factor on the rate while the run is not paused; 1: the rate of the scenario
-	Paused  bool    `json:"paused,omitempty"`  // true: no message becomes due
-	Changed bool    `json:"changed,omitempty"` // true: the run has been steered, so its figures do not belong to a planned rate
+	Pace   float64 `json:"pace"`             // factor on the rate while the run is not paused; 1: the rate of the scenario
+	Paused bool    `json:"paused,omitempty"` // true: no message becomes due
+	// Changed is true if the run has been steered. Then its figures do not belong to a planned
+	// rate.
+	Changed bool `json:"changed,omitempty"`
 }
 
 // The bounds of the pace.

@@ -22,7 +22,9 @@ const (
 	SignatureNone      Signature = "none"      // the call had no signature, and needed no signature
 	SignatureUnchecked Signature = "unchecked" // the call had a signature, but the receiver has no secret to check it
 	SignatureGood      Signature = "good"
-	SignatureBad       Signature = "bad" // the signature is wrong; the receiver answers 401 if a secret was set over the control API
+	// SignatureBad means that the signature is wrong. The receiver answers 401 if a secret was set
+	// over the control API.
+	SignatureBad Signature = "bad"
 )
 
 // Call is one call of a trigger, as the receiver sees it.

@@ -58,9 +58,10 @@ type Config struct {
 
 // APNsConfig configures the APNs server.
 type APNsConfig struct {
-	Addr    string `default:"127.0.0.1:0"`
-	Topic   string `default:"com.example.notifyd"` // bundle id; topics that begin with the bundle id and a dot are accepted, too
-	Streams int    `default:"1000" min:"1"`        // MAX_CONCURRENT_STREAMS of a connection
+	Addr string `default:"127.0.0.1:0"`
+	// Topic is the bundle id. Topics that begin with the bundle id and a dot are accepted, too.
+	Topic   string `default:"com.example.notifyd"`
+	Streams int    `default:"1000" min:"1"` // MAX_CONCURRENT_STREAMS of a connection
 	// FirstStreams is the limit of a connection until APNs has accepted a provider token on it.
 	// Real APNs begins with one stream. 0: the limit is Streams from the start.
 	FirstStreams int           `min:"0"`

@@ -340,7 +340,8 @@ func writeError(w http.ResponseWriter, err error) {
 	case notify.KindNotFound:
 		status = http.StatusNotFound
 	}
-	body, _ := json.Marshal(map[string]string{"code": e.Code, "field": e.Field, "message": e.Msg}) // json.Marshal does not fail for strings
+	// json.Marshal does not fail for strings.
+	body, _ := json.Marshal(map[string]string{"code": e.Code, "field": e.Field, "message": e.Msg})
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(append(body, '\n'))

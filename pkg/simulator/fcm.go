@@ -221,7 +221,8 @@ func fcmError(code string, status int) providerAnswer {
 	if !ok {
 		e.status, e.message = "UNKNOWN", code
 	}
-	if code == "UNAUTHENTICATED" { // Google refuses such a request before FCM gets it, so the answer has no FcmError
+	// Google refuses such a request before FCM gets it. So the answer has no FcmError.
+	if code == "UNAUTHENTICATED" {
 		return googleError(intOr(status, e.http), e.status, e.message, "")
 	}
 	return googleError(intOr(status, e.http), e.status, e.message, code)

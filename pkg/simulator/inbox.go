@@ -63,7 +63,8 @@ func (b *inbox) addCall(c *providerCall, status int, outcome Outcome, now time.T
 	rs = rs[max(0, len(rs)-b.size):]
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if over := len(b.entries) + len(rs) - 2*b.size; over > 0 { // delete old entries only now and then, because deleting moves all kept entries
+	// Delete old entries only now and then, because deleting moves all kept entries.
+	if over := len(b.entries) + len(rs) - 2*b.size; over > 0 {
 		b.entries = slices.Delete(b.entries, 0, len(b.entries)-b.size)
 	}
 	for _, r := range rs {

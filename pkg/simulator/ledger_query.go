@@ -12,8 +12,10 @@ import (
 
 // Totals counts what one provider received, or all providers together.
 type Totals struct {
-	Requests   uint64 `json:"requests"`   // HTTP requests that were read to their end
-	Receivers  uint64 `json:"receivers"`  // number of receivers in these requests; only a request to SendGrid can have several
+	Requests uint64 `json:"requests"` // HTTP requests that were read to their end
+	// Receivers is the number of receivers in these requests. Only a request to SendGrid can have
+	// several.
+	Receivers  uint64 `json:"receivers"`
 	Accepted   uint64 `json:"accepted"`   // receivers answered 2xx
 	Ambiguous  uint64 `json:"ambiguous"`  // taken, but the caller does not know it
 	Rejected   uint64 `json:"rejected"`   // refused, or the connection ended before they were taken
@@ -112,8 +114,9 @@ type Duplicate struct {
 // OrderReport says whether first deliveries kept the order of the sequence numbers of each user at
 // each address.
 type OrderReport struct {
-	Users             int         `json:"users"`              // number of (user, address) pairs
-	Pending           uint64      `json:"pending,omitempty"`  // deliveries that were not compared yet, because not all users fit into memory
+	Users int `json:"users"` // number of (user, address) pairs
+	// Pending counts deliveries that were not compared yet, because not all users fit into memory.
+	Pending           uint64      `json:"pending,omitempty"`
 	Reordered         uint64      `json:"reordered"`          // first deliveries that came out of order
 	ReorderedAttempts uint64      `json:"reordered_attempts"` // first attempts that came out of order
 	Examples          []Reordered `json:"examples"`           // the first examples; added only while all users fit into memory

@@ -20,11 +20,13 @@ type Action string
 // difference between Reset and Drop.
 const (
 	// Fail answers with Status and Code.
-	Fail        Action = "error"
-	Outage      Action = "outage"       // Fail with 503
-	Throttle    Action = "throttle"     // Fail with 429
-	Deny        Action = "unauthorized" // Fail with 401, APNs 403
-	Gateway     Action = "gateway"      // act on the request, then answer Status, by default 502, like a gateway that lost the answer
+	Fail     Action = "error"
+	Outage   Action = "outage"       // Fail with 503
+	Throttle Action = "throttle"     // Fail with 429
+	Deny     Action = "unauthorized" // Fail with 401, APNs 403
+	// Gateway acts on the request, then answers Status, by default 502. So does a gateway that lost
+	// the answer.
+	Gateway     Action = "gateway"
 	Reset       Action = "reset"        // act on the request, then reset the connection without an answer
 	ResetStream Action = "reset_stream" // act on the request, then reset only its HTTP/2 stream
 	Drop        Action = "drop"         // reset the connection without acting on the request

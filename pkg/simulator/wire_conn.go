@@ -106,7 +106,8 @@ func (c *wireConn) serve() {
 		if errors.As(err, &broken) {
 			c.srv.count(func(s *WireStats) { s.Broken++ })
 			c.change(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
-			_, _ = io.Copy(io.Discard, c.tlsConn) // wait until the caller has read the GOAWAY and closed the connection
+			// Wait until the caller has read the GOAWAY and closed the connection.
+			_, _ = io.Copy(io.Discard, c.tlsConn)
 			return
 		}
 		if err != nil {

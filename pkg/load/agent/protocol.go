@@ -68,8 +68,9 @@ type Aim struct {
 
 // Event is one line of the answer to a Start. An empty Event shows that the agent is alive.
 type Event struct {
-	Run   string      `json:"run,omitempty"`   // id of the run, for the path of Orders; only in the first event
-	Ready *int        `json:"ready,omitempty"` // number of a phase; the agent waits for the Orders that begin this phase
+	Run string `json:"run,omitempty"` // id of the run, for the path of Orders; only in the first event
+	// Ready is the number of a phase. The agent waits for the Orders that begin this phase.
+	Ready *int        `json:"ready,omitempty"`
 	Frame *load.Frame `json:"frame,omitempty"`
 	// If Done is true, this is the last event: the agent has sent everything, or the controller has
 	// stopped it.

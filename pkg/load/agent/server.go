@@ -67,7 +67,8 @@ func (s *Server) now() time.Time {
 func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
 	host, _ := os.Hostname() // the name is empty after an error
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()}) // fails if the controller has closed the connection
+	// Encode fails if the controller has closed the connection.
+	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()})
 }
 
 // read decodes the JSON body of a request. It returns an error if the body takes longer than

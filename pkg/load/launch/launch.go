@@ -29,13 +29,15 @@ type Options struct {
 	Context func() (cl *api.Client, simulators string, err error)
 	Note    func(format string, args ...any) // prints a message
 
-	Version       string        // version of notifyctl
-	Timeout       time.Duration // timeout of one request
-	Notifyd       string        // program for mode process; empty: notifyd in the folder of notifyctl, or on the PATH
-	Grant         string        // token of a load grant; empty: load goes only to loopback addresses
-	Kafka         []string      // brokers of target kafka; empty: the log of the notifyd that Open starts
-	NoCheck       bool          // true: do not check delivery with the ledger
-	NoCalibration bool          // true: do not measure the speed of this machine before the run
+	Version string        // version of notifyctl
+	Timeout time.Duration // timeout of one request
+	// Notifyd is the program for mode process. Empty: notifyd in the folder of notifyctl, or on the
+	// PATH.
+	Notifyd       string
+	Grant         string   // token of a load grant; empty: load goes only to loopback addresses
+	Kafka         []string // brokers of target kafka; empty: the log of the notifyd that Open starts
+	NoCheck       bool     // true: do not check delivery with the ledger
+	NoCalibration bool     // true: do not measure the speed of this machine before the run
 }
 
 // Environment is the target of one run. It is not safe for concurrent use. But Failed may be called
@@ -396,7 +398,8 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 	if err != nil {
 		return err
 	}
-	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // not ctx, because the pipeline must still drain after ctx has ended
+	// Do not use ctx, because the pipeline must still drain after ctx has ended.
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { e.ended <- pl.Run(run) }()
 	e.closes = append(e.closes, func() error { stop(); return <-e.ended })
 	ready, done := context.WithTimeout(ctx, 5*time.Minute)

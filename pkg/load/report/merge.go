@@ -74,7 +74,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	})
 	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
 	open := int64(0)
-	for i := range m.Seconds { // if the segments share a server, each segment counted the deliveries of all segments
+	// If the segments share a server, each segment has counted the deliveries of all segments.
+	for i := range m.Seconds {
 		if r := &m.Seconds[i]; shared {
 			open += r.Acked - r.Delivered
 			r.Backlog = max(open, 0)
