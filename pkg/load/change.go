@@ -15,7 +15,7 @@ type Overrides struct {
 	Workers     int
 }
 
-// With returns a copy of the scenario in which the values of o replace those of every step.
+// With returns a copy of the scenario in which the values of o replace the values of every step.
 func (s Scenario) With(o Overrides) Scenario {
 	s = s.WithDefaults() // WithDefaults copies the phases
 	if o.Duration > 0 && s.Objective != nil {
@@ -62,9 +62,9 @@ func fittingSize(st *Step) int {
 func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
 // Shortened returns the short form of the scenario, which shows within seconds that the scenario
-// works. If Short has thresholds, they replace those of the scenario. Otherwise only the scenario's
-// thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The latencies of a
-// run of seconds do not show the latencies at a rate that lasts longer.
+// works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise only the
+// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The
+// latencies of a run of seconds do not show the latencies at a rate that lasts longer.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {

@@ -51,8 +51,8 @@ func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 }
 
 // decodeOwn decodes a histogram that another process encoded. It refuses a histogram whose range or
-// digits differ from those of NewHistogram. It checks this before it allocates the counts, because
-// a header of 40 bytes may ask for gigabytes.
+// digits differ from the range or digits of NewHistogram. It checks this before it allocates the
+// counts, because a header of 40 bytes may ask for gigabytes.
 func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 	if s != "" && !madeHere(s) {
 		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is not one of %d to %d with %d digits", shortest, longest, digits))

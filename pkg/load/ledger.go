@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Ledger knows which messages the providers received. Shards reads the ledgers of simulators over
+// Ledger reports which messages the providers received. Shards reads the ledgers of simulators over
 // HTTP. Observer is a ledger in this process.
 type Ledger interface {
 	// markStart records what arrived before the run. Later counts leave these arrivals out.

@@ -33,12 +33,12 @@ type promises struct {
 	delivered int64
 	repeated  int64 // single messages that arrived at two ledgers
 	examples  []string
-	files     *promiseFiles // nil: all fits in memory
+	files     *promiseFiles // nil: everything fits into memory
 }
 
 // promise is the acknowledgement of one single notification or of one fan-out.
 type promise struct {
-	dueMoment        // when it was due
+	dueMoment        // due times of its messages
 	count     uint32 // receivers of the fan-out; 0: a single notification
 	rejected  uint32
 	came      uint32

@@ -13,8 +13,8 @@ import (
 // Remote sends the load of a run from other processes, which are called agents. Each agent runs one
 // segment of the scenario. Once a second it sends a Frame that describes what it did. The run adds
 // the frames to the recorders that workers of this process would use. So thresholds, screen,
-// ledger, verdict and result are about all agents together. The intended messages are those of the
-// whole scenario. So the messages of an agent that died count as intended and not sent.
+// ledger, verdict and result are about all agents together. The intended messages are the messages
+// of the whole scenario. So the messages of an agent that died count as intended and not sent.
 type Remote interface {
 	// Run follows the agents until ctx ends. It calls feed with each frame of agent i. feed adds
 	// the whole frame to the run. If feed returns an error of notify.KindInvalid, it has added

@@ -64,7 +64,7 @@ type Config struct {
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
 	// Keys returns the Idempotency-Key of request n of a step. nil: requests have no keys, except
-	// those of steps whose field Keys is true. If Keys is not nil, a request that failed is
+	// the requests of steps whose field Keys is true. If Keys is not nil, a request that failed is
 	// repeated until it has an answer or until Patience has passed. So it is known what the server
 	// stored.
 	Keys     func(n int64) string
@@ -72,7 +72,7 @@ type Config struct {
 	// Acked is called with every good answer; may be nil.
 	Acked func(Ack)
 
-	Version, ServerName, Scale string // for the Environment and the Source
+	Version, ServerName, Scale string // values for Environment and Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
 	Steerable                  bool // Pause and Pace work; not for a segment, unless it is the run of an agent
@@ -87,7 +87,7 @@ type Run struct {
 	s        Scenario
 	cfg      Config
 	phases   [][]*stepRun
-	steps    []*stepRun // of all phases, in order
+	steps    []*stepRun // steps of all phases, in order
 	promised promises
 	source   Source
 

@@ -22,7 +22,7 @@ type Snapshot struct {
 	Scenario string      `json:"scenario"`
 	Verdict  string      `json:"verdict"` // verdict so far: VALID, GENERATOR_BOUND, SINK_BOUND, CONCURRENCY_BOUND or INCONCLUSIVE
 
-	Rates  Rates  `json:"rates"` // over the last complete second
+	Rates  Rates  `json:"rates"` // rates in the last complete second
 	Totals Totals `json:"totals"`
 
 	Steps      []StepSnapshot   `json:"steps"` // steps that have begun, in the order of the scenario
@@ -67,7 +67,7 @@ type Rates struct {
 	Sent      float64 `json:"sent" merge:"sum"`
 	Acked     float64 `json:"acked" merge:"sum"`     // accepted by the server
 	Delivered float64 `json:"delivered" merge:"sum"` // accepted by a simulated provider, or called back
-	Failed    float64 `json:"failed" merge:"sum"`    // in requests that failed, or rejected by the server one by one
+	Failed    float64 `json:"failed" merge:"sum"`    // messages of failed requests, and messages that the server rejected one by one
 }
 
 // Totals counts messages since the start of a run.
@@ -76,8 +76,8 @@ type Totals struct {
 	Sent      int64 `json:"sent" merge:"sum"`
 	Acked     int64 `json:"acked" merge:"sum"`
 	Delivered int64 `json:"delivered" merge:"sum"`
-	Failed    int64 `json:"failed" merge:"sum"`   // in requests without a good answer; the server may have stored them
-	Rejected  int64 `json:"rejected" merge:"sum"` // rejected by the server one by one, in a good answer
+	Failed    int64 `json:"failed" merge:"sum"`   // messages of requests without a good answer; the server may have stored them
+	Rejected  int64 `json:"rejected" merge:"sum"` // messages that the server rejected one by one, in a good answer
 
 	// The fields below come from the ledger. Lost is 0 until the drain ends, because a missing
 	// message may still arrive.
@@ -291,7 +291,7 @@ type Source struct {
 
 // Environment describes where a run took place.
 type Environment struct {
-	Version   string            `json:"version"` // of notifyctl
+	Version   string            `json:"version"` // version of notifyctl
 	Go        string            `json:"go"`
 	OS        string            `json:"os"`
 	Arch      string            `json:"arch"`
@@ -331,7 +331,7 @@ type Histograms struct {
 	Response string `json:"response,omitempty" merge:"hist"`
 	EndToEnd string `json:"end_to_end,omitempty" merge:"hist"`
 	Late     string `json:"late,omitempty" merge:"hist"`  // lateness of messages that were not early
-	Early    string `json:"early,omitempty" merge:"hist"` // of early messages: how long before their time they arrived
+	Early    string `json:"early,omitempty" merge:"hist"` // how long before their time early messages arrived
 }
 
 // Interval is one line of a .hlog file: a histogram of a part of the run, normally of 10 seconds.

@@ -17,8 +17,8 @@ type Totals struct {
 	// several.
 	Receivers  uint64 `json:"receivers"`
 	Accepted   uint64 `json:"accepted"`   // receivers answered 2xx
-	Ambiguous  uint64 `json:"ambiguous"`  // taken, but the caller does not know it
-	Rejected   uint64 `json:"rejected"`   // refused, or the connection ended before they were taken
+	Ambiguous  uint64 `json:"ambiguous"`  // receivers that were taken, but the caller does not know it
+	Rejected   uint64 `json:"rejected"`   // receivers that were refused, or whose connection ended before they were taken
 	IDs        uint64 `json:"ids"`        // distinct notification ids taken
 	Deliveries uint64 `json:"deliveries"` // distinct (id, address) pairs taken
 	Duplicates uint64 `json:"duplicates"` // how often a pair was taken after the first time

@@ -146,7 +146,7 @@ func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 // while the caller uses a pair.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields those pairs of All whose ids were made at the time from or later. If an id contains
+// Since yields the pairs of All whose ids were made at the time from or later. If an id contains
 // no time, the time of its first delivery is used. Since does not read pages of older ids.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {

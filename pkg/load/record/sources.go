@@ -133,7 +133,7 @@ type Client interface {
 }
 
 // Server records the messages in the history of a server, and the server's triggers. If the
-// client's token allows only one caller's messages, it records only those.
+// client's token allows only one caller's messages, it records only these messages.
 func (r *Recorder) Server(ctx context.Context, c Client) error {
 	q := api.NotificationQuery{Since: r.since, Until: r.until, Limit: 1000}
 	for {

@@ -6,7 +6,7 @@
 //	store.go    folder of runs, and the result as JSON
 //	compare.go  one run against another
 //	merge.go    one result from the results of the segments of a run
-//	metrics.go  Prometheus metrics while a run goes on
+//	metrics.go  Prometheus metrics during a run
 //
 // Everything except Store is a pure function of a load.Result or load.Snapshot. Texts in a Result
 // come from scenarios that anybody may have written, so each form escapes them. A result that was

@@ -1,4 +1,4 @@
-// Package screen shows a load run while the run goes on. In a terminal it shows panels, which the
+// Package screen shows a load run during the run. In a terminal it shows panels, which the
 // user controls by keys. Without a terminal it writes one line per second.
 //
 // It only reads the snapshots of a run, at most four times a second (source.go). So the screen does

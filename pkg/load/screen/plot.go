@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// styles holds the styles of a frame: those of package paint, the colours of lines, and the colours
-// and characters of the heat map.
+// styles holds the styles of a frame: the styles of package paint, the colours of lines, and the
+// colours and characters of the heat map.
 type styles struct {
 	paint.Styles
 
