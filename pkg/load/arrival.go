@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says when messages are due. Every shape is a pure function of time, and with poisson
-// also of the seed. The due time of message i depends neither on the server nor on the speed of
+// Arrival says when messages are due. Every shape is a pure function of time; with poisson it also
+// depends on the seed. The due time of a message does not depend on the server, nor on the speed of
 // the generator.
 type Arrival struct {
 	Shape   string   `yaml:"shape,omitempty" doc:"how the rate changes" enum:"constant|poisson|ramp|steps|spike|sine|trace"`
@@ -81,7 +81,7 @@ func (a Arrival) String() string {
 	return s
 }
 
-// compactNumber formats a number with a unit: 5M for 5000000.
+// compactNumber formats a number with a unit, for example 5000000 as 5M.
 func compactNumber(v float64) string {
 	for _, u := range []struct {
 		of   float64
@@ -94,16 +94,17 @@ func compactNumber(v float64) string {
 	return strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64)
 }
 
-// schedule says when the requests of a step are due. dueTime returns the due time of request i,
-// since the step began; it never falls as i grows. countDue returns how many requests are due
-// at t or before.
+// schedule says when the requests of a step are due. Times count from the start of the step.
+// dueTime returns the due time of request i; it never falls as i grows. countDue returns how many
+// requests have a due time of t or earlier.
 type schedule interface {
 	dueTime(i int64) time.Duration
 	countDue(t time.Duration) int64
 }
 
-// newSchedule turns an arrival of messages into a schedule of requests with size messages each,
-// for a phase of this length (0: without end). It returns an error if it cannot read a trace.
+// newSchedule turns an arrival of messages into a schedule of requests. Each request has size
+// messages. length is the length of the phase; 0 means that the phase has no planned end.
+// newSchedule returns an error if it cannot read a trace.
 func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (schedule, error) {
 	per := float64(size)
 	var base schedule
@@ -137,8 +138,8 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 	return base, nil
 }
 
-// intensity is a schedule given by its rate. countAt(t) is how many requests, as a fraction, are
-// due by t seconds, and timeOf(n) is its inverse.
+// intensity is a schedule given by its rate. countAt(t) is the number of requests that are due in
+// the first t seconds; it may have a fraction. timeOf(n) is the inverse of countAt.
 type intensity interface {
 	countAt(t float64) float64
 	timeOf(n float64) float64
@@ -146,7 +147,8 @@ type intensity interface {
 
 func seconds(t float64) time.Duration { return time.Duration(math.Round(t * 1e9)) }
 
-// dueBy counts the i with dueTime(i) <= t. It starts at a guess and corrects it.
+// dueBy returns the number of requests i with dueTime(i) <= t. It starts at the count guess and
+// corrects it.
 func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess float64) int64 {
 	if t < 0 {
 		return 0
@@ -162,7 +164,7 @@ func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess f
 }
 
 // constantRate is a schedule with one rate.
-type constantRate struct{ rate, period float64 } // requests a second, ns between two
+type constantRate struct{ rate, period float64 } // requests per second; ns between two requests
 
 func newFlat(rate float64) constantRate { return constantRate{rate, 1e9 / rate} }
 
@@ -177,7 +179,7 @@ func (f constantRate) countDue(t time.Duration) int64 { return dueBy(f, t, f.cou
 // ratePiece is a stretch of time over which the rate changes evenly.
 type ratePiece struct {
 	length, from, to float64 // seconds, requests a second
-	begin, before    float64 // computed: seconds and requests before it
+	begin, before    float64 // computed by newPieces: seconds and requests before this piece
 }
 
 // ratePieces follow one another. The last piece continues at its last rate.
@@ -228,7 +230,7 @@ func (ps ratePieces) timeOf(n float64) float64 {
 		case rest <= 0:
 			return p.begin
 		case math.Abs(a) < 1e-12 && p.from <= 0:
-			return math.Inf(1) // the rate is 0 to the end: never due
+			return math.Inf(1) // the rate stays 0, so the request is never due
 		case math.Abs(a) < 1e-12:
 			return p.begin + rest/p.from
 		}
@@ -250,7 +252,7 @@ func (ps ratePieces) dueTime(i int64) time.Duration {
 }
 func (ps ratePieces) countDue(t time.Duration) int64 { return dueBy(ps, t, ps.countAt(t.Seconds())+1) }
 
-// sineWave swings about a mean rate. It starts at its lowest rate.
+// sineWave is a rate that swings around a mean. It starts at its lowest rate.
 type sineWave struct{ mean, swing, period float64 }
 
 func (w *sineWave) countAt(t float64) float64 {
@@ -258,7 +260,8 @@ func (w *sineWave) countAt(t float64) float64 {
 }
 
 func (w *sineWave) timeOf(n float64) float64 {
-	// n(t) rises and stays within swing*period/2pi of mean*t.
+	// countAt(t) never falls, and differs from mean*t by at most swing*period/2pi. So the time is
+	// between lo and hi.
 	slack := math.Abs(w.swing)*w.period/(2*math.Pi)/w.mean + 1e-9
 	lo, hi := max(n/w.mean-slack, 0), n/w.mean+slack
 	for range 60 {
@@ -275,17 +278,19 @@ func (w *sineWave) timeOf(n float64) float64 {
 func (w *sineWave) dueTime(i int64) time.Duration  { return seconds(w.timeOf(float64(i))) }
 func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countAt(t.Seconds())+1) }
 
-// poissonArrival puts requests at random moments of an intensity. Request i is due where the sum
-// of i+1 exponential gaps lies. Each gap is a pure function of the seed and its number. The sum
-// is stored every gapSumEvery requests, so that any i needs few additions.
+// poissonArrival puts requests at random moments, at the rate of an intensity. The gaps between
+// requests are exponential with a mean of 1 request. Request i is due when countAt of the intensity
+// reaches the sum of the first i+1 gaps. Each gap is a pure function of the seed and of the gap's
+// number. The sum is stored once per gapSumEvery requests, so that dueTime of any i needs few
+// additions.
 type poissonArrival struct {
 	rate intensity
 	seed uint64
 
-	mu      sync.Mutex // guards the fields below; all workers of a step use them
+	mu      sync.Mutex // guards the fields below; all workers of a step call dueTime
 	gapSums []float64  // element k: sum of the gaps before request k*gapSumEvery
-	next    int64      // 1 + the request that was asked for last
-	sum     float64    // of the gaps before request next
+	next    int64      // 1 + i of the last call of dueTime
+	sum     float64    // sum of the gaps before request next
 }
 
 const gapSumEvery = 1024
@@ -306,13 +311,14 @@ func (p *poissonArrival) dueTime(i int64) time.Duration {
 		}
 		p.gapSums = append(p.gapSums, sum)
 	}
-	// Continue from the last request, so that asking in order costs one gap a request.
+	// Continue from the request of the last call. So calls in ascending order add one gap each.
 	if i < p.next || i-p.next >= gapSumEvery || p.next == 0 {
 		p.next, p.sum = i/gapSumEvery*gapSumEvery, p.gapSums[i/gapSumEvery]
 	}
 	for ; p.next <= i; p.next++ {
 		p.sum += p.gapAfter(p.next)
-		if p.next%gapSumEvery == gapSumEvery-1 { // use the stored sum, so that rounding does not depend on the order of calls
+		// Use the stored sum, so that rounding does not depend on the order of calls.
+		if p.next%gapSumEvery == gapSumEvery-1 {
 			if k := p.next/gapSumEvery + 1; k < int64(len(p.gapSums)) {
 				p.sum = p.gapSums[k]
 			}

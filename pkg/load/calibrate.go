@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// calibrate measures the rate that this machine generates without a server. It runs each kind of
-// body on all CPUs for d, and stores the rates in c.calibrated.
+// calibrate measures the rate that this machine generates without a server. For each step name, it
+// makes bodies on all CPUs for the time d. It stores the rates, in messages per second, in
+// c.calibrated.
 func calibrate(ctx context.Context, c *coordinator, d time.Duration) {
 	began := time.Now()
 	known := map[string]float64{}
@@ -23,7 +24,8 @@ func calibrate(ctx context.Context, c *coordinator, d time.Duration) {
 	c.calibrationTook = time.Since(began)
 }
 
-// generateBodies makes and records the bodies of a step for d. It returns messages per second.
+// generateBodies makes and records bodies of a step for the time d, on all CPUs. It returns the
+// rate in messages per second.
 func generateBodies(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	var wg sync.WaitGroup
 	var total int64
@@ -57,8 +59,8 @@ func generateBodies(ctx context.Context, s *stepRun, d time.Duration) float64 {
 }
 
 // addEvidence adds the figures of one second to the evidence of the verdict. all holds the counts
-// of all steps, workers the mean number of workers that ran, length the length of the second.
-// The coordinator's goroutine calls it.
+// of all steps. workers is the mean number of workers that ran. length is the length of the second.
+// The coordinator's goroutine calls addEvidence.
 func addEvidence(c *coordinator, all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
 	response := time.Duration(all.response.ValueAtQuantile(99))
@@ -101,7 +103,9 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	s.Busy += busy // an answer that took several seconds counts wholly in the second in which it came
+	// The whole time of an answer counts in the second in which the answer arrived. So busy may
+	// exceed 1.
+	s.Busy += busy
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
 	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
 	s.LagP99, s.GeneratorShare = max(s.LagP99, h.LagP99), max(s.GeneratorShare, h.GeneratorShare)
@@ -110,8 +114,8 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.CPUSeconds += h.CPU * length.Seconds()
 }
 
-// generatorShare returns the share of the calibrated rate that the running steps ask for, and the
-// calibrated rate of their mixture.
+// generatorShare returns the calibrated rate of the mixture of the running steps, and the share of
+// this rate that these steps ask for. Both are 0 if no running step has a calibrated rate.
 func generatorShare(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {

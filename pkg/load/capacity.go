@@ -11,15 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Search finds the highest rate that holds. It doubles the rate until one does not hold, then
-// bisects, then confirms the result with a longer trial. It is a state machine without side
-// effects: call Next for the rate to try, and Tell with the outcome, until Next returns done.
+// Search finds the highest rate that holds. A rate holds if a trial with this rate meets all
+// conditions of the objective. Search doubles the rate until a rate does not hold. Then it bisects,
+// and then it confirms the result with a longer trial. Search is a state machine without side
+// effects. Call Next for the rate of the next trial and Tell with the outcome, until Next returns
+// done.
 type Search struct {
 	from, most, within, least float64
 
-	highestHeld, lowestMissed float64 // highest rate that held, and lowest that did not; 0: none yet
+	// highestHeld is the highest rate that held, and lowestMissed the lowest rate that did not
+	// hold. 0: no such rate yet.
+	highestHeld, lowestMissed float64
 	nextRate                  float64 // rate of the next trial
-	confirm                   bool    // the next trial is the long one
+	confirm                   bool    // true: the next trial is the long trial that confirms the rate
 	done                      bool
 	limit                     Limit
 	trials                    int
@@ -34,26 +38,31 @@ const (
 	LimitGenerator Limit = "generator" // this generator cannot offer a higher rate
 	LimitMost      Limit = "most"      // the search reached objective.most
 	LimitNothing   Limit = "nothing"   // not even the lowest rate held
-	LimitUnsteady  Limit = "unsteady"  // no rate held a second time, so none was confirmed
+	LimitUnsteady  Limit = "unsteady"  // rates held in short trials, but no rate was confirmed
 	LimitStopped   Limit = "stopped"   // the user stopped the search
 )
 
 // Trial is the outcome of one rate.
 type Trial struct {
-	Rate           float64 `json:"rate"`
-	Confirm        bool    `json:"confirm,omitempty"`
-	Held           bool    `json:"held"`
-	GeneratorBound bool    `json:"generator_bound,omitempty"` // the generator was the limit, so the trial says nothing about the server
-	Disturbed      bool    `json:"disturbed,omitempty"`       // the generator was disturbed, so the rate is tried again
-	Why            string  `json:"why,omitempty"`             // why the rate did not hold
+	Rate    float64 `json:"rate"`
+	Confirm bool    `json:"confirm,omitempty"`
+	Held    bool    `json:"held"`
+	// GeneratorBound is true if the generator was the limit. Then the trial shows nothing about the
+	// server.
+	GeneratorBound bool `json:"generator_bound,omitempty"`
+	// Disturbed is true if the generator was disturbed. Then the rate is tried again.
+	Disturbed bool   `json:"disturbed,omitempty"`
+	Why       string `json:"why,omitempty"` // why the rate did not hold
 }
 
-// maxTrials ends a search whose trials contradict each other because of noise.
+// A search ends after maxTrials trials. So it also ends if noise makes its trials contradict each
+// other.
 const maxTrials = 40
 
-// NewSearch returns a search that begins at from. It does not go beyond most (0: no bound) or below
-// least (0: 1/1024 of from). It ends when the answer is known within the share within, 0.001 to
-// 1. from is above 0.
+// NewSearch returns a search that begins at the rate from. No rate is above most; 0 means no limit.
+// No rate is below least; 0 means 1/1024 of from. The search ends when the lowest rate that does
+// not hold is at most the share within above the highest rate that holds. within is limited to
+// 0.001 to 1. from must be above 0.
 func NewSearch(from, most, within, least float64) *Search {
 	if most <= 0 {
 		most = math.Inf(1)
@@ -65,12 +74,12 @@ func NewSearch(from, most, within, least float64) *Search {
 	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), nextRate: from}
 }
 
-// Next returns the rate to try, and whether the trial is the long one. done says that the search
-// has ended.
+// Next returns the rate to try. confirm is true if the trial is the long trial. done is true if the
+// search has ended.
 func (s *Search) Next() (rate float64, confirm, done bool) { return s.nextRate, s.confirm, s.done }
 
-// Found returns the highest rate that was confirmed, and what limits it. The rate is 0 if no rate
-// was confirmed.
+// Found returns the highest rate that was confirmed, and the reason why no higher rate was found.
+// The rate is 0 if no rate was confirmed.
 func (s *Search) Found() (rate float64, limit Limit) {
 	if s.limit == LimitNothing || s.limit == LimitUnsteady || !s.done {
 		return 0, s.limit
@@ -78,7 +87,7 @@ func (s *Search) Found() (rate float64, limit Limit) {
 	return s.highestHeld, s.limit
 }
 
-// Tell reports the outcome of the rate that Next returned.
+// Tell reports the outcome of the trial with the rate that Next returned.
 func (s *Search) Tell(t Trial) {
 	if s.done {
 		return
@@ -95,8 +104,8 @@ func (s *Search) Tell(t Trial) {
 			s.limit = LimitMost
 		}
 	default:
-		// A rate that the generator cannot offer ends the search upwards, too. The limit
-		// says which of the two it was.
+		// A rate that the generator cannot send is an upper bound of the search, too. The limit
+		// says whether the objective or the generator was the reason.
 		if s.lowestMissed == 0 || s.nextRate < s.lowestMissed {
 			s.lowestMissed, s.limit = s.nextRate, LimitObjective
 			if t.GeneratorBound {
@@ -108,7 +117,7 @@ func (s *Search) Tell(t Trial) {
 			// The rate held for a short trial, but not for the long one.
 			s.highestHeld = 0
 			if low := s.nextRate * (1 - 2*s.within); low > s.least {
-				s.highestHeld = low // must be confirmed, too
+				s.highestHeld = low // this rate must be confirmed, too
 			}
 		}
 	}
@@ -121,7 +130,7 @@ func (s *Search) chooseNext() {
 		return
 	}
 	switch {
-	case s.highestHeld == 0 && s.lowestMissed > 0: // no rate has held yet: go down
+	case s.highestHeld == 0 && s.lowestMissed > 0: // no rate has held yet: try a lower rate
 		if s.lowestMissed <= s.least {
 			s.limit, s.done = LimitNothing, true
 			return
@@ -136,9 +145,9 @@ func (s *Search) chooseNext() {
 	}
 }
 
-// AtRate returns the scenario of one trial. Every phase but warm-ups takes length. The steps of the
-// objective (all, if it names none) have this rate together. The conditions of the objective are
-// the thresholds.
+// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The steps of
+// the objective have this rate together. If the objective names no step, these are all steps. The
+// conditions of the objective become the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -166,7 +175,7 @@ func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	return s
 }
 
-// objective returns the objective of the scenario with its defaults.
+// objective returns the objective of the scenario, with defaults for values that are not set.
 func (s *Scenario) objective() Objective {
 	var o Objective
 	if s.Objective != nil {
@@ -195,18 +204,19 @@ func (s *Scenario) objective() Objective {
 
 // Capacity is the result of a search.
 type Capacity struct {
-	Scenario string    `json:"scenario"`
-	Rate     float64   `json:"rate"`                // highest messages/s that held; 0: none did
-	MissedAt float64   `json:"missed_at,omitempty"` // lowest rate that did not hold, so the limit is below it; 0: all rates held
+	Scenario string  `json:"scenario"`
+	Rate     float64 `json:"rate"` // highest rate that held, in messages/s; 0: no rate held
+	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held.
+	MissedAt float64   `json:"missed_at,omitempty"`
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
-	Verdict  Verdict   `json:"verdict"` // verdict of the confirmation
+	Verdict  Verdict   `json:"verdict"` // verdict of the last trial, normally of the confirmation
 }
 
-// Uncertainty returns the share by which the limit may lie above Rate. It returns false if every
-// rate held.
+// Uncertainty returns by which share of Rate the real limit may be higher than Rate. It returns
+// false if every rate held, or if no rate held.
 func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	if c.Rate <= 0 || c.MissedAt <= c.Rate {
 		return 0, false
@@ -215,9 +225,9 @@ func (c *Capacity) Uncertainty() (share float64, ok bool) {
 }
 
 // FindCapacity searches for the highest rate that holds. It calls run with the scenario of each
-// trial, and said, if it is not nil, with each outcome. It returns an error of
-// notify.KindInvalid if a condition has no value although messages were accepted: no rate could
-// ever meet it.
+// trial. If said is not nil, it calls said with each outcome. It returns an error of
+// notify.KindInvalid if a condition has no value although messages were accepted, because then no
+// rate could hold.
 func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Trial)) (Capacity, error) {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -251,7 +261,7 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 		if t.GeneratorBound {
 			ours = &res.Verdict
 		}
-		// The machine may have been busy with something else for a moment: try once more.
+		// Something else may have used the machine for a moment. So try once more.
 		t.Disturbed = t.GeneratorBound && sentInFull(res) && !repeated
 		repeated = t.Disturbed
 		out.Trials = append(out.Trials, t)
@@ -268,22 +278,23 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 	if out.Rate > 0 {
 		out.MissedAt = search.lowestMissed
 	}
-	if out.Rate == 0 && ours != nil { // no rate held, and the generator was the limit of at least one
+	if out.Rate == 0 && ours != nil { // no rate held, and the generator was the limit in at least one trial
 		out.Verdict = *ours
 	}
 	out.Seconds = time.Since(out.Started).Seconds()
 	return out, nil
 }
 
-// sentInFull reports whether the intended messages were sent, up to a small share.
+// sentInFull reports whether at least minSentShare of the intended messages were sent.
 func sentInFull(r *Result) bool {
 	return float64(r.Totals.Sent) >= minSentShare*float64(r.Totals.Intended)
 }
 
-// fellBehind reports whether requests were still waiting for a free worker when the phases
-// ended: in the last second half of the requests started late, by more than a twentieth of the
-// time that the phases took. Then the server took less than the rate, although all requests
-// were sent in the end. A queue that was gone before the end is a moment's disturbance.
+// fellBehind reports whether requests still waited for a free worker when the phases ended. It
+// returns true if, in the last second, the median request started later than its due time by more
+// than 5% of the time that the phases took. Then the server handled less than the rate, even if
+// all requests were sent in the end. A queue that was gone before the end does not count: its
+// cause was a short disturbance.
 func fellBehind(r *Result) bool {
 	for _, row := range slices.Backward(r.Seconds) {
 		if !row.Draining && row.Sent > 0 {
@@ -293,9 +304,9 @@ func fellBehind(r *Result) bool {
 	return false
 }
 
-// trialOf decides whether a rate held. A generator that wakes late makes every figure worse and
-// none better, so a rate that holds all the same does hold. A rate at which the run fell behind
-// does not hold: an objective without response times would not show it.
+// trialOf decides whether a rate held. A generator that wakes late can only make figures worse. So
+// a rate that meets the conditions in spite of it holds. A rate at which the run fell behind does
+// not hold. An objective without response times would not show this.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Overrides replaces values of every step. A zero value replaces nothing.
+// Overrides holds values that replace values of every step. A zero value replaces nothing.
 type Overrides struct {
 	Rate, Count Number
-	Duration    time.Duration // of every phase but warm-ups
+	Duration    time.Duration // length of every phase except warm-ups
 	Workers     int
 }
 
-// With returns a copy of the scenario with some values replaced.
+// With returns a copy of the scenario in which the values of o replace the values of every step.
 func (s Scenario) With(o Overrides) Scenario {
 	s = s.WithDefaults() // WithDefaults copies the phases
 	if o.Duration > 0 && s.Objective != nil {
@@ -45,8 +45,8 @@ func (s Scenario) With(o Overrides) Scenario {
 	return s
 }
 
-// fittingSize returns the size of a request. For a fan-out it is at most the number of messages and
-// of users.
+// fittingSize returns the size of the requests of a step. For a fan-out it is at most the number of
+// messages and at most the number of users.
 func fittingSize(st *Step) int {
 	size := st.Size
 	if st.bodies() == Fanout {
@@ -61,9 +61,10 @@ func fittingSize(st *Step) int {
 // Scaled returns a copy of the scenario with all rates and counts multiplied by f.
 func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
-// Shortened returns the short form of the scenario, which shows within seconds that it works.
-// It drops thresholds of times, unless Short has its own: latencies of a run of seconds say
-// nothing about a rate that is held for longer.
+// Shortened returns the short form of the scenario, which shows within seconds that the scenario
+// works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise only the
+// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The
+// latencies of a run of seconds do not show the latencies at a rate that lasts longer.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {
@@ -170,8 +171,8 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 	return s
 }
 
-// DryConfig returns a configuration for compiling a scenario without running it. Its targets
-// accept everything and its controls do nothing.
+// DryConfig returns a configuration with which a scenario can be compiled without running it. Its
+// targets accept everything and its controls do nothing.
 func DryConfig() Config {
 	return Config{Target: dryTarget{}, Faults: dryTarget{}, Process: dryTarget{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
 }
@@ -198,17 +199,17 @@ func (s *Scenario) steps() (list []*Step) {
 	return list
 }
 
-// OnlyNull reports whether all steps have target null, so that nothing is sent to a server.
+// OnlyNull reports whether all steps have the target null. Then a run sends nothing to a server.
 func (s *Scenario) OnlyNull() bool {
 	return !slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target != Null })
 }
 
-// Uses reports whether a step has this target.
+// Uses reports whether at least one step has this target.
 func (s *Scenario) Uses(target string) bool {
 	return slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target == target })
 }
 
-// Workers returns the most requests that may be under way at once.
+// Workers returns the most requests that may be under way at the same time.
 func (s *Scenario) Workers() int {
 	most := 0
 	for i := range s.Phases {
@@ -221,7 +222,7 @@ func (s *Scenario) Workers() int {
 	return most
 }
 
-// ProviderLatency returns the latency of simulators that the run starts; default 5 ms.
+// ProviderLatency returns the latency of the simulators that the run starts. The default is 5 ms.
 func (s *ServerSpec) ProviderLatency() time.Duration {
 	if s.Latency == 0 {
 		return 5 * time.Millisecond

@@ -15,20 +15,21 @@ import (
 const (
 	// consentEvery is the time between two questions to the target.
 	consentEvery = 250 * time.Millisecond
-	// consentSilence is how long the target may leave every question unanswered.
+	// If the target answers no question for consentSilence, the run stops.
 	consentSilence = 10 * time.Second
-	// consentGrace is how long requests that are under way may go on after consent ended.
-	// It is shorter than Config.Grace: the target no longer wants what they bring.
+	// When consent has ended, requests under way are cancelled after consentGrace. It is shorter
+	// than Config.Grace, because the target no longer wants these requests.
 	consentGrace = time.Second
 )
 
 var errGrantOver = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_expired", Msg: "the load grant expired"}
 
-// keepConsent asks the target until ctx ends whether its grant still holds. It stops the
-// run and returns the reason if the target refuses, if the grant expires, or if the target
-// stays silent for consentSilence: another server may have its address by then.
+// keepConsent asks the target again and again whether its grant still holds, until ctx ends. It
+// stops the run and returns the reason in three cases: the target refuses, the grant expires, or
+// the target does not answer for consentSilence. After such a silence another server may use the
+// target's address.
 func keepConsent(ctx context.Context, r *Run) error {
-	// The deadline does not depend on an answer: an exchange that hangs cannot extend it.
+	// The deadline does not depend on an answer. So a question without an answer cannot extend it.
 	if until := r.cfg.ConsentUntil; !until.IsZero() {
 		defer time.AfterFunc(time.Until(until), func() { r.abort(errGrantOver) }).Stop()
 	}
@@ -52,16 +53,18 @@ func keepConsent(ctx context.Context, r *Run) error {
 	return nil
 }
 
-// isRefusal reports whether err says that the target takes no more load of this run. A request
-// that was refused for its rate only may be sent again later.
+// isRefusal reports whether err means that the target accepts no more load from this run. It
+// returns false for a request that was refused only because the rate was too high. Such a request
+// may be sent again later.
 func isRefusal(err error) bool {
 	e, ok := errors.AsType[*notify.Error](err)
 	return ok && strings.HasPrefix(e.Code, "load_") && e.Kind != notify.KindThrottled && e.Kind != notify.KindUnavailable
 }
 
-// CheckGrant refuses a scenario that asks for more than a grant allows: a rate, a channel,
-// triggers, or a replay, which sends dead letters of all callers and channels. It returns
-// notify.KindInvalid with code load_grant_exceeded.
+// CheckGrant returns an error if a scenario asks for more than a grant allows: a higher rate, or a
+// target or channel that the grant does not name. No grant allows a replay, because a replay sends
+// the dead letters of all callers and channels. The error is of notify.KindInvalid with the code
+// load_grant_exceeded.
 func CheckGrant(s Scenario, g *api.LoadGrant) error {
 	s = s.WithDefaults()
 	exceeded := func(field, format string, args ...any) error {
@@ -108,7 +111,8 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 	return nil
 }
 
-// grantTargets returns what a grant must name for the step: its channels, or "trigger".
+// grantTargets returns the names that a grant must list for the step: the step's channels, or
+// "trigger".
 func (s *Step) grantTargets() []string {
 	switch {
 	case s.bodies() == Trigger:

@@ -10,9 +10,10 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// coordinator collects the figures of the recorders once a second, and makes a snapshot ten times
-// a second. The goroutine of start owns its fields until the stop function has returned; then the
-// goroutine of Run.Run does. Fields behind a mutex are for other goroutines, too.
+// coordinator collects the figures of the recorders once a second, and makes a snapshot ten times a
+// second. The goroutine of start owns its fields until the stop function has returned. After that
+// the goroutine of Run.Run owns them. Other goroutines may use only serverSaid and the fields that
+// a mutex guards.
 type coordinator struct {
 	run        *Run
 	thresholds []*watchedThreshold
@@ -24,14 +25,14 @@ type coordinator struct {
 
 	mu      sync.Mutex // guards the fields up to sentAll
 	phase   int
-	began   time.Duration // start of the phase
+	began   time.Duration // start of the phase, since the run's start
 	state   State
 	markers []Marker
 	faults  []FaultResult
 	settled drainResult
-	sentAll time.Duration // when the drain began; 0: not yet
+	sentAll time.Duration // when the drain began, since the run's start; 0: it has not begun
 
-	serverSaid      atomic.Pointer[Server] // latest answer of the server; another goroutine stores it
+	serverSaid      atomic.Pointer[Server] // latest answer of the server; the goroutine that asks the server stores it
 	secondIndex     int
 	secondEnd       time.Duration // end of the last complete second
 	seconds         []SecondRow
@@ -43,15 +44,15 @@ type coordinator struct {
 	rates           Rates
 	intended        int64 // messages intended by the end of the last second
 	server          Server
-	recent          [][]recentStep // figures by second, kept if a threshold has a window
+	recent          [][]recentStep // figures of each of the last seconds; filled only if a threshold has a window
 	longestWindow   time.Duration  // longest window of the thresholds
-	measuredSeconds int            // seconds that count for the evidence: without the drain
+	measuredSeconds int            // seconds that count as evidence: seconds of sending, not of the drain
 	lateWakeSeconds int            // measured seconds in which the generator woke late
-	queuedSeconds   int            // measured seconds in which it woke on time, but requests started late
-	starvedSeconds  int
-	worstWake       time.Duration
-	probe           *recorder  // filled by probe
-	endToEndMu      sync.Mutex // guards endToEnd, because Run.settleLedger joins arrivals, too
+	queuedSeconds   int            // measured seconds in which the generator woke on time, but requests started late
+	starvedSeconds  int            // measured seconds in which all CPUs of the process were busy
+	worstWake       time.Duration  // highest p99 of wake-ups in a measured second
+	probe           *recorder      // the goroutine of probe records into it
+	endToEndMu      sync.Mutex     // guards endToEnd, because Run.settleLedger also records arrivals
 	endToEnd        map[*stepRun]*endTimes
 	intervals       []Interval
 	intervalCounts  map[*stepRun]*window
@@ -87,8 +88,8 @@ func newCoordinator(r *Run) (*coordinator, error) {
 	return c, nil
 }
 
-// start runs the coordinator in its own goroutine. The function that it returns stops it and waits
-// for its end.
+// start runs the coordinator in a goroutine of its own. The function stop ends that goroutine and
+// waits until it has ended.
 func (c *coordinator) start(ctx context.Context) (stop func()) {
 	c.setState(StateRunning)
 	end := make(chan struct{})
@@ -141,8 +142,8 @@ func (c *coordinator) startDrain() {
 	c.state, c.sentAll = StateDraining, c.run.since(time.Now())
 }
 
-// isDrainSecond reports whether most of the second that ends now belongs to the drain. The last
-// second of sending ends a moment after the drain has begun.
+// isDrainSecond reports whether the second that ends now belongs mostly to the drain. The last
+// second of sending ends shortly after the drain has begun, and does not belong to the drain.
 func (c *coordinator) isDrainSecond(length time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,11 +193,11 @@ func (s *stepRun) currentTally() tally {
 	return t
 }
 
-// rotate ends a second: it takes the windows of all recorders and adds them up.
+// rotate ends a second: it empties the windows of all recorders and adds up their figures.
 func (c *coordinator) rotate(ctx context.Context) {
 	now := c.run.elapsed()
-	// The last call may come right after the one before, and still find recorded figures. The
-	// length must not be 0.
+	// The last call may come immediately after the previous call, and there may be new figures. The
+	// length must not be 0 then, because rates divide by it.
 	length := max(now-c.secondEnd, 1)
 	c.nowHealth = c.health()
 	all := newWindow()
@@ -279,7 +280,7 @@ func (c *coordinator) rotate(ctx context.Context) {
 	}
 }
 
-// PerSecond returns the rate of n in d. It returns 0 if d is below a millisecond.
+// PerSecond returns n per second over the time d. It returns 0 if d is less than a millisecond.
 func PerSecond(n int64, d time.Duration) float64 {
 	if d < time.Millisecond {
 		return 0
@@ -296,17 +297,19 @@ func brief(h *hdrhistogram.Histogram) Brief {
 }
 
 // askServer asks the server for its figures. It runs in a goroutine of its own, so that a server
-// that hangs does not hold up the coordinator.
+// that does not answer cannot delay the coordinator.
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	if s, err := f(ctx, last); err == nil { // a token without the scope gets an error: then the figures stay unknown
+	// A token without the scope causes an error. Then the figures stay unknown.
+	if s, err := f(ctx, last); err == nil {
 		s.Known = true
 		c.serverSaid.Store(&s)
 	}
 }
 
-// askOthers asks the ledger, for at most two seconds, and takes the latest answer of the server.
+// askOthers asks the ledger for new arrivals, for at most two seconds, and reads the latest answer
+// of the server.
 func (c *coordinator) askOthers(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
@@ -314,7 +317,8 @@ func (c *coordinator) askOthers(ctx context.Context) {
 		if got, err := l.countArrivals(ctx, false); err == nil {
 			c.came = got
 		}
-		_ = l.joinArrivals(ctx, &c.run.promised, c.recordArrival) // after an error the next call reads the same arrivals again
+		// After an error the next call reads the same arrivals again.
+		_ = l.joinArrivals(ctx, &c.run.promised, c.recordArrival)
 	}
 	if s := c.serverSaid.Load(); s != nil {
 		c.server = *s
@@ -322,8 +326,8 @@ func (c *coordinator) askOthers(ctx context.Context) {
 	c.server.Backlog = c.backlog()
 }
 
-// delivered returns how many messages arrived. For a segment this includes the messages of other
-// segments, until the ledger is settled.
+// delivered returns how many messages arrived. In the run of one segment of several, the number
+// includes the messages of other segments until the ledger is settled.
 func (c *coordinator) delivered() int64 {
 	if c.run.cfg.Segment.N > 1 && c.settled.Checked {
 		return c.settled.Delivered
@@ -339,7 +343,8 @@ func (c *coordinator) backlog() int64 {
 	return max(c.run.promised.total()-c.delivered(), 0)
 }
 
-// followFaults updates the peak of the backlog of each fault, and when it was drained. mu is held.
+// followFaults updates the backlog figures of each fault. now is the end of the second, since the
+// run's start. The caller holds mu.
 func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 	for i := range c.faults {
 		f := &c.faults[i]
@@ -356,8 +361,8 @@ func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 	}
 }
 
-// judgeThresholds judges all thresholds, marks those that changed, and ends the run if one with
-// Abort is missed.
+// judgeThresholds judges all thresholds and adds a marker for each threshold that changed. During
+// the run (final is false) it ends the run if a threshold with Abort is missed.
 func (c *coordinator) judgeThresholds(now time.Duration, final bool) {
 	steered := false
 	if s := c.run.steer; s != nil {
@@ -365,7 +370,7 @@ func (c *coordinator) judgeThresholds(now time.Duration, final bool) {
 		steered = st.Changed
 	}
 	for _, w := range c.thresholds {
-		if final && steered && !w.cond.holdsAtAnyRate() { // the figures belong to no planned rate
+		if final && steered && !w.cond.holdsAtAnyRate() { // the figures do not belong to a planned rate
 			w.state.Value, w.state.Known, w.state.OK = 0, false, false
 			continue
 		}

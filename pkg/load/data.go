@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// kind says what one request asks for.
+// kind is the kind of a request.
 type kind uint8
 
 const (
@@ -19,16 +19,16 @@ const (
 	kindTrigger
 )
 
-// data makes the bodies of a step. A body is a pure function of the seed, of the sequence number
-// and, if it is scheduled, of the run's start.
+// data makes the bodies of a step. A body is a pure function of the seed and of the sequence
+// number. The body of a scheduled message also depends on the run's start.
 type data struct {
 	step     *Step
 	seed     uint64
 	users    uint64
-	shift    uint64 // number of the first user, from the seed
+	shift    uint64 // number of the user of the first message; it depends on the seed
 	stride   uint64 // distance between the users of consecutive messages; coprime to users
 	variants []variant
-	bounds   []float64 // upper bounds of the shares of the variants
+	bounds   []float64 // bounds[i] is the sum of the shares of the variants up to variant i
 	textPool []byte    // text from which payloads are cut
 	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
@@ -43,17 +43,17 @@ type variant struct {
 	channel, category string
 	head              []byte // body up to the text
 
-	// Patterns for bodies that differ in the user only: a receiver of a fan-out with the comma
-	// after it, the end of a single message from its receiver on, and a whole single message. A
-	// pattern without text is not used.
+	// Patterns for bodies that differ only in the user. receiver is one receiver of a fan-out, with
+	// the comma after it. tail is the end of a single message, beginning with its receiver. whole
+	// is a whole single message. A pattern without text is not used.
 	receiver, tail, whole pattern
 }
 
 func newData(s *Step, seed uint64) *data {
 	d := &data{step: s, seed: notify.Mix(seed ^ notify.Mix(hashText(s.Name))), users: uint64(s.Users.Count)}
 	d.shift = notify.Mix(d.seed) % d.users
-	// A stride that shares no factor with users visits every user before it repeats one. So a
-	// fan-out has no duplicates, and the load spreads over all users.
+	// If the stride has no common factor with users, the walk visits every user before it repeats a
+	// user. So a fan-out has no duplicates, and the load spreads over all users.
 	for d.stride = (2_654_435_761%d.users | 1) % max(d.users, 2); gcd(d.stride, d.users) != 1; d.stride++ {
 	}
 	shares := s.Mix
@@ -100,7 +100,7 @@ func hashText(s string) uint64 {
 	return h.Sum64()
 }
 
-// The independent random draws for a sequence number.
+// The names of the independent random draws for a sequence number.
 const (
 	drawVariant = iota + 1
 	drawUser
@@ -112,12 +112,13 @@ const (
 	drawTrigger
 )
 
-// draw returns a random number in [0, 1), which is a pure function of the seed, what and n.
+// draw returns a random number in [0, 1). The number is a pure function of the seed and of the
+// parameters what and n.
 func (d *data) draw(what, n uint64) float64 {
 	return float64(notify.Mix(d.seed^notify.Mix(what<<56^n))>>11) / (1 << 53)
 }
 
-// words returns text without characters that JSON escapes.
+// words returns a text without characters that JSON must escape.
 func words(seed uint64, n int) []byte {
 	const letters = "etaoinshrdlucmfwypvbgkqjxz"
 	b := make([]byte, n)
@@ -129,13 +130,13 @@ func words(seed uint64, n int) []byte {
 			continue
 		}
 		word++
-		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // common letters more often, as in text
+		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // choose common letters more often, as in real text
 	}
 	return b
 }
 
-// zipf draws ranks whose share falls with rank^-skew. It inverts the continuous form of the
-// distribution, which takes one draw and no state.
+// zipf draws ranks. The share of a rank is proportional to rank^-skew. zipf inverts the continuous
+// form of the distribution, so it needs one random number and no state.
 type zipf struct{ users, skew, top float64 }
 
 func newZipf(users, skew float64) zipf {
@@ -152,8 +153,9 @@ func (z zipf) rank(u float64) uint64 {
 	return min(uint64(max(x-1, 0)), uint64(z.users)-1)
 }
 
-// ZipfShare returns the share of the messages that the top users get, in a step that picks users
-// users by zipf with this skew.
+// ZipfShare returns the share of all messages that the most frequent users get. users is the number
+// of all users, and top the number of the most frequent users. The step picks users by zipf with
+// this skew.
 func ZipfShare(users, skew, top float64) float64 {
 	if math.Abs(skew-1) < 1e-9 {
 		return math.Log(top+1) / math.Log(users+1)
@@ -161,7 +163,7 @@ func ZipfShare(users, skew, top float64) float64 {
 	return (math.Pow(top+1, 1-skew) - 1) / newZipf(users, skew).top
 }
 
-// userAt returns the user at position n of the walk through all users.
+// userAt returns the user at position n of the walk that visits all users.
 func (d *data) userAt(n uint64) uint64 { return (d.shift + n%d.users*d.stride) % d.users }
 
 // user returns the number of the user of message seq.
@@ -193,7 +195,7 @@ func (d *data) variant(n uint64) *variant {
 	return &d.variants[len(d.variants)-1]
 }
 
-// kind returns what request n asks for.
+// kind returns the kind of request n.
 func (d *data) kind(n uint64) kind {
 	switch d.step.bodies() {
 	case Batch, Kafka:
@@ -209,8 +211,8 @@ func (d *data) kind(n uint64) kind {
 	return kindSingle
 }
 
-// later returns when the messages of request n are scheduled. It returns false if they are due at
-// once.
+// later returns the time for which the messages of request n are scheduled. It returns false if
+// they are due at once.
 func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
 	l := d.step.Scheduled
 	if l == nil || l.Share < 1 && d.draw(drawLater, n) >= l.Share {
@@ -221,7 +223,7 @@ func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
 		due = l.At.of()
 	}
 	due += time.Duration(d.draw(drawSpread, n) * float64(l.Spread))
-	return d.origin.Add(due).Truncate(time.Millisecond), true // the precision of the API
+	return d.origin.Add(due).Truncate(time.Millisecond), true // the API has this precision
 }
 
 // request appends the body of request n, whose first message has number seq.
@@ -255,7 +257,8 @@ func (d *data) fanout(b []byte, n, seq uint64, size int, intended time.Duration)
 		b = appendTime(b, due)
 	}
 	b = append(b, `,"receivers":[`...)
-	// Find the next user by adding: two divisions would be a third of the cost of a receiver.
+	// Find the next user by an addition. Two divisions would take a third of the time of a
+	// receiver.
 	u := d.userAt(seq)
 	if v.receiver.text != nil {
 		b = v.receiver.appendUsers(b, u, d.stride, d.users, size)
@@ -322,8 +325,8 @@ func (d *data) text(b []byte, n uint64) []byte {
 	return append(b, '"')
 }
 
-// trigger appends the registration of a callback. Its URL says when it is due, so that the
-// receiver can measure its lateness.
+// trigger appends the registration of a callback. The callback URL contains the due time, so that
+// the receiver can measure how late the callback is.
 func (d *data) trigger(b []byte, n, seq uint64, intended time.Duration) []byte {
 	due, later := d.later(n, intended)
 	if !later {

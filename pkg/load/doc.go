@@ -1,10 +1,10 @@
 // Package load sends load to notifyd and measures how notifyd handles it.
 //
-// A Scenario has phases that run one after the other. The steps of a phase run side by side.
-// The load is open: the due time of a message is a pure function of time (arrival.go), and its
-// content is a pure function of the seed and of its number (data.go). So a slow server does not
-// slow the schedule down, and a run can be repeated or split over machines. Workers take
-// requests in the order of their due times. A request that starts late is still sent, and its
+// A Scenario has phases that run one after the other. The steps of a phase run side by side. The
+// load is open: the due time of a message is a pure function of time (arrival.go), and the content
+// of a message is a pure function of the seed and of the message's number (data.go). So a slow
+// server does not slow the schedule down. A run can be repeated, or split over machines. Workers
+// send requests in the order of their due times. A request that starts late is still sent, and its
 // latency counts from its due time.
 //
 //	Scenario -> Run -> step.go     workers: make a request, wait, send, record
@@ -15,17 +15,17 @@
 //	                   remote.go       if agents send: stores their frames where the
 //	                                   workers of this process would have recorded
 //	                   ledger.go       after sending: the outcome of each message
-//	                   verdict.go      whether the figures are those of the server
+//	                   verdict.go      decides whether the server caused the figures
 //
-// Each step has three histograms: lag (sent - due), service (done - sent: time in the server)
-// and response (done - due: what a caller would feel). The ledger adds end-to-end times
-// (delivered - due) and, for scheduled messages, signed lateness.
+// Each step has three histograms: lag (sent - due), service (done - sent: time in the server) and
+// response (done - due: what a caller would feel). The ledger adds end-to-end times, which are
+// delivered - due. For scheduled messages it adds signed lateness.
 //
-// The simulated providers keep a ledger of the messages that they received. The run reads it
-// while it sends, and matches the first arrival of every accepted id with its acknowledgement,
-// in bounded memory. So end-to-end times are not sampled, and lost and duplicate messages are
-// counted, not estimated.
+// The simulated providers keep a ledger of the messages that they received. The run reads this
+// ledger while it sends. It matches the first arrival of every accepted id with the acknowledgement
+// of that id, in bounded memory. So end-to-end times are not sampled. Lost and duplicate messages
+// are counted, not estimated.
 //
-// What may go wrong: the generator, not the server, may be the limit. Then the verdict says so,
-// and the figures do not count. Start reading at Run.Run.
+// What may go wrong: the generator may be the limit instead of the server. Then the verdict says
+// so, and the figures say nothing about the server. Start reading at Run.Run.
 package load

@@ -32,16 +32,18 @@ func (c *coordinator) recordArrival(d *dueMoment, at time.Time, n int64) {
 	}
 }
 
-// endTimes holds the times of one step that the ledger gives.
+// endTimes holds the times of one step that follow from the arrivals in the ledger.
 type endTimes struct {
 	endToEnd, late, early *hdrhistogram.Histogram
-	afterLimit            int64                     // messages that were late by more than LateAfter
-	parts                 []*hdrhistogram.Histogram // endToEnd by due time, see StepResult.EndToEndParts; nil: an empty part
+	afterLimit            int64 // messages that were late by more than LateAfter
+	// parts[i] holds the end-to-end times of messages that were due in part i of the run, see
+	// StepResult.EndToEndParts. nil: there is no such message.
+	parts []*hdrhistogram.Histogram
 }
 
 const maxParts = 300
 
-// partOf returns the histogram of the part of the run in which a message was due.
+// partOf returns the histogram for messages that were due at the time due in a run of this length.
 func (e *endTimes) partOf(due, length time.Duration) *hdrhistogram.Histogram {
 	i := min(max(int(due/max(length/maxParts, time.Second)), 0), maxParts-1)
 	for len(e.parts) <= i {
@@ -104,9 +106,9 @@ func (c *coordinator) endIntervals() {
 }
 
 // backlogSlope returns the growth of the backlog over the last d of sending, as a share of the
-// acknowledged rate. It fits a line through the backlogs of the seconds and moves its slope
-// towards 0 by two standard errors: a backlog that only goes up and down with the messages in
-// flight does not grow. It returns false if there are fewer than three seconds.
+// acknowledged rate. It fits a line to the backlogs of the seconds. It moves the slope of the line
+// towards 0 by two standard errors: a backlog that only varies with the messages in flight does not
+// grow. It returns false if there are fewer than three seconds.
 func (c *coordinator) backlogSlope(d time.Duration) (float64, bool) {
 	var at, backlog []float64 // seconds, messages; the latest first
 	acked, length := int64(0), time.Duration(0)
@@ -147,7 +149,7 @@ func fitLine(x, y []float64) (slope, off float64) {
 	return slope, math.Sqrt(max(syy-slope*sxy, 0) / (n - 2) / sxx)
 }
 
-// defaultSlopeWindow returns the time over which the slope is measured if its metric has no window.
+// defaultSlopeWindow returns the time over which backlogSlope measures if the metric has no window.
 func (c *coordinator) defaultSlopeWindow() time.Duration {
 	sending := time.Duration(0)
 	for i := range c.seconds {

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// FaultControl makes simulated providers fail, and heals them.
+// FaultControl makes simulated providers fail, and ends the failures.
 type FaultControl interface {
 	// Begin starts a fault and returns the function that ends it.
 	Begin(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
@@ -21,11 +21,13 @@ type FaultControl interface {
 
 // ProcessControl kills, pauses and stops processes that the run owns.
 type ProcessControl interface {
-	// Fault does what f.Process says. The function that it returns starts or resumes the process.
+	// Fault kills, pauses or stops the process, as f.Process says. The function end starts the
+	// process again, or lets it continue.
 	Fault(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
 }
 
-// Begin implements FaultControl. It adds a rule, and the function that it returns removes the rule.
+// Begin implements FaultControl. It adds a rule to the simulators. The function that it returns
+// removes the rule.
 func (l *Simulators) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
 	rule := simulator.Rule{
 		Account: f.Account, Pool: f.Pool, Prefix: f.Prefix,
@@ -84,9 +86,10 @@ func (f *FaultSpec) label() string {
 	return f.Do + " " + cmp.Or(f.Provider, "all providers")
 }
 
-// runFaults runs the faults of a phase side by side. Faults of the process run one at a time: the
-// next one waits until the one before is undone, because starting a process takes a while.
-// Every fault is healed even if ctx ends. runFaults returns the first error.
+// runFaults runs the faults of a phase side by side. Only one fault of the process runs at a time.
+// The next fault of the process waits until the previous fault has ended, because starting a
+// process takes a while. Every fault that began is ended, even if ctx ends. runFaults returns the
+// first error.
 func (r *Run) runFaults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -137,7 +140,7 @@ func (r *Run) runFault(ctx context.Context, f *FaultSpec, began time.Time, proce
 	if f.For > 0 {
 		waitUntil(ctx, at.Add(f.For.of()))
 	} else {
-		<-ctx.Done() // to the end of the phase
+		<-ctx.Done() // continue to the end of the phase
 	}
 	err = end(context.WithoutCancel(ctx))
 	r.c.faultEnded(n, err)

@@ -8,7 +8,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// matches reports whether the step counts for the metric.
+// matches reports whether the figures of step s belong to the metric: the step must have all tags
+// of the metric. A step of a warm-up phase belongs only to metrics that name its phase.
 func (m *metric) matches(s *stepRun) bool {
 	if s.phase.Warmup && m.tags["phase"] != s.phase.Name {
 		return false
@@ -30,8 +31,8 @@ func (s *Step) category() string {
 	return s.mixedOr(s.Category, func(m Share) string { return m.Category })
 }
 
-// mixedOr returns the value that all parts of the mix share, or "mixed" if they differ. Without a
-// mix it returns own.
+// mixedOr returns the value that the function of returns for every part of the mix, or "mixed" if
+// the values differ. Without a mix it returns own.
 func (s *Step) mixedOr(own string, of func(Share) string) string {
 	for _, m := range s.Mix {
 		if own = of(m); own != of(s.Mix[0]) {
@@ -88,8 +89,8 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 	return v, there && (final || !slices.Contains(endMetrics, m.name))
 }
 
-// countsOf returns the windows that a metric is computed from: those of the whole run, or of its
-// last seconds if the metric has a window.
+// countsOf returns the windows from which a metric is computed. Without a window in the metric
+// these are the windows of the whole run. Otherwise they are the windows of the last seconds.
 func (c *coordinator) countsOf(m *metric) (out []*window) {
 	if m.window == 0 {
 		for _, s := range c.run.steps {

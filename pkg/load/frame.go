@@ -10,18 +10,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Frame is what an agent did in one second of a run. The controller passes it to its own run,
+// Frame describes what an agent did in one second of a run. The controller adds it to its own run,
 // see Remote. All counts are of that second and of the agent's own segment.
 type Frame struct {
 	At       time.Duration `json:"at_ns"`    // end of the second, since the run's start
-	Health   Health        `json:"health"`   // of the process of the agent
-	Evidence Evidence      `json:"evidence"` // of the agent's run so far
+	Health   Health        `json:"health"`   // health of the agent's process
+	Evidence Evidence      `json:"evidence"` // evidence of the agent's run so far
 	Steps    []StepFrame   `json:"steps,omitempty"`
 	Promises []byte        `json:"promises,omitempty"` // acknowledged messages, see promises.takeEncoded
 }
 
-// StepFrame is one step of one phase in one second. Its histograms are encoded as by
-// EncodeHistogram. Adding those of all agents gives the histogram of a single generator.
+// StepFrame holds the figures of one step of one phase in one second. EncodeHistogram encodes its
+// histograms. If the histograms of all agents are added, the sum is the histogram that a single
+// generator would have recorded.
 type StepFrame struct {
 	Step     int                `json:"step"` // index among the steps of all phases
 	Requests int64              `json:"requests"`
@@ -29,14 +30,14 @@ type StepFrame struct {
 	Acked    int64              `json:"acked"`
 	Rejected int64              `json:"rejected,omitempty"`
 	Failed   int64              `json:"failed,omitempty"`
-	Busy     time.Duration      `json:"busy_ns"`
-	Own      time.Duration      `json:"own_ns"`
+	Busy     time.Duration      `json:"busy_ns"` // as window.busy
+	Own      time.Duration      `json:"own_ns"`  // as window.own
 	Lag      string             `json:"lag,omitempty"`
 	Service  string             `json:"service,omitempty"`
 	Response string             `json:"response,omitempty"`
 	Heat     [HeatBuckets]int64 `json:"heat"`
 	Errors   []ErrorCount       `json:"errors,omitempty"`
-	Ended    time.Duration      `json:"ended_ns,omitempty"` // since the run's start; 0: the step goes on
+	Ended    time.Duration      `json:"ended_ns,omitempty"` // since the run's start; 0: the step has not ended
 }
 
 // frameOf describes the second that ends now. The coordinator calls it at the end of rotate,
@@ -70,8 +71,8 @@ func frameOf(c *coordinator, now time.Duration) (*Frame, error) {
 	return f, nil
 }
 
-// window returns the frame in the form in which a recorder keeps its counts. It returns an error of
-// notify.KindInvalid if a histogram is damaged.
+// window converts the frame to a window, the form in which a recorder keeps its counts. It returns
+// an error of notify.KindInvalid if a histogram is damaged.
 func (f *StepFrame) window() (*window, error) {
 	w := &window{
 		tally: tally{requests: f.Requests, sent: f.Sent, acked: f.Acked, rejected: f.Rejected, failed: f.Failed},
@@ -92,8 +93,8 @@ func (f *StepFrame) window() (*window, error) {
 	return w, nil
 }
 
-// Kinds of promises in a frame. The first number of an encoded promise is the index of its step
-// times promisedKinds, plus its kind.
+// The kinds of promises in a frame. An encoded promise begins with the number step*promisedKinds +
+// kind. step is the index of the promise's step.
 const (
 	promisedSingle = iota
 	promisedFan
@@ -101,8 +102,8 @@ const (
 	promisedKinds
 )
 
-// takeEncoded returns the promises since the last call, encoded, and forgets them. An agent does
-// not keep promises, because the controller asks the ledger.
+// takeEncoded returns, encoded, the promises that were added since its last call, and forgets them.
+// An agent does not keep promises, because the controller asks the ledger for their arrivals.
 func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	p.mu.Lock()
 	open, others := p.open, p.others
@@ -140,8 +141,8 @@ func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	return b
 }
 
-// put adds promises that takeEncoded returned in another process. It adds all of them, or none
-// and returns an error of notify.KindInvalid if b is damaged.
+// put adds the promises that takeEncoded returned in another process. If b is damaged, put adds no
+// promise and returns an error of notify.KindInvalid.
 func (p *promises) put(b []byte, steps []*stepRun) error {
 	var (
 		open    = map[notify.Base]promise{}

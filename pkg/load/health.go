@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sampler reads the figures of the process of the generator and of its machine. A figure that
-// /proc does not have is 0.
+// sampler reads figures of the generator's process and of its machine. A figure that /proc does not
+// provide is 0.
 type sampler struct {
 	sampledAt time.Time
-	cpu       time.Duration // of this process
-	gcCPU     float64       // seconds
+	cpu       time.Duration // CPU time of this process until the last sample
+	gcCPU     float64       // CPU seconds of garbage collection until the last sample
 	machine   machineSeconds
-	pauses    []uint64 // counts of the histogram of GC pauses at the last sample
+	pauses    []uint64 // counts of the histogram of GC pauses, at the last sample
 	samples   []metrics.Sample
 }
 
@@ -38,7 +38,7 @@ func processCPU() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// sample returns the health since the last sample.
+// sample returns the health since the previous call of sample.
 func (s *sampler) sample() Health {
 	now, cpu, machine := time.Now(), processCPU(), readMachine()
 	metrics.Read(s.samples)
@@ -64,7 +64,7 @@ func (s *sampler) sample() Health {
 	return h
 }
 
-// proc is /proc. On a machine without it every read fails and the figures are 0.
+// proc is /proc. On a machine without /proc every read fails, and the figures are 0.
 var proc, _ = procfs.NewDefaultFS()
 
 func readMachine() (t machineSeconds) {
@@ -84,7 +84,7 @@ func readRSS() int64 {
 	return int64(s.ResidentMemory())
 }
 
-// maxFiles is how many open files of the process countSockets looks at.
+// maxFiles is the most open files of the process that countSockets reads.
 const maxFiles = 4096
 
 func countSockets() (n int) {

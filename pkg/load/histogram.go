@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Histograms hold nanoseconds from 1 us to 1 h with 3 digits: 180 KB each. A shorter time is
-// kept with a resolution of 512 ns. A longer time is kept as 1 h.
+// Histograms hold nanoseconds from 1 us to 1 h with 3 digits, and need 180 KB each. Times below 1
+// us have a resolution of 512 ns. Times above 1 h are stored as 1 h.
 const (
 	shortest = int64(time.Microsecond)
 	longest  = int64(time.Hour)
@@ -37,8 +37,8 @@ func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
 	return string(b), err
 }
 
-// DecodeHistogram is the inverse of EncodeHistogram. It returns an error of notify.KindInvalid for
-// a text that is no histogram.
+// DecodeHistogram is the inverse of EncodeHistogram. It returns an error of notify.KindInvalid if
+// the text is not a histogram.
 func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 	if s == "" {
 		return NewHistogram(), nil
@@ -50,9 +50,9 @@ func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 	return h, nil
 }
 
-// decodeOwn is DecodeHistogram for a histogram from another process. It refuses one whose range
-// or digits differ from NewHistogram's before it allocates the counts: a header of 40 bytes may
-// ask for gigabytes.
+// decodeOwn decodes a histogram that another process encoded. It refuses a histogram whose range or
+// digits differ from the range or digits of NewHistogram. It checks this before it allocates the
+// counts, because a header of 40 bytes may ask for gigabytes.
 func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 	if s != "" && !madeHere(s) {
 		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is not one of %d to %d with %d digits", shortest, longest, digits))
@@ -60,10 +60,11 @@ func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 	return DecodeHistogram(s)
 }
 
-// madeHere reports whether an encoded histogram has the range and the digits of
-// NewHistogram. The layout is that of HdrHistogram's V2 compressed encoding: a cookie and a
-// length, then in zlib a header of cookie, payload length, normalizing offset, digits (4
-// bytes each), lowest and highest value and ratio (8 bytes each), then the counts.
+// madeHere reports whether an encoded histogram has the range and the digits of NewHistogram. The
+// layout is HdrHistogram's V2 compressed encoding: a cookie and a length, and then a part that is
+// compressed with zlib. That part begins with a header: cookie, payload length, normalizing offset
+// and digits (4 bytes each), lowest value, highest value and ratio (8 bytes each). The counts
+// follow.
 func madeHere(s string) bool {
 	const head, most = 40, 4 << 20
 	packed, err := base64.StdEncoding.DecodeString(s)
@@ -94,8 +95,8 @@ func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
 	}
 }
 
-// SignedQuantiles returns the quantiles of lateness from its two halves. late holds the values of 0
-// and above. early holds how long before their time the other messages came.
+// SignedQuantiles returns the quantiles of signed lateness. late holds the values of 0 and above.
+// early holds the values below 0 without their sign: how long before its time a message came.
 func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	if early == nil || early.TotalCount() == 0 {
 		return QuantilesOf(late)
@@ -107,7 +108,7 @@ func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	n := e + l
 	at := func(q float64) int64 {
 		rank := q / 100 * float64(n)
-		if rank <= float64(e) { // the lowest lateness is the largest value of early
+		if rank <= float64(e) { // the least lateness is the largest value of early
 			return -early.ValueAtQuantile((float64(e) - rank) / float64(e) * 100)
 		}
 		return late.ValueAtQuantile((rank - float64(e)) / float64(l) * 100)
@@ -122,14 +123,16 @@ func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	return out
 }
 
-// ValueAt returns the least value such that at least percentile percent of the values are not
-// greater; 0 for an empty histogram. It counts as the Java readers of HdrHistogram do.
-// hdrhistogram-go rounds to the nearest rank, which differs if there are few values.
+// ValueAt returns a percentile: the least value such that at least percentile percent of all values
+// are not greater. It returns 0 for an empty histogram. It counts as the Java readers of
+// HdrHistogram do. hdrhistogram-go alone rounds to the nearest rank, which differs if there are few
+// values.
 func ValueAt(h *hdrhistogram.Histogram, percentile float64) int64 {
 	return ValuesAt(h, percentile)[0]
 }
 
-// ValuesAt is ValueAt for several percentiles. It needs one pass if they ascend.
+// ValuesAt returns ValueAt of several percentiles. It needs only one pass if the percentiles
+// ascend.
 func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 	n := float64(h.TotalCount())
 	at := make([]float64, len(percentiles))
@@ -137,7 +140,7 @@ func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 		if n == 0 || p <= 0 {
 			continue
 		}
-		// Go one step below p, so that 99.9% of 1000 is 999 however 0.999 is rounded.
+		// Use the next smaller number than p. So 99.9% of 1000 is 999, however 0.999 is rounded.
 		p = min(math.Nextafter(p, 0), 100)
 		at[i] = 100 * max(math.Ceil(p*n/100), 1) / n
 	}

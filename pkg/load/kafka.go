@@ -21,12 +21,12 @@ type KafkaTarget struct {
 	parts  map[string]int // number of partitions by topic
 }
 
-// Socket is the prefix of a broker address that is a unix socket. The embedded log of a notifyd
-// of the same user has one.
+// Socket is the prefix of a broker address that is the name of a unix socket. The embedded log of a
+// notifyd of the same user listens on such a socket.
 const Socket = "unix:"
 
-// dialLoopback dials brokers on loopback addresses only. A broker names the other brokers, so
-// the broker at the end of a tunnel on loopback may name another machine.
+// dialLoopback dials brokers on loopback addresses only. A broker tells the client the addresses of
+// the other brokers. So even a broker behind a tunnel on loopback may name another machine.
 func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
 	if !notify.LoopbackHost(addr) {
 		return nil, fmt.Errorf("a broker is at %s: load goes to brokers on loopback addresses only", addr)
@@ -34,15 +34,15 @@ func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, network, addr)
 }
 
-// NewKafkaTarget connects to brokers and reads their topics. Each broker is HOST:PORT; a single
-// one may be Socket and the name of a unix socket. The caller closes the target. It returns
-// notify.KindUnavailable if no broker answers, and notify.KindInvalid if notifyd's topics are
-// missing.
+// NewKafkaTarget connects to brokers and reads their topics. Each broker is HOST:PORT. If there is
+// only one broker, it may also be Socket followed by the name of a unix socket. The caller closes
+// the target. NewKafkaTarget returns an error of notify.KindUnavailable if no broker answers, and
+// of notify.KindInvalid if notifyd's topics are missing.
 func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error) {
 	seeds := kgo.SeedBrokers(brokers...)
 	dial := dialLoopback
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), Socket); ok {
-		seeds = kgo.SeedBrokers("127.0.0.1:9092") // the dialer ignores it
+		seeds = kgo.SeedBrokers("127.0.0.1:9092") // any address: the dialer ignores it
 		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", name)
 		}
@@ -75,7 +75,8 @@ func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error)
 // Close closes the connections.
 func (t *KafkaTarget) Close() { t.client.Close() }
 
-// Send implements Target. It writes one envelope a message and waits for all replicas.
+// Send implements Target. It writes one envelope per message and waits until the in-sync replicas
+// have stored them.
 func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
 	recs, ids, err := t.records(r)
 	if err != nil {
@@ -114,7 +115,8 @@ func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err
 		content := notify.Content{Body: r.Step.Payload.Text}
 		if content.Body == "" {
 			text = r.data.text(text[:0], seq)
-			content.Body = string(text[1 : len(text)-1]) // a quoted string of letters and spaces: nothing to unescape
+			// The text is a quoted string of letters and spaces, so nothing needs unescaping.
+			content.Body = string(text[1 : len(text)-1])
 		}
 		if v.channel != "sms" {
 			content.Title = "Hello"

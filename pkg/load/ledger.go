@@ -8,30 +8,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Ledger knows which messages the providers received. It is that of simulators, read over HTTP
-// (Shards), or an Observer in this process.
+// Ledger reports which messages the providers received. Shards reads the ledgers of simulators over
+// HTTP. Observer is a ledger in this process.
 type Ledger interface {
-	// markStart notes what arrived before the run, so that it does not count.
+	// markStart records what arrived before the run. Later counts leave these arrivals out.
 	markStart(ctx context.Context) error
-	// countArrivals counts the arrivals since markStart. With final it also waits for counts
+	// countArrivals counts the arrivals since markStart. If final is true, it also waits for counts
 	// that a simulator computes later, such as the order of messages.
 	countArrivals(ctx context.Context, final bool) (arrivalCounts, error)
-	// joinArrivals joins the arrivals since its last call with their promises. It calls f with
-	// the moment at which each promised message first arrived. It may be called during the run.
+	// joinArrivals matches the arrivals since its last call with the promised messages. It calls f
+	// with the moment at which each promised message first arrived. It may be called during the
+	// run.
 	joinArrivals(ctx context.Context, p *promises, f onArrival) error
-	// listMissing counts the promised messages that arrived, and returns the ids of at most
-	// most that did not. It knows the arrivals that joinArrivals has read.
+	// listMissing returns how many promised messages arrived. It also returns the ids of promised
+	// messages that did not arrive; most is the largest number of ids. It uses the arrivals that
+	// joinArrivals has read.
 	listMissing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error)
-	// joinTriggerCalls calls f with the moment at which each promised trigger was called. It
-	// is called once, at the end.
+	// joinTriggerCalls calls f with the moment at which each promised trigger was called. The run
+	// calls it once, at the end.
 	joinTriggerCalls(ctx context.Context, p *promises, f onArrival) error
 }
 
-// onArrival is called with messages of one promise that arrived at a moment. Several goroutines
-// may call it at a time.
+// onArrival is called when n messages of one promise have arrived at the moment at. Several
+// goroutines may call it at the same time.
 type onArrival func(d *dueMoment, at time.Time, n int64)
 
-// arrivalCounts is what a ledger counted since the start of the run.
+// arrivalCounts holds what a ledger counted since the start of the run.
 type arrivalCounts struct {
 	ids        int64 // distinct messages
 	duplicates int64
@@ -40,9 +42,9 @@ type arrivalCounts struct {
 }
 
 const (
-	// quietFor is how long nothing must arrive before missing messages count as lost.
+	// If nothing has arrived for quietFor, missing messages count as lost.
 	quietFor = 10 * time.Second
-	// maxStatesAsked is the most missing messages whose state the run asks the server for.
+	// maxStatesAsked is the most missing messages about which the run asks the server.
 	maxStatesAsked = 1000
 )
 
@@ -50,7 +52,7 @@ const (
 // the server does not know the id.
 type StateOf func(ctx context.Context, id string) (notify.State, error)
 
-// waitForBacklog waits until all accepted messages were delivered, or limit is over.
+// waitForBacklog waits until all accepted messages were delivered, or until limit has passed.
 func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 	if r.cfg.Ledger == nil {
 		return
@@ -63,8 +65,9 @@ func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// drain waits for deliveries and settles the ledger. When stopped is closed, it gives up after
-// Config.Grace.
+// drain waits for deliveries and settles the ledger. If the user has stopped the run before
+// (stopped is closed), drain waits for at most Config.Grace. If stopped is closed during the drain,
+// drain stops waiting at once and settles the ledger as it is.
 func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (drainResult, error) {
 	r.c.startDrain()
 	limit, hurried := r.s.Drain.of(), false
@@ -97,7 +100,7 @@ func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (drainResult, 
 	return found, nil
 }
 
-// failedMessages returns how many messages were in requests without a good answer.
+// failedMessages returns the number of messages in requests without a good answer.
 func (r *Run) failedMessages() (n int64) {
 	for _, s := range r.steps {
 		n += s.lapsed.Load()
@@ -105,28 +108,29 @@ func (r *Run) failedMessages() (n int64) {
 	return n
 }
 
-// drainResult is what the drain found.
+// drainResult holds the counts and the length of the drain.
 type drainResult struct {
 	LedgerResult
 	drainTook time.Duration // from the end of sending to the last delivery
 }
 
-// settleLedger waits until every acknowledged message was delivered, or limit is over. Then it
-// compares message by message.
+// settleLedger waits until every acknowledged message was delivered, or until limit has passed.
+// Then it counts what happened to each message.
 //
-// A missing message is lost if nothing arrives any more, unless the server says that it still
-// waits (for a provider that is down, say) or has ended. Absence needs complete evidence: if
-// messages still arrived when limit was over, the missing ones are pending. If the user stopped
-// the drain (hurried), the missing ones are unverified.
+// A missing message counts as ended if the server has a terminal state for it. It counts as pending
+// if the server says that the message still waits, for example for a provider that is down. Any
+// other missing message counts as lost if no message has arrived for quietFor. If messages arrived
+// until the end of the wait, it is too early to call the message lost. Then it counts as pending,
+// or as unverified if the user stopped the drain (hurried is true).
 func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried bool) (drainResult, error) {
 	l, p := r.cfg.Ledger, &r.promised
 	c := drainResult{LedgerResult: LedgerResult{Checked: true, Expected: p.total()}}
 	began := time.Now()
 	still, last, quiet := time.Now(), int64(-1), false
-	heard := began // when an arrival or the server last showed that more will come
+	heard := began // when an arrival or the server last showed that more messages will arrive
 	var got arrivalCounts
-	var asked time.Time         // when the ledger was last compared
-	var comparing time.Duration // how long the last comparison took
+	var asked time.Time         // when the arrivals were last compared with the promises
+	var comparing time.Duration // how long that comparison took
 	for {
 		var err error
 		if got, err = l.countArrivals(ctx, false); err != nil {
@@ -137,8 +141,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 		}
 		quiet = time.Since(still) > quietFor
 		over := time.Since(began) > limit
-		// The count includes messages of other senders, such as other segments. So compare
-		// before believing that all promised messages have arrived.
+		// The count includes messages of other senders, such as other segments. So compare the
+		// arrivals with the promises before deciding that all promised messages have arrived.
 		if !over && got.ids >= c.Expected && time.Since(asked) >= max(time.Second, 10*comparing) {
 			began := time.Now()
 			delivered, _, err := r.joinAndList(ctx, 0)
@@ -170,7 +174,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	}
 	delivered, ids, err := r.joinAndList(ctx, most)
 	if err == nil {
-		got, err = l.countArrivals(ctx, true) // listMissing has found messages that arrived at two ledgers
+		// Count after listMissing, because it finds messages that arrived at two ledgers.
+		got, err = l.countArrivals(ctx, true)
 	}
 	if err != nil {
 		return c, err
@@ -178,7 +183,9 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	c.Delivered, c.Duplicates, c.Reordered = delivered, got.duplicates, got.reordered
 	missing := c.Expected - c.Delivered
 	open, ended := askStates(ctx, ids, r.cfg.State)
-	switch rest := missing - int64(len(ids)); { // not asked for one by one: assume that they are like the ones asked for
+	// The rest are missing messages about which the server was not asked. Assume that they have the
+	// same state as the others.
+	switch rest := missing - int64(len(ids)); {
 	case rest <= 0:
 	case open > 0:
 		open += rest
@@ -196,10 +203,10 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 		c.Pending += left
 	}
 	c.Examples = append(ids[:min(len(ids), 10)], got.examples[:min(len(got.examples), 10)]...)
-	// Unexpected messages arrived without an acknowledgement. Requests that failed may have been
-	// stored all the same, so as many messages are expected.
+	// Unexpected messages arrived without an acknowledgement. But the server may have stored the
+	// messages of failed requests, so this many unacknowledged messages are expected.
 	unknown := r.failedMessages() + r.feeds.unreported(got.ids)
-	if r.cfg.Segment.N < 2 { // the count of a segment includes the messages of the others
+	if r.cfg.Segment.N < 2 { // the count of one segment of several includes the messages of the other segments
 		c.Unexpected = max(got.ids-c.Delivered-unknown, 0)
 	}
 	if !r.expects(notify.Failed) && c.Ended > 0 {
@@ -208,7 +215,7 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	return c, nil
 }
 
-// join joins all arrivals with all promises, those in files included.
+// join matches all arrivals with all promises, including promises in files.
 func (r *Run) join(ctx context.Context) error {
 	if err := r.cfg.Ledger.joinArrivals(ctx, &r.promised, r.c.recordArrival); err != nil {
 		return err
@@ -216,7 +223,7 @@ func (r *Run) join(ctx context.Context) error {
 	return r.promised.joinFiles(r.c.recordArrival)
 }
 
-// joinAndList joins, and returns what Ledger.listMissing returns.
+// joinAndList calls join, and then returns the results of Ledger.listMissing.
 func (r *Run) joinAndList(ctx context.Context, most int) (delivered int64, ids []string, err error) {
 	if err := r.join(ctx); err != nil {
 		return 0, nil, err
@@ -224,8 +231,9 @@ func (r *Run) joinAndList(ctx context.Context, most int) (delivered int64, ids [
 	return r.cfg.Ledger.listMissing(ctx, &r.promised, most)
 }
 
-// askStates asks the server for the states of ids. It returns how many are still open, and how
-// many ended without delivery. It counts an id as neither if the server cannot say.
+// askStates asks the server for the states of the messages with these ids. open is the number of
+// messages that are not in a terminal state. ended is the number of messages that ended without
+// delivery. If the server does not know an id, neither number counts it.
 func askStates(ctx context.Context, ids []string, state StateOf) (open, ended int64) {
 	if state == nil {
 		return 0, 0

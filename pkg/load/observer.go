@@ -9,18 +9,18 @@ import (
 )
 
 // Observer is the ledger of a run whose providers are in this process. The providers call Take for
-// every call that they accept. It keeps one bit per receiver, and the arrivals until they are
-// joined with their promises.
+// every call that they accept. Observer keeps one bit per receiver. It keeps the arrivals until
+// they are matched with their promises.
 type Observer struct {
 	mu       sync.Mutex
 	bases    map[notify.Base]*seenReceivers
 	ids      int64
 	repeated int64
 	examples []string
-	arrivals []arrival // not yet joined with their promises
+	arrivals []arrival // arrivals that have not been matched with their promises
 }
 
-// seenReceivers holds the receivers of one request that arrived: a bit for each index.
+// seenReceivers says which receivers of one request arrived. It has a bit for each receiver index.
 type seenReceivers struct {
 	bits  []uint64
 	count int64
@@ -29,7 +29,7 @@ type seenReceivers struct {
 // NewObserver returns an empty Observer.
 func NewObserver() *Observer { return &Observer{bases: map[notify.Base]*seenReceivers{}} }
 
-// Take records a call whose items a provider accepted. Any goroutine may call it. It keeps no
+// Take records a call of a provider that accepted the items. Any goroutine may call it. It keeps no
 // reference to call.
 func (o *Observer) Take(call *notify.Call) {
 	if len(call.Items) == 0 {
@@ -63,7 +63,7 @@ func (o *Observer) Take(call *notify.Call) {
 		}
 		mask := uint64(1) << (it.Index % 64)
 		if s.bits[word]&mask != 0 {
-			if it.Addr == 0 { // a second address of a receiver is no second delivery
+			if it.Addr == 0 { // a delivery to another address of the same receiver is not a duplicate
 				o.repeated++
 				if len(o.examples) < 10 {
 					id := it.ID()

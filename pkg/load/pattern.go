@@ -9,14 +9,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// pattern is a text with the eight digits of a user number in some places. Copying it and writing
-// the digits over it takes a fifth of the time of appending the parts.
+// pattern is a text that contains the eight digits of a user number in some places. Copying the
+// text and overwriting the digits takes a fifth of the time of appending the pieces one by one.
 type pattern struct {
 	text     []byte
 	digitsAt []int // offset of the first digit of each place
 }
 
-// newPattern joins the parts, which are written for user 0, and finds the places of the digits.
+// newPattern joins the parts. They are written for user 0, whose digits are eight zeros. newPattern
+// finds the places of these digits.
 func newPattern(parts ...[]byte) (p pattern) {
 	p.text = bytes.Join(parts, nil)
 	for i := 0; ; {
@@ -38,9 +39,10 @@ func (p *pattern) append(b []byte, u uint64) []byte {
 	return b
 }
 
-// appendUsers appends the pattern for size users. Their numbers are stride apart and wrap around
-// at users. The pattern of a user id fits into two words: the digits replace some bytes of them.
-// This takes 4.1 ns a user, where append takes 9.8 (BenchmarkBodies).
+// appendUsers appends the pattern for size users. The first user is u, and the numbers are stride
+// apart, modulo users. A pattern of at most 16 bytes with one place for digits fits into two 64-bit
+// words, and the digits replace some of its bytes. This takes 4.1 ns a user; calling append takes
+// 9.8 ns (BenchmarkBodies).
 func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byte {
 	n := len(p.text)
 	if n > 16 || len(p.digitsAt) != 1 {
@@ -61,7 +63,7 @@ func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byt
 	for range size {
 		to := b[from : from+16]
 		binary.LittleEndian.PutUint64(to, lo)
-		binary.LittleEndian.PutUint64(to[8:], hi) // bytes beyond the pattern are overwritten by the next one
+		binary.LittleEndian.PutUint64(to[8:], hi) // the next user overwrites the bytes after the pattern
 		binary.LittleEndian.PutUint64(to[digits:], eightDigits(u))
 		from += n
 		if u += stride; u >= users {
@@ -71,16 +73,16 @@ func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byt
 	return b[:from]
 }
 
-// singleBodies makes the bodies of single messages in one buffer. The numbers of the messages are
-// a constant step apart. If only the user differs between bodies, singleBodies finds the next
-// user by adding, and writes only its digits. This takes a third of the time of making each body
-// by itself (BenchmarkSingles).
+// singleBodies makes the bodies of single messages one after the other, in one buffer. The numbers
+// of the messages are a constant distance apart. If the bodies differ only in the user,
+// singleBodies finds the next user by an addition and writes only the user's digits. This takes a
+// third of the time of making each body alone (BenchmarkSingles).
 type singleBodies struct {
 	d        *data
 	body     []byte   // the last body; valid until the next call of next
 	whole    *pattern // nil: data.request makes each body
 	nextUser uint64   // user of the next message
-	userStep uint64   // distance to the user of the message after
+	userStep uint64   // distance from the user of one message to the user of the next
 }
 
 func (d *data) singles(buf []byte, first, apart uint64) singleBodies {
@@ -92,7 +94,7 @@ func (d *data) singles(buf []byte, first, apart uint64) singleBodies {
 	return s
 }
 
-// next makes the body of message n. n must be the next message in order.
+// next makes the body of message n. Calls must pass the numbers of the messages in order.
 func (s *singleBodies) next(n uint64, intended time.Duration) {
 	if s.whole == nil {
 		s.body = s.d.request(s.body[:0], n, n, 1, intended)
@@ -110,9 +112,9 @@ func (s *singleBodies) next(n uint64, intended time.Duration) {
 func putUser(b []byte, u uint64) { binary.LittleEndian.PutUint64(b, eightDigits(u)) }
 
 // eightDigits returns the digits of a number below 10^8 in ASCII, the first digit in the lowest
-// byte. It halves the number three times, to groups of four, two and one digits, and halves all
-// groups of a word at once. The factors are reciprocals: x*10486>>20 is x/100 for x < 10,000,
-// and x*103>>10 is x/10 for x < 100.
+// byte. It splits the number three times: into groups of four digits, of two digits and of one
+// digit. Each step splits all groups of the word at once. The multiplications replace divisions:
+// x*10486>>20 is x/100 for x < 10,000, and x*103>>10 is x/10 for x < 100.
 func eightDigits(u uint64) uint64 {
 	v := u/10_000 | u%10_000<<32
 	q := v * 10486 >> 20 & 0x7f_0000_007f
@@ -122,8 +124,8 @@ func eightDigits(u uint64) uint64 {
 	return v | 0x3030_3030_3030_3030
 }
 
-// patterns fills in the patterns of a variant. A message with a push address gets none, because
-// that address is a hash of the user without its digits.
+// patterns fills in the patterns of a variant. A message with a push address has no pattern,
+// because the address is a hash of the user and does not contain the user's digits.
 func (d *data) patterns(v *variant) {
 	if d.step.Addresses && v.channel == "push" {
 		return
@@ -145,7 +147,7 @@ func (d *data) patterns(v *variant) {
 	v.whole = newPattern(v.head, d.textPool, v.tail.text, []byte("}"))
 }
 
-// maxUsers is how many users there are with ids of eight digits.
+// maxUsers is the number of different user ids with eight digits.
 const maxUsers = 100_000_000
 
 // appendUser appends a user id of constant width, for example "u00001234".
@@ -160,7 +162,9 @@ func appendUser(b []byte, u uint64) []byte {
 func appendAddress(b []byte, channel string, u uint64) []byte {
 	switch channel {
 	case "sms":
-		b = append(b, "+9993500000000"...) // eight zeros in a row occur only where the digits of the user go
+		// newPattern searches for eight zeros in a row. So they must occur only where the user's
+		// digits are.
+		b = append(b, "+9993500000000"...)
 		putUser(b[len(b)-8:], u)
 		return b
 	case "email":

@@ -11,29 +11,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promiseFiles holds promises and arrivals that do not fit into memory. They are split into parts
-// by base, so a promise and its arrivals are in the same part. The files are unlinked while they
-// are open: the disk gets their space back however the process ends. promises.joining guards it.
+// promiseFiles holds promises and arrivals that do not fit into memory. They are divided into parts
+// by their base, so a promise and its arrivals are in the same part. The files are deleted as soon
+// as they are open. So the disk gets their space back in whatever way the process ends.
+// promises.joining guards promiseFiles.
 type promiseFiles struct {
 	parts   [promiseParts]promisePart
-	steps   []*stepRun // by the number that the files use
-	numbers map[*stepRun]uint32
+	steps   []*stepRun          // element i is the step that the files call i
+	numbers map[*stepRun]uint32 // the number of each step in the files
 }
 
 type promisePart struct {
 	f     *os.File
 	w     *bufio.Writer
 	size  int64
-	dirty bool // rows were written since the part was joined
+	dirty bool // true: rows were written since the part was last matched
 }
 
-// promiseParts is the number of parts. With 1e9 open promises each part still fits into memory.
+// promiseParts is the number of parts. Each part fits into memory, even with 1e9 open promises.
 const promiseParts = 256
 
-// promiseRow is the length of a row, which is a promise or an arrival. Its fields and their
-// bytes are:
+// promiseRow is the length of a row in bytes. A row is a promise or an arrival. Its fields and
+// their lengths in bytes are:
 //
-//	base 16; step 4, or 1<<31 + ledger for an arrival; intended 8; scheduled at, or the time
+//	base 16; step 4, or for an arrival 1<<31 + ledger; intended 8; scheduled at, or time
 //	of the arrival 8; count, or n 4; rejected 4; came 4; ledgers 8
 const (
 	promiseRow  = 16 + 4 + 8 + 8 + 4 + 4 + 4 + 8
@@ -87,7 +88,8 @@ func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, co
 	return err
 }
 
-// readPart calls each with the rows of a part, until it returns false. Of one and a, one is nil.
+// readPart calls each with the rows of a part, until each returns false. For a promise, a is nil;
+// for an arrival, one is nil.
 func (s *promiseFiles) readPart(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil
@@ -134,7 +136,7 @@ func (s *promiseFiles) promises(f func(b notify.Base, one *promise) bool) error 
 	return nil
 }
 
-// toFiles moves everything in memory to files. joining is held.
+// toFiles moves all promises and arrivals from memory to files. The caller holds joining.
 func (p *promises) toFiles() error {
 	p.mu.Lock()
 	open, early := p.open, p.early
@@ -158,8 +160,8 @@ func (p *promises) toFiles() error {
 	return nil
 }
 
-// joinFiles joins the promises and arrivals in files, part by part. Those without a match stay in
-// the files.
+// joinFiles matches the promises and arrivals in the files, part after part. Promises and arrivals
+// without a match stay in the files.
 func (p *promises) joinFiles(f onArrival) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()

@@ -10,46 +10,49 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promises remembers the acknowledged messages and joins them with their arrivals. Each end-to-end
-// time comes from one promise and one arrival. A promise that has arrived completely is
-// forgotten. Promises that do not fit into memory go to files (promisefiles.go), which are joined
-// one after the other at the end.
+// promises holds the acknowledged messages and matches them with their arrivals. A match of a
+// promise and an arrival gives one end-to-end time. A promise whose messages have all arrived is
+// forgotten. Promises that do not fit into memory go to files (promisefiles.go). At the end these
+// files are matched one after the other.
 type promises struct {
-	keepIDs bool // remember ids, not only the number of messages
+	keepIDs bool // true: keep the ids, not only the number of messages
 	memory  int  // bytes; 0: promiseMemory
-	shards  int  // number of ledgers that report arrivals; 0: one
+	shards  int  // number of ledgers that report arrivals; 0: one ledger
 
-	mu            sync.Mutex // guards the fields up to promisedEarly; workers wait for it
-	messages      int64      // messages
-	open          map[notify.Base]promise
-	others        []otherPromise            // triggers
-	early         map[notify.Base][]arrival // arrivals without a promise so far: an arrival may be read before its answer
-	earlyCount    int                       // number of arrivals in early
-	promisedEarly []notify.Base             // keys of early whose promise has come since
+	mu       sync.Mutex // guards the fields up to promisedEarly; workers lock it for each answer
+	messages int64      // number of acknowledged messages
+	open     map[notify.Base]promise
+	others   []otherPromise // triggers
+	// early holds arrivals that have no promise yet: an arrival may be read before the answer to
+	// its request.
+	early         map[notify.Base][]arrival
+	earlyCount    int           // number of arrivals in early
+	promisedEarly []notify.Base // keys of early whose promise was added later
 
-	joining   sync.Mutex // guards the fields below; locked before mu
+	joining   sync.Mutex // guards the fields below; must be locked before mu
 	delivered int64
 	repeated  int64 // single messages that arrived at two ledgers
 	examples  []string
-	files     *promiseFiles // nil: all fits in memory
+	files     *promiseFiles // nil: everything fits into memory
 }
 
-// promise is one acknowledged single notification or fan-out.
+// promise is the acknowledgement of one single notification or of one fan-out.
 type promise struct {
-	dueMoment        // when it was due
-	count     uint32 // receivers; 0: a single
+	dueMoment        // due times of its messages
+	count     uint32 // receivers of the fan-out; 0: a single notification
 	rejected  uint32
 	came      uint32
-	ledgers   uint64 // bit i is set if a part of it arrived at ledger i
+	ledgers   uint64 // bit i is set if messages of the promise arrived at ledger i
 }
 
 // complete reports whether all accepted messages of the promise have arrived.
 func (p *promise) complete() bool { return p.came >= max(p.count, 1)-p.rejected }
 
-// dueMoment says when a message was due to be sent and, if it was scheduled, to be delivered.
+// dueMoment says when a message was due to be sent. For a scheduled message it also says when the
+// message was due to be delivered.
 type dueMoment struct {
 	intended    time.Duration // since the run's start
-	scheduledAt int64         // ns since 1970, of a scheduled message; 0: not scheduled
+	scheduledAt int64         // ns since 1970; 0: not scheduled
 	step        *stepRun
 }
 
@@ -68,7 +71,7 @@ type arrival struct {
 
 const (
 	promiseMemory = 128 << 20
-	promiseBytes  = 128 // memory of a promise in a map; an arrival needs about the same
+	promiseBytes  = 128 // memory of a promise in a map; an arrival needs about as much
 	joinAtOnce    = 1000
 )
 
@@ -100,7 +103,7 @@ func (p *promises) addAck(s *stepRun, r *Request, a *Ack) {
 	}
 }
 
-// addPromise remembers one promise. mu is held.
+// addPromise adds one promise. The caller holds mu.
 func (p *promises) addPromise(b notify.Base, one promise) {
 	if p.open == nil {
 		p.open = map[notify.Base]promise{}
@@ -117,7 +120,7 @@ func (p *promises) total() int64 {
 	return p.messages
 }
 
-// otherIDs returns the ids of the first triggers.
+// otherIDs returns the ids of the first triggers; most is the largest number of ids.
 func (p *promises) otherIDs(most int) (ids []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,14 +130,14 @@ func (p *promises) otherIDs(most int) (ids []string) {
 	return ids
 }
 
-// join joins the arrivals at a ledger, in their order, with their promises. It calls f for each
-// arrival that was promised, and keeps the others until their promise comes. If memory is full
-// it moves everything to files, which may return an error of the disk.
+// join matches arrivals at a ledger, in their order, with their promises. It calls f for each
+// arrival that has a promise. It keeps the other arrivals until their promises are added. If memory
+// is full, join moves everything to files, and may return an error of the disk.
 func (p *promises) join(list []arrival, f onArrival) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	for len(list) > 0 || p.nonEmpty(&p.promisedEarly) {
-		n := min(len(list), joinAtOnce) // in small steps, because workers wait for mu
+		n := min(len(list), joinAtOnce) // match few arrivals at a time, because workers wait for mu
 		p.joinSome(list[:n], f)
 		list = list[n:]
 	}
@@ -177,15 +180,15 @@ func (p *promises) joinSome(list []arrival, f onArrival) {
 	}
 }
 
-// match counts an arrival for its promise. It returns false if open does not hold the promise.
-// joining is held.
+// match counts an arrival for its promise. It returns false if the map open does not contain the
+// promise. The caller holds joining.
 func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) bool {
 	one, ok := open[a.base]
 	if !ok {
 		return false
 	}
 	one.ledgers |= 1 << a.ledger
-	if one.count == 0 && one.came > 0 { // it arrived at another ledger before
+	if one.count == 0 && one.came > 0 { // the message arrived at another ledger before
 		p.repeated++
 		if len(p.examples) < 10 {
 			p.examples = append(p.examples, notify.ID{Base: a.base}.String())
@@ -196,7 +199,8 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) 
 	one.came += a.n
 	p.delivered += int64(a.n)
 	f(&one.dueMoment, time.Unix(0, a.at), int64(a.n))
-	if p.shards < 2 && one.complete() { // with several ledgers keep it, because it may arrive again
+	// With several ledgers keep the promise, because its message may arrive again.
+	if p.shards < 2 && one.complete() {
 		delete(open, a.base)
 		return true
 	}
@@ -204,17 +208,17 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) 
 	return true
 }
 
-// joined returns how many promised messages have arrived, and how many single messages arrived at
-// a second ledger, with examples.
+// joined returns how many promised messages have arrived. repeated is the number of single messages
+// that arrived at a second ledger; examples holds ids of such messages.
 func (p *promises) joined() (delivered, repeated int64, examples []string) {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// unfinished calls f with each promise that has not arrived completely, until f returns false. It
-// also calls f with a fan-out that arrived at several ledgers, because parts of it may have
-// arrived twice. Call joinFiles first.
+// unfinished calls f with each promise whose messages have not all arrived, until f returns false.
+// It also calls f with each fan-out that arrived at several ledgers, because some of its messages
+// may have arrived twice. The caller must have called joinFiles before.
 func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
@@ -235,5 +239,5 @@ func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	})
 }
 
-// cameAtSeveral reports whether parts of a fan-out arrived at several ledgers.
+// cameAtSeveral reports whether messages of a fan-out arrived at several ledgers.
 func (p *promise) cameAtSeveral() bool { return p.count > 0 && p.ledgers&(p.ledgers-1) != 0 }

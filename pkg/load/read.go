@@ -24,8 +24,8 @@ import (
 
 const codeScenario = "bad_scenario"
 
-// ReadScenario reads a scenario from a YAML file, fills in the defaults and validates it. Paths
-// in the scenario are relative to the file's folder.
+// ReadScenario reads a scenario from a YAML file, fills in the defaults and validates the scenario.
+// Paths in the scenario are relative to the folder of the file.
 func ReadScenario(path string) (Scenario, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -49,8 +49,8 @@ func ReadScenario(path string) (Scenario, error) {
 	return s, nil
 }
 
-// ParseScenario reads a scenario from YAML, fills in the defaults and validates it. It ignores
-// top-level keys that begin with x-, which hold anchors.
+// ParseScenario reads a scenario from YAML, fills in the defaults and validates the scenario. It
+// ignores top-level keys that begin with x-, because they hold anchors.
 func ParseScenario(b []byte) (Scenario, error) {
 	var s Scenario
 	var doc yaml.Node
@@ -90,9 +90,11 @@ func ParseScenario(b []byte) (Scenario, error) {
 }
 
 // bounded returns an error for a document that cannot be read in reasonable time: an alias that
-// contains itself, or aliases of aliases that multiply.
+// contains itself, or aliases of aliases whose contents multiply.
 func bounded(root *yaml.Node) error {
-	const most, deepest = 1 << 18, 32 // nodes, counted again for every alias; levels, of which a scenario needs a few
+	// most is the number of nodes; a node counts once for each alias that contains it. deepest is
+	// the number of nested levels; a scenario needs only a few.
+	const most, deepest = 1 << 18, 32
 	left, inside := most, []*yaml.Node{}
 	var walk func(n *yaml.Node) error
 	walk = func(n *yaml.Node) error {
@@ -115,7 +117,7 @@ func bounded(root *yaml.Node) error {
 }
 
 // known returns an error for an unknown key, and for a value that does not fit the type t. The
-// error names the line.
+// error contains the line number.
 func known(n *yaml.Node, t reflect.Type, path string) error {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -196,7 +198,7 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 	return nil
 }
 
-// merged returns the mappings that the value n of a "<<" key names.
+// merged returns the mappings to which the value n of a "<<" key refers.
 func merged(n *yaml.Node) []*yaml.Node {
 	if n.Kind == yaml.SequenceNode {
 		return n.Content
@@ -206,8 +208,8 @@ func merged(n *yaml.Node) []*yaml.Node {
 
 var yamlLine = regexp.MustCompile(`^(yaml: )?(line \d+: )?`)
 
-// lastLine returns the last line of the YAML library's error, without its line number, which
-// the caller adds.
+// lastLine returns the last line of an error of the YAML library, without the line number. The
+// caller adds the line number.
 func lastLine(err error) string {
 	s := strings.TrimSpace(err.Error())
 	if i := strings.LastIndexByte(s, '\n'); i >= 0 {
@@ -216,7 +218,8 @@ func lastLine(err error) string {
 	return yamlLine.ReplaceAllString(s, "")
 }
 
-// suggest returns "; did you mean ...?" with the known key that is closest to word, or "".
+// suggest returns "; did you mean ...?" with the known key that is most similar to word. It returns
+// "" if no key is similar.
 func suggest[T any](word string, known map[string]T) string {
 	if best := term.Nearest(strings.ToLower(word), 1+len(word)/3, slices.Collect(maps.Keys(known))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
@@ -283,7 +286,8 @@ func (d Duration) MarshalYAML() (any, error) { return time.Duration(d).String(),
 
 func (d Duration) of() time.Duration { return time.Duration(d) }
 
-// decodeOr passes a scalar to the function scalar, and decodes any other node into plain.
+// decodeOr calls the function scalar if the node is a scalar, and decodes any other node into
+// plain.
 func decodeOr(node *yaml.Node, scalar func() error, plain any) error {
 	if node.Kind == yaml.ScalarNode {
 		return scalar()
@@ -291,19 +295,19 @@ func decodeOr(node *yaml.Node, scalar func() error, plain any) error {
 	return node.Decode(plain)
 }
 
-// UnmarshalYAML accepts a single word, which is the shape.
+// UnmarshalYAML also accepts a single word, which sets the shape.
 func (a *Arrival) UnmarshalYAML(node *yaml.Node) error {
 	type plain Arrival
 	return decodeOr(node, func() error { a.Shape = node.Value; return nil }, (*plain)(a))
 }
 
-// UnmarshalYAML accepts a single number, which is the count.
+// UnmarshalYAML also accepts a single number, which sets the count.
 func (u *Users) UnmarshalYAML(node *yaml.Node) error {
 	type plain Users
 	return decodeOr(node, func() error { return u.Count.UnmarshalYAML(node) }, (*plain)(u))
 }
 
-// UnmarshalYAML accepts a single number, which is the bytes.
+// UnmarshalYAML also accepts a single number, which sets the bytes.
 func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
 	type plain Payload
 	return decodeOr(node, func() error {
@@ -314,14 +318,14 @@ func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
 	}, (*plain)(p))
 }
 
-// Threshold is a condition, and what happens when it is missed.
+// Threshold is a condition, with what happens if it is missed.
 type Threshold struct {
 	Expr  string   `yaml:"expr" doc:"e.g. lost == 0, response{step=otp}[10s].p99 < 50ms"`
 	Abort bool     `yaml:"abort,omitempty" doc:"end the run when it is missed"`
 	After Duration `yaml:"after,omitempty" doc:"not judged before this much of the run"`
 }
 
-// UnmarshalYAML accepts a single string, which is the condition.
+// UnmarshalYAML also accepts a single string, which sets the condition.
 func (t *Threshold) UnmarshalYAML(node *yaml.Node) error {
 	type plain Threshold
 	return decodeOr(node, func() error { t.Expr = node.Value; return nil }, (*plain)(t))

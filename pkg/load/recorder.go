@@ -8,24 +8,27 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// recorder keeps the figures of some workers of one step; at most maxRecorders recorders share
-// the workers of a step. Once a second the coordinator takes the window and leaves an empty one.
-// So workers never wait while windows are merged.
+// recorder keeps the figures of some workers of one step. At most maxRecorders recorders share the
+// workers of a step. Once a second the coordinator swaps the window for an empty window. So workers
+// never wait while the coordinator merges windows.
 type recorder struct {
-	mu    sync.Mutex // guards both fields, and the window while it is win
+	mu    sync.Mutex // guards both fields, and the window in win
 	win   *window    // workers add to it
-	spare *window    // empty; nil while the coordinator has the other window
+	spare *window    // empty window; nil while the coordinator reads a window
 }
 
-// window holds the figures since the coordinator took the last window.
+// window holds the figures of a recorder since the coordinator last swapped its window.
 type window struct {
 	tally
 	lag, service, response *hdrhistogram.Histogram // ns, per message
-	wake                   *hdrhistogram.Histogram // ns, per request: how late a worker woke that waited for the due time
-	busy                   time.Duration           // time that the workers waited for answers
-	own                    time.Duration           // time that the workers needed to make and start requests that were due
-	heat                   [HeatBuckets]int64
-	errs                   map[errKey]*ErrorCount
+	// wake holds how late a worker woke, in ns per request. It has only requests whose worker
+	// waited for the due time.
+	wake *hdrhistogram.Histogram
+	busy time.Duration // time that the workers waited for answers
+	// own is the time that the workers needed to make and start requests after they were due.
+	own  time.Duration
+	heat [HeatBuckets]int64
+	errs map[errKey]*ErrorCount
 }
 
 // tally counts messages, and the requests that carried them.
@@ -57,7 +60,7 @@ func (w *window) reset() {
 	clear(w.errs)
 }
 
-// merge adds o to w, including heat and errors.
+// merge adds the figures of o to w, including heat and errors.
 func (w *window) merge(o *window) {
 	w.tally.add(&o.tally)
 	w.busy += o.busy
@@ -85,8 +88,8 @@ func (w *window) merge(o *window) {
 
 func newRecorder() *recorder { return &recorder{win: newWindow(), spare: newWindow()} }
 
-// takeWindow returns the window and replaces it with the spare one. From then on only the caller
-// owns it, until giveBack.
+// takeWindow returns the window and puts the spare window in its place. The caller owns the
+// returned window until it calls giveBack.
 func (r *recorder) takeWindow() *window {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +98,7 @@ func (r *recorder) takeWindow() *window {
 	return w
 }
 
-// giveBack empties a window that takeWindow returned and makes it the spare one.
+// giveBack empties a window that takeWindow returned and makes it the spare window.
 func (r *recorder) giveBack(w *window) {
 	w.reset()
 	r.mu.Lock()
@@ -113,12 +116,14 @@ func (r *recorder) currentTally() tally {
 // sample describes how one request went. Times count from the start of the step.
 type sample struct {
 	intended, sent, done time.Duration
-	taken                time.Duration // when a worker took it; after intended if no worker was free before
-	waited               bool          // the worker took it before it was due
-	messages             int
-	ack                  Ack
-	err                  error
-	at                   time.Time // time of day of done, for errors
+	// taken is when a worker started on the request. If no worker was free, taken is after
+	// intended.
+	taken    time.Duration
+	waited   bool // true: the worker started on the request before it was due
+	messages int
+	ack      Ack
+	err      error
+	at       time.Time // time of day of done, for errors
 }
 
 func (r *recorder) record(s *sample) {
@@ -150,7 +155,8 @@ func (r *recorder) record(s *sample) {
 	}
 }
 
-// maxErrors is the most kinds of errors that a window tells apart.
+// maxErrors is the most kinds of errors that a window counts separately. Further kinds are counted
+// together, with class "transport" and code "other".
 const maxErrors = 100
 
 func (w *window) fail(class, code string, n int64, at time.Time) {
@@ -172,8 +178,8 @@ func (w *window) fail(class, code string, n int64, at time.Time) {
 	e.Last = at
 }
 
-// recordValue records d n times. A value outside the range of the histogram becomes the nearest
-// one inside.
+// recordValue records the value d n times. It replaces a value outside the range of the histogram
+// by the nearest value in the range.
 func recordValue(h *hdrhistogram.Histogram, d time.Duration, n int64) {
 	_ = h.RecordValues(min(max(int64(d), 0), longest), n)
 }
@@ -185,12 +191,13 @@ func heatBucket(d time.Duration) int {
 	return min(bits.Len64(uint64(d)/uint64(HeatBound(0))), HeatBuckets-1)
 }
 
-// bucketRun records values that come in order. It records neighbours in the same bucket at once:
-// the messages of a slot are due 200 ns apart, and a bucket is at least 512 ns wide.
+// bucketRun records a series of values in which neighbours differ little. It records consecutive
+// values that fall into the same bucket with one call. At 5M/s the messages of a slot are due 200
+// ns apart, and a bucket is at least 512 ns wide.
 type bucketRun struct {
 	h      *hdrhistogram.Histogram
 	heat   *[HeatBuckets]int64 // nil: the values are not for the heat map
-	lo, hi time.Duration       // bounds of the bucket; hi is outside
+	lo, hi time.Duration       // bounds of the bucket: lo <= value < hi
 	n      int64
 }
 
@@ -201,8 +208,8 @@ func (r *bucketRun) add(v time.Duration) {
 	}
 	r.flush()
 	v = max(v, 0)
-	// A histogram of 3 digits that begins at 1 us has 2,048 buckets of 512 ns,
-	// 1,024 of 1,024 ns, and so on.
+	// A histogram with 3 digits that begins at 1 us has 2,048 buckets of 512 ns, then 1,024 buckets
+	// of 1,024 ns, and so on.
 	width := time.Duration(512) << max(bits.Len64(uint64(v)>>9)-11, 0)
 	r.lo = v &^ (width - 1)
 	r.hi, r.n = r.lo+width, 1

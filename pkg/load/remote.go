@@ -10,83 +10,84 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Remote sends the load of a run from other processes, its agents. Each agent runs one
-// segment of the scenario and says once a second, in a Frame, what it did. The run puts
-// frames where the workers of this process would have recorded the same, so thresholds,
-// the screen, the ledger, the verdict and the result are of all agents together. What is
-// intended follows from the whole scenario: the share of an agent that died is intended
-// and not sent.
+// Remote sends the load of a run from other processes, which are called agents. Each agent runs one
+// segment of the scenario. Once a second it sends a Frame that describes what it did. The run adds
+// the frames to the recorders that workers of this process would use. So thresholds, screen,
+// ledger, verdict and result are about all agents together. The intended messages are the messages
+// of the whole scenario. So the messages of an agent that died count as intended and not sent.
 type Remote interface {
-	// Run follows the agents until ctx ends, and feeds the i-th one's frames to the run:
-	// each whole, or with an error of notify.KindInvalid not at all. It closes all
-	// connections before it returns.
+	// Run follows the agents until ctx ends. It calls feed with each frame of agent i. feed adds
+	// the whole frame to the run. If feed returns an error of notify.KindInvalid, it has added
+	// nothing. Run closes all connections before it returns.
 	Run(ctx context.Context, feed func(i int, f *Frame) error)
-	// Begin returns when phase i begins, once all agents have sent the phase before it
-	// and know the same moment: not before planned. It returns an error if a phase
-	// cannot begin; phase 0 begins with every agent or not at all.
+	// Begin returns the moment at which a phase begins, which is not before planned. It waits until
+	// all agents that are not lost have sent the previous phase, and sends the moment to them. It
+	// returns an error if the phase cannot begin. Phase 0 can begin only if every agent takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
-	// Sent returns once each agent has sent phase i or is lost. When ctx ends it stops
-	// the agents and waits for their last frames. It returns ErrNoAgents if every agent
-	// is lost.
+	// Sent returns when each agent has sent the phase or is lost. If ctx ends, it stops the agents
+	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.
 	Sent(ctx context.Context, phase int) error
-	// Steer tells all agents how the arrivals go from now on. It does not wait.
+	// Steer sends the state of the arrivals to all agents. It does not wait for them.
 	Steer(s SteerState)
-	// Agents describes the agents: segment i+1 of n is that of the i-th.
+	// Agents describes the agents. Agent i, counted from 0, runs segment i+1.
 	Agents() []Agent
 }
 
-// ErrNoAgents ends a run whose agents are all lost.
+// ErrNoAgents ends a run after all its agents were lost.
 var ErrNoAgents = &notify.Error{Kind: notify.KindUnavailable, Code: "agents_lost", Msg: "every agent was lost"}
 
-// Agent is one process that sends a part of a run's load.
+// Agent is a process that sends one segment of the load of a run.
 type Agent struct {
-	Name        string        `json:"name"` // its address, as the user gave it
+	Name        string        `json:"name"` // address of the agent, as the user gave it
 	State       AgentState    `json:"state"`
 	Host        string        `json:"host,omitempty"`
-	Version     string        `json:"version,omitempty"`      // of its notifyctl
-	Offset      time.Duration `json:"clock_offset_ns"`        // its clock less that of the controller
-	Uncertainty time.Duration `json:"clock_uncertainty_ns"`   // of Offset, either way
+	Version     string        `json:"version,omitempty"`      // version of its notifyctl
+	Offset      time.Duration `json:"clock_offset_ns"`        // its clock minus the clock of the controller
+	Uncertainty time.Duration `json:"clock_uncertainty_ns"`   // largest error of Offset, in both directions
 	LostAt      time.Duration `json:"lost_at_ns,omitempty"`   // since the run's start
-	LostBecause string        `json:"lost_because,omitempty"` // empty: it was not lost
-	Sent        int64         `json:"sent"`                   // messages it reported
-	NotSent     int64         `json:"not_sent,omitempty"`     // of a lost agent: messages of its share that it did not report
-	Rate        float64       `json:"rate"`                   // messages/s sent in its last full second
-	CPU         float64       `json:"cpu"`                    // cores its process used in its last full second
-	CPUs        float64       `json:"cpus"`                   // cores it may use
-	Verdict     string        `json:"verdict,omitempty"`      // of its own figures: GENERATOR_BOUND says that it is the limit
+	LostBecause string        `json:"lost_because,omitempty"` // empty: the agent was not lost
+	Sent        int64         `json:"sent"`                   // messages that it reported as sent
+	// NotSent counts, for a lost agent, due messages of its segment that it did not report as sent.
+	NotSent int64   `json:"not_sent,omitempty"`
+	Rate    float64 `json:"rate"` // messages/s sent in its last full second
+	CPU     float64 `json:"cpu"`  // cores that its process used in its last full second
+	CPUs    float64 `json:"cpus"` // cores that its process may use
+	// Verdict is the verdict on the agent's own figures. GENERATOR_BOUND means that this agent is
+	// the limit.
+	Verdict string `json:"verdict,omitempty"`
 }
 
-// AgentState says what an agent does.
+// AgentState is the state of an agent.
 type AgentState string
 
 // The states of an agent.
 const (
 	AgentReady   AgentState = "ready" // connected, waits for the start
 	AgentRunning AgentState = "running"
-	AgentDone    AgentState = "done" // its last frame is here
-	AgentLost    AgentState = "lost" // it died, or was silent for too long
+	AgentDone    AgentState = "done" // its last frame has arrived
+	AgentLost    AgentState = "lost" // it died, or it was silent for too long
 )
 
-// feeds are the figures that agents sent to the run.
+// feeds holds the figures that the agents sent to the run.
 type feeds struct {
 	run    *Run
 	remote Remote
 
 	mu     sync.Mutex
 	agents []feed
-	shown  time.Duration // what elapsed returned last: it does not go back
-	over   bool          // all frames are here
+	shown  time.Duration // result of the last call of elapsed, which never decreases
+	over   bool          // true: all last frames have arrived
 }
 
-// feed is what one agent said last.
+// feed holds the latest figures of one agent.
 type feed struct {
-	at       time.Duration // of its last frame
+	at       time.Duration // end of its last frame, since the run's start
 	health   Health
 	evidence Evidence
-	rate     float64 // of its last full second, as is cpu
-	cpu      float64
-	sent     []int64         // by step
-	ended    []time.Duration // by step, since the run's start; 0: not yet
+	rate     float64         // messages/s in its last full second
+	cpu      float64         // cores used in its last full second
+	sent     []int64         // messages sent, by step
+	ended    []time.Duration // when the step ended, by step, since the run's start; 0: not yet
 }
 
 func newFeeds(r *Run) *feeds {
@@ -97,9 +98,9 @@ func newFeeds(r *Run) *feeds {
 	return f
 }
 
-// feed adds a frame of the i-th agent to the run, all of it or, with an error of
-// notify.KindInvalid, nothing. It may be called from any goroutine, for one agent from one
-// at a time.
+// feed adds a frame of agent i to the run. If it returns an error of notify.KindInvalid, it has
+// added nothing. Different goroutines may call it at the same time for different agents, but not
+// for the same agent.
 func (fs *feeds) feed(i int, f *Frame) error {
 	r := fs.run
 	if len(f.Steps) > len(r.steps) {
@@ -138,18 +139,19 @@ func (fs *feeds) feed(i int, f *Frame) error {
 		own.ended[at] = f.Steps[j].Ended
 		sent += w.sent
 	}
-	if length := f.At - own.at; length >= time.Second/2 { // the last one may be short
+	if length := f.At - own.at; length >= time.Second/2 { // the last frame may cover less than a second
 		own.rate, own.cpu = PerSecond(sent, length), f.Health.CPU
 	}
 	own.at, own.health, own.evidence = f.At, f.Health, f.Evidence
 	return nil
 }
 
-// silence is how long the run's figures wait for a frame that is late.
+// silence is how long the figures of the run wait for a late frame.
 const silence = 2 * time.Second
 
-// elapsed is the end of the newest frame, unless it is older than silence, and now once
-// the last frames are here. It does not go back.
+// elapsed returns the run time up to which the figures are complete: the end of the newest frame.
+// If that is more than silence before now, it returns now - silence. When all last frames have
+// arrived, it returns now. It never returns less than before.
 func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -164,8 +166,8 @@ func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	return fs.shown
 }
 
-// complete reports whether every agent that is not lost or done has told of the second
-// after last.
+// complete reports whether every running agent has sent the frame of the second that begins at
+// last.
 func (fs *feeds) complete(last time.Duration) bool {
 	list := fs.remote.Agents()
 	fs.mu.Lock()
@@ -178,7 +180,8 @@ func (fs *feeds) complete(last time.Duration) bool {
 	return true
 }
 
-// health adds up that of the agents with a frame after last.
+// health combines the health of the agents that sent a frame after last. Pauses, lateness and
+// shares are the highest of all agents; the other figures are sums.
 func (fs *feeds) health(last time.Duration) (sum Health) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -195,8 +198,8 @@ func (fs *feeds) health(last time.Duration) (sum Health) {
 	return sum
 }
 
-// ended returns when the last agent ended a step. It is now if an agent that is not lost
-// has not said so yet.
+// ended returns when the last agent ended a step. It returns now if an agent that is not lost has
+// not ended the step.
 func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
 	list, step := fs.remote.Agents(), slices.Index(fs.run.steps, s)
 	fs.mu.Lock()
@@ -215,15 +218,15 @@ func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
 	return last
 }
 
-// allSent says that the agents' last frames are here.
+// allSent records that the last frames of all agents have arrived.
 func (fs *feeds) allSent() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	fs.over = true
 }
 
-// wait closes the channel it returns once the agents have sent phase i; of a run that
-// sends itself it returns nil. senders waits for its goroutine.
+// wait returns a channel that is closed when the agents have sent a phase. It returns nil if this
+// process sends the load. senders also waits for the goroutine that wait starts.
 func (fs *feeds) wait(ctx context.Context, phase int, senders *sync.WaitGroup) <-chan struct{} {
 	if fs == nil {
 		return nil
@@ -239,8 +242,8 @@ func (fs *feeds) wait(ctx context.Context, phase int, senders *sync.WaitGroup) <
 	return sent
 }
 
-// list describes the agents, with what their frames said; none of a run that sends
-// itself.
+// list describes the agents, with the figures of their frames. It returns nil if this process sends
+// the load.
 func (fs *feeds) list() []Agent {
 	if fs == nil {
 		return nil
@@ -268,9 +271,9 @@ func (fs *feeds) list() []Agent {
 	return list
 }
 
-// unreported is how many messages agents that were lost may have sent after their last
-// frames: what comes of them is no surprise. Where a step has no schedule that says how
-// many these are, it is all that came.
+// unreported returns how many messages lost agents may have sent after their last frames. Arrivals
+// of these messages are not unexpected. A closed loop has no schedule that gives this number. So if
+// the run has a closed loop and lost an agent, any arrived message may be such a message.
 func (fs *feeds) unreported(came int64) (n int64) {
 	closed := fs != nil && slices.ContainsFunc(fs.run.steps, func(s *stepRun) bool { return s.sched == nil })
 	for _, a := range fs.list() {
@@ -284,9 +287,9 @@ func (fs *feeds) unreported(came int64) (n int64) {
 	return n
 }
 
-// gather adds what the agents say of themselves to the evidence. Whether the generator is
-// the limit is for each agent to say: what the controller's own process did counts for
-// nothing.
+// gather replaces the evidence about the generator by the evidence that the agents sent. Each agent
+// decides whether its own generator is the limit. The process of the controller sends no load, so
+// its own figures do not count.
 func (fs *feeds) gather(e *Evidence) {
 	list := fs.list()
 	fs.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// snapshot makes the snapshot of the run at now.
+// snapshot makes the snapshot of the run at the moment now.
 func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	r := c.run
 	for {
@@ -57,7 +57,7 @@ func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	return s
 }
 
-// stepSnapshot describes one step. Its quantiles are those at the end of the last second.
+// stepSnapshot describes one step. Its quantiles include all complete seconds.
 func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
 	t := s.currentTally()
 	out := StepSnapshot{
@@ -74,7 +74,8 @@ func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked) // a message is taken a moment before it is acknowledged
+		// The sink counts a message a moment before the step counts it as acknowledged.
+		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked)
 		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}
 	return out
@@ -124,7 +125,7 @@ func (c *coordinator) errors() (out []ErrorCount) {
 	return out
 }
 
-// gatherEvidence collects the evidence for the verdict. partial says that the run was stopped
+// gatherEvidence collects the evidence for the verdict. partial is true if the run was stopped
 // early.
 func (c *coordinator) gatherEvidence(partial bool) Evidence {
 	e := Evidence{
@@ -145,15 +146,15 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 		from, to = min(from, begin), max(to, end)
 		t := s.currentTally()
 		if s.sched == nil {
-			e.Intended += t.sent // a closed loop intends what it sends
+			e.Intended += t.sent // in a closed loop every sent message is intended, and no others
 		} else {
-			// Messages of the last 50 ms may be about to be sent. Do not count them as missing.
+			// Messages of the last 50 ms may just be on their way. Do not count them as missing.
 			e.Intended += s.intended(min(now, end+time.Hour) - 50*time.Millisecond)
 		}
 		e.Sent += t.sent
 		e.Failed += t.failed + t.rejected
 		response.Merge(s.totalCounts.response)
-		if s.sched != nil { // a closed loop has no due times, so it is never late
+		if s.sched != nil { // a closed loop has no due times, so its requests are never late
 			busy += s.totalCounts.busy
 			own += s.totalCounts.own
 		}
@@ -163,7 +164,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 	}
 	e.Messages = response.TotalCount()
 	e.ResponseP99 = time.Duration(response.ValueAtQuantile(99))
-	if busy+own > 0 { // otherwise no request has been answered yet
+	if busy+own > 0 { // the sum is 0 if no request has been answered yet
 		e.Waiting = float64(busy) / float64(busy+own)
 	}
 	if c.measuredSeconds > 0 {
@@ -181,7 +182,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 	return e
 }
 
-// publishSnapshot makes a snapshot, stores it for Run.Snapshot and passes it to Config.Observe.
+// publishSnapshot makes a snapshot, stores it for Run.Snapshot and sends it to Config.Observe.
 func (c *coordinator) publishSnapshot(now time.Duration) *Snapshot {
 	s := c.snapshot(now)
 	c.run.latest.Store(s)
@@ -191,13 +192,13 @@ func (c *coordinator) publishSnapshot(now time.Duration) *Snapshot {
 	return s
 }
 
-// result makes the result at the end of a run. The goroutine of the coordinator has ended, so the
-// caller owns its fields. result returns an error if the ledger cannot be read.
+// result makes the result at the end of a run. The coordinator's goroutine has ended, so the caller
+// owns the fields of c. result returns an error if the ledger cannot be read.
 func (c *coordinator) result(sending time.Duration, found drainResult) (*Result, error) {
 	r := c.run
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	// Reading the ledger is no part of the run: marks and times stay as they are now.
+	// Reading the ledger does not belong to the run. So all times use this value of now.
 	now := r.since(time.Now())
 	c.endIntervals()
 	if r.cfg.Ledger != nil {
@@ -248,7 +249,8 @@ func (c *coordinator) result(sending time.Duration, found drainResult) (*Result,
 		if st.begin.Load() < 0 {
 			continue
 		}
-		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]} // s.Steps holds the steps that have begun, in the same order
+		// s.Steps contains only steps that have begun, in the order of r.steps.
+		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]}
 		var err error
 		if one.Histograms, err = c.histograms(st); err != nil {
 			return nil, err
@@ -302,9 +304,9 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 	return h
 }
 
-// exitOf returns the exit code of the command. why is why the run ended early, or "". An
-// interruption comes first, then missed thresholds, then the ledger. repeats says that the
-// scenario expects duplicates.
+// exitOf returns the exit code of the command. why says why the run ended early, or is "". If
+// several codes fit, the first in this order counts: an interruption, missed thresholds, the
+// ledger. repeats is true if the scenario expects duplicates.
 func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger

@@ -12,61 +12,73 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Config is what a Run needs beside its scenario.
+// Config holds what a Run needs in addition to its scenario.
 type Config struct {
-	Target  Target            // for every step but null steps, unless Targets has one
-	Targets map[string]Target // by the name of a target; used instead of Target
+	Target  Target            // target of steps whose target Targets does not name; null steps need none
+	Targets map[string]Target // targets by their name in Step.Target; they replace Target
 	Ledger  Ledger            // nil: delivery is not checked
-	State   StateOf           // asked for messages that the ledger misses; nil: those that do not come are lost
-	Faults  FaultControl      // nil: a scenario with provider faults is refused
-	Process ProcessControl    // nil: a scenario with process faults is refused
-	// Actions holds the actions of operators by name, as FaultSpec.Action names them.
+	// State asks the server for the state of a message that the ledger misses. nil: the server is
+	// not asked.
+	State   StateOf
+	Faults  FaultControl   // nil: a scenario with provider faults is refused
+	Process ProcessControl // nil: a scenario with process faults is refused
+	// Actions holds the actions of operators by their name in FaultSpec.Action.
 	Actions map[string]func(context.Context) error
 
-	Observe   func(*Snapshot) // called every Every, by one goroutine; may be nil. A slow function misses some snapshots
-	Every     time.Duration   // default 1 s, at least 100 ms
-	Timeout   time.Duration   // of a request; default 30 s
-	Calibrate time.Duration   // length of the calibration before the run, for each kind of body; 0: none
-	Grace     time.Duration   // longest drain after the user stopped the run; default 5 s
-	// Server asks the server for figures about itself: about once a second, and with last once
-	// more at the end. nil: the server is not asked.
+	// Observe, if not nil, is called every Every with a snapshot. The coordinator's goroutine calls
+	// it, so a slow function delays the figures of the run.
+	Observe   func(*Snapshot)
+	Every     time.Duration // default 1 s; shorter than 100 ms has no effect
+	Timeout   time.Duration // timeout of one request; default 30 s
+	Calibrate time.Duration // length of the calibration before the run, for each step name; 0: no calibration
+	// After the user stopped the run, Grace is the longest wait for requests under way and the
+	// longest drain. The default is 5 s.
+	Grace time.Duration
+	// Server asks the server for figures about itself. The run calls it about once a second, and at
+	// the end once more with last set to true. nil: the server is not asked.
 	Server func(ctx context.Context, last bool) (Server, error)
-	// Consent asks a target on another machine whether its load grant still holds; nil: no grant
-	// is needed. Run asks before it sends, and then four times a second. After the first refusal,
-	// and after ConsentUntil, it sends nothing more.
+	// Consent asks a target on another machine whether its load grant still holds; nil: no grant is
+	// needed. Run asks before it sends, and then four times a second. It sends nothing more after
+	// the first refusal, nor after ConsentUntil.
 	Consent      func(context.Context) error
-	ConsentUntil time.Time // when the grant expires, in this machine's clock; zero: never
+	ConsentUntil time.Time // when the grant expires, by this machine's clock; zero: never
 
 	Callback string // base URL of triggers, without a query
-	Memory   int    // bytes for messages that were accepted and have not arrived; default 128 MiB. More go to temporary files
-	Segment  Segment
-	// OrderBase is the same in all segments of a run that are sent at a time by several
-	// processes. 0: the start in microseconds since 1970, which is larger than every number of
-	// an earlier run: no user gets a message a microsecond.
+	// Memory is how many bytes messages may use that were accepted and have not arrived; default
+	// 128 MiB. The run stores further messages in temporary files.
+	Memory  int
+	Segment Segment
+	// OrderBase is the number before the first sequence number of each user. Processes that send
+	// segments of one run at the same time need the same OrderBase. 0: the start of the run in
+	// microseconds since 1970. That is larger than all sequence numbers of earlier runs, because
+	// no user gets a message every microsecond.
 	OrderBase uint64
-	StartAt   time.Time // zero: at once
+	StartAt   time.Time // when the run begins; zero: at once
 
 	// Remote sends the load from agents; nil: this process sends it.
 	Remote Remote
-	// Report gets a frame with the figures of each second, in the run of an agent. One goroutine
-	// calls it once a second. The Remote of the controller passes the frames to its own run.
+	// Report is set in the run of an agent. It gets a frame with the figures of each second, or an
+	// error if the frame cannot be encoded. One goroutine calls it once a second. The Remote of the
+	// controller adds the frames to the controller's run.
 	Report func(*Frame, error)
-	// Promises adds the acknowledged messages to the frames, for the ledger of the controller.
+	// If Promises is true, the frames contain the acknowledged messages, for the ledger of the
+	// controller.
 	Promises bool
-	// Begin returns when a phase begins that is planned for the moment planned. It is called
-	// before each phase; nil: phases begin as planned. An error ends the run. Run returns the
-	// error of the first phase; a later one becomes Result.Stopped.
+	// Begin returns the moment at which a phase begins. The run calls it before each phase, with
+	// the planned moment. nil: phases begin as planned. An error ends the run: Run returns the
+	// error of the first phase, and the error of a later phase becomes Result.Stopped.
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
-	// Keys returns the Idempotency-Key of request n of a step; nil: no keys, unless the step has
-	// Keys set. With Keys, a request that failed is repeated until it is answered or Patience is
-	// over, so that it is known what the server stored.
+	// Keys returns the Idempotency-Key of request n of a step. nil: requests have no keys, except
+	// the requests of steps whose field Keys is true. If Keys is not nil, a request that failed is
+	// repeated until it has an answer or until Patience has passed. So it is known what the server
+	// stored.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
 	// Acked is called with every good answer; may be nil.
 	Acked func(Ack)
 
-	Version, ServerName, Scale string // for the Environment and the Source
+	Version, ServerName, Scale string // values for Environment and Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
 	Steerable                  bool // Pause and Pace work; not for a segment, unless it is the run of an agent
@@ -81,7 +93,7 @@ type Run struct {
 	s        Scenario
 	cfg      Config
 	phases   [][]*stepRun
-	steps    []*stepRun // of all phases, in order
+	steps    []*stepRun // steps of all phases, in order
 	promised promises
 	source   Source
 
@@ -91,14 +103,14 @@ type Run struct {
 	c       *coordinator
 	steer   *steer          // nil: the run cannot be steered
 	feeds   *feeds          // nil: this process sends the load
-	patient context.Context // context of requests under way: ends Config.Grace after that of the run
+	patient context.Context // context of requests under way; ends Config.Grace after the context of the run
 	abort   func(error)     // ends the sending
 	runID   string
 	stopped atomic.Pointer[string]
 }
 
-// New checks a scenario and compiles it. It sends nothing. It returns an error of
-// notify.KindInvalid that names the field which is wrong.
+// New checks a scenario and prepares its run. It sends nothing. It returns an error of
+// notify.KindInvalid that names the wrong field.
 func New(s Scenario, cfg Config) (*Run, error) {
 	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
@@ -148,8 +160,8 @@ func New(s Scenario, cfg Config) (*Run, error) {
 	return r, nil
 }
 
-// compile makes the steps of all phases. A step with the name of a step of an earlier phase
-// continues its sequence of requests, so that no message is sent twice.
+// compile makes the steps of all phases. If an earlier phase has a step with the same name, the
+// step continues the request numbers of that step. So no message is sent twice.
 func (r *Run) compile() error {
 	next := map[string]int64{}
 	for i := range r.s.Phases {
@@ -172,7 +184,7 @@ func (r *Run) compile() error {
 			if s.sched != nil {
 				next[st.Name] += s.plannedRequests
 			} else {
-				next[st.Name] += 1 << 40 // more requests than any phase sends
+				next[st.Name] += 1 << 40 // more request numbers than any phase uses
 			}
 			list = append(list, s)
 			r.steps = append(r.steps, s)
@@ -198,9 +210,9 @@ func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil 
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
 
-// elapsed returns the run time up to which all figures are complete: now, or with agents the end
-// of the newest frame. Without that, messages of the second whose frames have not arrived would
-// look intended and not sent.
+// elapsed returns the run time up to which all figures are complete. This is now. If agents send,
+// it is the end of the newest frame: the messages of later seconds would count as intended and not
+// sent, because their frames have not arrived.
 func (r *Run) elapsed() time.Duration {
 	now := r.since(time.Now())
 	if r.feeds != nil {
@@ -209,7 +221,8 @@ func (r *Run) elapsed() time.Duration {
 	return now
 }
 
-// waitUntil is how a worker waits for its next message. It calls the hook of the tests.
+// waitUntil waits for the due time of a worker's next message. Then it calls Config.woke, for
+// tests.
 func (r *Run) waitUntil(ctx context.Context, at time.Time) bool {
 	ok := waitUntil(ctx, at)
 	if f := r.cfg.woke; f != nil {
@@ -229,8 +242,8 @@ func (r *Run) sendAttempt(t Target, req *Request) (Ack, error) {
 	if req.Step.Target == Null {
 		return t.Send(r.patient, req)
 	}
-	// If the run is stopped, a request under way still gets Config.Grace for its answer.
-	// Without the answer it would not be known what the server stored.
+	// If the run is stopped, a request under way has Config.Grace to get its answer. Without the
+	// answer it would not be known what the server stored.
 	ctx, stop := context.WithTimeout(r.patient, r.cfg.Timeout)
 	defer stop()
 	ack, err := t.Send(ctx, req)
@@ -240,8 +253,8 @@ func (r *Run) sendAttempt(t Target, req *Request) (Ack, error) {
 	return ack, err
 }
 
-// Snapshot returns the current state of the run. It is never nil and never changed again.
-// Any goroutine may call it at any time.
+// Snapshot returns the current state of the run. The snapshot is never nil and never changes. Any
+// goroutine may call Snapshot at any time.
 func (r *Run) Snapshot() *Snapshot {
 	if s := r.latest.Load(); s != nil {
 		return s
@@ -249,8 +262,8 @@ func (r *Run) Snapshot() *Snapshot {
 	return &Snapshot{At: time.Now(), State: StateCalibrating, Scenario: r.s.Name, Planned: r.s.Length(), Verdict: Inconclusive}
 }
 
-// Mark draws a line with a text across the charts. Any goroutine may call it. Marks beyond 64 in
-// a tenth of a second are dropped.
+// Mark draws a line with a text across the charts. Any goroutine may call it. If there are more
+// than 64 marks within a tenth of a second, the rest is dropped.
 func (r *Run) Mark(text string) {
 	select {
 	case r.marks <- Marker{Kind: "user", Text: text}:
@@ -260,9 +273,9 @@ func (r *Run) Mark(text string) {
 
 var errAborted = errors.New("a threshold that ends the run was missed")
 
-// Run sends the load of the scenario and, with a ledger, waits for its delivery. When ctx ends,
-// Run stops sending, waits at most Config.Grace for requests under way, and returns the figures
-// so far, marked as partial. Run may be called once.
+// Run sends the load of the scenario. With a ledger, it then waits for the deliveries. When ctx
+// ends, Run stops sending and waits at most Config.Grace for requests under way. Then it returns
+// the figures so far, and Result.Partial is true. Run may be called once.
 func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if remote := r.cfg.Remote; remote != nil {
 		following, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -287,7 +300,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if !r.cfg.StartAt.IsZero() {
 		waitUntil(ctx, r.cfg.StartAt)
 	}
-	if ask := r.cfg.Consent; ask != nil { // StartAt may be a day after the last question
+	if ask := r.cfg.Consent; ask != nil { // ask again, because StartAt may be a day after the last question
 		if err := ask(ctx); err != nil {
 			return nil, err
 		}
@@ -351,8 +364,8 @@ func (r *Run) setStart() {
 	}
 }
 
-// notSent returns how many messages of a segment are due and were not sent; sent holds the
-// messages sent by step. In a closed loop nothing is due.
+// notSent returns how many messages of a segment are due and were not sent. sent holds the number
+// of messages sent, by step. In a closed loop no message is due.
 func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
 	now := r.since(time.Now())
 	for i, s := range r.steps {
@@ -405,7 +418,7 @@ func (r *Run) send(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		// The next phase begins when this one was planned to end, unless this one took longer.
+		// The next phase begins at the planned end of this phase, unless this phase took longer.
 		next := began.Add(p.Duration.of())
 		if now := time.Now(); p.Duration == 0 || now.Sub(next) > 100*time.Millisecond {
 			next = now
@@ -415,9 +428,9 @@ func (r *Run) send(ctx context.Context) error {
 	return nil
 }
 
-// continueSteps moves the first requests of the steps of a phase behind those that the same steps
-// sent in earlier phases. Without that, a step that was steered to send more than planned would
-// send the same messages again.
+// continueSteps raises the request numbers of a phase's steps. They begin after the numbers that
+// steps with the same names sent in earlier phases. A step that was steered may have sent more than
+// planned, and without continueSteps the same messages would be sent again.
 func (r *Run) continueSteps(phase int) {
 	if r.steer == nil {
 		return
@@ -429,8 +442,8 @@ func (r *Run) continueSteps(phase int) {
 	for _, s := range r.phases[phase] {
 		for _, before := range r.steps {
 			if before.Name == s.Name && before != s && before.ended.Load() > 0 {
-				// Skip whole rounds over all segments. Each segment has sent a different
-				// number, and each must keep to its own requests.
+				// Skip whole rounds over all segments: each segment has sent a different number of
+				// requests, but request numbers must keep their segment.
 				sent := max(before.next.Load()*n, s.firstRequest-before.firstRequest)
 				s.firstRequest = before.firstRequest + (sent+n-1)/n*n
 			}

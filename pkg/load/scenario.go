@@ -25,9 +25,9 @@ const (
 
 var targets = []string{Null, Single, Batch, Fanout, Kafka, Schedule, Trigger}
 
-// Scenario describes one run: phases one after the other, and in each of them steps side by side.
-// The doc tags of the fields are their documentation, which `notifyctl load schema` prints. A
-// file with an unknown key is refused.
+// Scenario describes one run. Its phases run one after the other, and the steps of a phase run side
+// by side. The doc tags document the fields; `notifyctl load schema` prints them. A file with an
+// unknown key is refused.
 type Scenario struct {
 	Name       string      `yaml:"name" doc:"what the run is called"`
 	About      string      `yaml:"about,omitempty" doc:"what it shows, for people"`
@@ -136,13 +136,15 @@ type FaultSpec struct {
 	Latency    LatencySpec `yaml:"latency,omitempty" doc:"latency, drip: how long"`
 }
 
-// LatencySpec is a distribution of latencies: constant, or lognormal with a p99.
+// LatencySpec is a distribution of latencies. Without a p99 every latency is the median. With a p99
+// the distribution is lognormal.
 type LatencySpec struct {
 	Median Duration `yaml:"median" doc:"median: half of the answers are faster"`
 	P99    Duration `yaml:"p99,omitempty" doc:"99th percentile; not set: all answers take the median"`
 }
 
-// Objective is what `notifyctl load capacity` requires of each rate that it tries.
+// Objective says which conditions a rate must meet in `notifyctl load capacity`, and how the
+// command searches for the highest such rate.
 type Objective struct {
 	Step    string      `yaml:"step,omitempty" doc:"step whose rate is raised; default all steps"`
 	From    Number      `yaml:"from,omitempty" doc:"first rate to try, in messages a second; default a tenth of the rate of the steps"`
@@ -153,7 +155,7 @@ type Objective struct {
 	Holds   []Threshold `yaml:"holds,omitempty" doc:"conditions that a rate must meet; default lost == 0, failed == 0, backlog_slope < 0.01"`
 }
 
-// Short holds the factors by which --short shrinks a scenario. They are above 0.
+// Short holds the factors by which --short shrinks a scenario. A factor of 0 means its default.
 type Short struct {
 	Rate  float64  `yaml:"rate,omitempty" doc:"factor on rates; default 0.1"`
 	Time  float64  `yaml:"time,omitempty" doc:"factor on all times of phases, steps and faults; default 0.1"`
@@ -162,12 +164,12 @@ type Short struct {
 	Holds []string `yaml:"thresholds,omitempty" doc:"thresholds of the short form; default those of the scenario on lost, duplicates, early, unexpected, unverified and ended"`
 }
 
-// One returns a scenario of one phase with one step.
+// One returns a scenario that has one phase with one step.
 func One(name string, length time.Duration, s Step) Scenario {
 	return Scenario{Name: name, Duration: Duration(length), Steps: []Step{s}}
 }
 
-// WithDefaults returns a copy with the defaults of all fields that are not set.
+// WithDefaults returns a copy of the scenario in which fields that are not set have their defaults.
 func (s Scenario) WithDefaults() Scenario {
 	if len(s.Phases) == 0 {
 		s.Phases = []PhaseSpec{{Name: "main", Duration: s.Duration, Steps: s.Steps}}
@@ -243,7 +245,7 @@ func (s Step) withDefaults() Step {
 	return s
 }
 
-// bodies returns the target whose bodies the step makes: that of As for a null step.
+// bodies returns the target for which the step makes bodies. For a null step this is As.
 func (s *Step) bodies() string {
 	if s.Target == Null {
 		return s.As
@@ -251,10 +253,11 @@ func (s *Step) bodies() string {
 	return s.Target
 }
 
-// closed reports whether the step is a closed loop: it sends as fast as its workers go.
+// closed reports whether the step is a closed loop: each worker sends its next request as soon as
+// it has an answer.
 func (s *Step) closed() bool { return s.Arrival.Shape == "" }
 
-// Source returns the form of the scenario that a Result keeps.
+// Source returns the scenario in the form that a Result stores.
 func (s *Scenario) Source() (Source, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)

@@ -55,7 +55,8 @@ func schemaOf(t reflect.Type, defs map[string]any) any {
 	return map[string]any{"$ref": "#/$defs/" + name}
 }
 
-// shorthand maps a type that a scalar may stand for to the field which the scalar sets.
+// shorthand lists the types that a file may write as a single value. It maps each type to the field
+// that this value sets.
 var shorthand = map[reflect.Type]string{
 	reflect.TypeFor[Arrival](): "shape", reflect.TypeFor[Users](): "count",
 	reflect.TypeFor[Payload](): "bytes", reflect.TypeFor[Threshold](): "expr",
@@ -91,7 +92,7 @@ func structSchema(t reflect.Type, defs map[string]any) any {
 		out["required"] = required
 	}
 	if t == reflect.TypeFor[Scenario]() {
-		out["patternProperties"] = map[string]any{"^x-": map[string]any{}} // for anchors
+		out["patternProperties"] = map[string]any{"^x-": map[string]any{}} // keys that hold YAML anchors
 	}
 	if field, ok := shorthand[t]; ok {
 		return map[string]any{"oneOf": []any{props[field], out}}

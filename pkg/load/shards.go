@@ -18,9 +18,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Shards is one ledger made of one or more simulators that share the providers. It adds their
-// counts. An id that arrived at two of them is a duplicate and counts once. A fault begins and
-// ends at all of them.
+// Shards makes one ledger of one or more simulators that share the providers' work. It adds the
+// counts of the simulators. An id that arrived at two simulators is a duplicate and counts once. A
+// fault begins and ends at all simulators.
 type Shards struct {
 	list []*Simulators
 
@@ -31,10 +31,10 @@ type Shards struct {
 	examples []string
 }
 
-// MostShards is the most simulators that may count as one ledger.
+// MostShards is the most simulators that may form one ledger.
 const MostShards = 64
 
-// NewShards returns one ledger of at least one and at most MostShards simulators.
+// NewShards returns one ledger made of the simulators in list: at least one and at most MostShards.
 func NewShards(list ...*Simulators) *Shards { return &Shards{list: list[:min(len(list), MostShards)]} }
 
 func (s *Shards) markStart(ctx context.Context) error {
@@ -50,7 +50,7 @@ func (s *Shards) each(f func(l *Simulators) error) error {
 	return nil
 }
 
-// named adds the URL of the simulators to an error, if there are several.
+// named adds the URL of the simulator to an error, if the ledger has several simulators.
 func (s *Shards) named(l *Simulators, err error) error {
 	if err == nil || len(s.list) < 2 {
 		return err
@@ -155,9 +155,9 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 	return s.missingTriggers(ctx, p, most, delivered, ids)
 }
 
-// receiverBits asks all simulators at which a fan-out arrived for its receivers. It returns a bit
-// for each receiver that arrived, and the number of receivers that arrived at two simulators. It
-// calls twice with each of those.
+// receiverBits asks all simulators at which a fan-out arrived for the receivers. all has a bit for
+// each receiver that arrived. n is the number of receivers that arrived at two simulators.
+// receiverBits calls twice with the index of each such receiver.
 func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
 	all = make([]byte, (one.count+7)/8)
 	for i, l := range s.list {
@@ -203,8 +203,8 @@ func (s *Shards) missingTriggers(ctx context.Context, p *promises, most int, del
 	return delivered, ids, nil
 }
 
-// Begin implements FaultControl. It begins the fault at all simulators. If one of them fails, it
-// ends the fault at the others.
+// Begin implements FaultControl. It begins the fault at all simulators. If a simulator fails, it
+// ends the fault at the others and returns the error.
 func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
 	var ends []func(context.Context) error
 	end := func(ctx context.Context) (err error) {
@@ -226,11 +226,11 @@ func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context)
 	return end, nil
 }
 
-// Callback returns the URL that triggers may call: that of the first simulators.
+// Callback returns the URL that triggers can call: the URL of the first simulator.
 func (s *Shards) Callback(ctx context.Context) (string, error) { return s.list[0].Callback(ctx) }
 
 // ParseSimulators parses the control URLs of up to MostShards simulators, separated by commas. It
-// returns an error of notify.KindInvalid if one is wrong or named twice.
+// returns an error of notify.KindInvalid if a URL is wrong or is named twice.
 func ParseSimulators(text string, client *http.Client) (list []*Simulators, err error) {
 	for one := range strings.SplitSeq(text, ",") {
 		one = strings.TrimSuffix(strings.TrimSpace(one), "/")

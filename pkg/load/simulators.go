@@ -18,21 +18,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Simulators reads what simulated providers received, and scripts their faults. It talks to their
-// control listener.
+// Simulators reads what simulated providers received, and controls their faults. It uses the
+// control listener of the simulators.
 type Simulators struct {
-	URL    string // of the control listener
+	URL    string // URL of the control listener
 	Client *http.Client
 
-	began       time.Time // earlier calls of triggers are not read and not counted
-	before      simulator.Summary
-	callsBefore simulator.CallTotals
-	hasCalls    bool  // the simulators have a receiver of triggers
-	cursor      int64 // position of the first arrival that was not read yet
+	began       time.Time            // trigger calls before this time are not read
+	before      simulator.Summary    // totals at the start of the run; later counts subtract them
+	callsBefore simulator.CallTotals // totals of trigger calls at the start of the run
+	hasCalls    bool                 // true: the simulators have a receiver of trigger calls
+	cursor      int64                // position of the first arrival that has not been read
 }
 
 func (l *Simulators) markStart(ctx context.Context) (err error) {
-	l.began = time.Now().Add(-time.Second) // calls carry the time of the clock of the simulators: allow for a difference
+	// Trigger calls have times of the simulators' clock, which may be behind by up to a second.
+	l.began = time.Now().Add(-time.Second)
 	if l.before, err = l.totals(ctx, true); err != nil {
 		return err
 	}
@@ -41,12 +42,12 @@ func (l *Simulators) markStart(ctx context.Context) (err error) {
 	}
 	l.callsBefore, err = l.callTotals(ctx)
 	l.hasCalls = err == nil
-	return nil // an error means that there is no receiver of triggers, and so no calls
+	return nil // an error means that the simulators have no receiver of triggers, so there are no calls
 }
 
-// totals counts what the simulators received. With settle they first finish comparing the order
-// of messages. totals returns an error if their ledger could not write, because its counts then
-// prove nothing.
+// totals returns what the simulators counted. If settle is true, the simulators first finish
+// comparing the order of messages. totals returns an error if the simulators' ledger could not
+// write something, because the counts then prove nothing.
 func (l *Simulators) totals(ctx context.Context, settle bool) (t simulator.Summary, err error) {
 	err = l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/totals?settle=%t", settle), nil, &t)
 	if failed := cmp.Or(t.DiskError, t.FileError); err == nil && failed != "" {
@@ -77,7 +78,8 @@ func (l *Simulators) countArrivals(ctx context.Context, settle bool) (arrivalCou
 	return c, nil
 }
 
-// readArrivals reads the arrivals from a cursor on, and moves l.cursor behind them.
+// readArrivals reads the arrivals that follow the cursor in the parameter since. It moves l.cursor
+// after the last of these arrivals.
 func (l *Simulators) readArrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
 	ctx, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
@@ -100,7 +102,7 @@ func (l *Simulators) readArrivals(ctx context.Context, since string) ([]simulato
 	return list, nil
 }
 
-// Callback returns the URL that triggers may call.
+// Callback returns the URL that triggers can call.
 func (l *Simulators) Callback(ctx context.Context) (string, error) {
 	var urls struct {
 		Callback string `json:"callback"`
@@ -111,7 +113,7 @@ func (l *Simulators) Callback(ctx context.Context) (string, error) {
 
 func (l *Simulators) sinceQuery() string { return fmt.Sprintf("?since_ms=%d", l.began.UnixMilli()) }
 
-// eachCall calls f with each call of a trigger that the receiver accepted, in order.
+// eachCall calls f with each trigger call that the receiver accepted, in order.
 func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Time)) error {
 	return l.eachLine(ctx, "/callbacks/dump"+l.sinceQuery(), func(line []byte) error {
 		var c simulator.Call
@@ -125,9 +127,10 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 	})
 }
 
-// Call makes one call of the control API. It sends in as JSON, or as it is if it is an io.Reader,
-// and decodes the answer into out. Both may be nil. Errors are of notify.KindUnavailable without
-// an answer, of KindInvalid or KindNotFound as the simulators say, and of KindInternal otherwise.
+// Call makes one call of the control API. The parameter in is the body: it is sent as JSON, but an
+// io.Reader is sent unchanged. The answer is decoded into the parameter out. Both may be nil. If
+// there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400 or 404,
+// it is of KindInvalid or KindNotFound. All other errors are of KindInternal.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {
@@ -161,8 +164,8 @@ func (l *Simulators) Call(ctx context.Context, method, path string, in, out any)
 
 const codeNoAnswer = "no_answer"
 
-// callTimeout is the timeout of one call of the control API. A ledger that holds a billion
-// messages needs seconds for some answers.
+// callTimeout is the timeout of one call of the control API. Some answers take seconds if the
+// ledger holds a billion messages.
 const callTimeout = 2 * time.Minute
 
 func brokeOff(err error) error {
@@ -193,7 +196,7 @@ func (l *Simulators) do(ctx context.Context, method, path string, body io.Reader
 	}
 	defer resp.Body.Close()
 	var e struct{ Code, Field, Message string }
-	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // used for the message of the error only
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // used only for the message of the error
 	if json.Unmarshal(b, &e) != nil || e.Message == "" {
 		e.Code, e.Message = "simulators", fmt.Sprintf("%s %s: the simulators answered %s", method, path, resp.Status)
 	}

@@ -2,17 +2,19 @@ package load
 
 import "time"
 
-// SchemaVersion is the version of Result as JSON. It rises when an older reader would misread a
-// file.
+// SchemaVersion is the version of the JSON form of Result. It rises when programs that know only
+// the old version would misread a new file.
 const SchemaVersion = 1
 
-// Snapshot is the state of a run at one moment. It is never changed after it was made, so any
-// number of readers may keep it. All counts and rates are of messages, not of requests: a
-// fan-out of 50,000 receivers counts 50,000.
+// Snapshot is the state of a run at one moment. It never changes after it was made, so any number
+// of readers may keep it. All counts and rates are of messages, not of requests: a fan-out to
+// 50,000 receivers counts as 50,000.
 type Snapshot struct {
 	At      time.Time     `json:"at"`
 	Elapsed time.Duration `json:"elapsed_ns"` // since the first phase began
-	Planned time.Duration `json:"planned_ns"` // length of all phases, without the drain; 0: a count ends them
+	// Planned is the length of all phases, without the drain. It is 0 if a phase ends by counts,
+	// because the length is then not known.
+	Planned time.Duration `json:"planned_ns"`
 	State   State         `json:"state"`
 	Phase   Phase         `json:"phase"`
 
@@ -20,21 +22,22 @@ type Snapshot struct {
 	Scenario string      `json:"scenario"`
 	Verdict  string      `json:"verdict"` // verdict so far: VALID, GENERATOR_BOUND, SINK_BOUND, CONCURRENCY_BOUND or INCONCLUSIVE
 
-	Rates  Rates  `json:"rates"` // over the last complete second
+	Rates  Rates  `json:"rates"` // rates in the last complete second
 	Totals Totals `json:"totals"`
 
-	Steps      []StepSnapshot   `json:"steps"` // of all phases that have begun, in the order of the scenario
+	Steps      []StepSnapshot   `json:"steps"` // steps that have begun, in the order of the scenario
 	Errors     []ErrorCount     `json:"errors,omitempty"`
 	Thresholds []ThresholdState `json:"thresholds,omitempty"`
 	Health     Health           `json:"health"`
 	Server     Server           `json:"server"`
-	Agents     []Agent          `json:"agents,omitempty"` // agents that send the load; none: this process sends it
+	Agents     []Agent          `json:"agents,omitempty"` // agents that send the load; empty: this process sends it
 	Markers    []Marker         `json:"markers,omitempty"`
-	Seconds    []SecondRow      `json:"seconds"`        // complete seconds, the oldest first; at most the last KeepSeconds
-	Heat       []HeatColumn     `json:"heat,omitempty"` // the same seconds
+	Seconds    []SecondRow      `json:"seconds"`        // complete seconds, the oldest first; at most the last KeepSeconds seconds
+	Heat       []HeatColumn     `json:"heat,omitempty"` // one column for each of Seconds
 }
 
-// KeepSeconds bounds Snapshot.Seconds and Snapshot.Heat. A Result has all seconds.
+// KeepSeconds is the most seconds in Snapshot.Seconds and in Snapshot.Heat. A Result has all
+// seconds.
 const KeepSeconds = 600
 
 // State says what a run is doing.
@@ -45,26 +48,26 @@ const (
 	StateCalibrating State = "calibrating"
 	StateRunning     State = "running"
 	StateDraining    State = "draining"           // everything is sent; the run waits for deliveries
-	StateReading     State = "reading the ledger" // everything has arrived; the run reads the times from the simulators
+	StateReading     State = "reading the ledger" // the wait for deliveries is over; the run reads the times from the simulators
 	StateDone        State = "done"
 )
 
 // Phase describes the current phase of a run.
 type Phase struct {
 	Name  string        `json:"name"`
-	Index int           `json:"index"` // from 0
-	Of    int           `json:"of"`
+	Index int           `json:"index"`    // from 0
+	Of    int           `json:"of"`       // number of phases
 	Began time.Duration `json:"began_ns"` // since the run's start
-	Ends  time.Duration `json:"ends_ns"`  // planned; 0: not known
+	Ends  time.Duration `json:"ends_ns"`  // planned end, since the run's start; 0: not known
 }
 
-// Rates are messages per second.
+// Rates holds rates in messages per second.
 type Rates struct {
 	Intended  float64 `json:"intended" merge:"sum"` // due by the schedule
 	Sent      float64 `json:"sent" merge:"sum"`
 	Acked     float64 `json:"acked" merge:"sum"`     // accepted by the server
 	Delivered float64 `json:"delivered" merge:"sum"` // accepted by a simulated provider, or called back
-	Failed    float64 `json:"failed" merge:"sum"`    // in requests that failed, or rejected one by one
+	Failed    float64 `json:"failed" merge:"sum"`    // messages of failed requests, and messages that the server rejected one by one
 }
 
 // Totals counts messages since the start of a run.
@@ -73,31 +76,37 @@ type Totals struct {
 	Sent      int64 `json:"sent" merge:"sum"`
 	Acked     int64 `json:"acked" merge:"sum"`
 	Delivered int64 `json:"delivered" merge:"sum"`
-	Failed    int64 `json:"failed" merge:"sum"`   // in requests without a good answer: the server may have stored them or not
-	Rejected  int64 `json:"rejected" merge:"sum"` // rejected one by one in a good answer
+	Failed    int64 `json:"failed" merge:"sum"`   // messages of requests without a good answer; the server may have stored them
+	Rejected  int64 `json:"rejected" merge:"sum"` // messages that the server rejected one by one, in a good answer
 
-	// From the ledger. Lost is 0 until the drain ends: before that a missing message may still come.
+	// The fields below come from the ledger. Lost is 0 until the drain ends, because a missing
+	// message may still arrive.
 	Lost       int64 `json:"lost" merge:"sum"`
 	Duplicates int64 `json:"duplicates" merge:"once"`
 	Early      int64 `json:"early" merge:"sum"` // scheduled messages delivered before their time
 	Late       int64 `json:"late" merge:"sum"`  // scheduled messages delivered more than LateAfter after their time
 	Reordered  int64 `json:"reordered" merge:"once"`
-	Unexpected int64 `json:"unexpected" merge:"sum"` // ended in a state that the scenario does not expect, or arrived without having been accepted
+	// Unexpected counts messages that ended in a state that the scenario does not expect, and
+	// messages that arrived although the server did not accept them.
+	Unexpected int64 `json:"unexpected" merge:"sum"`
 	Unverified int64 `json:"unverified" merge:"sum"` // neither delivered nor known to be lost when the drain ended
 	Backlog    int64 `json:"backlog" merge:"sum"`    // acknowledged and not delivered yet
 }
 
-// LateAfter is how long after its time a scheduled message counts as late.
+// LateAfter is the limit of lateness. A scheduled message that is delivered more than LateAfter
+// after its time counts as late.
 const LateAfter = time.Second
 
 // StepSnapshot describes one step of one phase.
 type StepSnapshot struct {
-	Name     string `json:"name" merge:"key"`
-	Phase    string `json:"phase" merge:"key"`
-	Warmup   bool   `json:"warmup,omitempty" merge:"first"` // recorded, but no part of percentiles of the run or of thresholds
+	Name  string `json:"name" merge:"key"`
+	Phase string `json:"phase" merge:"key"`
+	// Warmup is true if the step is recorded, but left out of thresholds and of percentiles of the
+	// run.
+	Warmup   bool   `json:"warmup,omitempty" merge:"first"`
 	Target   string `json:"target" merge:"first"`
-	Channel  string `json:"channel" merge:"first"`  // "mixed" if the step sends several
-	Category string `json:"category" merge:"first"` // "mixed" if the step sends several
+	Channel  string `json:"channel" merge:"first"`  // "mixed" if the step sends several channels
+	Category string `json:"category" merge:"first"` // "mixed" if the step sends several categories
 	Arrival  string `json:"arrival" merge:"first"`  // e.g. "constant 200/s"
 
 	Rates  Rates  `json:"rates" merge:"each"`
@@ -107,7 +116,7 @@ type StepSnapshot struct {
 	Service  Quantiles `json:"service" merge:"own"`    // done - sent
 	Response Quantiles `json:"response" merge:"own"`   // done - intended
 	EndToEnd Quantiles `json:"end_to_end" merge:"own"` // delivered - intended
-	Lateness Quantiles `json:"lateness" merge:"own"`   // signed: delivered - due, of scheduled messages and triggers
+	Lateness Quantiles `json:"lateness" merge:"own"`   // delivered - due, of scheduled messages and triggers; below 0: early
 }
 
 // Quantiles holds the quantiles of one histogram, in nanoseconds. All are 0 if Count is 0.
@@ -123,9 +132,9 @@ type Quantiles struct {
 	Max   int64 `json:"max"`
 }
 
-// ErrorCount counts the messages of requests that failed in one way.
+// ErrorCount counts the messages of a step whose requests failed with the same class and code.
 type ErrorCount struct {
-	Class string    `json:"class" merge:"key"` // notify.Kind, "transport" or "rejected"
+	Class string    `json:"class" merge:"key"` // a notify.Kind, "transport" or "rejected"
 	Code  string    `json:"code" merge:"key"`
 	Step  string    `json:"step" merge:"key"`
 	Count int64     `json:"count" merge:"sum"`
@@ -135,38 +144,45 @@ type ErrorCount struct {
 // ThresholdState is a threshold and whether it holds at the moment.
 type ThresholdState struct {
 	Expr  string        `json:"expr"`
-	Value float64       `json:"value"` // in nanoseconds for times; 0 if Known is false
-	Known bool          `json:"known"` // the metric had a value to judge
-	OK    bool          `json:"ok"`
-	Since time.Duration `json:"since_ns"` // when OK last changed, since the run's start
-	Abort bool          `json:"abort"`    // the run ends if the threshold is missed
+	Value float64       `json:"value"`    // in nanoseconds if it is a time; 0 if Known is false
+	Known bool          `json:"known"`    // false: the metric has no value that could be judged
+	OK    bool          `json:"ok"`       // true: the condition holds
+	Since time.Duration `json:"since_ns"` // when OK last changed; since the run's start
+	Abort bool          `json:"abort"`    // true: the run ends if the threshold is missed
 }
 
-// Health holds figures of the process of the generator over the last second.
+// Health describes the process of the generator in the last second.
 type Health struct {
-	CPU            float64       `json:"cpu" merge:"sum"`      // cores used by this process
-	CPUs           float64       `json:"cpus" merge:"sum"`     // cores that it may use
-	GCPause        time.Duration `json:"gc_pause" merge:"max"` // longest
-	GCCPU          float64       `json:"gc_cpu" merge:"sum"`   // cores
-	Goroutines     int           `json:"goroutines" merge:"sum"`
-	RSS            int64         `json:"rss" merge:"sum"`        // bytes
-	Steal          float64       `json:"steal" merge:"max"`      // share of the time of the machine that the hypervisor gave to others, 0 to 1
-	MachineCPU     float64       `json:"machine" merge:"max"`    // cores that all processes of the machine used
-	Sockets        int           `json:"sockets" merge:"sum"`    // open sockets of this process
-	LagP99         time.Duration `json:"lag_p99_ns" merge:"max"` // how late workers woke that waited for the due time of a message
-	Busy           float64       `json:"busy" merge:"max"`       // share of the workers that waited for an answer, 0 to 1
-	CalibratedRate float64       `json:"calibrated" merge:"sum"` // messages/s that calibration reached against the null sink, before the run
-	GeneratorShare float64       `json:"share" merge:"max"`      // intended rate / CalibratedRate: above 0.8 the generator is the limit
-	Embedded       bool          `json:"embedded" merge:"or"`    // notifyd runs in this process, so CPU includes it
+	CPU        float64       `json:"cpu" merge:"sum"`      // cores used by this process
+	CPUs       float64       `json:"cpus" merge:"sum"`     // cores that it may use
+	GCPause    time.Duration `json:"gc_pause" merge:"max"` // longest pause
+	GCCPU      float64       `json:"gc_cpu" merge:"sum"`   // cores
+	Goroutines int           `json:"goroutines" merge:"sum"`
+	RSS        int64         `json:"rss" merge:"sum"` // bytes
+	// Steal is the share of the machine's time that the hypervisor gave to other machines, 0 to 1.
+	Steal      float64 `json:"steal" merge:"max"`
+	MachineCPU float64 `json:"machine" merge:"max"` // cores that all processes of the machine used together
+	Sockets    int     `json:"sockets" merge:"sum"` // open sockets of this process
+	// LagP99 is the p99 of how late workers woke that waited for the due time of a message.
+	LagP99 time.Duration `json:"lag_p99_ns" merge:"max"`
+	// Busy is the share of the workers' time in which they waited for answers, 0 to 1.
+	Busy float64 `json:"busy" merge:"max"`
+	// CalibratedRate is the messages/s that this machine generated against the null sink, before
+	// the run.
+	CalibratedRate float64 `json:"calibrated" merge:"sum"`
+	// GeneratorShare is the intended rate / CalibratedRate. Above 0.8 the generator is the limit.
+	GeneratorShare float64 `json:"share" merge:"max"`
+	// Embedded is true if notifyd runs in this process. Then CPU includes notifyd.
+	Embedded bool `json:"embedded" merge:"or"`
 }
 
-// Server holds what the server reports about itself; it is zero if the server reports nothing.
+// Server holds what the server reports about itself. All fields are zero if it reports nothing.
 type Server struct {
 	Known         bool             `json:"known"`
 	Lag           map[string]int64 `json:"lag,omitempty"`      // consumer lag: unread records of first attempts and retries, by lane
-	Backlog       int64            `json:"backlog"`            // as Totals.Backlog: acknowledged and not delivered
+	Backlog       int64            `json:"backlog"`            // same as Totals.Backlog: messages acknowledged and not delivered
 	TimerLateness Quantiles        `json:"timer_lateness"`     // lateness of releases in the last minute
-	Circuits      map[string]int64 `json:"circuits,omitempty"` // by provider; 1: the circuit breaker is open
+	Circuits      map[string]int64 `json:"circuits,omitempty"` // by provider; 1: the provider's circuit breaker is open
 	DLQ           int64            `json:"dlq"`                // dead letters in the index of the server
 }
 
@@ -177,10 +193,10 @@ type Marker struct {
 	Text string        `json:"text"`
 }
 
-// HeatBuckets is how many ranges of latency a HeatColumn tells apart.
+// HeatBuckets is the number of latency ranges in a HeatColumn.
 const HeatBuckets = 24
 
-// HeatBound returns the upper bound of bucket i: 32 us doubled i times. The last bucket has no
+// HeatBound returns the upper bound of bucket i, which is 32 us times 2^i. The last bucket has no
 // upper bound.
 func HeatBound(i int) time.Duration { return 32 * time.Microsecond << i }
 
@@ -195,7 +211,7 @@ type SecondRow struct {
 	Second    int    `json:"second" merge:"key"` // from 0
 	Phase     string `json:"phase" merge:"first"`
 	Draining  bool   `json:"draining,omitempty" merge:"and"`
-	Intended  int64  `json:"intended" merge:"sum"` // in this second; so are the counts below
+	Intended  int64  `json:"intended" merge:"sum"` // in this second; the counts below are of this second, too
 	Sent      int64  `json:"sent" merge:"sum"`
 	Acked     int64  `json:"acked" merge:"sum"`
 	Delivered int64  `json:"delivered" merge:"once"`
@@ -207,7 +223,7 @@ type SecondRow struct {
 	Service  Brief         `json:"service" merge:"each"`
 	Steps    []SecondStep  `json:"steps,omitempty" merge:"each"`
 	Health   Health        `json:"health" merge:"each"`
-	Length   time.Duration `json:"length_ns" merge:"max"` // nearly a second
+	Length   time.Duration `json:"length_ns" merge:"max"` // measured length: about a second, except for the last row
 }
 
 // SecondStep holds the figures of one step in one second.
@@ -220,7 +236,7 @@ type SecondStep struct {
 	Service  Brief  `json:"service" merge:"each"`
 }
 
-// Brief holds a few quantiles of a short time, in nanoseconds.
+// Brief holds a few quantiles of the times of a short interval, in nanoseconds.
 type Brief struct {
 	Count int64 `json:"count" merge:"sum"`
 	P50   int64 `json:"p50" merge:"max"`
@@ -228,7 +244,7 @@ type Brief struct {
 	Max   int64 `json:"max" merge:"max"`
 }
 
-// Result holds everything that a run leaves. Encoded as JSON it is the file that is stored.
+// Result holds all figures of a finished run. The result file is its JSON encoding.
 type Result struct {
 	Schema      int         `json:"schema" merge:"first"`
 	Scenario    Source      `json:"scenario" merge:"first"`
@@ -237,8 +253,8 @@ type Result struct {
 	Environment Environment `json:"environment" merge:"first"`
 	Segment     Segment     `json:"segment" merge:"own"`
 
-	// Sending is how long the phases took. DrainTime is how long after them the last delivery
-	// arrived.
+	// Sending is how long the phases took. DrainTime is the time from the end of the phases to the
+	// last delivery.
 	Sending   time.Duration `json:"sending_ns" merge:"own"`
 	DrainTime time.Duration `json:"drain_ns" merge:"own"`
 
@@ -255,7 +271,7 @@ type Result struct {
 	Markers    []Marker         `json:"markers,omitempty" merge:"own"`
 	Health     HealthSummary    `json:"health" merge:"each"`
 	Server     Server           `json:"server" merge:"first"`
-	Agents     []Agent          `json:"agents,omitempty" merge:"join"` // agents that sent the load; none: one process sent it
+	Agents     []Agent          `json:"agents,omitempty" merge:"join"` // agents that sent the load; empty: one process sent it
 	Ledger     LedgerResult     `json:"ledger" merge:"each"`
 	Exit       int              `json:"exit" merge:"first"` // exit code of the command
 	Partial    bool             `json:"partial,omitempty" merge:"or"`
@@ -263,19 +279,19 @@ type Result struct {
 	Stopped    string           `json:"stopped,omitempty" merge:"first"` // why the run ended early
 }
 
-// Source is the scenario that a run followed.
+// Source describes the scenario that a run followed.
 type Source struct {
 	Name   string `json:"name"`
 	About  string `json:"about,omitempty"`
 	Digest string `json:"digest"` // SHA-256 of YAML, hexadecimal
-	YAML   string `json:"yaml"`   // with every default filled in
+	YAML   string `json:"yaml"`   // the scenario, with every default filled in
 	Seed   uint64 `json:"seed"`
-	Scale  string `json:"scale,omitempty"` // e.g. "short"; empty: as written
+	Scale  string `json:"scale,omitempty"` // e.g. "short"; empty: not scaled
 }
 
 // Environment describes where a run took place.
 type Environment struct {
-	Version   string            `json:"version"` // of notifyctl
+	Version   string            `json:"version"` // version of notifyctl
 	Go        string            `json:"go"`
 	OS        string            `json:"os"`
 	Arch      string            `json:"arch"`
@@ -286,12 +302,12 @@ type Environment struct {
 	Memory    int64             `json:"memory"` // bytes
 	Load      float64           `json:"load"`   // load average of the last minute, before the run
 	Host      string            `json:"host,omitempty"`
-	Server    string            `json:"server,omitempty"` // address; "embedded"
+	Server    string            `json:"server,omitempty"` // address of the server; "embedded" if it runs in this process
 	Labels    map[string]string `json:"labels,omitempty"` // labels that the caller gave
 	Collector string            `json:"gogc,omitempty"`
 }
 
-// Segment says which part of a scenario a run sent: 1/1 is all of it.
+// Segment says which part of a scenario a run sent: part I of N. 1/1 is the whole scenario.
 type Segment struct {
 	I int `json:"i"` // from 1
 	N int `json:"n"`
@@ -301,8 +317,9 @@ type Segment struct {
 type StepResult struct {
 	StepSnapshot `merge:"each"`
 	Histograms   Histograms `json:"histograms" merge:"each"`
-	// EndToEndParts holds the end-to-end times by the due time of the message. The run is cut
-	// into at most 300 equal parts of a second or more. They show how much the times vary.
+	// EndToEndParts describes how much the end-to-end times vary during the run. The run is divided
+	// into at most 300 equal parts of a second or more. Element i describes the messages that were
+	// due in part i.
 	EndToEndParts []Brief `json:"end_to_end_parts,omitempty" merge:"each"`
 }
 
@@ -314,10 +331,10 @@ type Histograms struct {
 	Response string `json:"response,omitempty" merge:"hist"`
 	EndToEnd string `json:"end_to_end,omitempty" merge:"hist"`
 	Late     string `json:"late,omitempty" merge:"hist"`  // lateness of messages that were not early
-	Early    string `json:"early,omitempty" merge:"hist"` // how long before their time the early messages came
+	Early    string `json:"early,omitempty" merge:"hist"` // how long before their time early messages arrived
 }
 
-// Interval is one line of a .hlog: a histogram of a part of the run.
+// Interval is one line of a .hlog file: a histogram of a part of the run, normally of 10 seconds.
 type Interval struct {
 	Start     time.Duration `json:"start_ns" merge:"key"` // since the run's start
 	Length    time.Duration `json:"length_ns" merge:"key"`
@@ -331,16 +348,16 @@ type Interval struct {
 // The verdicts.
 const (
 	Valid          = "VALID"
-	GeneratorBound = "GENERATOR_BOUND" // the figures show the generator, not the server
-	SinkBound      = "SINK_BOUND"      // the server did not take what was offered
-	// ConcurrencyBound says that all workers waited for answers of the server, so requests started
-	// late. Response times count from the due time of a request: they are those of the server, for
-	// this number of requests at a time.
+	GeneratorBound = "GENERATOR_BOUND" // the generator was the limit, so the figures do not describe the server
+	SinkBound      = "SINK_BOUND"      // the server did not accept the load that was offered
+	// ConcurrencyBound says that requests started late because all workers waited for answers of
+	// the server. Response times count from the due time of a request. So they describe a server
+	// that gets at most this number of requests at a time.
 	ConcurrencyBound = "CONCURRENCY_BOUND"
-	Inconclusive     = "INCONCLUSIVE" // too little, too short, or too disturbed to say
+	Inconclusive     = "INCONCLUSIVE" // the run was too short, had too few messages, or was disturbed
 )
 
-// Verdict says whether the figures of a run are those of the server.
+// Verdict says whether the figures of a run describe the server.
 type Verdict struct {
 	Code    string   `json:"code"`
 	Reasons []string `json:"reasons,omitempty"`
@@ -351,9 +368,10 @@ type FaultResult struct {
 	Name  string        `json:"name"`
 	Began time.Duration `json:"began_ns"` // since the run's start
 	Ended time.Duration `json:"ended_ns"`
-	// BacklogBefore is the backlog at the start of the fault, and BacklogPeak the highest until
-	// it was drained. Drained is how long after the end of the fault the backlog was back at
-	// BacklogBefore; below 0: it did not get back.
+	// BacklogBefore is the backlog at the end of the second in which the fault began. BacklogPeak
+	// is the highest backlog from then until the backlog was drained. Drained is the time from the
+	// end of the fault until the backlog was at BacklogBefore plus at most 1% of BacklogPeak.
+	// Drained is below 0 if this did not happen.
 	BacklogBefore int64         `json:"backlog_before"`
 	BacklogPeak   int64         `json:"backlog_peak"`
 	Drained       time.Duration `json:"drained_ns"`
@@ -362,21 +380,25 @@ type FaultResult struct {
 
 // HealthSummary is the health of the generator over the whole run.
 type HealthSummary struct {
-	Health          `merge:"each"` // means; but the highest of GCPause, RSS, Goroutines, Sockets, LagP99 and GeneratorShare
-	CPUSeconds      float64        `json:"cpu_seconds" merge:"sum"`
-	NsPerMessage    float64        `json:"ns_per_message" merge:"own"`   // CPU time by messages sent
-	WorstLagSecond  int            `json:"worst_lag_second" merge:"own"` // second with the highest lag p99
-	CalibrationTook float64        `json:"calibration_seconds" merge:"max"`
+	// Health holds means over the seconds of the run. But GCPause, RSS, Goroutines, Sockets, LagP99
+	// and GeneratorShare are the highest values.
+	Health          `merge:"each"`
+	CPUSeconds      float64 `json:"cpu_seconds" merge:"sum"`
+	NsPerMessage    float64 `json:"ns_per_message" merge:"own"`   // CPU time / messages sent
+	WorstLagSecond  int     `json:"worst_lag_second" merge:"own"` // number of the second with the highest lag p99
+	CalibrationTook float64 `json:"calibration_seconds" merge:"max"`
 }
 
-// LedgerResult says what happened to all accepted messages.
+// LedgerResult counts what happened to all accepted messages.
 type LedgerResult struct {
-	Checked    bool  `json:"checked" merge:"and"` // false: there was no ledger
-	Expected   int64 `json:"expected" merge:"sum"`
-	Delivered  int64 `json:"delivered" merge:"sum"`
-	Lost       int64 `json:"lost" merge:"sum"`
-	Pending    int64 `json:"pending" merge:"sum"` // still on their way when the drain ended
-	Ended      int64 `json:"ended" merge:"sum"`   // not delivered, and the server has a terminal state for them: FAILED, SUPPRESSED, ...
+	Checked   bool  `json:"checked" merge:"and"`  // false: the run had no ledger
+	Expected  int64 `json:"expected" merge:"sum"` // accepted messages
+	Delivered int64 `json:"delivered" merge:"sum"`
+	Lost      int64 `json:"lost" merge:"sum"`
+	Pending   int64 `json:"pending" merge:"sum"` // still on their way when the drain ended
+	// Ended counts messages that were not delivered and for which the server has a terminal state:
+	// FAILED, SUPPRESSED, ...
+	Ended      int64 `json:"ended" merge:"sum"`
 	Duplicates int64 `json:"duplicates" merge:"once"`
 	Early      int64 `json:"early" merge:"sum"`
 	Late       int64 `json:"late" merge:"sum"`
@@ -384,5 +406,5 @@ type LedgerResult struct {
 	Unexpected int64 `json:"unexpected" merge:"sum"`
 	Unverified int64 `json:"unverified" merge:"sum"`
 
-	Examples []string `json:"examples,omitempty" merge:"join"` // ids that were not delivered, or delivered twice
+	Examples []string `json:"examples,omitempty" merge:"join"` // ids of messages that were not delivered, or were delivered twice
 }

@@ -10,32 +10,34 @@ import (
 	"time"
 )
 
-// steer holds the changes by hand to the arrivals of a run: pauses, and changes of the pace. It is
-// a clock that the schedules follow instead of the clock of the run. The clock stands while the
-// run is paused, and goes faster if the rate is raised. A request that has become due stays due.
-// Requests that are not due when their phase ends are not sent.
+// steer holds the changes that a user made to the arrivals of a run: pauses, and changes of the
+// pace. It is a clock, and the schedules follow this clock instead of the time of the run. The
+// clock stops while the run is paused, and runs faster if the pace is raised. A request that has
+// become due stays due. A request that is not due when its phase ends is not sent.
 type steer struct {
-	mu            sync.Mutex      // guards the fields below, but for wasChanged
-	paceChanges   []SteerChange   // never empty; the first is at 0
-	clockAtChange []time.Duration // clock of the schedules at each of paceChanges
+	mu            sync.Mutex      // guards the fields below, except wasChanged
+	paceChanges   []SteerChange   // never empty; the first entry has At 0 and Pace 1
+	clockAtChange []time.Duration // element i: time of this clock at paceChanges[i]
 	pace          float64         // factor on the rate of the scenario while the run is not paused
-	paused        bool
-	changed       chan struct{} // closed and replaced at each change
-	wasChanged    atomic.Bool   // set at the first change; until then readers need not lock mu
+	paused        bool            // true: the clock stands still
+	changed       chan struct{}   // closed and replaced at each change
+	wasChanged    atomic.Bool     // set at the first change; until then readers need not lock mu
 }
 
-// SteerChange is one change by hand. From then on messages come at Pace times the rate of the
-// scenario; 0: none come.
+// SteerChange is one change by hand. From At on, messages become due at Pace times the rate of the
+// scenario. If Pace is 0, no message becomes due.
 type SteerChange struct {
 	At   time.Duration `json:"at_ns"` // since the run's start
 	Pace float64       `json:"pace"`
 }
 
-// SteerState says how the arrivals of a run are steered at the moment.
+// SteerState describes how the arrivals of a run are steered at the moment.
 type SteerState struct {
-	Pace    float64 `json:"pace"`              // factor on the rate while it is not paused; 1: the rate of the scenario
-	Paused  bool    `json:"paused,omitempty"`  // nothing becomes due
-	Changed bool    `json:"changed,omitempty"` // it was steered before: its figures belong to no planned rate
+	Pace   float64 `json:"pace"`             // factor on the rate while the run is not paused; 1: the rate of the scenario
+	Paused bool    `json:"paused,omitempty"` // true: no message becomes due
+	// Changed is true if the run has been steered. Then its figures do not belong to a planned
+	// rate.
+	Changed bool `json:"changed,omitempty"`
 }
 
 // The bounds of the pace.
@@ -48,8 +50,9 @@ func newSteer() *steer {
 	return &steer{paceChanges: []SteerChange{{0, 1}}, clockAtChange: []time.Duration{0}, pace: 1, changed: make(chan struct{})}
 }
 
-// setPace changes the pace from the moment at on, or from the last change if that is later. It
-// returns the pace before and the new one, which are 0 while paused.
+// setPace changes the pace at the moment at. If the last change is later than at, it changes the
+// pace at the moment of the last change. It returns the old and the new pace. A pace is 0 while the
+// run is paused.
 func (s *steer) setPace(at time.Duration, paused bool, pace float64) (was, is float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +73,8 @@ func (s *steer) setPace(at time.Duration, paused bool, pace float64) (was, is fl
 	return was, is
 }
 
-// clockAt returns the time of the schedules at t since the run's start. mu is held.
+// clockAt returns the time of this clock when t has passed since the run's start. The caller holds
+// mu.
 func (s *steer) clockAt(t time.Duration) time.Duration {
 	i := len(s.paceChanges) - 1
 	for i > 0 && s.paceChanges[i].At > t {
@@ -79,8 +83,9 @@ func (s *steer) clockAt(t time.Duration) time.Duration {
 	return s.clockAtChange[i] + time.Duration(float64(t-s.paceChanges[i].At)*s.paceChanges[i].Pace)
 }
 
-// runTimeOf returns when the clock of the schedules reaches c, both counted from begin. It returns
-// never while the clock stands before c. changed is closed when the answer may have changed.
+// runTimeOf returns how long after begin the clock has advanced by c. begin counts from the run's
+// start. It returns never while the clock stands still before c. changed is closed at the next
+// change, after which the result may differ.
 func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,8 +97,9 @@ func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-ch
 	for i > 0 && s.clockAtChange[i] > c {
 		i--
 	}
-	// The clock may have stood at c for a while. Then the request became due when the clock
-	// stopped. But if the clock stood at begin, the request became due when it went on.
+	// The clock may have stood still at c for a while. Then the request became due when the clock
+	// stopped. But if the clock stood still at begin, the request became due when the clock started
+	// again.
 	first := 0
 	for first+1 < len(s.paceChanges) && s.paceChanges[first+1].At <= begin {
 		first++
@@ -115,14 +121,14 @@ func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-ch
 	return max(b.At+time.Duration(d)-begin, 0), s.changed
 }
 
-// clockBetween returns how far the clock of the schedules went in the time t after begin.
+// clockBetween returns how far the clock advanced in the time t after begin.
 func (s *steer) clockBetween(begin, t time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.clockAt(begin+t) - s.clockAt(begin)
 }
 
-// state returns how the run is steered, and a channel that is closed at the next change.
+// state returns how the run is steered now, and a channel that is closed at the next change.
 func (s *steer) state() (st SteerState, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +142,8 @@ func (s *steer) changes() []SteerChange {
 	return slices.Clone(s.paceChanges[1:])
 }
 
-// steeredText describes in a few words the changes in a run of this length. It returns "" if
-// there were none.
+// steeredText describes the changes in a run of this length in a few words. It returns "" if there
+// were no changes.
 func steeredText(changes []SteerChange, length time.Duration) string {
 	if len(changes) == 0 {
 		return ""
@@ -163,14 +169,15 @@ func steeredText(changes []SteerChange, length time.Duration) string {
 	return strings.Join(parts, " and ")
 }
 
-// Steerable reports whether Pause and Pace do anything. That needs Config.Steerable. A segment
-// cannot be steered, because the other segments would not follow. The run of an agent can.
+// Steerable reports whether Pause and Pace have an effect. They need Config.Steerable. A segment
+// cannot be steered, because the other segments would not follow. The run of an agent can be
+// steered.
 func (r *Run) Steerable() bool { return r.steer != nil }
 
-// Pause stops the arrivals or lets them go on. While the run is paused no message becomes due.
-// Messages that are due are still sent, and phases end when planned. From the first change on
-// the verdict is Inconclusive, and thresholds have no value, except those of what was lost or
-// repeated. Any goroutine may call Pause.
+// Pause stops the arrivals if paused is true, and lets them continue otherwise. While the run is
+// paused, no message becomes due. Messages that are already due are still sent, and phases end when
+// planned. After the first change the verdict is Inconclusive. At the end, thresholds then have no
+// value, except thresholds that hold at any rate, such as lost == 0. Any goroutine may call Pause.
 func (r *Run) Pause(paused bool) {
 	if r.steer == nil {
 		return
@@ -179,21 +186,22 @@ func (r *Run) Pause(paused bool) {
 	r.steerTo(paused, st.Pace)
 }
 
-// Pace multiplies the rate of all steps by times. The rate stays within 0.01 and 100 times that of
-// the scenario. Steps without a rate do not change. Otherwise Pace is like Pause.
+// Pace multiplies the rate of all steps by times. The rate stays between 0.01 times and 100 times
+// the rate of the scenario. Steps without a rate do not change. The verdict and the thresholds
+// change as with Pause. Any goroutine may call Pace.
 func (r *Run) Pace(times float64) {
 	if r.steer == nil || !(times > 0) {
 		return
 	}
 	st, _ := r.steer.state()
 	pace := st.Pace * times
-	if math.Abs(pace-1) < 0.005 { // an increase and a decrease that cancel each other
+	if math.Abs(pace-1) < 0.005 { // after an increase and a decrease that cancel each other
 		pace = 1
 	}
 	r.steerTo(st.Paused, pace)
 }
 
-// Steer gives the arrivals of the run of an agent the state that its controller has.
+// Steer sets the state of the arrivals. The run of an agent gets the state of its controller's run.
 func (r *Run) Steer(s SteerState) {
 	if r.steer != nil {
 		r.steerTo(s.Paused, s.Pace)
@@ -219,8 +227,8 @@ func (r *Run) steerTo(paused bool, pace float64) {
 	}
 }
 
-// dueOf returns when request g of the step is due, since the step began. changed is closed when
-// that may have changed; it is nil if it cannot change.
+// dueOf returns when request g of the step is due, since the step began. changed is closed when the
+// due time may have changed. changed is nil if the run cannot be steered.
 func (s *stepRun) dueOf(g int64) (due time.Duration, changed <-chan struct{}) {
 	due = s.sched.dueTime(g)
 	if s.run.steer == nil {
@@ -229,8 +237,8 @@ func (s *stepRun) dueOf(g int64) (due time.Duration, changed <-chan struct{}) {
 	return s.run.steer.runTimeOf(time.Duration(s.begin.Load()), due)
 }
 
-// pastDueOf returns when request g became due. It is dueOf without the channel, and fast enough to
-// be called for each of many messages.
+// pastDueOf returns when request g became due. The request must already be due. pastDueOf is fast
+// enough to be called for each of many messages, because it returns no channel.
 func (s *stepRun) pastDueOf(g int64) time.Duration {
 	if st := s.run.steer; st != nil && st.wasChanged.Load() {
 		due, _ := st.runTimeOf(time.Duration(s.begin.Load()), s.sched.dueTime(g))
@@ -239,7 +247,7 @@ func (s *stepRun) pastDueOf(g int64) time.Duration {
 	return s.sched.dueTime(g)
 }
 
-// countDue returns how many requests of the phase are due by t since the step began.
+// countDue returns how many requests of the phase are due when t has passed since the step began.
 func (s *stepRun) countDue(t time.Duration) int64 {
 	if s.run.steer != nil {
 		if s.length != never {
@@ -251,8 +259,8 @@ func (s *stepRun) countDue(t time.Duration) int64 {
 	return min(s.sched.countDue(t), s.plannedRequests)
 }
 
-// requestLimit returns the most requests that the step may send in this phase: the planned ones,
-// or more if it can be steered.
+// requestLimit returns the most requests that the step may send in this phase. These are the
+// planned requests, or more if the run can be steered.
 func (s *stepRun) requestLimit() int64 {
 	if s.run.steer != nil {
 		return s.mostRequests

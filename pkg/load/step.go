@@ -10,32 +10,36 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// stepRun is one step of one phase during a run. Workers use it from many goroutines. Fields up to
-// recs do not change while the step sends, and the fields below are atomic or belong to the
+// stepRun is one step of one phase during a run. The goroutines of its workers use it. The fields
+// up to recs do not change while the step sends. The fields after recs are atomic, or belong to the
 // coordinator.
 type stepRun struct {
 	*Step
-	phase           *PhaseSpec
-	run             *Run
-	target          Target
-	data            *data
-	sched           schedule    // nil: the step is a closed loop
-	firstRequest    int64       // number of the first request; a step continues its numbers in the next phase
-	plannedRequests int64       // number of requests planned for this phase, in all segments together
-	mostRequests    int64       // the same without the end of the phase: a steered step may send more than planned
-	sized           *traceSizes // sizes of the requests of a trace; nil: each has Size messages
-	length          time.Duration
-	sink            *sink // target of a null step; else nil
-	recs            []*recorder
+	phase  *PhaseSpec
+	run    *Run
+	target Target
+	data   *data
+	sched  schedule // nil: the step is a closed loop
+	// firstRequest is the number of the first request. It is greater than 0 if an earlier phase has
+	// sent requests of this step.
+	firstRequest    int64
+	plannedRequests int64 // number of requests planned for this phase, of all segments together
+	// mostRequests is like plannedRequests, but the end of the phase does not limit it: a steered
+	// step may send more requests than planned.
+	mostRequests int64
+	sized        *traceSizes // sizes of the requests of a trace; nil: each request has Size messages
+	length       time.Duration
+	sink         *sink // target of a null step; nil for other steps
+	recs         []*recorder
 
-	next     atomic.Int64  // next request, counted in this phase and segment
+	next     atomic.Int64  // number of the next request, counted in this phase and segment
 	begin    atomic.Int64  // ns since the run's start; -1: not begun
 	ended    atomic.Int64  // ns since the run's start; 0: not ended
-	asked    atomic.Int64  // of a closed loop: messages that workers have taken
+	asked    atomic.Int64  // in a closed loop: messages of all requests that workers have started
 	lapsed   atomic.Int64  // messages in requests that failed
-	bulkTurn chan struct{} // a semaphore: holds a value while a bulk worker takes requests
+	bulkTurn chan struct{} // a semaphore with one place, see bulkWorker
 
-	// The fields below belong to the goroutine of the coordinator.
+	// The fields below belong to the coordinator's goroutine.
 	totalCounts *window
 	lastSecond  *window
 	row         SecondStep
@@ -44,8 +48,8 @@ type stepRun struct {
 
 const maxRecorders = 8
 
-// newStepRun compiles a step; first is the number of its first request. It returns an error of
-// notify.KindInvalid if its arrival is wrong, for example if a trace cannot be read.
+// newStepRun compiles a step. first is the number of its first request. newStepRun returns an error
+// of notify.KindInvalid if the arrival of the step is wrong, for example if a trace cannot be read.
 func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun, error) {
 	s := &stepRun{Step: st, phase: p, run: r, data: d, firstRequest: first, length: p.Duration.of() - st.Start.of(), plannedRequests: math.MaxInt64, mostRequests: math.MaxInt64}
 	if p.Duration == 0 {
@@ -79,7 +83,7 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 				s.sized = newSized(t, s.Size, s.local)
 			}
 		}
-		if s.length != never { // count only requests that are due before the phase ends
+		if s.length != never { // count only requests that are due before the end of the phase
 			s.plannedRequests = min(s.plannedRequests, s.sched.countDue(s.length-1))
 		}
 	}
@@ -94,10 +98,11 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 	return s, nil
 }
 
-// global returns the number in its phase of the request that is number l in the segment.
+// global converts a request number: l counts the requests of the segment, the result counts the
+// requests of the phase. Both start at 0.
 func (s Segment) global(l int64) int64 { return l*int64(s.N) + int64(s.I-1) }
 
-// local returns how many of the first g requests belong to the segment.
+// local returns how many of the first g requests of the phase belong to the segment.
 func (s Segment) local(g int64) int64 {
 	n, i := int64(s.N), int64(s.I)
 	return max((g-i+n)/n, 0)
@@ -106,7 +111,7 @@ func (s Segment) local(g int64) int64 {
 func (s *stepRun) global(l int64) int64 { return s.run.cfg.Segment.global(l) }
 func (s *stepRun) local(g int64) int64  { return s.run.cfg.Segment.local(g) }
 
-// size returns how many messages request g has. The last request may have fewer than Size.
+// size returns the number of messages of request g. The last request may have fewer than Size.
 func (s *stepRun) size(g int64) int {
 	if s.sized != nil {
 		return s.sized.sizeOf(s.sized.lineOf(g))
@@ -117,8 +122,8 @@ func (s *stepRun) size(g int64) int {
 	return s.Size
 }
 
-// seq returns the number of the first message of request g. Messages pick users by this number, so
-// it must not skip numbers if requests have sizes of their own.
+// seq returns the number of the first message of request g. Messages select their users by their
+// numbers. So there must be no gaps in the numbers, even if requests have different sizes.
 func (s *stepRun) seq(g int64) uint64 {
 	if s.sized != nil {
 		return uint64(s.firstRequest)*uint64(s.Size) + uint64(s.sized.seq(g))
@@ -126,9 +131,9 @@ func (s *stepRun) seq(g int64) uint64 {
 	return uint64(s.firstRequest+g) * uint64(s.Size)
 }
 
-// messagesOf returns how many messages the requests of a segment have among the first g requests
-// of the phase. With a trace it counts for the segment of this run only, because agents do not
-// accept traces.
+// messagesOf returns how many messages a segment has among the first g requests of the phase. For a
+// trace it always counts the messages of this run's own segment. That is enough, because agents do
+// not accept traces.
 func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	if s.sized != nil {
 		return s.sized.messages(g, s.local)
@@ -143,7 +148,7 @@ func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	return n
 }
 
-// intended returns how many messages were due at now, counted from the run's start.
+// intended returns how many messages are due when now has passed since the run's start.
 func (s *stepRun) intended(now time.Duration) int64 {
 	begin := s.begin.Load()
 	if begin < 0 {
@@ -155,9 +160,10 @@ func (s *stepRun) intended(now time.Duration) int64 {
 	return s.messagesOf(s.run.cfg.Segment, s.countDue(now-time.Duration(begin)))
 }
 
-// send runs the workers of the step to its end. A request that was due before the end of the phase
-// and was not sent in time is sent late, until overrun. Requests left then count as intended and
-// not sent. If agents send, they close sent when they have sent everything.
+// send runs the workers of the step until the step ends. A request that was due before the end of
+// the phase, but was not sent, is sent late until overrun. Requests that are then still unsent
+// count as intended and not sent. If agents send the load, send only waits until the channel sent
+// is closed.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {
@@ -188,7 +194,7 @@ func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{
 	wg.Wait()
 }
 
-// overrun returns until when a step may send late requests, counted from its start.
+// overrun returns until when the step may send late requests, counted from the start of the step.
 func (s *stepRun) overrun() time.Duration {
 	if s.length == never {
 		return never
@@ -200,8 +206,9 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 	req := Request{Step: s.Step, data: s.data, WantIDs: s.run.wantIDs()}
 	body := make([]byte, 0, 512+s.Size*24)
 	for turn := int64(0); ctx.Err() == nil; turn++ {
-		// In an ordered step a user always has the same worker. The worker sends the next
-		// message only after the answer to the one before. notifyd promises to keep this order.
+		// In an ordered step all messages of a user go through the same worker. The worker sends
+		// the next message only after the answer to the previous message. notifyd promises to keep
+		// this order.
 		l := turn*int64(s.Workers) + w
 		if !s.Ordered {
 			l = s.next.Add(1) - 1
@@ -228,8 +235,8 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 	}
 }
 
-// sendRequest sends a request, and repeats it if Config.Keys allows. It records the result in the
-// sample, of which the caller has set intended, taken and waited.
+// sendRequest sends a request. It repeats a failed request if Config.Keys is set. It records the
+// result in the sample. The caller has set intended, taken and waited of the sample.
 func (s *stepRun) sendRequest(ctx context.Context, rec *recorder, req *Request, start time.Time, smp *sample) {
 	sent := time.Since(start)
 	ack, err := s.run.sendAttempt(s.target, req)
@@ -254,19 +261,20 @@ func (s *stepRun) sendRequest(ctx context.Context, rec *recorder, req *Request, 
 	}
 }
 
-// maxBulk is the most messages that a bulk worker takes at once. It is more than are due in a slot
-// at 5M/s.
+// maxBulk is the most messages that a bulk worker reserves at once. At 5M/s fewer messages become
+// due in a slot.
 const maxBulk = 8192
 
-// bulkWorker is the worker for single messages into the null sink. It takes all messages that
-// are due, makes each body, and records the times of each message. It wakes once for each slot
-// of about a millisecond, which is the resolution of timers. It computes the due time of each
-// message instead of sleeping until then.
+// bulkWorker is the worker for single messages to the null sink. It wakes once per slot of about a
+// millisecond, which is the resolution of timers. Then it reserves all messages that are due, makes
+// each body, and records the times of each message. It computes the due time of each message
+// instead of sleeping until that time.
 //
-// Only one worker at a time waits and takes messages: it holds bulkTurn. It keeps the turn for
-// the next slot, too. When all 64 workers woke for every slot, one of them found something to
-// do, and that cost 4% at 5M/s. A worker that could not take all due messages gives up the turn
-// before it sends.
+// Only the worker that holds bulkTurn waits for messages and reserves them. After it has reserved
+// all due messages, it keeps bulkTurn for the next slot, too. So the other workers sleep. Without
+// this rule all 64 workers woke for every slot and only one of them found messages, which cost 4%
+// at 5M/s. If a worker could not reserve all due messages, it releases bulkTurn before it sends, so
+// that another worker can reserve the rest.
 func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
 	for mine := false; ; {
@@ -288,8 +296,8 @@ func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time
 	}
 }
 
-// takeDue waits until messages are due and takes them. It returns from == to if there are no more.
-// The caller holds bulkTurn.
+// takeDue waits until messages are due and reserves them: the messages from <= number < to of this
+// segment. It returns from == to if the step has no more messages. The caller holds bulkTurn.
 func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64) {
 	from = s.next.Load()
 	limit := s.local(min(s.requestLimit(), math.MaxInt64/2))
@@ -332,9 +340,10 @@ func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64)
 }
 
 // bulkSlot is the length of a slot. A bulk worker sleeps until the first message has been due for
-// bulkSlot, and then takes all messages that are due. If none is due yet, it sleeps for bulkSlot
-// or until the first is due, whichever is later. At 5M/s a message is due every 200 ns: without
-// slots a worker would never sleep, and would take a handful of messages at a time.
+// bulkSlot, and then reserves all messages that are due. If no message is due yet, it sleeps for
+// bulkSlot or until the first message is due, whichever is later. At 5M/s a message is due every
+// 200 ns. So without slots a worker would never sleep, and would reserve only a few messages at a
+// time.
 const bulkSlot = time.Millisecond
 
 func (s *stepRun) sendSlot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
@@ -365,18 +374,18 @@ func (s *stepRun) sendSlot(rec *recorder, body []byte, start time.Time, from, to
 		}
 		lag.flush()
 		response.flush()
-		// The null sink does not answer, so all lateness is that of the generator.
+		// The null sink does not answer, so the generator causes all lateness.
 		recordValue(w.wake, sent-s.pastDueOf(s.global(from))-bulkSlot, 1)
 	}
 	recordValue(w.service, done-sent, n)
-	w.own += done - sent // no time was spent on waiting for an answer
+	w.own += done - sent // no time was spent waiting for an answer
 	w.requests += n
 	w.sent += n
 	w.acked += n
 	return bodies.body
 }
 
-// mayRepeat reports whether a request whose outcome is unknown may be repeated with its
+// mayRepeat reports whether a request that failed with this error may be repeated with its
 // Idempotency-Key.
 func mayRepeat(err error) bool {
 	switch notify.KindOf(err) {

@@ -15,9 +15,9 @@ import (
 
 // Target is where a step sends its requests.
 type Target interface {
-	// Send sends a request and returns which of its messages were accepted. An error concerns
-	// all of them: the server may have stored them or not. Send keeps no reference to the body
-	// of the request.
+	// Send sends a request and returns which of its messages were accepted. An error concerns all
+	// messages of the request: it is then unknown whether the server has stored them. Send keeps no
+	// reference to the body of the request.
 	Send(ctx context.Context, r *Request) (Ack, error)
 }
 
@@ -25,32 +25,32 @@ type Target interface {
 type Request struct {
 	Step     *Step
 	N        int64         // number of the request in its step
-	Seq      uint64        // number of its first message
+	Seq      uint64        // number of the request's first message
 	Size     int           // number of messages
-	Intended time.Duration // since the run's start
+	Intended time.Duration // due time, since the run's start
 	Body     []byte
 	Key      string // Idempotency-Key; empty: none
-	WantIDs  bool   // the ids of the answer are needed
+	WantIDs  bool   // true: the caller needs the ids in the answer
 
 	kind kind
 	data *data
 }
 
-// Ack describes a good answer.
+// Ack holds the contents of a good answer.
 type Ack struct {
 	Request  int64
 	Accepted int
 	Rejected int
-	// A fan-out has Base and Count, the number of its receivers. Every other request has the
-	// accepted ids, if WantIDs was set.
+	// Base and Count are set for a fan-out. Count is the number of its receivers. For any other
+	// request IDs holds the accepted ids, if WantIDs was true.
 	Base  notify.Base
 	Count int
 	IDs   []string
 	Step  *Step
 }
 
-// HTTP is a Target that uses the client of the API. The client must not retry, because each
-// failure counts.
+// HTTP is a Target that uses the client of the API. The client must not retry, because each failed
+// request counts.
 type HTTP struct{ Client *api.Client }
 
 var paths = [...]string{
@@ -93,8 +93,9 @@ func (r *Request) readAck(reply []byte) (Ack, error) {
 	return Ack{Accepted: f.Accepted, Rejected: f.RejectedCount, Base: id.Base, Count: r.Size}, err
 }
 
-// readBatch parses the answer to a batch. If the ids are not needed it reads only the counts at
-// the end: decoding a thousand results would cost the generator more than the server spent.
+// readBatch parses the answer to a batch. If the ids are not needed, it reads only the counts at
+// the end of the answer: decoding a thousand results would take more CPU time in the generator than
+// the batch took in the server.
 func (r *Request) readBatch(reply []byte) (Ack, error) {
 	var b api.BatchResult
 	if at := bytes.LastIndex(reply, []byte(`],"accepted":`)); !r.WantIDs && at >= 0 {
@@ -115,7 +116,7 @@ func (r *Request) readBatch(reply []byte) (Ack, error) {
 	return a, nil
 }
 
-// sink is the target of null steps. It accepts and counts everything.
+// sink is the target of null steps. It accepts everything and counts the messages.
 type sink struct{ taken atomic.Int64 }
 
 // Send implements Target.
@@ -124,7 +125,7 @@ func (s *sink) Send(_ context.Context, r *Request) (Ack, error) {
 	return Ack{Accepted: r.Size}, nil
 }
 
-// classOf returns the class and the code under which an error is counted.
+// classOf returns the class and the error code under which an error is counted.
 func classOf(err error) (class, code string) {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		return e.Kind.String(), cmp.Or(e.Code, "error")

@@ -15,11 +15,11 @@ import (
 //	metric{tag=value,...}[window].stat  op  number, length of time, percentage
 //	                                    op  factor * metric{...}[window].stat
 //
-// Metrics of times are lag, service, response, end_to_end and lateness. Their stats are p50,
-// p90, p99, p99.9, p99.99, min, mean, max and count. The other metrics are numbers and have no
-// stat. Tags are step, phase, channel, category and target. With a window, the condition must
-// hold at each moment of the run for the time of the window before it. Without a window, it
-// must hold for the run so far. Warm-up phases count only if a tag names them.
+// Metrics of times are lag, service, response, end_to_end and lateness. Their stats are p50, p90,
+// p99, p99.9, p99.99, min, mean, max and count. The other metrics are numbers and have no stat.
+// Tags are step, phase, channel, category and target. A condition with a window is judged once a
+// second over the time of the window, and must hold each time. A condition without a window is
+// judged over the run so far. Warm-up phases count only if a tag names them.
 type Condition struct {
 	Expr  string
 	left  metric
@@ -40,8 +40,8 @@ type metric struct {
 var (
 	timeMetrics = []string{"lag", "service", "response", "end_to_end", "lateness"}
 	stepMetrics = []string{"intended", "sent", "acked", "failed", "rejected", "rate", "error_rate"}
-	// Figures of the whole run: runMetrics are known during the run, endMetrics only when the
-	// ledger is settled.
+	// runMetrics and endMetrics are metrics of the whole run. runMetrics are known during the run.
+	// endMetrics are known only after the ledger is settled.
 	runMetrics = []string{"delivered", "duplicates", "reordered", "backlog", "backlog_slope", "cpu"}
 	endMetrics = []string{"lost", "early", "late", "unexpected", "unverified", "pending", "ended", "drain"}
 	tagNames   = []string{"step", "phase", "channel", "category", "target"}
@@ -97,7 +97,7 @@ func ParseThreshold(expr string) (Condition, error) {
 }
 
 // checkNames returns an error if the condition names a step or phase that does not exist. Such a
-// condition would never have a value, and that would show only at the end of the run.
+// condition would never have a value, and the user would see that only at the end of the run.
 func (c *Condition) checkNames(steps map[string]string, phases map[string]bool) error {
 	for _, m := range []*metric{&c.left, c.right} {
 		if m == nil {
@@ -193,7 +193,7 @@ func (m *metric) isTime() bool {
 	return m.name == "drain" || slices.Contains(timeMetrics, m.name) && m.stat != "count"
 }
 
-// knownAtEnd reports whether the metric is known only when the ledger is settled.
+// knownAtEnd reports whether the metric has a value only after the ledger is settled.
 func (m *metric) knownAtEnd() bool {
 	return slices.Contains(endMetrics, m.name) || m.name == "end_to_end" || m.name == "lateness"
 }
@@ -205,13 +205,16 @@ func (c *Condition) holdsAtAnyRate() bool {
 	return slices.Contains(of, c.left.name) && (c.right == nil || slices.Contains(of, c.right.name))
 }
 
-// metricSource returns the value of a metric. known is false if there is no value.
+// metricSource returns the value of a metric. final is true at the end of the run. known is false
+// if the metric has no value.
 type metricSource interface {
 	value(m *metric, final bool) (v float64, known bool)
 }
 
-// judge reports whether the condition holds. A condition on metrics that are known only at the end
-// counts as holding until then.
+// judge reports in ok whether the condition holds, and returns the value v of its left metric. If
+// the value is not known, the condition counts as holding during the run and as missed at the end
+// (final is true). During the run a condition on a metric that is known only at the end counts as
+// holding.
 func (c *Condition) judge(f metricSource, final bool) (v float64, known, ok bool) {
 	if !final && (c.left.knownAtEnd() || c.right != nil && c.right.knownAtEnd()) {
 		return 0, false, true
@@ -234,7 +237,7 @@ type watchedThreshold struct {
 	Threshold
 	cond  Condition
 	state ThresholdState
-	// missed says that a condition with a window was missed before. Once is enough to miss it.
+	// missed is true if a condition with a window was missed before. Then it stays missed.
 	missed bool
 }
 
@@ -250,21 +253,22 @@ func newWatched(ts []Threshold) ([]*watchedThreshold, error) {
 	return out, nil
 }
 
-// update judges the threshold at a moment of the run. It reports whether the state changed.
+// update judges the threshold when elapsed has passed since the run's start. It reports whether
+// state.OK changed.
 func (w *watchedThreshold) update(f metricSource, elapsed time.Duration, final bool) (changed bool) {
 	if !final && elapsed < w.After.of() {
 		return false
 	}
 	windowed := w.cond.left.window > 0
 	if windowed && (final && w.state.Known || !final && elapsed < w.cond.left.window) {
-		return false // the last full window is judged already, or the first is not full yet
+		return false // the last full window was judged before, or the first window is not full yet
 	}
 	v, known, ok := w.cond.judge(f, final)
 	if windowed && w.missed {
 		ok = false
 	}
 	if windowed && known && !ok {
-		if w.missed { // keep the value that missed it
+		if w.missed { // keep the value with which the condition was first missed
 			v = w.state.Value
 		}
 		w.missed = true

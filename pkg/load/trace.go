@@ -12,27 +12,31 @@ import (
 	"time"
 )
 
-// trace is the schedule of a recorded arrival. A line of its file stands for one request, or for
-// as many as its count says. The requests of lines with the same time are spread over the time
-// to the next line, or over a slot if that is shorter, so that dueTime never falls. Lines with
-// the same time differ in the size of their requests.
+// trace is the schedule of a recorded arrival. A line of its file stands for one request, or for as
+// many requests as its count says. Several lines have the same time if their requests have
+// different sizes. The requests of lines with the same time are spread over the time until the next
+// line, or over a slot if a slot is shorter. So dueTime never falls.
 type trace struct {
-	begin        []time.Duration // time of each line
-	before       []int64         // requests before each line, and at the end all requests; nil: one request per line
-	sizes        []int32         // messages of each request of a line; 0: the size of the step. nil: 0 for all lines
+	begin []time.Duration // time of each line, since the start of the step
+	// before[i] is the number of requests before line i; the last element is the number of all
+	// requests. nil: each line has one request.
+	before []int64
+	// sizes[i] is the number of messages of each request of line i; 0: the size of the step. If
+	// sizes is nil, it is 0 for all lines.
+	sizes        []int32
 	slot         time.Duration
-	factor       float64 // requests for each request of the file
+	factor       float64 // requests to make per request of the file
 	fileRequests int64   // requests read from the file so far
 }
 
 // The largest trace that is accepted.
 const (
-	maxTrace    = 50_000_000 // lines: 8 to 20 bytes each
+	maxTrace    = 50_000_000 // a line takes 8 to 20 bytes
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a trace from a file and makes factor requests of each of its requests. Its error
-// names the line and what is wrong with it.
+// readTrace reads a trace from a file. For each request in the file, the trace has factor requests.
+// The error of readTrace names the wrong line and says what is wrong.
 func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -53,7 +57,7 @@ func readTrace(file string, slot time.Duration, factor float64) (*trace, error) 
 	return t, lines.Err()
 }
 
-// addLine parses a line and appends it.
+// addLine parses the words of a line and appends the line.
 func (t *trace) addLine(words []string) error {
 	v, err := strconv.ParseFloat(words[0], 64)
 	n := len(t.begin)
@@ -78,12 +82,13 @@ func (t *trace) addLine(words []string) error {
 			return fmt.Errorf("%q is not a number of messages, from 1 to %d", words[2], math.MaxInt32)
 		}
 	}
-	// Carry the fraction that is cut off this line to the next, so that the sum is exact.
+	// Carry the fraction that this line loses to the next line, so that the sum of all lines is
+	// exact.
 	t.fileRequests += count
 	if count = int64(float64(t.fileRequests)*t.factor) - t.requests(); count < 1 {
 		return nil
 	}
-	if count > 1 && t.before == nil { // all lines before had one request each
+	if count > 1 && t.before == nil { // all earlier lines have one request each
 		for i := range n + 1 {
 			t.before = append(t.before, int64(i))
 		}
@@ -101,7 +106,7 @@ func (t *trace) addLine(words []string) error {
 	return nil
 }
 
-// requestsBefore returns how many requests are before a line.
+// requestsBefore returns how many requests the lines before this line have.
 func (t *trace) requestsBefore(line int) int64 {
 	if t.before == nil {
 		return int64(line)
@@ -112,7 +117,7 @@ func (t *trace) requestsBefore(line int) int64 {
 // requests returns the number of all requests.
 func (t *trace) requests() int64 { return t.requestsBefore(len(t.begin)) }
 
-// lineOf returns the line of request i, which must exist.
+// lineOf returns the line that contains request i. The request must exist.
 func (t *trace) lineOf(i int64) int {
 	if t.before == nil {
 		return int(i)
@@ -124,8 +129,9 @@ func (t *trace) lineOf(i int64) int {
 	return n - 1
 }
 
-// linesAt describes all lines with the same time as line: the number of requests before them, how
-// many requests they have, and the time over which these are spread.
+// linesAt describes all lines that have the same time as line. first is the number of requests
+// before these lines, and count the number of their requests. width is the time over which their
+// requests are spread.
 func (t *trace) linesAt(line int) (first, count int64, width time.Duration) {
 	from, to := line, line+1
 	for from > 0 && t.begin[from-1] == t.begin[line] {
@@ -169,8 +175,8 @@ func (t *trace) countDue(d time.Duration) int64 {
 	if since >= width {
 		return first + count
 	}
-	// Request r is due at width*r/count, rounded down. So it is due by since if
-	// r*width < (since+1)*count.
+	// Request r of these lines is due at width*r/count, rounded down. So it is due when since has
+	// passed if r*width < (since+1)*count.
 	n, rest := mulDiv(since+1, count, int64(width))
 	if rest > 0 {
 		n++
@@ -178,8 +184,8 @@ func (t *trace) countDue(d time.Duration) int64 {
 	return first + min(count, n)
 }
 
-// busiest returns the messages of the busiest second. step is the size of requests whose line does
-// not give one. All requests of a line count at the time of the line.
+// busiest returns the number of messages in the busiest second. step is the size of requests whose
+// line gives no size. All requests of a line count at the time of the line.
 func (t *trace) busiest(step int) (most int64) {
 	of := func(line int) int64 {
 		size := int64(step)
@@ -198,24 +204,26 @@ func (t *trace) busiest(step int) (most int64) {
 	return most
 }
 
-// mulDiv returns a*b/c and the remainder. The product of a slot and a count may need more than 64
-// bits. b or a must be at most c, so that the quotient fits.
+// mulDiv returns a*b/c and the remainder. a*b may need more than 64 bits. a or b must be at most c,
+// so that the quotient fits into 64 bits.
 func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	quotient, remainder := bits.Div64(hi, lo, uint64(c))
 	return int64(quotient), int64(remainder)
 }
 
-// traceSizes holds the sizes of the requests of a trace, as one segment needs them.
+// traceSizes holds the sizes of the requests of a trace, for one segment.
 type traceSizes struct {
 	*trace
-	step          int     // size of requests whose line does not give one
-	segmentBefore []int64 // messages of this segment before each line, and at the end all of them
+	step int // size of requests whose line gives no size
+	// segmentBefore[i] is the number of messages of this segment before line i. The last element
+	// counts all messages of the segment.
+	segmentBefore []int64
 	allBefore     []int64 // messages of all segments before each line
 }
 
-// newSized returns the sizes of a trace for a segment. local returns how many of the first g
-// requests belong to the segment.
+// newSized returns the sizes of a trace for a segment. The function local returns how many of the
+// first g requests belong to the segment.
 func newSized(t *trace, step int, local func(int64) int64) *traceSizes {
 	s := &traceSizes{trace: t, step: step, segmentBefore: make([]int64, len(t.begin)+1), allBefore: make([]int64, len(t.begin)+1)}
 	for i := range t.begin {
@@ -225,8 +233,8 @@ func newSized(t *trace, step int, local func(int64) int64) *traceSizes {
 	return s
 }
 
-// sizeOf returns the messages of a request of a line. It is at most the size of the step, which the
-// short form of a scenario may have reduced.
+// sizeOf returns the number of messages of each request of a line. It is at most the size of the
+// step, because the short form of a scenario may have reduced that size.
 func (s *traceSizes) sizeOf(line int) int {
 	if n := int(s.sizes[line]); n > 0 {
 		return min(n, s.step)
@@ -234,13 +242,13 @@ func (s *traceSizes) sizeOf(line int) int {
 	return s.step
 }
 
-// seq returns the number in its phase of the first message of request g.
+// seq returns the number of the first message of request g, counted from the start of the phase.
 func (s *traceSizes) seq(g int64) int64 {
 	line := s.lineOf(g)
 	return s.allBefore[line] + (g-s.requestsBefore(line))*int64(s.sizeOf(line))
 }
 
-// messages returns how many messages the requests of the segment have among the first g requests.
+// messages returns how many messages the segment has among the first g requests of the phase.
 func (s *traceSizes) messages(g int64, local func(int64) int64) int64 {
 	if g >= s.requests() {
 		return s.segmentBefore[len(s.begin)]

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// expectDuplicates may stand among the states in Scenario.Expect.
+// expectDuplicates is a word that Scenario.Expect may contain in addition to states.
 const expectDuplicates = "duplicates"
 
 // scenarioChecker keeps the first error that it finds.
@@ -22,8 +22,8 @@ func (c *scenarioChecker) check(ok bool, field, format string, args ...any) {
 	}
 }
 
-// Validate checks a scenario whose defaults are filled in. It returns the first mistake as an error
-// of notify.KindInvalid that names the field.
+// Validate checks a scenario whose defaults are filled in. It returns an error of
+// notify.KindInvalid for the first mistake. The error names the field.
 func (s *Scenario) Validate() error {
 	var c scenarioChecker
 	names, phases := map[string]string{}, map[string]bool{}
@@ -200,16 +200,16 @@ func (s *ServerSpec) validate(c *scenarioChecker) {
 	c.check(s.Profiles <= maxUsers && (s.Profiles == 0 || s.Mode == "pipeline"), "server.profiles", "must be at most 100M, and needs server.mode pipeline")
 }
 
-// settings lists the keys that a scenario may set for the notifyd that it starts. A key with a dot
-// at its end stands for all keys below it. None of them names another machine, a file or an
-// address to listen on.
+// settings lists the keys that a scenario may set for the notifyd that it starts. An entry that
+// ends with a dot allows all keys that begin with the entry. No entry names another machine, a file
+// or an address to listen on.
 var settings = []string{"audit.", "history.", "intake.", "log.", "logging.level", "timers.", "triggers.timeout", "triggers.in_flight", "triggers.caller_in_flight", "triggers.max_pending", "workers."}
 
 func settable(key string) bool {
 	return key != "log.listen" && slices.ContainsFunc(settings, func(s string) bool { return key == s || strings.HasSuffix(s, ".") && strings.HasPrefix(key, s) })
 }
 
-// Length returns how long all phases take. It returns 0 if a phase ends by counts.
+// Length returns how long all phases take together. It returns 0 if a phase ends by counts.
 func (s *Scenario) Length() time.Duration {
 	sum := time.Duration(0)
 	for i := range s.Phases {

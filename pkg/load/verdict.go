@@ -6,57 +6,67 @@ import (
 	"time"
 )
 
-// Evidence holds the figures from which the verdict follows.
+// Evidence holds the figures from which Judge derives the verdict.
 type Evidence struct {
 	Intended, Sent, Failed int64
 	Messages               int64         // messages with a latency
 	Sending                time.Duration // length of sending, without warm-ups
-	Waiting                float64       // share of the time of busy workers in which they waited for answers, 0 to 1
-	Late                   int           // seconds in which the generator woke late, see minLateWake
-	Queued                 int           // seconds in which it woke on time, but requests started late because no worker was free
-	Seconds                int
-	ResponseP99            time.Duration // of the whole run
-	WakeP99                time.Duration // in the worst second
-	Share                  float64       // intended rate / calibrated rate, the highest of all seconds
-	Starved                int           // seconds in which all CPUs of the process were busy
-	Embedded               bool          // notifyd runs in the same process
-	Steal                  float64       // mean share
-	BacklogSlope           float64       // growth in the last third of sending, as a share of the acknowledged rate
-	Partial                bool
-	LedgerLost             int64
-	Closed                 bool   // no step is open-loop
-	Steered                string // changes by hand to the arrivals, as text
-	Agents                 []AgentEvidence
+	// Waiting is a share of the time in which workers had due requests: the share in which they
+	// waited for answers, 0 to 1.
+	Waiting float64
+	Late    int // seconds in which the generator woke late, see minLateWake
+	// Queued is the number of seconds in which the generator woke on time, but requests started
+	// late because no worker was free.
+	Queued       int
+	Seconds      int           // seconds that were measured
+	ResponseP99  time.Duration // p99 of the whole run
+	WakeP99      time.Duration // p99 of wake-ups in the worst second
+	Share        float64       // intended rate / calibrated rate, in the second in which it was highest
+	Starved      int           // seconds in which all CPUs of the process were busy
+	Embedded     bool          // true: notifyd runs in the same process
+	Steal        float64       // mean share of the machine's time that the hypervisor gave to other machines, 0 to 1
+	BacklogSlope float64       // growth of the backlog in the last third of sending, as a share of the acknowledged rate
+	Partial      bool          // true: the run was stopped early
+	LedgerLost   int64
+	Closed       bool   // true: all steps are closed loops
+	Steered      string // text that describes changes by hand to the arrivals; empty: no changes
+	Agents       []AgentEvidence
 }
 
-// AgentEvidence is the evidence of one agent as a generator, or says that the agent was lost.
+// AgentEvidence is the evidence about one agent as a generator. If the agent was lost, Lost says
+// why.
 type AgentEvidence struct {
 	Name, Lost string
 	Own        Evidence
 }
 
-// The limits of the verdict. Each of them is a judgement. The reasons of a verdict print them.
+// The limits of the verdict. Each limit is a judgement. The reasons of a verdict print the limits.
 const (
-	minSentShare      = 0.99                  // share of the intended messages that must be sent
-	maxGeneratorShare = 0.8                   // share of the calibrated rate
-	minWaitingShare   = 0.9                   // share of the time of busy workers; the rest is work of the generator
-	minLateWake       = 20 * time.Millisecond // a wake-up is late if it is later than this and than a tenth of the response
-	maxLateShare      = 0.1                   // share of seconds with late wake-ups
-	maxSteal          = 0.1
-	maxSlope          = 0.05
-	maxFailedShare    = 0.01
-	minMessages       = 100 // messages
-	minSending        = time.Second
-	starvedShare      = 0.95 // share of the CPUs
+	minSentShare      = 0.99 // share of the intended messages that must be sent
+	maxGeneratorShare = 0.8  // largest share of the calibrated rate
+	// If workers with due requests wait for answers in at least this share of the time, waiting has
+	// used up the workers.
+	minWaitingShare = 0.9
+	// minLateWake is a limit of wake-ups. A wake-up is late if it is later than minLateWake and
+	// later than a tenth of the p99 of the response times.
+	minLateWake    = 20 * time.Millisecond
+	maxLateShare   = 0.1 // share of seconds with late wake-ups
+	maxSteal       = 0.1
+	maxSlope       = 0.05
+	maxFailedShare = 0.01
+	minMessages    = 100 // messages
+	minSending     = time.Second
+	starvedShare   = 0.95 // share of the CPUs
 )
 
-// Judge decides whether the figures are those of the server. It looks at the generator first: a
-// load that was not offered says nothing about the server.
+// Judge decides whether the figures describe the server. It judges the generator first, because a
+// load that was not sent shows nothing about the server.
 //
-// There are three causes for requests that start late or never. The generator has used up its
-// CPU, or it wakes late: GENERATOR_BOUND. Or every worker waits for an answer: CONCURRENCY_BOUND.
-// In that case the server is slow, not the generator. Response times count from the due time, so
-// they include the wait for a free worker.
+// There are three reasons why requests start late or are never sent. First, the generator has used
+// up its CPU. Second, the generator wakes late. In both cases the verdict is GENERATOR_BOUND.
+// Third, every worker waits for an answer. Then the verdict is CONCURRENCY_BOUND: the server is
+// slow, not the generator. Response times count from the due time, so they include the wait for a
+// free worker.
 func Judge(e *Evidence) Verdict {
 	var v Verdict
 	say := func(code, format string, args ...any) {
@@ -83,13 +93,14 @@ func Judge(e *Evidence) Verdict {
 		sent = float64(e.Sent) / float64(e.Intended)
 	}
 	queued := e.Seconds > 0 && float64(e.Queued) > maxLateShare*float64(e.Seconds)
-	// usedUp says that answers of the server took the time of the workers, not work of the generator.
+	// usedUp is true if waiting for the server used up the time of the workers, and not the
+	// generator's own work.
 	usedUp := (sent < minSentShare || queued) && e.Waiting >= minWaitingShare
-	// A server in the same process uses the same CPUs, so busy CPUs do not show that the
+	// A server in the same process uses the same CPUs. Then busy CPUs do not show that the
 	// generator is the limit.
 	starved := !e.Embedded && e.Seconds > 0 && float64(e.Starved) > float64(e.Seconds)/2
 	switch {
-	case usedUp: // the intended rate was never generated, so its share of the CPU says nothing
+	case usedUp: // the intended rate was never sent, so the generator's share of the CPU shows nothing
 	case e.Share > 1:
 		say(GeneratorBound, "the scenario asks for %.2f times what this machine generates without a server", e.Share)
 	case e.Share > maxGeneratorShare && !e.Closed:
@@ -113,7 +124,7 @@ func Judge(e *Evidence) Verdict {
 	if usedUp {
 		code := ConcurrencyBound
 		if v.Code == SinkBound {
-			code = SinkBound // add a reason to the same verdict
+			code = SinkBound // add this reason to the existing verdict
 		}
 		text := fmt.Sprintf("requests started late in %d of %d seconds", e.Queued, e.Seconds)
 		if sent < minSentShare {
@@ -140,10 +151,11 @@ func Judge(e *Evidence) Verdict {
 	return v
 }
 
-// OfServer reports whether the figures are those of the server.
+// OfServer reports whether the figures describe the server.
 func (v *Verdict) OfServer() bool {
 	return v.Code == Valid || v.Code == SinkBound || v.Code == ConcurrencyBound
 }
 
-// isLateWake reports whether the wake-ups of a second were late enough to distort its figures.
+// isLateWake reports whether workers woke so late in a second that its figures are distorted. wake
+// and response are the p99 of wake-ups and of response times.
 func isLateWake(wake, response time.Duration) bool { return wake > max(minLateWake, response/10) }

@@ -7,9 +7,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// prepareRequest makes the body of request g and waits until the request is due. It returns ok
-// false if the request must not be sent. It makes the body before the due time, because that
-// work is the generator's and not the server's. waited says that the worker was there in time.
+// prepareRequest makes the body of request g and waits until the request is due. It makes the body
+// before the due time, because the generator needs that time, not the server. ok is false if the
+// request must not be sent. waited is true if the worker began to wait before the due time.
 func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte, start time.Time, g int64) (due time.Duration, waited, ok bool) {
 	begin := time.Duration(s.begin.Load())
 	for {
@@ -44,8 +44,8 @@ func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte
 	}
 }
 
-// waitWhilePaused waits while a closed loop is paused. It returns false if the phase or ctx ends
-// first.
+// waitWhilePaused waits while the run is paused; closed loops use it. It returns false if the phase
+// or ctx ends before the pause ends.
 func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 	for s.run.steer != nil {
 		st, changed := s.run.steer.state()
@@ -59,8 +59,9 @@ func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 	return true
 }
 
-// waitOrChanged waits until d after start. It returns true if changed is closed before that, and
-// false if d is over or ctx ends.
+// waitOrChanged waits until d has passed since start. It returns true if changed is closed before
+// that. It returns false when d has passed or ctx ends. If d is never, only changed and ctx end the
+// wait.
 func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, changed <-chan struct{}) bool {
 	var over <-chan time.Time
 	if d != never {
@@ -81,16 +82,16 @@ func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, change
 	return false
 }
 
-// waitUntil sleeps until a time and returns false if ctx ends first. It returns at once if the
-// time has passed: a late request is sent, not skipped.
+// waitUntil sleeps until the time at. It returns false if ctx ends first. It returns at once if at
+// has passed, because a late request is sent and not skipped.
 func waitUntil(ctx context.Context, at time.Time) bool { return notify.Sleep(ctx, time.Until(at)) }
 
 // probeEvery is how often the probe checks whether the generator wakes on time.
 const probeEvery = 10 * time.Millisecond
 
-// probe records how late an idle goroutine wakes, until ctx ends. Workers that all wait for
-// answers do not wait for a due time, so their wake-ups cannot show whether the generator is
-// scheduled on time. The probe can.
+// probe measures how late an idle goroutine wakes, until ctx ends. If all workers wait for answers,
+// no worker waits for a due time. Then the wake-ups of workers cannot show whether the generator
+// wakes on time, and the wake-ups of the probe are used.
 func probe(ctx context.Context, r *Run, rec *recorder) {
 	for {
 		at := time.Now().Add(probeEvery)

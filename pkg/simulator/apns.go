@@ -23,7 +23,7 @@ func newAPNs(s *Simulator) *apnsServer {
 	return &apnsServer{sim: s, tokens: newTokenChecker(s)}
 }
 
-// apnsReasons holds the reasons of errors, with their statuses.
+// apnsReasons maps the reasons of errors to their HTTP statuses.
 var apnsReasons = map[string]int{
 	"BadCollapseId": 400, "BadDeviceToken": 400, "BadExpirationDate": 400, "BadMessageId": 400, "BadPriority": 400,
 	"BadTopic": 400, "DeviceTokenNotForTopic": 400, "DuplicateHeaders": 400, "IdleTimeout": 400, "InvalidPushType": 400,
@@ -35,14 +35,14 @@ var apnsReasons = map[string]int{
 	"InternalServerError": 500, "ServiceUnavailable": 503, "Shutdown": 503,
 }
 
-// apnsDefault holds the reason for a rule that gives only a status.
+// apnsDefault maps a status to the reason that is used if a rule gives only the status.
 var apnsDefault = map[int]string{
 	400: "BadDeviceToken", 403: "InvalidProviderToken", 404: "BadPath", 405: "MethodNotAllowed", 410: "Unregistered",
 	413: "PayloadTooLarge", 429: "TooManyRequests", 500: "InternalServerError", 503: "ServiceUnavailable",
 }
 
-// pushTypes holds the values of apns-push-type with the suffix that their topic must have. With
-// anySuffix the topic is not checked.
+// pushTypes maps the values of apns-push-type to the suffix that the topic must have. If the suffix
+// is anySuffix, the topic is not checked.
 var pushTypes = map[string]string{
 	"alert": "", "background": "", "controls": anySuffix, "mdm": anySuffix, "widgets": anySuffix, "location": ".location-query",
 	"voip": ".voip", "complication": ".complication", "fileprovider": ".pushkit.fileprovider",
@@ -59,7 +59,7 @@ const (
 func (a *apnsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, voipMaxPayload+1))
 	if err != nil {
-		return // the request was cut off before its end: it does not count
+		return // the request was incomplete, so it does not count
 	}
 	c := &providerCall{provider: APNs, fault: a.fault}
 	attempt := r.Header.Get("Apns-Id")
@@ -79,7 +79,8 @@ func (a *apnsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	settleCall(a.sim, w, r, c, withAPNsID(providerAnswer{status: http.StatusOK}, id))
 }
 
-// checkRequest returns the device token, and the reason to refuse the request; "" if it is good.
+// checkRequest returns the device token and the reason to refuse the request. The reason is "" if
+// the request is good.
 func (a *apnsServer) checkRequest(r *http.Request, body []byte) (token, reason string) {
 	token, ok := strings.CutPrefix(r.URL.Path, "/3/device/")
 	switch {
@@ -152,8 +153,8 @@ func (a *apnsServer) checkHeaders(r *http.Request) string {
 	return ""
 }
 
-// apnsPayload is the part of a payload that the simulator reads. User data is flat beside aps. seq
-// may be a number or text.
+// apnsPayload holds the fields of a payload that the simulator reads. User data are top-level
+// fields, like aps. seq may be a number or a text.
 type apnsPayload struct {
 	APS json.RawMessage `json:"aps"`
 	ID  string          `json:"ntf"`
@@ -170,7 +171,7 @@ func hasAPS(body []byte) bool {
 
 func (a *apnsServer) receiver(token, attempt string, body []byte) receiver {
 	var p apnsPayload
-	_ = json.Unmarshal(body, &p) // a bad payload is refused anyway; record the fields that could be read
+	_ = json.Unmarshal(body, &p) // a bad payload is refused later; record the fields that could be read
 	return receiver{address: token, attempt: attempt, id: p.ID, user: p.Usr, seq: uint64(p.Seq)}
 }
 
@@ -184,8 +185,8 @@ func (a *apnsServer) fault(r *Rule, now time.Time) providerAnswer {
 	return ans
 }
 
-// apnsError returns an error answer. Status 0 means the status of the reason. Only a 410 holds the
-// time since.
+// apnsError returns an error answer. If status is 0, it uses the status that belongs to the reason.
+// Only an answer 410 contains the time since.
 func apnsError(reason string, status int, since time.Time) providerAnswer {
 	status = intOr(status, apnsReasons[reason])
 	body := fmt.Appendf(nil, `{"reason":%q}`, reason)
@@ -203,8 +204,8 @@ func withAPNsID(a providerAnswer, id string) providerAnswer {
 	return a
 }
 
-// isDeviceToken accepts hexadecimal tokens of at least 32 bytes. Apple asks clients not to assume a
-// length, so the upper bound is only that of the path.
+// isDeviceToken accepts hexadecimal tokens of at least 32 bytes. Apple says that clients must not
+// assume a length. The upper limit of 200 bytes only bounds the length of the path.
 func isDeviceToken(s string) bool {
 	if len(s) < 64 || len(s)%2 != 0 || len(s) > 400 {
 		return false
@@ -248,10 +249,10 @@ func newUUID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// lenientNumber is a JSON number or its text. Anything else reads as 0.
+// lenientNumber is a number that JSON contains as a number or as text. Any other value gives 0.
 type lenientNumber uint64
 
-// UnmarshalJSON never fails, because user data may hold anything under the name.
+// UnmarshalJSON never fails, because user data may contain any value in this field.
 func (n *lenientNumber) UnmarshalJSON(b []byte) error {
 	v, err := strconv.ParseUint(string(bytes.Trim(b, `"`)), 10, 64)
 	if err == nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// tokenChecker verifies provider tokens. Verifying a signature takes 60 us, so it remembers tokens
-// that were good.
+// tokenChecker verifies provider tokens. It remembers tokens that were good, because verifying a
+// signature takes 60 us.
 type tokenChecker struct {
 	key            *ecdsa.PublicKey
 	keyID          string
@@ -19,14 +19,15 @@ type tokenChecker struct {
 	ttl            time.Duration
 	floor          time.Duration
 	mu             sync.Mutex
-	verifiedTokens map[string]time.Time // token -> issued at; mu guards it
+	verifiedTokens map[string]time.Time // time at which each token was issued; mu guards it
 	parserCfg      *jwt.Parser
 }
 
-// tokensKept is the most tokens that are remembered. Beyond it all of them are forgotten.
+// tokensKept is the most tokens that a tokenChecker remembers. When there are more, it forgets all
+// of them.
 const tokensKept = 256
 
-// clockSkew is how far in the future a token may have been issued.
+// clockSkew is how far in the future the issue time of a token may be.
 const clockSkew = time.Minute
 
 func newTokenChecker(s *Simulator) *tokenChecker {
@@ -37,16 +38,17 @@ func newTokenChecker(s *Simulator) *tokenChecker {
 	}
 }
 
-// apnsConn is what APNs remembers of a connection: its token and when it came. APNs limits how
-// often a connection may change its token.
+// apnsConn holds what APNs remembers about a connection: its token, and when the token changed.
+// APNs limits how often a connection may change its token.
 type apnsConn struct {
 	mu      sync.Mutex
 	token   string
 	changed time.Time
-	blocked time.Time // every request before this moment is refused
+	blocked time.Time // every request before this time is refused
 }
 
-// checkToken returns the reason to refuse the provider token of a request, or "".
+// checkToken returns the reason to refuse the provider token of a request, or "" if the token is
+// good.
 func (t *tokenChecker) checkToken(r *http.Request, now time.Time) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "bearer") || token == "" {
@@ -65,7 +67,8 @@ func (t *tokenChecker) checkToken(r *http.Request, now time.Time) string {
 	return ""
 }
 
-// useToken notes the token of a request. It returns false if the token changed too soon.
+// useToken records the token of a request. It returns false if the connection changed its token too
+// soon, and until the time floor has passed since the last change.
 func (c *apnsConn) useToken(token string, now time.Time, floor time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

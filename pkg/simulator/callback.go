@@ -15,30 +15,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callbackServer receives the calls of triggers, with any method on any path. X-Trigger-Id names the
-// trigger, or else webhook-id does.
+// callbackServer receives the calls of triggers, with any method on any path. The header
+// X-Trigger-Id names the trigger. If there is no such header, webhook-id names it.
 type callbackServer struct {
 	s      *Simulator
 	secret atomic.Pointer[[]byte] // nil: signatures are not checked
-	strict atomic.Bool            // calls without a good signature are refused
+	strict atomic.Bool            // true: calls without a good signature are refused
 	ledger *callLedger
 }
 
 const (
 	maxCallback     = 1 << 20 // most bytes of a body
 	hugeAnswer      = 64 << 20
-	signatureWindow = 5 * time.Minute // a timestamp that differs by more is refused, as receivers should do
+	signatureWindow = 5 * time.Minute // if a timestamp differs by more than this, the signature is bad
 )
 
 func newCallbacks(s *Simulator) *callbackServer {
 	c := &callbackServer{s: s, ledger: newCallLedger(s.cfg.Callback.Keep)}
-	_ = c.setSecret(s.keys.creds.CallbackSecret) // the secret was made by newKeyring, so it is valid
+	_ = c.setSecret(s.keys.creds.CallbackSecret) // newKeyring made the secret, so it is valid
 	c.strict.Store(false)
 	return c
 }
 
-// parseSecret parses a signing secret. It returns nil for an empty secret: signatures are then not
-// checked. It returns an error of notify.KindInvalid for a wrong one.
+// parseSecret parses a signing secret. For an empty text it returns nil, which means that
+// signatures are not checked. It returns an error of notify.KindInvalid for a wrong secret.
 func parseSecret(text string) ([]byte, error) {
 	if text == "" {
 		return nil, nil
@@ -94,7 +94,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if got.Signature == SignatureBad && c.strict.Load() {
 		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
 	}
-	// Rules pick by account (the path) and by prefix or id (the trigger).
+	// Rules match the path as the account, and the trigger id as prefix of the address and as id.
 	p := c.s.rules.decide(&providerCall{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
 	silent := false
 	if f := p.fault; f != nil {
@@ -122,19 +122,20 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	sendAnswer(c.s, w, r, &providerCall{provider: Callback}, a, p)
 }
 
-// sendHuge answers with a body larger than any caller should read.
+// sendHuge answers with a body that is larger than any caller should read.
 func (c *callbackServer) sendHuge(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	chunk := make([]byte, 64<<10)
 	for n := 0; n < hugeAnswer && r.Context().Err() == nil; n += len(chunk) {
 		if _, err := w.Write(chunk); err != nil {
-			return // the caller has hung up, as it should
+			return // the caller has closed the connection, which is the correct reaction
 		}
 	}
 }
 
-// checkSignature checks a signature as the Standard Webhooks specification says: one of the
-// space-separated v1 signatures over "id.timestamp.body" must be good.
+// checkSignature checks a signature as the Standard Webhooks specification says. The header
+// contains signatures, separated by spaces. At least one v1 signature of "id.timestamp.body" must
+// be good.
 func (c *callbackServer) checkSignature(h http.Header, body []byte, now time.Time) Signature {
 	key := c.secret.Load()
 	given := h.Get("webhook-signature")
@@ -181,8 +182,8 @@ func (c *callbackServer) controlRoutes(mux *http.ServeMux) {
 	serveAction(mux, "DELETE /callbacks", func(*http.Request) error { c.ledger.reset(); return nil })
 }
 
-// Callbacks returns the counts of calls of triggers.
+// Callbacks returns the counts of the calls of triggers.
 func (s *Simulator) Callbacks() CallTotals { return s.calls.ledger.totals() }
 
-// CallsOf returns the calls of a trigger in the order in which they came.
+// CallsOf returns the calls of a trigger, in the order in which they came.
 func (s *Simulator) CallsOf(id string) []Call { return s.calls.ledger.callsOf(id) }

@@ -19,44 +19,46 @@ type Signature string
 
 // The results of checking a signature.
 const (
-	SignatureNone      Signature = "none"      // the call was not signed, and did not need to be
-	SignatureUnchecked Signature = "unchecked" // the call was signed, but the receiver has no secret
+	SignatureNone      Signature = "none"      // the call had no signature, and needed no signature
+	SignatureUnchecked Signature = "unchecked" // the call had a signature, but the receiver has no secret to check it
 	SignatureGood      Signature = "good"
-	SignatureBad       Signature = "bad" // refused with 401 if a secret was set over the control API
+	// SignatureBad means that the signature is wrong. The receiver answers 401 if a secret was set
+	// over the control API.
+	SignatureBad Signature = "bad"
 )
 
-// Call is one call of a trigger, as the receiver saw it.
+// Call is one call of a trigger, as the receiver sees it.
 type Call struct {
 	At        time.Time `json:"at"`
 	ID        string    `json:"id"`
 	Attempt   int       `json:"attempt"` // X-Trigger-Attempt
 	Status    int       `json:"status"`  // status of the answer; 0: no answer
-	Taken     bool      `json:"taken"`   // the receiver acted on it, answered or not
+	Taken     bool      `json:"taken"`   // true: the receiver acted on the call, even if there was no answer
 	Signature Signature `json:"signature"`
-	Due       int64     `json:"due,omitempty"` // ms since 1970, from the query of the URL
+	Due       int64     `json:"due,omitempty"` // ms since 1970, from the query of the URL; 0: not given
 	Path      string    `json:"path"`
 	Bytes     int       `json:"bytes"` // length of the body
 	// Traceparent and Tracestate are the W3C trace context headers of the call.
 	Traceparent string `json:"traceparent,omitempty"`
 	Tracestate  string `json:"tracestate,omitempty"`
 
-	// Content is kept for the latest contentKeep calls, and nil for older ones.
+	// Content is kept for the latest contentKeep calls. For older calls it is nil.
 	Content *CallContent `json:"content,omitempty"`
 }
 
-// CallContent is what a call carried.
+// CallContent holds the contents of a call.
 type CallContent struct {
 	Method string      `json:"method"`
 	URL    string      `json:"url"` // path and query
 	Header http.Header `json:"header"`
 	Body   string      `json:"body"`             // first contentBytes of the body; base64 if Binary
-	Binary bool        `json:"binary,omitempty"` // the body is not UTF-8
-	Cut    bool        `json:"cut,omitempty"`    // the body is longer than contentBytes
+	Binary bool        `json:"binary,omitempty"` // true: the body is not UTF-8
+	Cut    bool        `json:"cut,omitempty"`    // true: the body is longer than contentBytes, so Body has only its beginning
 }
 
 const (
-	contentKeep  = 1000    // number of calls whose content is kept, so that load does not fill memory
-	contentBytes = 4 << 10 // greatest length of the payload of a trigger
+	contentKeep  = 1000    // number of calls whose content is kept; the limit bounds memory during load runs
+	contentBytes = 4 << 10 // most bytes of a body that are kept: the greatest length of a trigger's payload
 )
 
 func contentOf(r *http.Request, body []byte) *CallContent {
@@ -64,45 +66,45 @@ func contentOf(r *http.Request, body []byte) *CallContent {
 	if body = body[:min(len(body), contentBytes)]; c.Binary {
 		c.Body = base64.StdEncoding.EncodeToString(body)
 	} else {
-		c.Body = strings.ToValidUTF8(string(body), "") // the cut may split a character
+		c.Body = strings.ToValidUTF8(string(body), "") // the cut may have split a character
 	}
 	return c
 }
 
-// CallTotals counts all calls. Lateness is measured on the first call of each trigger whose URL says
-// when it is due.
+// CallTotals counts all calls. It measures lateness for the first call of each trigger whose URL
+// contains the due time.
 type CallTotals struct {
 	Calls        int64 `json:"calls"`
 	Triggers     int64 `json:"triggers"`
-	Taken        int64 `json:"taken"`      // triggers with a call that the receiver acted on
-	Duplicates   int64 `json:"duplicates"` // calls of a trigger after one that the receiver acted on
+	Taken        int64 `json:"taken"`      // triggers with at least one call that the receiver acted on
+	Duplicates   int64 `json:"duplicates"` // calls of a trigger after the call that the receiver acted on
 	BadSignature int64 `json:"bad_signature"`
-	Early        int64 `json:"early"` // first calls that came before they were due
-	Timed        int64 `json:"timed"` // first calls with a due time
+	Early        int64 `json:"early"` // first calls that came before their due time
+	Timed        int64 `json:"timed"` // first calls whose URL contains a due time
 	LateP50us    int64 `json:"late_p50_us"`
 	LateP99us    int64 `json:"late_p99_us"`
 	LateP999us   int64 `json:"late_p999_us"`
 	LateMaxus    int64 `json:"late_max_us"`
-	// LateBuckets counts first calls by lateness, for charts: below 1, 2, 5, 10, 20, 50, 100,
-	// 200, 500, 1,000 ms, and above.
+	// LateBuckets counts first calls by lateness, for charts. The buckets are: below 1, 2, 5, 10,
+	// 20, 50, 100, 200, 500, 1,000 ms, and 1,000 ms or more.
 	LateBuckets []int64 `json:"late_buckets"`
 }
 
-// lateBounds are the upper bounds of LateBuckets, in ms.
+// lateBounds holds the upper bounds of LateBuckets, in ms.
 var lateBounds = [...]int64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
 
-// callLedger remembers every call.
+// callLedger remembers the calls of the last maxTriggers triggers, and counts all calls.
 type callLedger struct {
 	maxTriggers int
 
 	mu          sync.Mutex // guards the fields below
 	calls       map[string][]Call
-	order       []string // ids in the order in which they first came
+	order       []string // ids of triggers, in the order of their first calls
 	withContent [contentKeep]struct {
 		id string
 		n  int // index in calls[id]
-	} // ring of the calls whose content is kept
-	oldestContent int // place of the oldest in withContent
+	} // a ring with the calls whose content is kept
+	oldestContent int // place of the oldest call in withContent
 	sum           CallTotals
 	late          *hdrhistogram.Histogram // lateness in us
 }
@@ -158,7 +160,8 @@ func (l *callLedger) add(c Call) {
 	l.oldestContent = (l.oldestContent + 1) % contentKeep
 }
 
-// countLateness counts how late the first call of a trigger is.
+// countLateness counts how late the first call of a trigger is. If the call is early, it counts
+// only that.
 func (l *callLedger) countLateness(c *Call) {
 	if c.Due == 0 {
 		return
@@ -193,8 +196,8 @@ func (l *callLedger) callsOf(id string) []Call {
 	return append([]Call(nil), l.calls[id]...)
 }
 
-// writeDump writes the calls of all triggers in the order in which the triggers first came. With
-// since_ms it writes only the calls that came at that time or later.
+// writeDump writes the calls of all triggers, in the order of the first calls of the triggers. If
+// the query has since_ms, it writes only calls that came at that time or later.
 func (l *callLedger) writeDump(w http.ResponseWriter, r *http.Request) {
 	ms, ok := queryUint(w, r, "since_ms", 0, math.MaxInt64)
 	if !ok {
@@ -217,11 +220,11 @@ func (l *callLedger) writeDump(w http.ResponseWriter, r *http.Request) {
 			if c.At.Before(since) {
 				continue
 			}
-			c.Content = nil // content is large, and kept for the latest calls only
+			c.Content = nil // the content is large, and only the latest calls have it
 			if enc.Encode(c) != nil {
-				return // the reader has left
+				return // the reader has closed the connection
 			}
 		}
 	}
-	_ = out.Flush() // an error means that the reader has left
+	_ = out.Flush() // an error means that the reader has closed the connection
 }

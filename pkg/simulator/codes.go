@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// codeStatus returns the HTTP status that a provider uses with an error code. It returns false for
-// an unknown code.
+// codeStatus returns the HTTP status that belongs to an error code of a provider. It returns false
+// for an unknown code.
 func codeStatus(p Provider, code string) (int, bool) {
 	switch p {
 	case APNs:

@@ -11,15 +11,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config says what to simulate. The zero value gives four providers on free loopback ports. They
-// accept all valid requests, answer at once, and send receipts.
+// Config describes what the simulator simulates. The zero value means four providers on free
+// loopback ports. They accept all valid requests, answer at once, and send receipts.
 type Config struct {
 	// Seed determines every key, account and random choice. 0 is a valid seed.
 	Seed uint64
 
-	// Dir keeps the seed over restarts. It also holds the credentials and the CA as files for
-	// other processes, readable by the owner only. A seed in Dir takes precedence over Seed. If
-	// Dir has none and Seed is 0, a random seed is drawn. Empty: no files.
+	// Dir is a folder that keeps the seed over restarts. The simulator also writes its credentials
+	// and its CA to Dir, for other processes; only the owner can read these files. If Dir contains
+	// a seed, that seed replaces Seed. If Dir contains no seed and Seed is 0, the simulator draws a
+	// random seed. Empty: no files.
 	Dir string
 
 	APNs     APNsConfig
@@ -35,40 +36,41 @@ type Config struct {
 	// Receipts holds the settings of the receipts at the start and after a reset.
 	Receipts Receipts
 
-	// LedgerFile gets a JSON line for each receiver of each request. At the start its lines are
-	// counted. Empty: no file.
+	// LedgerFile is a file that gets a JSON line for each receiver of each request. At the start
+	// the simulator counts the lines that the file already has. Empty: no file.
 	LedgerFile string
 
-	// LedgerMemory is about how many bytes of memory the ledger may use. The rest goes to
-	// unlinked files in Dir, or in the folder of the system for temporary files: less than 64
-	// bytes for each receiver.
+	// LedgerMemory is about how many bytes of memory the ledger may use. The ledger stores the rest
+	// in unlinked files in Dir, or in the system's folder for temporary files. See Ledger for the
+	// bytes that a receiver needs there.
 	LedgerMemory int `default:"1073741824" min:"1048576"`
 
-	// InboxSize is how many messages the inbox keeps.
+	// InboxSize is the number of messages that the inbox keeps.
 	InboxSize int `default:"200" min:"1"`
 
 	// Now is the clock for token ages, quotas, rules and the ledger. Latencies and receipts use
 	// timers instead. Default time.Now.
 	Now func() time.Time
 
-	// Log gets errors of the simulator itself.
+	// Log receives errors of the simulator itself.
 	Log *slog.Logger `default:"discard"`
 }
 
 // APNsConfig configures the APNs server.
 type APNsConfig struct {
-	Addr    string `default:"127.0.0.1:0"`
-	Topic   string `default:"com.example.notifyd"` // bundle id; topics with a suffix of it are accepted, too
-	Streams int    `default:"1000" min:"1"`        // MAX_CONCURRENT_STREAMS of a connection
-	// FirstStreams is the limit of a connection until it has had a provider token accepted. Real
-	// APNs begins with one stream. 0: Streams.
+	Addr string `default:"127.0.0.1:0"`
+	// Topic is the bundle id. Topics that begin with the bundle id and a dot are accepted, too.
+	Topic   string `default:"com.example.notifyd"`
+	Streams int    `default:"1000" min:"1"` // MAX_CONCURRENT_STREAMS of a connection
+	// FirstStreams is the limit of a connection until APNs has accepted a provider token on it.
+	// Real APNs begins with one stream. 0: the limit is Streams from the start.
 	FirstStreams int           `min:"0"`
-	Latency      Latency       // default none
+	Latency      Latency       // default: no latency
 	TokenTTL     time.Duration `default:"1h" above:"0"` // age at which a provider token has expired
 
-	// TokenFloor is the least time between two provider tokens on a connection. A faster change
-	// is answered 429 TooManyProviderTokenUpdates, and so is every further request on that
-	// connection until the time is over. Below 0: no floor.
+	// TokenFloor is the least time between two changes of the provider token on a connection. A
+	// faster change gets the answer 429 TooManyProviderTokenUpdates. Until the time has passed,
+	// every further request on that connection gets the same answer. Below 0: no limit.
 	TokenFloor time.Duration `default:"20m"`
 }
 
@@ -76,8 +78,8 @@ type APNsConfig struct {
 type FCMConfig struct {
 	Addr      string        `default:"127.0.0.1:0"`
 	Project   string        `default:"notifyd-dev"`
-	Streams   int           `default:"100" min:"1"` // of an HTTP/2 connection
-	Latency   Latency       // default none
+	Streams   int           `default:"100" min:"1"` // MAX_CONCURRENT_STREAMS of an HTTP/2 connection
+	Latency   Latency       // default: no latency
 	Quota     int           `default:"600000"`       // messages a minute for the project; below 0: no limit
 	PerDevice int           `default:"240"`          // messages a minute for a device; below 0: no limit
 	TokenTTL  time.Duration `default:"1h" above:"0"` // lifetime of an access token
@@ -85,14 +87,16 @@ type FCMConfig struct {
 
 // TwilioConfig configures the Twilio server.
 type TwilioConfig struct {
-	Addr        string          `default:"127.0.0.1:0"`
-	Accounts    []TwilioAccount // default: N accounts derived from the seed
-	N           int             `default:"4" min:"1"` // number of accounts; ignored with Accounts
-	Latency     Latency         // default none
-	Concurrency int             `default:"100" min:"1"` // requests that an account may have under way; more are answered 429, code 20429
+	Addr     string          `default:"127.0.0.1:0"`
+	Accounts []TwilioAccount // default: N accounts derived from the seed
+	N        int             `default:"4" min:"1"` // number of accounts; ignored if Accounts is set
+	Latency  Latency         // default: no latency
+	// Concurrency is the most requests of an account that may be under way. Further requests get
+	// 429 with the error code 20429.
+	Concurrency int `default:"100" min:"1"`
 
-	// RetryAfter is the Retry-After of these 429 answers, rounded up to seconds. 0: no header, as
-	// in the documentation of Twilio.
+	// RetryAfter is the value of the Retry-After header of these 429 answers, rounded up to
+	// seconds. 0: no header, as in Twilio's documentation.
 	RetryAfter time.Duration `min:"0"`
 }
 
@@ -100,38 +104,38 @@ type TwilioConfig struct {
 type SendGridConfig struct {
 	Addr    string   `default:"127.0.0.1:0"`
 	Pools   []string `default:"pool-1,pool-2,pool-3,pool-4"` // names of the IP pools
-	Latency Latency  // default none
+	Latency Latency  // default: no latency
 }
 
 // CallbackConfig configures the receiver of triggers.
 type CallbackConfig struct {
 	Addr    string  `default:"127.0.0.1:0"` // plain HTTP
-	Latency Latency // default none
+	Latency Latency // default: no latency
 
-	// Keep is how many triggers the ledger of calls remembers. It forgets the oldest first. Each
-	// takes about 200 bytes.
+	// Keep is the number of triggers whose calls the simulator remembers. It forgets the oldest
+	// triggers first. A trigger needs about 200 bytes.
 	Keep int `default:"4000000" min:"1"`
 }
 
-// Receipts says which receipts the providers send.
+// Receipts describes which receipts the providers send.
 type Receipts struct {
-	Off bool `json:"off"` // no receipts are sent
+	Off bool `json:"off"` // true: no receipts are sent
 
 	// Delay is the time from acceptance to the final receipt.
 	Delay Latency `json:"delay"`
 
-	// Undelivered is the share of messages whose receipt reports a failure: 30003
-	// for an SMS, a bounce for a mail. 0 to 1.
+	// Undelivered is the share of messages whose receipt reports a failure, 0 to 1. The failure is
+	// error code 30003 for an SMS, and a bounce for a mail.
 	Undelivered float64 `json:"undelivered"`
 
-	// Duplicates is the share of receipts sent twice. 0 to 1.
+	// Duplicates is the share of receipts that are sent twice, 0 to 1.
 	Duplicates float64 `json:"duplicates"`
 
-	// SendGridURL receives the event webhook. Empty: no events. The URL for an SMS is in the
-	// message.
+	// SendGridURL is the URL that receives the event webhook. Empty: no events are sent. Receipts
+	// of an SMS go to the URL in the message.
 	SendGridURL string `json:"sendgrid_url"`
 
-	// Batch is the most events in one webhook call.
+	// Batch is the most events in one call of the event webhook.
 	Batch int `json:"batch" default:"500"`
 }
 

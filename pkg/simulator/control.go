@@ -14,8 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// controlHandler serves the control API for people and test harnesses, in plain HTTP and without
-// authentication: it must listen on loopback only. Errors are {"code","field","message"}.
+// controlHandler serves the control API for people and test harnesses. The API is plain HTTP
+// without authentication, so it must listen only on loopback. Errors are
+// {"code","field","message"}.
 //
 //	GET    /inbox[.json]?channel=&q=           the last messages
 //	GET    /urls.json /credentials.json /ca.pem
@@ -69,7 +70,7 @@ func controlHandler(s *Simulator) http.Handler {
 	controlRoutes(s, mux)
 	s.ledger.routes(mux)
 	s.calls.controlRoutes(mux)
-	// A page of another origin, open in a browser on this machine, must not script faults.
+	// A web page of another origin in a browser on this machine must not be able to add faults.
 	own := http.NewCrossOriginProtection().Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -81,12 +82,12 @@ func controlHandler(s *Simulator) http.Handler {
 	})
 }
 
-// serveValue serves the value that v returns, as JSON.
+// serveValue serves a GET route that answers with the value of v, as JSON.
 func serveValue(mux *http.ServeMux, path string, v func() any) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, v()) })
 }
 
-// serveAction serves a route that calls do and answers 204.
+// serveAction serves a route that calls do and then answers 204.
 func serveAction(mux *http.ServeMux, pattern string, do func(r *http.Request) error) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if err := do(r); err != nil {
@@ -97,7 +98,7 @@ func serveAction(mux *http.ServeMux, pattern string, do func(r *http.Request) er
 	})
 }
 
-// serveSetting is serveAction with the JSON body of the request.
+// serveSetting is like serveAction, but passes the JSON body of the request to do.
 func serveSetting[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
 	serveAction(mux, pattern, func(r *http.Request) error {
 		var v T
@@ -171,7 +172,7 @@ func putLatency(s *Simulator, r *http.Request) error {
 	return s.SetLatency(p, l)
 }
 
-// Handler serves the ledger alone, for programs that have a ledger without simulated providers.
+// Handler serves only the ledger, for programs that have a ledger without simulated providers.
 func (l *Ledger) Handler() http.Handler {
 	mux := http.NewServeMux()
 	l.routes(mux)
@@ -220,7 +221,8 @@ func (l *Ledger) routes(mux *http.ServeMux) {
 	serveAction(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
 }
 
-// CursorHeader is the header with the cursor for the next call of /ledger/arrivals.
+// CursorHeader is the header of an answer of /ledger/arrivals that contains the cursor for the next
+// call.
 const CursorHeader = "Ledger-Cursor"
 
 func (l *Ledger) writeArrivals(w http.ResponseWriter, r *http.Request) {
@@ -252,13 +254,14 @@ func (l *Ledger) writeDump(w http.ResponseWriter, r *http.Request) {
 	enc := json.NewEncoder(buf)
 	for d := range l.Since(time.UnixMilli(int64(since))) {
 		if enc.Encode(d) != nil {
-			return // the reader has left
+			return // the reader has closed the connection
 		}
 	}
 	_ = buf.Flush()
 }
 
-// maxListed is the most missing ids in an answer. All of them are counted.
+// maxListed is the most missing ids that an answer lists. The count in the answer includes all
+// missing ids.
 const maxListed = 1000
 
 func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
@@ -289,7 +292,8 @@ func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// queryUint reads a number from the query. For a wrong number it answers 400 and returns false.
+// queryUint reads a number from the query. If the query does not contain it, queryUint returns def.
+// If it is not a number from 0 to most, queryUint answers 400 and returns false.
 func queryUint(w http.ResponseWriter, r *http.Request, name string, def, most uint64) (uint64, bool) {
 	text := r.FormValue(name)
 	if text == "" {
@@ -336,7 +340,8 @@ func writeError(w http.ResponseWriter, err error) {
 	case notify.KindNotFound:
 		status = http.StatusNotFound
 	}
-	body, _ := json.Marshal(map[string]string{"code": e.Code, "field": e.Field, "message": e.Msg}) // strings marshal
+	// json.Marshal does not fail for strings.
+	body, _ := json.Marshal(map[string]string{"code": e.Code, "field": e.Field, "message": e.Msg})
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(append(body, '\n'))

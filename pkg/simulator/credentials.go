@@ -16,17 +16,17 @@ import (
 
 // Credentials holds everything that a client of the simulated providers needs.
 type Credentials struct {
-	CAPEM    string              `json:"ca_pem"` // CA that signed the certificates of all four providers
+	CAPEM    string              `json:"ca_pem"` // CA that signed the certificate of the four providers
 	APNs     APNsCredentials     `json:"apns"`
 	FCM      FCMCredentials      `json:"fcm"`
 	Twilio   []TwilioAccount     `json:"twilio"`
 	SendGrid SendGridCredentials `json:"sendgrid"`
 
-	// CallbackSecret signs the calls of triggers: whsec_ and base64.
+	// CallbackSecret is the secret that signs the calls of triggers: whsec_ and base64.
 	CallbackSecret string `json:"callback_secret"`
 }
 
-// APNsCredentials holds the key of provider tokens.
+// APNsCredentials holds the key that signs provider tokens.
 type APNsCredentials struct {
 	KeyPEM string `json:"key_pem"` // the .p8 file: PKCS #8, P-256
 	KeyID  string `json:"key_id"`
@@ -34,13 +34,13 @@ type APNsCredentials struct {
 	Topic  string `json:"topic"`
 }
 
-// FCMCredentials holds a service account file. Its token_uri is that of the simulator.
+// FCMCredentials holds a service account file. The file's token_uri is a URL of the simulator.
 type FCMCredentials struct {
 	Project            string          `json:"project"`
 	ServiceAccountJSON json.RawMessage `json:"service_account"`
 }
 
-// TwilioAccount is one account with its sender numbers.
+// TwilioAccount is one account with its sender number and messaging service.
 type TwilioAccount struct {
 	SID                 string `json:"sid"`
 	Token               string `json:"token"`
@@ -49,14 +49,14 @@ type TwilioAccount struct {
 }
 
 // SendGridCredentials holds an API key, the IP pools, and the public key that verifies the event
-// webhook, in the form that SendGrid shows it: base64 of a PKIX DER.
+// webhook. The key has the form in which SendGrid shows it: base64 of a PKIX DER.
 type SendGridCredentials struct {
 	APIKey           string   `json:"api_key"`
 	Pools            []string `json:"pools"`
 	WebhookPublicKey string   `json:"webhook_public_key"`
 }
 
-// keyring is the server's side of the credentials.
+// keyring holds the credentials together with the private keys of the simulator.
 type keyring struct {
 	creds    Credentials
 	apns     *ecdsa.PrivateKey
@@ -128,7 +128,7 @@ func twilioAccounts(s seed, c TwilioConfig) []TwilioAccount {
 	return out
 }
 
-// bind completes the credentials that depend on the addresses.
+// bind completes the credentials that contain addresses of the simulator.
 func (k *keyring) bind(ca []byte, project, tokenURL string) error {
 	key, err := pkcs8(k.fcm)
 	if err != nil {
@@ -147,7 +147,8 @@ func (k *keyring) bind(ca []byte, project, tokenURL string) error {
 	return nil
 }
 
-// save writes the credentials to files in dir, each file whole or not at all.
+// save writes the credentials to files in dir. It replaces each file in one step, so readers never
+// see a part of a file.
 func (c Credentials) save(dir string, u URLs) error {
 	all, err := json.MarshalIndent(struct {
 		URLs        URLs        `json:"urls"`

@@ -1,8 +1,8 @@
-// Package simulator simulates the four providers that notifyd talks to. It listens on
-// loopback and speaks their real protocols: APNs (HTTP/2, ES256 tokens), FCM HTTP v1
-// (with its OAuth token endpoint), Twilio Programmable Messaging and SendGrid v3. A
-// client only needs another base URL, a CA and keys. So `notifyd dev`, the demo, the
-// tests, the torture runs and the load runs exercise the clients that production uses.
+// Package simulator simulates the four providers that notifyd talks to. It listens on loopback and
+// speaks their real protocols: APNs (HTTP/2, ES256 tokens), FCM HTTP v1 (with its OAuth token
+// endpoint), Twilio Programmable Messaging and SendGrid v3. A client only needs another base URL, a
+// CA and keys. So `notifyd dev`, the demo, the tests, the torture runs and the load runs use the
+// same clients as production.
 //
 // # Flow
 //
@@ -13,12 +13,11 @@
 //	                                  +-- inbox     the last messages, for people
 //	                                  +-- receipts  signed callbacks, later
 //
-// A handler only knows its protocol. It reads the request, checks it as the provider
-// would, and passes the receivers and its answer to settleCall (settle.go). settleCall
-// serves all four: it asks the rules, writes the ledger, waits for the latency and
-// answers. It writes the ledger as soon as the body has been read, before it waits for
-// the latency: a real provider may act on a request that it has read, even if the caller
-// has left.
+// A handler knows only its protocol. It reads a request and checks it as the provider would. Then
+// it passes the receivers and its answer to settleCall (settle.go). settleCall serves all four
+// providers: it asks the rules, writes the ledger, waits for the latency and answers. It writes the
+// ledger before it waits for the latency. The reason is that a real provider may act on a request
+// as soon as it has read the request, even if the caller has closed the connection.
 //
 // # Identity
 //
@@ -29,36 +28,35 @@
 //	Twilio    query parameter "id" of the StatusCallback URL, or else "ref"
 //	SendGrid  custom_args.ntf of the personalization, or else of the request
 //
-// "usr" and "seq" beside the id let the ledger check the order of messages: first
-// deliveries to one address of one user must have rising seq. In an SMS they are the
-// end of the body, " #usr:seq".
+// The fields "usr" and "seq" in the same place let the ledger check the order of messages. In the
+// first deliveries to one address of one user, seq must rise. In an SMS the two fields are the end
+// of the body: " #usr:seq".
 //
 // # Callbacks
 //
-// A fifth listener receives the calls of triggers (callback.go). It answers 200, checks
-// the signature, and records the time of every call. If the callback URL has a query
-// parameter due=<ms since 1970>, it measures how late the first call was, and counts
-// first calls that came early.
+// A fifth listener receives the calls of triggers (callback.go). It answers 200, checks the
+// signature, and records the time of every call. If the callback URL has a query parameter due=<ms
+// since 1970>, it measures how late the first call was. It counts first calls that came before that
+// time.
 //
 // # Faults
 //
-// A [Rule] says which requests it applies to (provider, account, IP pool, prefix of the
-// address), to how many of them (a share, the next n, until a moment) and what happens.
-// A share picks requests by a pure function of the seed, the rule and the count of its
-// matches. Rules are added by [Simulator.AddRule] or over HTTP on the control listener.
-// That listener also serves the ledger and the inbox page; control.go lists its routes.
+// A [Rule] says which requests it applies to: by provider, account, IP pool or prefix of the
+// address. It says to how many of them it applies: to a share, to the next n, or until a moment.
+// And it says what happens to these requests. A share selects requests by a pure function of the
+// seed, the rule and the number of requests that have matched the rule. Rules are added by
+// [Simulator.AddRule] or over HTTP on the control listener. The control listener also serves the
+// ledger and the inbox page; control.go lists its routes.
 //
 // # Life
 //
-// [New] derives the keys and binds the ports, so [Simulator.URLs] and
-// [Simulator.Credentials] are known before anything is served. [Simulator.Run] serves
-// until its context ends, and owns every goroutine. All keys derive from one seed: the
-// same seed, or the same [Config.Dir], gives the same accounts, keys and CA after a
-// restart. They protect nothing but the simulator itself.
+// [New] derives the keys and binds the ports. So [Simulator.URLs] and [Simulator.Credentials] are
+// known before anything is served. [Simulator.Run] serves until its context ends, and owns every
+// goroutine. All keys are derived from one seed: with the same seed, or the same [Config.Dir], the
+// accounts, keys and CA are the same after a restart. The keys protect only the simulator itself.
 //
 // # What may go wrong
 //
-// If the disk fails, the counts of the ledger prove nothing any more: Summary has the
-// error. Receipts that wait when the simulator stops are lost. Start reading at
-// settleCall.
+// After an error of the disk, the counts of the ledger prove nothing. Summary then contains the
+// error. Receipts that still wait when the simulator stops are lost. Start reading at settleCall.
 package simulator

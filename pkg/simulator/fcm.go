@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// fcmServer is FCM HTTP v1 with its token endpoint.
+// fcmServer is the server of FCM HTTP v1 and of FCM's token endpoint.
 type fcmServer struct {
 	sim     *Simulator
 	tokens  *oauthServer
@@ -25,7 +25,7 @@ type fcmServer struct {
 func newFCM(s *Simulator) *fcmServer {
 	f := &fcmServer{sim: s, tokens: newOAuth(s)}
 	if s.cfg.FCM.Quota > 0 {
-		// the minutes of a project do not start with those of the clock
+		// The minutes of a project do not begin at the minutes of the clock.
 		f.quota = newWindow(uint64(s.cfg.FCM.Quota), time.Minute, time.Duration(mixHash(s.seed, 6)%uint64(time.Minute)))
 	}
 	if s.cfg.FCM.PerDevice > 0 {
@@ -44,7 +44,7 @@ func (f *fcmServer) routes() http.Handler {
 	return mux
 }
 
-// fcmCodes holds the error codes with their HTTP status and google.rpc status.
+// fcmCodes maps the error codes to their HTTP status, google.rpc status and message.
 var fcmCodes = map[string]struct {
 	http            int
 	status, message string
@@ -69,7 +69,7 @@ const (
 	fcmMaxBody    = 64 << 10
 )
 
-// fcmRequest is the request body. Fields that are not checked stay raw.
+// fcmRequest is the body of a request. Fields that the simulator does not check stay raw JSON.
 type fcmRequest struct {
 	ValidateOnly bool       `json:"validate_only"`
 	Message      fcmMessage `json:"message"`
@@ -110,7 +110,7 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, fcmMaxBody+1))
 	if err != nil {
-		return // the request was cut off before its end: it does not count
+		return // the request was incomplete, so it does not count
 	}
 	var req fcmRequest
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -120,7 +120,7 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 		bad = errors.New("unexpected data after the message")
 	}
 	m := &req.Message
-	seq, _ := strconv.ParseUint(m.Data["seq"], 10, 64) // 0 unless the text is a number
+	seq, _ := strconv.ParseUint(m.Data["seq"], 10, 64) // 0 if the text is not a number
 	to := m.Token
 	if to == "" && m.Topic != "" {
 		to = "/topics/" + m.Topic
@@ -139,7 +139,7 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 	settleCall(f.sim, w, r, c, a)
 }
 
-// checkRequest returns the answer to a request without faults.
+// checkRequest returns the answer to a request if no rule applies to it.
 func (f *fcmServer) checkRequest(r *http.Request, m *fcmMessage, bad error, size int) providerAnswer {
 	now := f.sim.now()
 	project := r.PathValue("project")
@@ -150,8 +150,8 @@ func (f *fcmServer) checkRequest(r *http.Request, m *fcmMessage, bad error, size
 		return googleError(http.StatusForbidden, "PERMISSION_DENIED",
 			"Permission 'cloudmessaging.messages.create' denied on resource '//cloudresourcemanager.googleapis.com/projects/"+project+"' (or it may not exist).", "")
 	}
-	// A request that is refused below for its content has used up quota, too. FCM says so of
-	// all client errors but 429.
+	// A request that is refused below because of its content has used quota, too. FCM documents
+	// this for all client errors except 429.
 	if f.quota != nil && !f.quota.take(project, 1, now) {
 		_, end := f.quota.left(project, now)
 		a := fcmError("QUOTA_EXCEEDED", 0)
@@ -214,13 +214,15 @@ func fcmName(project, id string) providerAnswer {
 	return providerAnswer{status: http.StatusOK, header: jsonHeader(), body: fmt.Appendf(nil, "{\n  \"name\": \"projects/%s/messages/%s\"\n}\n", project, id)}
 }
 
-// fcmError returns an error with FcmError details. Status 0 means the status of the code.
+// fcmError returns an error answer with FcmError details. If status is 0, it uses the status that
+// belongs to the error code.
 func fcmError(code string, status int) providerAnswer {
 	e, ok := fcmCodes[code]
 	if !ok {
 		e.status, e.message = "UNKNOWN", code
 	}
-	if code == "UNAUTHENTICATED" { // refused before FCM itself sees it, so without FcmError
+	// Google refuses such a request before FCM gets it. So the answer has no FcmError.
+	if code == "UNAUTHENTICATED" {
 		return googleError(intOr(status, e.http), e.status, e.message, "")
 	}
 	return googleError(intOr(status, e.http), e.status, e.message, code)
@@ -255,7 +257,8 @@ func badRequest(field, description string) providerAnswer {
 	return providerAnswer{status: http.StatusBadRequest, header: jsonHeader(), body: mustJSON(e)}
 }
 
-// isRegistrationToken accepts texts in the alphabet of registration tokens.
+// isRegistrationToken accepts texts of 8 to 4,096 characters in the alphabet of registration
+// tokens.
 func isRegistrationToken(s string) bool {
 	if len(s) < 8 || len(s) > 4096 {
 		return false
@@ -272,7 +275,7 @@ func errorText(err error, def string) string {
 	return err.Error()
 }
 
-// writeAnswer writes an answer without settleCall, for requests that are no messages.
+// writeAnswer writes an answer without settleCall. It is for requests that do not send a message.
 func writeAnswer(w http.ResponseWriter, a providerAnswer) {
 	for k, v := range a.header {
 		w.Header()[k] = v
@@ -281,7 +284,7 @@ func writeAnswer(w http.ResponseWriter, a providerAnswer) {
 	_, _ = w.Write(a.body)
 }
 
-// mustJSON marshals values of types of this package, which cannot fail.
+// mustJSON marshals values of types in this package. Marshalling these values cannot fail.
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

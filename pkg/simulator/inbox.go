@@ -30,21 +30,21 @@ type Message struct {
 	Tracestate  string `json:"tracestate,omitempty"`
 }
 
-// content is the content of a message: title and body, a template of the provider, or a push
-// payload, which is parsed only when the inbox is read.
+// content is the content of a message. It is a title and a body, or a template of the provider, or
+// a push payload. A push payload is parsed only when the inbox is read.
 type content struct {
 	title, body    string
-	html           bool   // body is HTML
-	template, data string // id and values of a template
+	html           bool   // true: body is HTML
+	template, data string // template id and values for it
 	push           []byte
 	parent, state  string // W3C trace context headers of the request
 }
 
-// inbox keeps the last messages.
+// inbox keeps the last size messages.
 type inbox struct {
 	mu      sync.Mutex
 	size    int
-	entries []inboxEntry // oldest first; mu guards it
+	entries []inboxEntry // the oldest entry first; mu guards it
 }
 
 type inboxEntry struct {
@@ -63,19 +63,20 @@ func (b *inbox) addCall(c *providerCall, status int, outcome Outcome, now time.T
 	rs = rs[max(0, len(rs)-b.size):]
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if over := len(b.entries) + len(rs) - 2*b.size; over > 0 { // move the kept entries to the front only now and then
+	// Delete old entries only now and then, because deleting moves all kept entries.
+	if over := len(b.entries) + len(rs) - 2*b.size; over > 0 {
 		b.entries = slices.Delete(b.entries, 0, len(b.entries)-b.size)
 	}
 	for _, r := range rs {
 		if r.personal != nil {
-			own := *r.personal // a copy: the pointer would keep the whole request in memory
+			own := *r.personal // a copy, because the pointer would keep the whole request in memory
 			r.personal = &own
 		}
 		b.entries = append(b.entries, inboxEntry{receiver: r, content: c.content, provider: c.provider, outcome: outcome, status: status, at: now})
 	}
 }
 
-// messages returns the kept messages, newest first.
+// messages returns the kept messages, the newest message first.
 func (b *inbox) messages() []Message {
 	b.mu.Lock()
 	kept := slices.Clone(b.entries[max(0, len(b.entries)-b.size):])
@@ -94,8 +95,9 @@ func (b *inbox) messages() []Message {
 	return out
 }
 
-// text returns title and body as the receiver sees them, with substitutions filled in. Of a template
-// only the id and the values are known here.
+// text returns title and body as the receiver sees them, with substitutions filled in. For a
+// template it returns only the template's id and values, because the simulator does not have the
+// template.
 func (e *inboxEntry) text() (title, body string) {
 	if e.push != nil {
 		return e.alert()
@@ -125,8 +127,8 @@ func (e *inboxEntry) text() (title, body string) {
 	return title, body
 }
 
-// substitute replaces tags with their values. If a tag begins another one, the longer is replaced
-// first.
+// substitute returns a Replacer that replaces tags with their values. If one tag is the beginning
+// of another tag, the longer tag is replaced first.
 func substitute(values map[string]string) *strings.Replacer {
 	tags := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	pairs := make([]string, 0, 2*len(tags))
@@ -138,13 +140,13 @@ func substitute(values map[string]string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// textOf returns the text of HTML, with a line for each block.
+// textOf returns the text of HTML. Each block begins on a new line.
 func textOf(markup string) string {
 	var b strings.Builder
 	hidden := false
 	for z := html.NewTokenizer(strings.NewReader(markup)); ; {
 		kind := z.Next()
-		if kind == html.ErrorToken { // the end, or HTML that was cut off
+		if kind == html.ErrorToken { // the end, or HTML that is incomplete
 			break
 		}
 		name, _ := z.TagName()
@@ -167,7 +169,8 @@ func textOf(markup string) string {
 	return strings.TrimSpace(b.String())
 }
 
-// alert returns title and body of aps.alert. An alert that is a text has only a body.
+// alert returns title and body of aps.alert. If the alert is a string, it is the body and there is
+// no title.
 func (c *content) alert() (title, body string) {
 	var p struct {
 		APS struct {
@@ -184,14 +187,15 @@ func (c *content) alert() (title, body string) {
 	if json.Unmarshal(p.APS.Alert, &full) == nil {
 		return full.Title, full.Body
 	}
-	_ = json.Unmarshal(p.APS.Alert, &body) // a push without an alert has no text
+	_ = json.Unmarshal(p.APS.Alert, &body) // after an error body stays empty: a push without an alert has no text
 	return "", body
 }
 
-// maxClip is the most bytes of a text that the inbox keeps.
+// maxClip is the most bytes of a text that the inbox shows.
 const maxClip = 4096
 
-// clipText shortens s to n bytes. It copies the text, so that the longer one can be freed.
+// clipText returns s if s has at most n bytes. Otherwise it returns a copy of at most the first n
+// bytes, with "…" at the end. It makes a copy so that the memory of s can be freed.
 func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -14,14 +14,14 @@ var inboxHTML string
 
 var inboxTemplate = template.Must(template.New("inbox").Parse(inboxHTML))
 
-// inboxView is what the template of the page reads.
+// inboxView holds the data that the template of the page reads.
 type inboxView struct {
 	Messages []Message
 	Summary  Summary
 	Channels []string
 	Channel  string
 	Query    string
-	Filtered bool // by channel or query
+	Filtered bool // true: channel or query select only some messages
 }
 
 func inboxPage(s *Simulator, w http.ResponseWriter, r *http.Request) {
@@ -45,7 +45,8 @@ func inboxJSON(s *Simulator, w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, filterInbox(s.Inbox(), r.FormValue("channel"), r.FormValue("q")))
 }
 
-// filterInbox keeps the messages of a channel that contain q. Both may be empty.
+// filterInbox returns the messages of the channel that contain q. If channel is empty, it returns
+// messages of all channels. If q is empty, it does not search.
 func filterInbox(ms []Message, channel, q string) []Message {
 	q = strings.ToLower(q)
 	return slices.DeleteFunc(ms, func(m Message) bool {

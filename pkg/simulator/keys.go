@@ -22,14 +22,15 @@ import (
 	"strings"
 )
 
-// seed is the source of every key. The keys protect only a simulator on loopback. It is intended
-// that the seed gives access to all of them.
+// seed is the source of every key. A program that has the seed has all keys. That is intended,
+// because the keys protect only a simulator on loopback.
 type seed [32]byte
 
 const seedFile = "seed"
 
-// newSeed returns the seed that is stored in dir. Without dir it derives the seed from n. If dir
-// has no seed yet, it derives one from n, or draws one at random for n = 0, and stores it in dir.
+// newSeed returns the seed that is stored in dir. If dir contains no seed, it makes a seed and
+// stores it in dir. The new seed is derived from n; if n is 0, it is random. If dir is empty,
+// newSeed derives the seed from n and stores nothing.
 func newSeed(dir string, n uint64) (seed, error) {
 	fromN := seed(sha256.Sum256(fmt.Appendf(nil, "notifyd simulator %d", n)))
 	if dir == "" {
@@ -75,7 +76,7 @@ func (s seed) hex(label string) string {
 	return hex.EncodeToString(d[:16])
 }
 
-// code returns n letters and digits in the form of the ids of Apple. n is at most 52.
+// code returns n letters and digits that look like an id of Apple. n is at most 52.
 func (s seed) code(label string, n int) string {
 	d := s.derive(label)
 	return base32.StdEncoding.EncodeToString(d[:])[:n]
@@ -88,7 +89,7 @@ func (s seed) apiKey() string {
 
 // ec returns a P-256 key.
 func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
-	for i := range 100 { // all but 2^-32 of the candidates are below the order of the curve
+	for i := range 100 { // nearly all candidates are below the order of the curve; a share of 2^-32 is not
 		d := s.derive(fmt.Sprint(label, i))
 		if k, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), d[:]); err == nil {
 			return k, nil
@@ -97,7 +98,7 @@ func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
 	return nil, errors.New("no P-256 key in the seed")
 }
 
-// rsa returns a 2048-bit RSA key. crypto/rsa cannot make a key from a seed, so rsa searches the two
+// rsa returns a 2048-bit RSA key. crypto/rsa cannot make a key from a seed, so rsa finds the two
 // primes itself.
 func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
 	src := randv2.NewChaCha8(s.derive(label))
@@ -114,8 +115,8 @@ func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
 	return k, err
 }
 
-// prime returns a 1024-bit prime that fits the exponent 65537. Its top two bits are set, so that
-// the product of two such primes has 2048 bits.
+// prime returns a 1024-bit prime that is usable with the exponent 65537. The two highest bits of
+// the prime are set, so that the product of two such primes has 2048 bits.
 func prime(src *randv2.ChaCha8) *big.Int {
 	var raw [128]byte
 	e := big.NewInt(65537)

@@ -8,12 +8,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Latency says how long a provider takes to answer. The zero value answers at once. Without P99
-// every answer takes Median. With P99 the distribution is lognormal, because real providers have
-// such tails.
+// Latency describes how long a provider takes to answer. The zero value means that it answers at
+// once. If P99 is 0, every answer takes Median. Otherwise the distribution is lognormal, because
+// the latencies of real providers have such tails.
 type Latency struct {
 	Median Duration `json:"median"`
-	P99    Duration `json:"p99"` // 0, or not less than Median
+	P99    Duration `json:"p99"` // 0, or at least Median
 }
 
 // Constant returns a latency that is always d.
@@ -27,7 +27,7 @@ func Lognormal(median, p99 time.Duration) Latency {
 // z99 is the 99th percentile of the standard normal distribution.
 const z99 = 2.3263478740408408
 
-// atQuantile returns the latency at quantile u, 0 < u < 1.
+// atQuantile returns the latency at quantile u. u is between 0 and 1.
 func (l Latency) atQuantile(u float64) time.Duration {
 	if l.P99 <= l.Median || l.Median <= 0 {
 		return time.Duration(l.Median)
@@ -44,7 +44,7 @@ func (l Latency) validate(field string) error {
 	return nil
 }
 
-// sleepOrStop sleeps for d. It returns false if ctx ends or stop is closed first.
+// sleepOrStop sleeps for d. It returns false if ctx ends or stop is closed before that.
 func sleepOrStop(ctx context.Context, stop <-chan struct{}, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

@@ -13,12 +13,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Outcome says what happened to a receiver of a request.
+// Outcome says what happened to one receiver of a request.
 type Outcome uint8
 
-// The outcomes. Ambiguous means that the provider took the receiver, but the caller does not
-// know: the connection was reset, or no answer came. The ledger counts accepted and ambiguous
-// receivers as taken, that is, as delivered.
+// The outcomes. A receiver is taken if the provider acts on the request, so that the message counts
+// as delivered. Accepted and ambiguous receivers are taken. Ambiguous means that the caller does
+// not know this: the connection was reset, there was no answer, or a gateway answered with an
+// error.
 const (
 	Rejected Outcome = iota
 	Accepted
@@ -36,56 +37,57 @@ func (o Outcome) String() string {
 
 func (o Outcome) taken() bool { return o != Rejected }
 
-// ledgerEntry is one receiver of one request, to be counted by the ledger.
+// ledgerEntry is one receiver of one request, in the form in which the ledger counts it.
 type ledgerEntry struct {
 	seq      uint64 // number in the ledger, from 1
-	at       int64  // time of day at which the body had been read, Unix nanoseconds
+	at       int64  // time at which the body had been read, Unix nanoseconds
 	provider Provider
 	outcome  Outcome
 	status   int    // HTTP status of the answer; 0: no answer
-	id       string // notification id; empty: the request had none
-	attempt  string // id of the attempt at the provider; APNs only
+	id       string // notification id; empty: the request has no id
+	attempt  string // id of the attempt at the provider; only for APNs
 	addr     uint64 // hash of the address
-	user     string // empty: the payload had none
-	userSeq  uint64
+	user     string // empty: the payload names no user
+	userSeq  uint64 // sequence number of the message among the messages of the user
 }
 
-// Ledger counts every receiver of every request. It is the proof of the torture and load
-// runs, so its counts are exact. It counts the distinct (id, address) pairs that were taken,
-// and every further take of a pair as a duplicate. A user with two devices makes two pairs of
-// one id. Addresses are compared by 32 bits of a hash.
+// Ledger counts every receiver of every request. Torture runs and load runs use it as their proof,
+// so its counts are exact. It counts the distinct (id, address) pairs that were taken. If a pair is
+// taken again, it counts a duplicate. A user with two devices makes two pairs with one id.
+// Addresses are compared by 32 bits of a hash.
 //
-// Its memory is bounded. The rest goes to unlinked files and takes less than 64 bytes a
-// receiver: 11 for a receiver of a fan-out, 34 for a single, and 28 for a row of arrivals. Now
-// and then a call that records a receiver also writes a file. Other calls go on meanwhile.
+// The memory of a Ledger is bounded. The rest of its data is in unlinked files. A delivered
+// receiver of a fan-out needs 11 bytes there, and a delivered single 38 bytes. A row of arrivals
+// needs 28 bytes, and the order of a user at an address 24 bytes. A call that records a receiver
+// sometimes also writes a file. Other calls continue during that write.
 //
 // A Ledger is safe for concurrent use.
 type Ledger struct {
 	dir    string
 	memory int
-	file   *ledgerFile // nil without Config.LedgerFile
+	file   *ledgerFile // nil if Config.LedgerFile is empty
 
 	mu               sync.Mutex // guards the fields below
-	writeEnded       sync.Cond  // signalled when a write or a merge has ended
-	writing          bool       // a call is writing pairs and arrivals, without mu
-	merging          bool       // a call is merging orders, without mu
-	seq              uint64
+	writeEnded       sync.Cond  // signalled when a write or a merge ends
+	writing          bool       // true: a call writes pairs and arrivals at the moment, without mu
+	merging          bool       // true: a call merges orders at the moment, without mu
+	seq              uint64     // number of the last entry
 	providerCounts   [receiverProviders]providerCount
 	pairs            *pairStore
 	arrivals         *arrivalLog
 	lastFanoutText   string // text of the last fan-out id, up to its index
 	lastFanoutBase   notify.Base
-	foreign          map[notify.ID]string // texts of ids that are not notification ids
+	foreign          map[notify.ID]string // texts of ids that are not notification ids, by the key of parseID
 	orders           *userOrders
-	examples         []Reordered // the first keepReordered
-	recentDuplicates []Duplicate // ring of the last keepDups
-	nextDuplicate    int         // place of the next one, once the ring is full
+	examples         []Reordered // the first keepReordered reordered messages
+	recentDuplicates []Duplicate // a ring with the last keepDups duplicates
+	nextDuplicate    int         // place of the next duplicate, when the ring is full
 }
 
 const (
-	keepDups      = 1000    // duplicates that are kept with all their details
-	keepReordered = 100     // examples of reordered messages that are kept
-	foreignMax    = 1 << 20 // ids that are kept although they are not notification ids
+	keepDups      = 1000    // number of duplicates whose details are kept
+	keepReordered = 100     // number of reordered messages that are kept as examples
+	foreignMax    = 1 << 20 // largest number of ids that are counted although they are not notification ids
 )
 
 type providerCount struct {
@@ -93,10 +95,11 @@ type providerCount struct {
 	status map[int]uint64
 }
 
-// NewLedger returns an empty Ledger that uses about memory bytes. The rest goes to files in dir;
-// empty: the folder of the system for temporary files. The memory has four equal parts: pairs
-// that change, pairs that are being written, the order of users, and the indexes of pairs on
-// disk. The last part grows by 2 bytes a single and 0.1 a receiver of a fan-out.
+// NewLedger returns an empty Ledger that uses about memory bytes of memory. It stores the rest in
+// files in dir. If dir is empty, it uses the system's folder for temporary files. The memory has
+// four equal parts: pairs that change, pairs that are being written, the order of users, and the
+// indexes of pairs on disk. The indexes grow by 2 bytes for each single and by 0.1 bytes for each
+// receiver of a fan-out.
 func NewLedger(dir string, memory int) *Ledger {
 	l := &Ledger{dir: dir, memory: memory}
 	l.writeEnded.L = &l.mu
@@ -109,12 +112,12 @@ func (l *Ledger) clear() {
 	for i := range l.providerCounts {
 		l.providerCounts[i].status = map[int]uint64{}
 	}
-	// Readers may still use the files of the old parts. The garbage collector closes them.
+	// Readers may still use the files of the old data. The garbage collector closes these files.
 	l.pairs, l.arrivals, l.orders = newPairs(l.dir, l.memory/4), &arrivalLog{dir: l.dir}, newUserOrders(l.dir, l.memory/4)
 	l.foreign = map[notify.ID]string{}
 }
 
-// Reset forgets everything, and empties the ledger file.
+// Reset removes all counts, and empties the ledger file.
 func (l *Ledger) Reset() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,14 +128,14 @@ func (l *Ledger) Reset() error {
 	return nil
 }
 
-// countRequest counts one request, without its receivers.
+// countRequest adds one request to the counts of a provider. It does not count the receivers.
 func (l *Ledger) countRequest(p Provider) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.providerCounts[p-1].Requests++
 }
 
-// Receiver is one receiver of one request, as a provider sees it.
+// Receiver is one receiver of one request, as the provider sees it.
 type Receiver struct {
 	ID       string // notification id
 	Provider Provider
@@ -143,7 +146,7 @@ type Receiver struct {
 	Seq      uint64 // sequence number among the messages of the user
 }
 
-// Take adds a receiver, for programs that have a ledger without simulated providers.
+// Take counts a receiver. It is for programs that have a ledger without simulated providers.
 func (l *Ledger) Take(r *Receiver) {
 	l.recordEntry(&ledgerEntry{
 		at: r.At.UnixNano(), provider: r.Provider, outcome: r.Outcome, status: 200,
@@ -151,7 +154,7 @@ func (l *Ledger) Take(r *Receiver) {
 	})
 }
 
-// recordEntry counts one receiver and sets e.seq.
+// recordEntry counts one receiver. It sets e.seq.
 func (l *Ledger) recordEntry(e *ledgerEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,8 +166,8 @@ func (l *Ledger) recordEntry(e *ledgerEntry) {
 	l.spillIfFull()
 }
 
-// spillIfFull writes pairs and arrivals to disk if memory is full, and merges orders if they are
-// due. It releases the lock while it writes. It waits only if memory is full while another call
+// spillIfFull writes pairs and arrivals to disk if memory is full, and merges orders if a merge is
+// due. It releases the lock during a write. It waits only if memory is full while another call
 // writes. The caller holds the lock.
 func (l *Ledger) spillIfFull() {
 	for l.pairs.full(len(l.arrivals.growing)) {
@@ -173,7 +176,7 @@ func (l *Ledger) spillIfFull() {
 			continue
 		}
 		l.writing = true
-		p, a := l.pairs, l.arrivals // a Reset may replace them meanwhile
+		p, a := l.pairs, l.arrivals // a Reset may replace l.pairs and l.arrivals during the write
 		t := p.freeze()
 		a.freeze()
 		l.mu.Unlock()
@@ -192,9 +195,9 @@ func (l *Ledger) spillIfFull() {
 	}
 }
 
-// mergeOrders compares the waiting order events, and releases the lock meanwhile. If another call
-// is merging, it waits for that call if wait is set, and returns otherwise. The caller holds the
-// lock.
+// mergeOrders compares the order events that wait. It releases the lock during the merge. If
+// another call is merging, mergeOrders waits for that call if wait is true, and returns at once
+// otherwise. The caller holds the lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {
@@ -213,8 +216,8 @@ func (l *Ledger) mergeOrders(wait bool) {
 	l.writeEnded.Broadcast()
 }
 
-// Settle compares the order of all users whose events wait. After that the counts of all earlier
-// receivers are exact, with any number of users.
+// Settle compares the order of all users whose events wait. After Settle the counts of all earlier
+// receivers are exact, for any number of users.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -223,7 +226,8 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// parseID returns the key of an id. If text is not a notification id, the key is a hash of it.
+// parseID returns the key of an id. If text is not a notification id, foreign is true and the key
+// is a hash of the text.
 func parseID(text string) (id notify.ID, foreign bool) {
 	id, err := notify.ParseID(text)
 	if err == nil {
@@ -236,8 +240,8 @@ func parseID(text string) (id notify.ID, foreign bool) {
 	return id, true
 }
 
-// parseNear is parseID for ids that mostly belong to the same fan-out as the id before. It parses
-// their base once. The lock is held.
+// parseNear returns the same as parseID. It is faster if most ids belong to the same fan-out as the
+// id before them, because it parses their base only once. The caller holds the lock.
 func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
 	if n := len(l.lastFanoutText); n > 0 && len(text) > n && text[:n] == l.lastFanoutText && text[n] != '0' {
 		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {
@@ -251,8 +255,8 @@ func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
 	return id, foreign
 }
 
-// countEntry counts e. After a restart the lines of the ledger file come through it again. The
-// lock is held.
+// countEntry counts e. At a restart the lines of the ledger file are counted by countEntry, too.
+// The caller holds the lock.
 func (l *Ledger) countEntry(e *ledgerEntry) {
 	l.seq = max(l.seq, e.seq)
 	c := &l.providerCounts[e.provider-1]
@@ -293,13 +297,13 @@ func (l *Ledger) countEntry(e *ledgerEntry) {
 	}
 }
 
-// pairHit says what one more request meant for its pair.
+// pairHit says what one request means for the counts of its pair.
 type pairHit struct {
-	firstTry  bool // the first request with this pair
-	first     bool // the first delivery of the pair
-	firstOfID bool // the first delivery of the id, at any address
-	duplicate bool
-	before    pairSlot // slot before this request
+	firstTry  bool     // true: the first request with this pair
+	first     bool     // true: the first delivery of the pair
+	firstOfID bool     // true: the first delivery of the id, at any address
+	duplicate bool     // true: a delivery of the pair after its first delivery
+	before    pairSlot // the slot before this request
 }
 
 func (s *pairSlot) countTake(e *ledgerEntry) pairHit {
@@ -320,7 +324,7 @@ func (s *pairSlot) countTake(e *ledgerEntry) pairHit {
 	return h
 }
 
-// keepDuplicate keeps the details of a duplicate. The lock is held.
+// keepDuplicate keeps the details of a duplicate. The caller holds the lock.
 func (l *Ledger) keepDuplicate(e *ledgerEntry, before pairSlot) {
 	d := Duplicate{
 		ID: e.id, Provider: e.provider, Address: hexAddr(uint32(e.addr)), Seq: e.seq,
@@ -335,8 +339,8 @@ func (l *Ledger) keepDuplicate(e *ledgerEntry, before pairSlot) {
 	l.nextDuplicate = (l.nextDuplicate + 1) % keepDups
 }
 
-// checkOrder compares e with the earlier messages to the same user at the same address. The lock
-// is held.
+// checkOrder compares e with the earlier messages to the same user at the same address. The caller
+// holds the lock.
 func (l *Ledger) checkOrder(e *ledgerEntry, h pairHit) {
 	if !h.firstTry && !h.first {
 		return

@@ -9,10 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says that N ids of one base were delivered for the first time, in immediate succession.
+// Arrival says that N ids of one base were delivered for the first time, one directly after the
+// other.
 type Arrival struct {
 	Base notify.Base
-	At   time.Time // when the first of them came; the last came at most arrivalWindow later
+	At   time.Time // when the first of these ids came; the last id came at most arrivalWindow later
 	N    uint32
 }
 
@@ -22,7 +23,7 @@ const (
 )
 
 // ParseArrivals parses the rows of /ledger/arrivals. A row has 28 bytes: base, Unix nanoseconds and
-// count, with numbers in little-endian order. It returns an error if b does not hold whole rows.
+// count. Numbers are little-endian. It returns an error if b does not consist of whole rows.
 func ParseArrivals(b []byte) ([]Arrival, error) {
 	if len(b)%arrivalBytes != 0 {
 		return nil, fmt.Errorf("arrivals: %d bytes are not a multiple of the row length %d", len(b), arrivalBytes)
@@ -36,16 +37,16 @@ func ParseArrivals(b []byte) ([]Arrival, error) {
 	return list, nil
 }
 
-// arrivalLog holds all arrivals in order. The lock of the ledger guards it, but write runs without
-// the lock. A cursor is a number of rows.
+// arrivalLog holds all arrivals in order. A cursor is a number of rows. The lock of the ledger
+// guards arrivalLog. But write runs without the lock.
 type arrivalLog struct {
 	dir         string
 	f           *os.File // nil until the first write
-	onDisk      int64    // number of rows
-	frozen      []byte   // rows that are being written; nothing changes them
-	growing     []byte
-	spare       []byte
-	lastRowOpen bool // the last row may still grow, because no reader has seen it
+	onDisk      int64    // number of rows in f
+	frozen      []byte   // rows that are being written to f; nothing changes them
+	growing     []byte   // rows that were added after frozen
+	spare       []byte   // memory for the next growing
+	lastRowOpen bool     // true: the last row may still grow, because no reader has seen it
 }
 
 func (a *arrivalLog) add(b notify.Base, at int64) {
@@ -70,8 +71,8 @@ func (a *arrivalLog) freeze() {
 	a.frozen, a.growing, a.spare = a.growing, a.spare[:0], nil
 }
 
-// write appends the frozen rows to the file. Only one goroutine calls it at a time, without the
-// lock.
+// write appends the frozen rows to the file. Only one goroutine may call it at a time. The caller
+// does not hold the lock.
 func (a *arrivalLog) write() error {
 	if a.f == nil {
 		f, err := tempFile(a.dir)
@@ -89,7 +90,8 @@ func (a *arrivalLog) frozenWritten() {
 	a.spare, a.frozen = a.frozen, nil
 }
 
-// inMemory copies at most most bytes of rows from a cursor on. The rows at the cursor are in memory.
+// inMemory copies rows that begin at the cursor from; most is the largest number of bytes. The row
+// at the cursor must be in memory.
 func (a *arrivalLog) inMemory(from int64, most int) (out []byte) {
 	a.lastRowOpen = false
 	skip := int(from-a.onDisk) * arrivalBytes
@@ -101,5 +103,5 @@ func (a *arrivalLog) inMemory(from int64, most int) (out []byte) {
 	return out
 }
 
-// maxArrivalsAnswer is the most bytes of an answer with arrivals.
+// maxArrivalsAnswer is the most bytes in an answer with arrivals.
 const maxArrivalsAnswer = 150_000 * arrivalBytes

@@ -17,17 +17,18 @@ import (
 //	{"seq":1,"at":1790000000000000000,"provider":"apns","outcome":"accepted","status":200,
 //	 "id":"ntf_...","attempt":"...","addr":"<16 hex digits>","usr":"u1","useq":7}
 //
-// at is in Unix nanoseconds, addr is the 64-bit xxHash of the address. Empty fields are left out.
-// Lines reach the file within flushEvery. A crash of the simulator may lose them. That is good
-// enough: tests kill notifyd, and then the simulator runs in a process of its own.
+// at is in Unix nanoseconds. addr is the 64-bit xxHash of the address. Empty fields are left out. A
+// line is in the file at most flushEvery after it was appended. A crash of the simulator may lose
+// such lines. This is acceptable, because the tests kill only notifyd, and the simulator then runs
+// in a process of its own.
 type ledgerFile struct {
-	writeMu sync.Mutex // held during a write; locked before mu
+	writeMu sync.Mutex // held during a write; must be locked before mu
 	f       *os.File
 	spare   []byte // the buffer that is not in use; writeMu guards it
 
-	mu  sync.Mutex // never held during a write, so that a slow disk does not slow the providers
-	buf []byte
-	err error // first error; nothing is written after it
+	mu  sync.Mutex // never held during a write, so that a slow disk does not delay the providers
+	buf []byte     // lines that were not written yet
+	err error      // first error; after it nothing is written
 }
 
 type ledgerLine struct {
@@ -43,8 +44,8 @@ type ledgerLine struct {
 	UserSeq  uint64   `json:"useq,omitempty"`
 }
 
-// openLedgerFile opens or creates the file at path, counts its lines into l, and prepares it for
-// more. It removes a last line that was cut off.
+// openLedgerFile opens or creates the file at path. It counts the lines of the file into l, and
+// prepares the file for more lines. If the last line is incomplete, it removes that line.
 func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -63,14 +64,14 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	return &ledgerFile{f: f}, nil
 }
 
-// replayLines counts the whole lines of r, and returns the offset where they end.
+// replayLines counts the complete lines of r. It returns the offset of their end.
 func replayLines(l *Ledger, r io.Reader) (int64, error) {
 	var end int64
 	br := bufio.NewReaderSize(r, 1<<20)
 	for {
 		line, err := br.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return end, nil // a line without an end was being written when the process died
+			return end, nil // the process ended while it wrote a line without an end
 		}
 		if err != nil {
 			return 0, err
@@ -122,7 +123,7 @@ func (w *ledgerFile) appendEntry(e *ledgerEntry) {
 	}
 }
 
-// flush writes the lines that were appended before the call.
+// flush writes the lines that were appended before the call of flush.
 func (w *ledgerFile) flush() error {
 	w.writeMu.Lock()
 	defer w.writeMu.Unlock()
@@ -147,7 +148,7 @@ func (w *ledgerFile) failure() error {
 	return w.err
 }
 
-// truncate empties the file and drops the lines that wait for it.
+// truncate empties the file. It drops the lines that were not written yet.
 func (w *ledgerFile) truncate() error {
 	w.writeMu.Lock()
 	defer w.writeMu.Unlock()

@@ -10,18 +10,20 @@ import (
 	"slices"
 )
 
-// userOrder holds the highest sequence number of a user at an address, of first attempts and of
-// first deliveries. A first attempt or delivery below the highest came out of order.
+// userOrder holds the highest sequence numbers of a user at an address: the highest number of all
+// first attempts, and the highest number of all first deliveries. A first attempt or delivery with
+// a lower number came out of order.
 type userOrder struct{ highestTried, highestTaken uint64 }
 
-// orderEvent is a first attempt, a first delivery or both, for a user at an address.
+// orderEvent is a message to a user at an address. It is a first attempt, a first delivery, or
+// both.
 type orderEvent struct {
 	key, seq                uint64
 	firstTry, firstDelivery bool
 }
 
-// compare compares an event with the events before it. lateTry and late say that the attempt or the
-// delivery came out of order.
+// compare compares an event with earlier events. lateTry is true if the attempt came out of order,
+// and late is true if the delivery came out of order.
 func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) {
 	now = was
 	if e.firstTry {
@@ -33,25 +35,25 @@ func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) 
 	return now, e.firstTry && e.seq < was.highestTried, e.firstDelivery && e.seq < was.highestTaken
 }
 
-// userOrders holds the order of every user. While all users fit into memory, each event is
-// compared when it comes. Later the users are in a file, sorted by key. Then events wait in
-// memory until there are enough to read and write the whole file once.
+// userOrders holds the order of every user. While all users fit into memory, each event is compared
+// as soon as it comes. After that the users are in a file, sorted by key. Then events wait in
+// memory until there are enough events to read and write the whole file once.
 //
-// The lock of the ledger guards it. merge runs without the lock: only merge uses file and
-// merging until mergeEnded.
+// The lock of the ledger guards userOrders. But merge runs without the lock. From freeze until
+// mergeEnded, only merge uses file and merging.
 type userOrders struct {
 	dir         string
-	maxInMemory int // most users in memory
+	maxInMemory int // largest number of users in memory
 	mergeAt     int // number of waiting events at which a merge is due
 
 	users   map[uint64]userOrder // nil: the users are in file
 	file    *os.File
-	inFile  int
+	inFile  int // number of users in file
 	waiting []orderEvent
-	merging []orderEvent
-	err     error
+	merging []orderEvent // events that merge is comparing
+	err     error        // first error of a merge
 
-	late, lateTries uint64
+	late, lateTries uint64 // number of deliveries and of attempts that came out of order
 }
 
 const orderRow = 3 * 8
@@ -60,8 +62,8 @@ func newUserOrders(dir string, budget int) *userOrders {
 	return &userOrders{dir: dir, maxInMemory: max(budget/64, 1), mergeAt: max(budget/4/24, 1), users: map[uint64]userOrder{}}
 }
 
-// addEvent adds an event. If the users are in memory it compares the event at once, and was is the
-// state before it. Otherwise the event waits.
+// addEvent adds an event. If the users are in memory, it compares the event at once; was is the
+// state of the user before the event. Otherwise the event waits for a merge.
 func (o *userOrders) addEvent(e *orderEvent) (was userOrder, lateTry, late bool) {
 	if o.users == nil {
 		if o.err == nil {
@@ -76,14 +78,14 @@ func (o *userOrders) addEvent(e *orderEvent) (was userOrder, lateTry, late bool)
 	return was, lateTry, late
 }
 
-// full reports whether merge is due.
+// full reports whether a merge is due.
 func (o *userOrders) full() bool {
 	return o.err == nil && (len(o.users) > o.maxInMemory || len(o.waiting) >= o.mergeAt)
 }
 
 func (o *userOrders) pending() uint64 { return uint64(len(o.waiting) + len(o.merging)) }
 
-// freeze begins a merge. The first merge takes the users out of memory: freeze returns them.
+// freeze begins a merge. At the first merge it removes the users from memory and returns them.
 func (o *userOrders) freeze() (users map[uint64]userOrder) {
 	users, o.users = o.users, nil
 	o.merging, o.waiting = o.waiting, o.merging[:0]
@@ -97,8 +99,8 @@ type mergedOrders struct {
 	late, lateTries uint64
 }
 
-// merge compares the frozen events with the users, and writes the users to a new file. The users
-// come from the old file, or from users in the first merge.
+// merge compares the frozen events with the users, and writes the users to a new file. At the first
+// merge the users come from the parameter users, and later from the old file.
 func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err error) {
 	if m.file, err = tempFile(o.dir); err != nil {
 		return m, err
@@ -146,8 +148,8 @@ func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err erro
 	return m, out.Flush()
 }
 
-// reader returns a function that reads the users in the order of their keys, and io.EOF after the
-// last.
+// reader returns a function that reads the users in the order of their keys. After the last user it
+// returns io.EOF.
 func (o *userOrders) reader(users map[uint64]userOrder) (next func() (uint64, userOrder, error), err error) {
 	if users != nil {
 		keys := make([]uint64, 0, len(users))
@@ -175,14 +177,14 @@ func (o *userOrders) reader(users map[uint64]userOrder) (next func() (uint64, us
 	}, nil
 }
 
-// mergeEnded takes over the result of a merge. After an error no more events are compared.
+// mergeEnded uses the result of a merge. After an error no further events are compared.
 func (o *userOrders) mergeEnded(m mergedOrders, err error) {
 	if err != nil {
 		o.err = err
 		return
 	}
 	if o.file != nil {
-		_ = o.file.Close() // it was only read, and is replaced
+		_ = o.file.Close() // it was only read, and the new file replaces it
 	}
 	o.file, o.inFile, o.merging = m.file, m.users, o.merging[:0]
 	o.late += m.late

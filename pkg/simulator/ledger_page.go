@@ -8,14 +8,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// pageSize is how many neighbours of a fan-out share a page: as many as a word has bits.
+// pageSize is the number of neighbours of a fan-out that share a page: one for each bit of a word.
 const pageSize = 64
 
-// pageKey names a page: up to pageSize neighbours of a fan-out, or one single.
+// pageKey identifies a page: up to pageSize neighbours of a fan-out, or one single.
 //
-// An id that was sent to several addresses has a slot in several layers: its first address in
-// layer 0, its second in layer 1. A slot of a layer is used only if the slot of the layer below
-// is used.
+// An id that was sent to several addresses has a slot in several layers. Its first address is in
+// layer 0, its second address in layer 1, and so on. A slot in a layer is used only if the same
+// slot in the layer below is used.
 type pageKey struct {
 	base  notify.Base
 	page  uint32 // index / pageSize; 0 for a single
@@ -31,7 +31,8 @@ func (k *pageKey) id(i int) notify.ID {
 	return notify.ID{Base: k.base, Index: k.page*pageSize + uint32(i), Fan: k.fan}
 }
 
-// compare orders keys by base, and so by the time at which ids were made.
+// compare orders keys by base. A base contains the time at which it was made, so this is the order
+// of time.
 func (k *pageKey) compare(o *pageKey) int {
 	if c := bytes.Compare(k.base[:], o.base[:]); c != 0 {
 		return c
@@ -42,14 +43,16 @@ func (k *pageKey) compare(o *pageKey) int {
 	return cmp.Or(cmp.Compare(k.page, o.page), cmp.Compare(k.layer, o.layer))
 }
 
-// pairPage holds slots. Bit i of seen says that slot i is used. A single uses slot 0.
+// pairPage holds slots. Bit i of seen is set if slot i is used. A single uses only slot 0.
 type pairPage struct {
-	seen        uint64
-	onlyVersion bool // in a table: no older version existed when the page was made, so no slot has another version
+	seen uint64
+	// onlyVersion is used only in a table. If it is true, no older version of this page existed
+	// when this version was made. So the slots of the page have no other versions.
+	onlyVersion bool
 	slots       [pageSize]pairSlot
 }
 
-// add copies the used slots of o that p does not have. p is the newer of two versions of a page.
+// add copies the used slots of o that are not used in p. p must be newer than o.
 func (p *pairPage) add(o *pairPage) {
 	for m := o.seen &^ p.seen; m != 0; m &= m - 1 {
 		i := bits.TrailingZeros64(m)
@@ -58,31 +61,31 @@ func (p *pairPage) add(o *pairPage) {
 	p.seen |= o.seen
 }
 
-// pairSlot is what is known of one (id, address) pair. It holds no pointers, so that the garbage
-// collector does not scan millions of them.
+// pairSlot holds the data of one (id, address) pair. It contains no pointers, so the garbage
+// collector does not scan millions of slots.
 type pairSlot struct {
-	at         int64 // time of the first delivery, or of the first attempt before that; Unix nanoseconds
+	at         int64 // time of the first delivery; before a delivery, time of the first attempt; Unix nanoseconds
 	addr       uint32
-	attempts   uint16 // attempts and deliveries stop at their greatest value
+	attempts   uint16 // attempts and deliveries stay at their greatest value when they reach it
 	deliveries uint16
-	attempt    uint16 // hash of the attempt id of the first delivery; 0: it had none
+	attempt    uint16 // hash of the attempt id of the first delivery; 0: the delivery had no attempt id
 	status     int16  // status of the last answer
 	provider   Provider
-	idCounted  bool // in layer 0: the id was taken at some address
+	idCounted  bool // only in layer 0; true: the id was taken at some address
 }
 
-// pairTable is a part of the pairs that is in memory. Its arenas and maps hold no pointers, and are
-// reused after they were written to a file, so that the heap does not grow.
+// pairTable holds a part of the pairs in memory. Its arenas and maps contain no pointers. A table
+// is used again after it was written to a file, so that the heap does not grow.
 type pairTable struct {
 	places      map[pageKey]uint32     // place of a page in fanoutPages, or of a single in singles
-	highestPage map[notify.Base]uint32 // highest page of each fan-out
+	highestPage map[notify.Base]uint32 // number of the highest page of each fan-out
 	singles     arena[pairSlot]
 	fanoutPages arena[pairPage]
 
-	lastKey   pageKey // page of the last look-up of a fan-out: neighbours come together
+	lastKey   pageKey // last fan-out page that was found; the next look-up is often for the same page
 	lastPlace uint32
 	lastKnown bool
-	missedKey pageKey // if missKnown: last key that was not found; it is usually put next
+	missedKey pageKey // if missKnown is true: last key that was not found; the next call often adds it
 	missKnown bool
 }
 
@@ -90,7 +93,7 @@ func newTable() *pairTable {
 	return &pairTable{places: map[pageKey]uint32{}, highestPage: map[notify.Base]uint32{}}
 }
 
-// Bytes of memory of a single, a page and a fan-out, including their entries in the maps.
+// Bytes of memory of a single, of a page, and of a fan-out, including their entries in the maps.
 const (
 	singleBytes = 24 + 52
 	fanBytes    = 16 + 24*pageSize + 52
@@ -125,8 +128,8 @@ func (t *pairTable) placeOf(k *pageKey) (uint32, bool) {
 	return at, ok
 }
 
-// slotOf returns slot i of a page, or an unused slot if the table does not have it. alone says that
-// no older version of the unused slot exists either.
+// slotOf returns slot i of a page, or an unused slot if the table does not contain slot i. alone is
+// true if also no older version of the unused slot exists.
 func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	at, ok := t.placeOf(k)
 	switch {
@@ -142,7 +145,8 @@ func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	return pairSlot{}, p.onlyVersion
 }
 
-// setSlot sets a slot. For a new page it asks alone whether the page has no older version.
+// setSlot sets slot i of a page. Before it adds a new page, it calls alone: that function returns
+// true if the page has no older version.
 func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey) bool) {
 	at, ok := t.placeOf(k)
 	if !k.fan {
@@ -156,7 +160,7 @@ func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey
 	if !ok {
 		at = t.fanoutPages.grow()
 		p := t.fanoutPages.at(at)
-		p.seen, p.onlyVersion = 0, alone(k) // the memory may hold an older page
+		p.seen, p.onlyVersion = 0, alone(k) // the memory may contain an older page
 		t.places[*k], t.missKnown = at, false
 		t.highestPage[k.base] = max(t.highestPage[k.base], k.page)
 	}
@@ -165,7 +169,7 @@ func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey
 	p.slots[i] = s
 }
 
-// loadPage copies a page to p, and reports whether the table has it.
+// loadPage copies a page to p. It returns false if the table does not contain the page.
 func (t *pairTable) loadPage(k *pageKey, p *pairPage) bool {
 	at, ok := t.places[*k]
 	switch {
@@ -179,7 +183,7 @@ func (t *pairTable) loadPage(k *pageKey, p *pairPage) bool {
 	return ok
 }
 
-// arena is a growing list that never moves its elements.
+// arena is a list that grows and never moves its elements.
 type arena[T any] struct {
 	chunks []*[arenaChunk]T
 	n      uint32
@@ -189,16 +193,16 @@ const arenaChunk = 256
 
 func (a *arena[T]) at(i uint32) *T { return &a.chunks[i/arenaChunk][i%arenaChunk] }
 
-// reset empties the list. It keeps the memory that was in use and frees the rest: memory once
-// needed for singles must not stay if fan-outs need it now.
+// reset empties the list. It keeps the memory that was in use and frees the rest. So memory that
+// was needed for singles becomes free when the table contains mostly fan-outs.
 func (a *arena[T]) reset() {
 	used := (int(a.n) + arenaChunk - 1) / arenaChunk
 	clear(a.chunks[used:])
 	a.chunks, a.n = a.chunks[:used], 0
 }
 
-// grow adds an element and returns its place. The element may hold an old value from before a
-// reset.
+// grow adds an element and returns its place. The element may contain a value from the time before
+// a reset.
 func (a *arena[T]) grow() uint32 {
 	if int(a.n/arenaChunk) == len(a.chunks) {
 		a.chunks = append(a.chunks, new([arenaChunk]T))

@@ -12,31 +12,32 @@ import (
 //	frozenTable  a full table that is being written; it does not change
 //	runs         files of tables that were frozen, the oldest first
 //
-// The current version of a slot is in the newest of these that has its page and its bit. A
-// change to a slot that is not in hotTable puts a new version of this slot there, without its
-// neighbours. So the slots of a page may be spread over several runs. For ids that come in the
-// order in which they were made, nothing is read from disk, because no run holds such high keys.
+// The current version of a slot is in the newest of these places that contains its page and its
+// bit. A change to a slot that is not in hotTable adds a new version of this slot to hotTable,
+// without the neighbours of the slot. So the slots of a page may be spread over several runs. If
+// ids come in the order in which they were made, nothing is read from disk, because no run contains
+// such high keys.
 //
-// The lock of the ledger is held when its methods are called. writeRun runs without the lock.
+// The caller of each method holds the lock of the ledger. writeRun runs without the lock.
 type pairStore struct {
 	dir    string
-	budget int // bytes of hotTable; frozenTable takes as much
+	budget int // bytes of memory for hotTable; frozenTable uses the same
 
 	hotTable    *pairTable
 	frozenTable *pairTable // nil: no table is being written
-	spareTable  *pairTable // an empty table, the next hotTable
+	spareTable  *pairTable // an empty table that becomes the next hotTable; nil: none
 	runs        []*ledgerRun
-	runKeys     []pageKey // memory for the keys in writeRun
-	err         error     // first error of the disk; counts may be wrong from there on
-	pageBuf     pairPage  // buffer of newest and loadPage
-	layers      uint16    // highest layer
+	runKeys     []pageKey // memory for the keys that writeRun sorts
+	err         error     // first error of the disk; counts may be wrong after it
+	pageBuf     pairPage  // buffer that newest and loadPage use
+	layers      uint16    // number of the highest layer
 }
 
 func newPairs(dir string, budget int) *pairStore {
 	return &pairStore{dir: dir, budget: budget, hotTable: newTable()}
 }
 
-// newest returns the newest version of a slot, or an unused slot if there is none.
+// newest returns the newest version of a slot, or an unused slot if no version exists.
 func (p *pairStore) newest(k *pageKey, i int) pairSlot {
 	s, alone := p.hotTable.slotOf(k, i)
 	if s.attempts == 0 && !alone && p.frozenTable != nil {
@@ -56,7 +57,7 @@ func (p *pairStore) newest(k *pageKey, i int) pairSlot {
 	return pairSlot{}
 }
 
-// isAlone reports whether only hotTable can have a version of a page.
+// isAlone reports whether no place except hotTable can contain a version of a page.
 func (p *pairStore) isAlone(k *pageKey) bool {
 	if p.frozenTable != nil {
 		if _, ok := p.frozenTable.places[*k]; ok {
@@ -66,7 +67,8 @@ func (p *pairStore) isAlone(k *pageKey) bool {
 	return !slices.ContainsFunc(p.runs, func(r *ledgerRun) bool { return r.mayHold(k) })
 }
 
-// loadPage collects the newest versions of all slots of a page. It reports whether there are any.
+// loadPage collects the newest versions of all slots of a page in out. It returns false if no slot
+// is used.
 func (p *pairStore) loadPage(k *pageKey, out *pairPage) bool {
 	p.hotTable.loadPage(k, out)
 	if p.frozenTable != nil && p.frozenTable.loadPage(k, &p.pageBuf) {
@@ -89,7 +91,7 @@ func (p *pairStore) noteError(err error) {
 	}
 }
 
-// countHit finds the slot of e and counts e there.
+// countHit finds the slot of e's pair and counts e in it.
 func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	k, i := keyOf(id)
 	addr := uint32(e.addr)
@@ -119,12 +121,14 @@ func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	return h
 }
 
-// full reports whether hotTable must be frozen, if beside bytes of other memory count with it.
+// full reports whether hotTable must be frozen. beside is the number of bytes of other memory that
+// counts together with hotTable.
 func (p *pairStore) full(beside int) bool {
 	return p.err == nil && len(p.hotTable.places) > 0 && p.hotTable.bytes()+beside >= p.budget
 }
 
-// freeze replaces hotTable with an empty table. The caller must write the table that it returns.
+// freeze replaces hotTable with an empty table and returns the old table. The caller must write the
+// old table to a run.
 func (p *pairStore) freeze() *pairTable {
 	p.frozenTable, p.hotTable, p.spareTable = p.hotTable, p.spareTable, nil
 	if p.hotTable == nil {
@@ -134,7 +138,7 @@ func (p *pairStore) freeze() *pairTable {
 }
 
 // frozenWritten ends the write of the frozen table. After an error of the disk the table stays in
-// memory, and nothing is frozen any more.
+// memory, and no table is frozen after that.
 func (p *pairStore) frozenWritten(r *ledgerRun, err error) {
 	if err != nil {
 		p.noteError(err)
@@ -145,7 +149,7 @@ func (p *pairStore) frozenWritten(r *ledgerRun, err error) {
 	p.spareTable.reset()
 }
 
-// diskBytes returns how many bytes the runs take on disk.
+// diskBytes returns how many bytes the runs need on disk.
 func (p *pairStore) diskBytes() (n int64) {
 	for _, r := range p.runs {
 		n += r.size
@@ -153,7 +157,8 @@ func (p *pairStore) diskBytes() (n int64) {
 	return n
 }
 
-// pagesInMemory returns the sorted keys of the pages in memory for which wanted returns true.
+// pagesInMemory returns the sorted keys of all pages in memory for which the function wanted
+// returns true.
 func (p *pairStore) pagesInMemory(wanted func(k *pageKey) bool) (list []pageKey) {
 	for _, t := range p.tables() {
 		for k := range t.places {
@@ -166,7 +171,7 @@ func (p *pairStore) pagesInMemory(wanted func(k *pageKey) bool) (list []pageKey)
 	return slices.Compact(list)
 }
 
-// fanoutPagesInMemory returns the sorted keys of the pages of one fan-out that are in memory.
+// fanoutPagesInMemory returns the sorted keys of all pages of one fan-out that are in memory.
 func (p *pairStore) fanoutPagesInMemory(b notify.Base) (list []pageKey) {
 	pages, size := 0, 0
 	for _, t := range p.tables() {
@@ -178,7 +183,8 @@ func (p *pairStore) fanoutPagesInMemory(b notify.Base) (list []pageKey) {
 	if pages*int(p.layers+1) > size {
 		return p.pagesInMemory(func(k *pageKey) bool { return k.fan && k.base == b })
 	}
-	for n := range pages { // most fan-outs are small against a table: look up each page
+	// Most fan-outs have few pages compared to a table, so look up each possible page.
+	for n := range pages {
 		for layer := range p.layers + 1 {
 			k := pageKey{base: b, page: uint32(n), layer: layer, fan: true}
 			if slices.ContainsFunc(p.tables(), func(t *pairTable) bool { _, ok := t.places[k]; return ok }) {

@@ -10,20 +10,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Totals counts what one provider, or all providers, received.
+// Totals counts what one provider received, or all providers together.
 type Totals struct {
-	Requests   uint64 `json:"requests"`   // HTTP requests that were read to their end
-	Receivers  uint64 `json:"receivers"`  // receivers in these requests; SendGrid alone has several in one
+	Requests uint64 `json:"requests"` // HTTP requests that were read to their end
+	// Receivers is the number of receivers in these requests. Only a request to SendGrid can have
+	// several.
+	Receivers  uint64 `json:"receivers"`
 	Accepted   uint64 `json:"accepted"`   // receivers answered 2xx
-	Ambiguous  uint64 `json:"ambiguous"`  // taken, but the caller does not know
-	Rejected   uint64 `json:"rejected"`   // refused, or cut off before they were taken
+	Ambiguous  uint64 `json:"ambiguous"`  // receivers that were taken, but the caller does not know it
+	Rejected   uint64 `json:"rejected"`   // receivers that were refused, or whose connection ended before they were taken
 	IDs        uint64 `json:"ids"`        // distinct notification ids taken
 	Deliveries uint64 `json:"deliveries"` // distinct (id, address) pairs taken
-	Duplicates uint64 `json:"duplicates"` // takes of a pair after its first
+	Duplicates uint64 `json:"duplicates"` // how often a pair was taken after the first time
 	NoID       uint64 `json:"no_id"`      // receivers without a notification id
-	Untracked  uint64 `json:"untracked"`  // receivers whose id is no notification id, beyond the number that is kept
+	// Untracked counts receivers that are not counted by id, because there are too many ids that
+	// are not notification ids.
+	Untracked uint64 `json:"untracked"`
 
-	// Status counts receivers by the HTTP status of the answer; "none" without an answer.
+	// Status counts receivers by the HTTP status of the answer. The key "none" means no answer.
 	Status map[string]uint64 `json:"status"`
 }
 
@@ -32,12 +36,12 @@ type Summary struct {
 	Totals
 	Providers map[string]Totals `json:"providers"`
 	Order     OrderReport       `json:"order"`
-	Disk      int64             `json:"disk"`                 // bytes on disk that did not fit into memory
+	Disk      int64             `json:"disk"`                 // bytes on disk, for data that does not fit into memory
 	FileError string            `json:"file_error,omitempty"` // error that ended writing to the ledger file
-	DiskError string            `json:"disk_error,omitempty"` // error of the disk; counts since then may be wrong
+	DiskError string            `json:"disk_error,omitempty"` // first error of the disk; counts since then may be wrong
 }
 
-// Summary counts everything so far.
+// Summary returns the counts of everything so far.
 func (l *Ledger) Summary() Summary {
 	out := Summary{Providers: map[string]Totals{}, Totals: Totals{Status: map[string]uint64{}}, Order: l.Order()}
 	l.mu.Lock()
@@ -84,51 +88,52 @@ func statusName(code int) string {
 	return strconv.Itoa(code)
 }
 
-// Delivery is what the ledger knows of one id at one address.
+// Delivery describes one id at one address.
 type Delivery struct {
 	ID         string    `json:"id"`
 	Provider   Provider  `json:"provider"`
 	Address    string    `json:"address"` // low 32 bits of the hash of the address
-	At         time.Time `json:"at"`      // time of the first delivery, or of the first attempt if there is none
+	At         time.Time `json:"at"`      // time of the first delivery; before a delivery, time of the first attempt
 	Attempts   int       `json:"attempts"`
-	Deliveries int       `json:"deliveries"` // number of takes
+	Deliveries int       `json:"deliveries"` // how often the provider took the message
 	Status     int       `json:"status"`     // status of the last answer; 0: no answer
 }
 
-// Duplicate is one take of a pair that had been taken before.
+// Duplicate describes a delivery of a pair that had been delivered before.
 type Duplicate struct {
 	ID          string    `json:"id"`
 	Provider    Provider  `json:"provider"`
 	Address     string    `json:"address"`
-	Seq         uint64    `json:"seq"`
+	Seq         uint64    `json:"seq"` // number in the ledger
 	At          time.Time `json:"at"`
 	FirstAt     time.Time `json:"first_at"`
-	Deliveries  int       `json:"deliveries"`
-	SameAttempt bool      `json:"same_attempt"` // it had the attempt id of the first delivery (APNs)
+	Deliveries  int       `json:"deliveries"`   // number of deliveries of the pair, including this delivery
+	SameAttempt bool      `json:"same_attempt"` // true: the request had the attempt id of the first delivery (APNs)
 }
 
-// OrderReport says whether first deliveries kept the order of the sequence numbers of each user,
-// per address.
+// OrderReport says whether first deliveries kept the order of the sequence numbers of each user at
+// each address.
 type OrderReport struct {
-	Users             int         `json:"users"`             // number of (user, address) pairs
-	Pending           uint64      `json:"pending,omitempty"` // deliveries not compared yet, because not all users fit into memory
-	Reordered         uint64      `json:"reordered"`
+	Users int `json:"users"` // number of (user, address) pairs
+	// Pending counts deliveries that were not compared yet, because not all users fit into memory.
+	Pending           uint64      `json:"pending,omitempty"`
+	Reordered         uint64      `json:"reordered"`          // first deliveries that came out of order
 	ReorderedAttempts uint64      `json:"reordered_attempts"` // first attempts that came out of order
-	Examples          []Reordered `json:"examples"`           // the first examples; collected only while all users fit into memory
+	Examples          []Reordered `json:"examples"`           // the first examples; added only while all users fit into memory
 }
 
-// Reordered is a first delivery, or attempt, that came after one with a higher sequence number.
+// Reordered is a first delivery or first attempt that came after a higher sequence number.
 type Reordered struct {
 	User     string   `json:"usr"`
 	ID       string   `json:"id"`
 	Provider Provider `json:"provider"`
 	Seq      uint64   `json:"seq"`
-	After    uint64   `json:"after"`
+	After    uint64   `json:"after"`   // the higher sequence number
 	At       int64    `json:"at"`      // Unix nanoseconds
-	Attempt  bool     `json:"attempt"` // the first attempt came late, not only the first delivery
+	Attempt  bool     `json:"attempt"` // true: the first attempt came out of order, not only the first delivery
 }
 
-// BaseReport says which receivers of one request were delivered.
+// BaseReport says which receivers of one fan-out were delivered.
 type BaseReport struct {
 	Base       string  `json:"base"`
 	Expected   uint32  `json:"expected"`
@@ -136,12 +141,14 @@ type BaseReport struct {
 	Deliveries uint64  `json:"deliveries"` // distinct (index, address) pairs that were delivered
 	Duplicates uint64  `json:"duplicates"`
 	MissingN   uint64  `json:"missing_count"`    // number of indexes below Expected that were not delivered
-	Missing    []Range `json:"missing"`          // the first maxRanges ranges of missing indexes
-	Beyond     uint64  `json:"beyond,omitempty"` // delivered indexes at Expected or above
-	Bits       []byte  `json:"bits,omitempty"`   // if asked for: bit i says whether index i below Expected was delivered, lowest bit first
+	Missing    []Range `json:"missing"`          // the first maxRanges ranges of such indexes
+	Beyond     uint64  `json:"beyond,omitempty"` // number of delivered indexes that are not below Expected
+	// Bits is set only if the caller wants bits. Bit i is set if index i below Expected was
+	// delivered. The lowest bit of a byte comes first.
+	Bits []byte `json:"bits,omitempty"`
 }
 
-// Range is the range of indexes From <= i < To.
+// Range is the range of indexes i with From <= i < To.
 type Range struct {
 	From uint32 `json:"from"`
 	To   uint32 `json:"to"`
@@ -149,7 +156,7 @@ type Range struct {
 
 const maxRanges = 1000
 
-// Lookup returns what is known of an id, one Delivery per address.
+// Lookup returns what the ledger knows about an id: one Delivery for each address.
 func (l *Ledger) Lookup(text string) []Delivery {
 	id, _ := parseID(text)
 	k, i := keyOf(id)
@@ -184,7 +191,7 @@ func deliveryOf(id string, s pairSlot) Delivery {
 
 func hexAddr(a uint32) string { return fmt.Sprintf("%08x", a) }
 
-// Base reports which receivers 0..expected-1 of a fan-out were delivered.
+// Base reports which of the receivers 0 to expected-1 of a fan-out were delivered.
 func (l *Ledger) Base(b notify.Base, expected uint32) BaseReport {
 	return l.baseReport(b, expected, false)
 }
@@ -194,7 +201,7 @@ func (l *Ledger) baseReport(b notify.Base, expected uint32, wantBits bool) BaseR
 	if wantBits {
 		r.Bits = make([]byte, (expected+7)/8)
 	}
-	next := uint32(0) // indexes below next are already counted in r
+	next := uint32(0) // r already counts all indexes below next
 	missing := func(to uint32) {
 		if to <= next {
 			return
@@ -254,7 +261,7 @@ func (c *BaseCount) add(k *pageKey, p *pairPage) {
 	}
 }
 
-// Bases lists the fan-outs, oldest first. It reads all pairs.
+// Bases lists the fan-outs, the oldest fan-out first. It reads all pairs.
 func (l *Ledger) Bases() []BaseCount {
 	out := []BaseCount{}
 	var last notify.Base
@@ -270,8 +277,9 @@ func (l *Ledger) Bases() []BaseCount {
 	return out
 }
 
-// Duplicates returns up to limit pairs that were taken more than once, and the details of the last
-// duplicates, in order. It reads pairs until it has found all duplicates.
+// Duplicates returns at most limit pairs that were taken more than once. recent holds the details
+// of the last duplicates, in order. Duplicates reads pairs until it has found all duplicates or
+// limit pairs.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
 	rest := l.Summary().Duplicates
@@ -291,7 +299,8 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	return pairs, append(append([]Duplicate{}, l.recentDuplicates[l.nextDuplicate:]...), l.recentDuplicates[:l.nextDuplicate]...)
 }
 
-// Order reports on the order of the first deliveries that were compared. After Settle these are all.
+// Order reports on the order of the first deliveries that have been compared. After Settle all
+// first deliveries have been compared.
 func (l *Ledger) Order() OrderReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,7 +311,7 @@ func (l *Ledger) Order() OrderReport {
 	}
 }
 
-// arrivalsEnd returns the cursor after the last arrival, and ends the growth of that row.
+// arrivalsEnd returns the cursor after the last arrival. That arrival's row does not grow any more.
 func (l *Ledger) arrivalsEnd() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,8 +319,8 @@ func (l *Ledger) arrivalsEnd() int64 {
 	return l.arrivals.rows()
 }
 
-// Arrivals returns rows from a cursor on, and the cursor after them. It returns an error of
-// notify.KindInvalid for a cursor beyond the end, as after a Reset.
+// Arrivals returns rows that begin at the cursor from, and the cursor that follows them. It returns
+// an error of notify.KindInvalid if the cursor is after the end. This happens after a Reset.
 func (l *Ledger) Arrivals(from int64) (rows []byte, next int64, err error) {
 	l.mu.Lock()
 	a := l.arrivals
@@ -323,7 +332,7 @@ func (l *Ledger) Arrivals(from int64) (rows []byte, next int64, err error) {
 	if from < 0 || from > end {
 		return nil, 0, notify.Invalid("bad_cursor", "since", fmt.Sprintf("is a cursor of this ledger, which ends at %d: it has been reset", end))
 	}
-	if from < onDisk { // rows on disk do not change, so no lock is needed
+	if from < onDisk { // rows on disk do not change, so they can be read without a lock
 		rows = make([]byte, min(maxArrivalsAnswer, (onDisk-from)*arrivalBytes))
 		if _, err := a.f.ReadAt(rows, from*arrivalBytes); err != nil {
 			return nil, 0, fmt.Errorf("arrivals: %w", unexpectedEOF(err))

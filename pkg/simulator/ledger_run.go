@@ -14,33 +14,34 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// ledgerRun is a part of the pairs in a file: the pages of one table, sorted by key. It is never
-// changed. Its index has a key for every indexEvery bytes. Its filter recognizes nearly all
-// pages that the run does not have.
+// ledgerRun is a file with a part of the pairs: the pages of one table, sorted by key. It never
+// changes. Its index has one key for about every indexEvery bytes. Its filter recognizes nearly all
+// pages that are not in the run.
 //
-// A page is
+// The head of a page is
 //
 //	flags     1   fan-out; more: the page has a layer
 //	base     16
 //	page      4   fan-out only
 //	layer     2   with more only
 //	seen      8   fan-out only
-//	short     8   which slots have the short form; for a single this is a bit of flags
+//	short     8   fan-out only: which slots have the short form; for a single this is a bit of flags
 //	at        8   earliest time of the slots
-//	provider  1   provider of the first slot and of every short one
-//	status    2   status of the first slot and of every short one
+//	provider  1   provider of the first slot and of every short slot
+//	status    2   status of the first slot and of every short slot
 //
-// followed by its slots: a short slot is address, attempt and time since at (10 bytes), a full
-// slot has all fields (21 bytes). So a receiver of a fan-out takes 11 bytes, and a single 34.
+// The slots follow the head. A short slot contains address, attempt and time since at (10 bytes). A
+// full slot contains all fields (21 bytes). So a delivered receiver of a fan-out needs 11 bytes,
+// and a delivered single needs 38 bytes.
 type ledgerRun struct {
-	file     *os.File // unlinked: the disk space is freed with the process
+	file     *os.File // an unlinked file: its disk space becomes free when the process ends
 	size     int64
 	first    pageKey
 	last     pageKey
 	index    []indexEntry
 	filter   bloomFilter
-	buf      []byte // the block read last
-	buffered int    // number of the block in buf; -1: none
+	buf      []byte // the block that was read last
+	buffered int    // number of the block in buf; -1: no block
 }
 
 type indexEntry struct {
@@ -58,10 +59,11 @@ const (
 	flagFan = 1 << iota
 	flagMore
 	flagPlain
-	flagCounted // in a full slot: idCounted
+	flagCounted // in a full slot: idCounted is true
 )
 
-// tempFile makes an unlinked file in dir. The disk gets its space back however the process ends.
+// tempFile makes an unlinked file in dir. The disk gets its space back in whatever way the process
+// ends.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "notifyd-ledger-")
 	if err == nil {
@@ -70,8 +72,8 @@ func tempFile(dir string) (*os.File, error) {
 	return f, err
 }
 
-// writeRun writes a table to a new run. Nothing changes the table meanwhile. keys is reused memory
-// for its keys.
+// writeRun writes a table to a new run. The table must not change during the call. keys is memory
+// for the keys of the table; calls one after the other can use the same memory.
 func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	list := (*keys)[:0]
 	for k := range t.places {
@@ -99,18 +101,19 @@ func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 		r.size += int64(len(b))
 		r.filter.add(k)
 		if _, err := w.Write(b); err != nil {
-			_ = f.Close() // the first error is the cause
+			_ = f.Close() // return the error of the write instead
 			return nil, err
 		}
 	}
 	if err := w.Flush(); err != nil {
-		_ = f.Close() // the first error is the cause
+		_ = f.Close() // return the error of the write instead
 		return nil, err
 	}
 	return r, nil
 }
 
-// isShort reports whether a slot has the short form on a page whose earliest time is at.
+// isShort reports whether the slot can have the short form. first is the first slot of its page,
+// and at is the earliest time of the page.
 func (s *pairSlot) isShort(k *pageKey, first *pairSlot, at int64) bool {
 	return s.attempts == 1 && s.deliveries == 1 && s.idCounted == (k.layer == 0) &&
 		s.provider == first.provider && s.status == first.status && s.at-at <= math.MaxUint32
@@ -169,20 +172,20 @@ func appendPage(b []byte, k *pageKey, p *pairPage) []byte {
 	return b
 }
 
-// pageHead is the part of a page before its slots.
+// pageHead is the head of a page, which is before the slots.
 type pageHead struct {
 	key         pageKey
 	seen, short uint64
 	size        int // length of the head
 }
 
-// length returns the length of the page.
+// length returns the length of the page in bytes, with its slots.
 func (h *pageHead) length() int {
 	n := bits.OnesCount64(h.short)
 	return h.size + n*plainSlot + (bits.OnesCount64(h.seen)-n)*fullSlot
 }
 
-// readHead parses the head of a page. b begins with a whole page.
+// readHead parses the head of a page. b must begin with a whole page.
 func readHead(b []byte, h *pageHead) {
 	le := binary.LittleEndian
 	flags := b[0]
@@ -204,7 +207,7 @@ func readHead(b []byte, h *pageHead) {
 	h.size = n + 8 + 1 + 2
 }
 
-// readPage parses the slots after a head.
+// readPage parses the slots that follow a head.
 func readPage(b []byte, h *pageHead, p *pairPage) {
 	le := binary.LittleEndian
 	at := int64(le.Uint64(b[h.size-11:]))
@@ -234,7 +237,8 @@ func (r *ledgerRun) mayHold(k *pageKey) bool {
 	return k.compare(&r.last) <= 0 && k.compare(&r.first) >= 0 && r.filter.mayHold(k)
 }
 
-// loadPage reads a page, and reports whether the run has it. Only one goroutine calls it at a time.
+// loadPage reads a page into p. It returns false if the run does not contain the page. Only one
+// goroutine may call it at a time.
 func (r *ledgerRun) loadPage(k *pageKey, p *pairPage) (bool, error) {
 	if !r.mayHold(k) {
 		return false, nil
@@ -262,12 +266,12 @@ func (r *ledgerRun) loadPage(k *pageKey, p *pairPage) (bool, error) {
 	return false, nil
 }
 
-// blockOf returns the number of the block that holds k, if the run holds k.
+// blockOf returns the number of the block that contains k, if the run contains k.
 func (r *ledgerRun) blockOf(k *pageKey) int {
 	return max(sort.Search(len(r.index), func(i int) bool { return r.index[i].key.compare(k) > 0 })-1, 0)
 }
 
-// readBlock reads a block into b, or into a larger slice. It returns the slice.
+// readBlock reads block n into b, or into a new slice if b is too small. It returns the slice.
 func (r *ledgerRun) readBlock(n int, b []byte) ([]byte, error) {
 	from, to := r.index[n].at, r.size
 	if n+1 < len(r.index) {
@@ -287,8 +291,8 @@ func unexpectedEOF(err error) error {
 	return err
 }
 
-// bloomFilter is a Bloom filter with 10 bits a key. About one in a hundred absent keys passes it
-// and is looked for in vain.
+// bloomFilter is a Bloom filter with 10 bits per key. About one in a hundred absent keys passes the
+// filter. For such a key the run is read without success.
 type bloomFilter []uint64
 
 const (
@@ -298,7 +302,7 @@ const (
 
 func newFilter(n int) bloomFilter { return make(bloomFilter, n*filterBits/64+1) }
 
-// probes calls do with the bits of a key until do returns false.
+// probes calls do with each bit of a key, until do returns false.
 func (f bloomFilter) probes(k *pageKey, do func(word int, bit uint64) bool) bool {
 	var b [24]byte
 	copy(b[:], k.base[:])

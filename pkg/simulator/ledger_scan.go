@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// usedSlots yields the slots of the page that are in use.
+// usedSlots yields the used slots of the page, with their indexes.
 func (p *pairPage) usedSlots() iter.Seq2[int, *pairSlot] {
 	return func(yield func(int, *pairSlot) bool) {
 		for m := p.seen; m != 0; m &= m - 1 {
@@ -22,16 +22,16 @@ func (p *pairPage) usedSlots() iter.Seq2[int, *pairSlot] {
 	}
 }
 
-// runCursor reads the pages of a run in order, without the lock of the ledger.
+// runCursor reads the pages of a run in order. It does not need the lock of the ledger.
 type runCursor struct {
 	r     *ledgerRun
 	block int
-	buf   []byte // current block
-	rest  []byte // rest of the block, from head on; empty: the end of the run
+	buf   []byte // the current block
+	rest  []byte // the rest of the block, beginning with the page of head; empty: the end of the run
 	head  pageHead
 }
 
-// newCursor returns a cursor at the first key that is not below from.
+// newCursor returns a cursor at the first key that is equal to or greater than the parameter from.
 func newCursor(r *ledgerRun, from *pageKey) (*runCursor, error) {
 	c := &runCursor{r: r, block: r.blockOf(from) - 1}
 	if from.compare(&r.last) > 0 {
@@ -44,7 +44,7 @@ func newCursor(r *ledgerRun, from *pageKey) (*runCursor, error) {
 	return c, err
 }
 
-// next moves to the next page.
+// next moves the cursor to the next page.
 func (c *runCursor) next() (err error) {
 	if len(c.rest) > 0 {
 		c.rest = c.rest[c.head.length():]
@@ -62,10 +62,11 @@ func (c *runCursor) next() (err error) {
 	return nil
 }
 
-// pages yields the pages from a key on, in order and each once, with the newest versions of its
-// slots. Pages in mem were in memory: pages reads their current state. It reads all other pages
-// from runs. No lock is held while the caller works. An error of the disk ends the iteration,
-// and Summary reports it.
+// pages yields the pages whose keys are not less than the parameter from. It yields them in order,
+// each page once, with the newest versions of its slots. mem lists the pages that were in memory:
+// pages reads the current state of these pages. It reads all other pages from runs. It holds no
+// lock while the caller uses a page. After an error of the disk the iteration ends, and Summary
+// reports the error.
 func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		if err := l.eachPage(mem, runs, from, yield); err != nil {
@@ -77,7 +78,7 @@ func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2
 }
 
 func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield func(*pageKey, *pairPage) bool) error {
-	var list []*runCursor // the newest first
+	var list []*runCursor // the newest run first
 	for _, r := range slices.Backward(runs) {
 		c, err := newCursor(r, &from)
 		if err != nil {
@@ -130,7 +131,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 	return nil
 }
 
-// allPages yields all pages from a base on.
+// allPages yields all pages whose base is not less than the parameter from.
 func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		l.mu.Lock()
@@ -141,12 +142,12 @@ func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 	}
 }
 
-// All yields every pair, in the order of ids. Each page is a consistent copy. No lock is held while
-// the caller works.
+// All yields every pair, in the order of ids. Each page is a consistent copy. All holds no lock
+// while the caller uses a pair.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields the pairs of All whose ids were made at from or later. An id without a time counts
-// from its first delivery. Pages of older ids are not read.
+// Since yields the pairs of All whose ids were made at the time from or later. If an id contains
+// no time, the time of its first delivery is used. Since does not read pages of older ids.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {
 		l.mu.Lock()

@@ -15,8 +15,9 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// oauthServer exchanges assertions of service accounts for access tokens. A token holds its expiry
-// and a MAC under a key from the seed, so it stays valid after a restart of the simulator.
+// oauthServer exchanges assertions of service accounts for access tokens. A token contains its
+// expiry time and a MAC. The key of the MAC is derived from the seed, so tokens stay valid after a
+// restart of the simulator.
 type oauthServer struct {
 	sim    *Simulator
 	parser *jwt.Parser
@@ -95,7 +96,7 @@ func (o *oauthServer) grant(now time.Time) providerAnswer {
 	return providerAnswer{status: http.StatusOK, header: jsonHeader(), body: body}
 }
 
-// accessToken returns the access token that is valid until expires.
+// accessToken returns an access token that is valid until the time expires.
 func (o *oauthServer) accessToken(expires time.Time) string {
 	exp := strconv.FormatInt(expires.UnixMilli(), 10)
 	return "ya29." + exp + "." + o.mac(exp)
@@ -107,7 +108,7 @@ func (o *oauthServer) mac(s string) string {
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
-// valid reports whether an Authorization header holds a valid access token.
+// valid reports whether an Authorization header contains a valid access token.
 func (o *oauthServer) valid(header string, now time.Time) bool {
 	scheme, token, _ := strings.Cut(header, " ")
 	rest, ok := strings.CutPrefix(token, "ya29.")

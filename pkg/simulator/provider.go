@@ -10,8 +10,8 @@ import (
 // Provider is one of the simulated services.
 type Provider uint8
 
-// The providers. OAuth is the token endpoint of FCM, and Callback receives the calls of triggers.
-// Rules and latencies can name these two, but they have no receivers, so the ledger never names
+// The providers. OAuth is the token endpoint of FCM. Callback is the receiver of trigger calls.
+// Rules and latencies can name these two. But they have no receivers, so the ledger never names
 // them. In a rule the zero value means all providers.
 const (
 	APNs Provider = iota + 1
@@ -36,7 +36,7 @@ func (p Provider) String() string {
 	return "unknown"
 }
 
-// Channel returns the channel that the provider carries; 0 for OAuth and Callback.
+// Channel returns the channel of the provider. It returns 0 for OAuth and Callback.
 func (p Provider) Channel() notify.Channel {
 	switch p {
 	case APNs, FCM:
@@ -52,7 +52,7 @@ func (p Provider) Channel() notify.Channel {
 // MarshalText writes the name.
 func (p Provider) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads a name. The empty name is the zero value.
+// UnmarshalText reads a name. The empty name gives the zero value.
 func (p *Provider) UnmarshalText(b []byte) error {
 	for i, n := range providerNames {
 		if n == string(b) {
@@ -63,13 +63,13 @@ func (p *Provider) UnmarshalText(b []byte) error {
 	return notify.Invalid("bad_provider", "provider", fmt.Sprintf("%q is not apns, fcm, twilio, sendgrid, oauth or callback", b))
 }
 
-// Duration is a time.Duration that is text ("250ms") in JSON.
+// Duration is a time.Duration that is written as text in JSON, for example "250ms".
 type Duration time.Duration
 
-// MarshalText writes it as time.Duration does.
+// MarshalText writes the form of time.Duration.String.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
-// UnmarshalText reads a duration as time.ParseDuration does. It must not be negative.
+// UnmarshalText reads the form of time.ParseDuration. It returns an error for a negative duration.
 func (d *Duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	if err != nil || v < 0 {
@@ -79,8 +79,8 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// The functions below return addresses that their providers accept, for seed data and tests. The
-// same n gives the same address.
+// The functions below return addresses that the providers accept, for seed data and tests. The same
+// n always gives the same address.
 
 // DeviceToken returns APNs device token n: 64 hexadecimal digits.
 func DeviceToken(n uint64) string {
@@ -92,15 +92,15 @@ func RegistrationToken(n uint64) string {
 	return fmt.Sprintf("f%020d:APA91b%016x%016x", n, mixHash(n, 4), mixHash(n, 5))
 }
 
-// Phone returns phone number n in E.164, with a country code that is not assigned. n is below
-// 10^10.
+// Phone returns phone number n in E.164 form, with a country code that is not assigned. n must be
+// below 10^10.
 func Phone(n uint64) string { return fmt.Sprintf("+999%010d", n%1e10) }
 
 // Mailbox returns e-mail address n, in a domain that never resolves.
 func Mailbox(n uint64) string { return fmt.Sprintf("user%d@example.invalid", n) }
 
-// mixHash is one step of SplitMix64 over two words: a cheap hash with evenly spread output. Every
-// random choice of the simulator comes from it.
+// mixHash is one step of SplitMix64 over two words. It is a cheap hash with an evenly spread
+// output. Every random choice of the simulator uses it.
 func mixHash(a, b uint64) uint64 {
 	z := a*0x9e3779b97f4a7c15 + b*0xd1b54a32d192ed03 + 0x632be59bd9b4e019
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -108,5 +108,5 @@ func mixHash(a, b uint64) uint64 {
 	return z ^ z>>31
 }
 
-// unitInterval maps a hash to (0, 1).
+// unitInterval maps a hash to a number between 0 and 1. It never returns 0 or 1.
 func unitInterval(h uint64) float64 { return (float64(h>>11) + 0.5) / (1 << 53) }

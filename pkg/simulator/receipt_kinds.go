@@ -17,15 +17,16 @@ import (
 	"time"
 )
 
-// smsReceipt is one status callback.
+// smsReceipt is one status callback for an SMS.
 type smsReceipt struct {
 	m      *sms
 	status string
-	code   string      // ErrorCode; empty: none
-	next   *dueReceipt // scheduled when this one has been sent, so that they arrive in order
+	code   string      // ErrorCode; empty: no error
+	next   *dueReceipt // scheduled when this callback has been sent, so that the callbacks arrive in order
 }
 
-// planSMS schedules the callbacks of a message that was taken: sent, then the final status.
+// planSMS schedules the callbacks of a message that Twilio accepted: first "sent", then the final
+// status.
 func (r *receiptSender) planSMS(m *sms, rule *Rule) {
 	cfg := r.cfg.Load()
 	if cfg.Off || m.callback == "" {
@@ -41,7 +42,7 @@ func (r *receiptSender) planSMS(m *sms, rule *Rule) {
 	status := "delivered"
 	switch code {
 	case "":
-	case "30001", "30036": // the message never left Twilio
+	case "30001", "30036": // these errors mean that the message never left Twilio
 		status = "failed"
 	default:
 		status = "undelivered"
@@ -78,8 +79,8 @@ func (s *smsReceipt) signedPost(token string) signedPost {
 	return signedPost{url: s.m.callback, header: h, body: []byte(f.Encode())}
 }
 
-// TwilioSignature returns the X-Twilio-Signature of a form that is posted to rawURL: base64 of
-// HMAC-SHA1 over the URL and the sorted fields.
+// TwilioSignature returns the X-Twilio-Signature of a form that is posted to rawURL. It is base64
+// of the HMAC-SHA1 over the URL and the sorted fields.
 func TwilioSignature(token, rawURL string, form url.Values) string {
 	m := hmac.New(sha1.New, []byte(token))
 	m.Write([]byte(rawURL))
@@ -94,13 +95,13 @@ func TwilioSignature(token, rawURL string, form url.Values) string {
 // mailEvent holds the JSON fields of one event of the webhook.
 type mailEvent map[string]any
 
-// mailEvents holds the events that a Receipt rule can give a mail, by code.
+// mailEvents maps the code of a Receipt rule to the event that a mail gets.
 var mailEvents = map[string]mailEvent{
 	"bounce": {
 		"event": "bounce", "type": "bounce", "status": "5.1.1", "bounce_classification": "Invalid Address",
 		"reason": "550 5.1.1 The email account that you tried to reach does not exist.",
 	},
-	"async_bounce": { // the receiving server reports it later, without sg_message_id
+	"async_bounce": { // the receiving server reports this bounce later, without sg_message_id
 		"event": "bounce", "type": "bounce", "status": "5.0.0", "bounce_classification": "Invalid Address",
 		"reason": "The recipient's server returned the message.",
 	},
@@ -116,7 +117,7 @@ var mailEvents = map[string]mailEvent{
 
 var mailDelivered = mailEvent{"event": "delivered", "response": "250 OK"}
 
-// planMail schedules the events of a request that was taken.
+// planMail schedules the events of a request that SendGrid accepted.
 func (r *receiptSender) planMail(q *mailRequest, id string, rule *Rule) {
 	cfg := r.cfg.Load()
 	if cfg.Off || cfg.SendGridURL == "" {
@@ -169,7 +170,7 @@ func (r *receiptSender) planMailEvents(q *mailRequest, p *personalization, to, m
 			r.schedule(&dueReceipt{due: now.Add(d), event: &ev})
 		}
 	}
-	if code == "dropped" { // SendGrid drops the mail before it processes it
+	if code == "dropped" { // SendGrid drops such a mail before it processes the mail
 		at(mailEvents[code], delay)
 		return
 	}
@@ -188,8 +189,8 @@ func (r *receiptSender) planMailEvents(q *mailRequest, p *personalization, to, m
 	}
 }
 
-// signedEvents returns a signed webhook call with a batch of events. Its URL is empty if none is
-// configured.
+// signedEvents returns a signed webhook call with a batch of events. to is the URL of the call; it
+// may be empty.
 func (k *keyring) signedEvents(batch []*mailEvent, to string, now time.Time) (signedPost, error) {
 	body, err := json.Marshal(batch)
 	if err != nil {

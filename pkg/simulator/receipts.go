@@ -14,35 +14,35 @@ import (
 )
 
 // receiptSender sends the receipts of the providers: the status callbacks of Twilio and the event
-// webhook of SendGrid. Receipts wait in a list until they are due. A dispatcher hands due ones to
-// a few workers, so a slow receiver blocks one worker and not the providers. Receipts that wait
-// when the simulator stops are lost.
+// webhook of SendGrid. Receipts wait in a list until they are due. A dispatcher sends due receipts
+// to a few workers. So a slow receiver blocks one worker and does not block the providers. Receipts
+// that still wait when the simulator stops are lost.
 type receiptSender struct {
 	sim    *Simulator
 	cfg    atomic.Pointer[Receipts]
 	client *http.Client
 
 	mu   sync.Mutex    // guards due
-	due  []*dueReceipt // sorted, the earliest first
-	wake chan struct{} // holds a value when a receipt came that is due before all others
+	due  []*dueReceipt // sorted by due time, the earliest receipt first
+	wake chan struct{} // contains a value after a receipt was added that is due before all others
 
 	drawn                   atomic.Uint64
 	sent, refused, overflow atomic.Uint64
 }
 
-// ReceiptStats counts receipts and their calls.
+// ReceiptStats counts receipts, and the calls that deliver them.
 type ReceiptStats struct {
-	Pending  int    `json:"pending"`
-	Sent     uint64 `json:"sent"`     // calls that were answered 2xx
-	Refused  uint64 `json:"refused"`  // calls that failed or had another answer
-	Overflow uint64 `json:"overflow"` // receipts that were dropped because too many waited
+	Pending  int    `json:"pending"`  // receipts that wait
+	Sent     uint64 `json:"sent"`     // calls that got an answer 2xx
+	Refused  uint64 `json:"refused"`  // calls that failed or got another answer
+	Overflow uint64 `json:"overflow"` // receipts that were dropped because too many receipts waited
 }
 
 const (
 	maxPending     = 1 << 20 // most receipts that may wait
 	receiptWorkers = 8
 	receiptTimeout = 10 * time.Second
-	mailRetryFirst = time.Second // SendGrid repeats a failed webhook call, Twilio does not
+	mailRetryFirst = time.Second // SendGrid repeats a webhook call that failed, and Twilio does not
 	mailRetryMost  = time.Minute
 	mailRetryUntil = 24 * time.Hour
 )
@@ -54,16 +54,18 @@ type signedPost struct {
 	body   []byte
 }
 
-// dueReceipt is a receipt to send at a moment. Exactly one of sms, event and batch is set.
+// dueReceipt is a receipt that is sent at a planned time. Exactly one of sms, event and batch is
+// set.
 type dueReceipt struct {
 	due time.Time
 
 	sms   *smsReceipt
 	event *mailEvent
 
-	batch []*mailEvent // a webhook call that is about to be made, or repeated
-	tries int
-	since time.Time
+	// batch holds the events of a webhook call that is about to be made or repeated.
+	batch []*mailEvent
+	tries int       // number of calls with this batch that failed
+	since time.Time // when the batch was made
 }
 
 func newReceipts(s *Simulator) *receiptSender {
@@ -102,7 +104,7 @@ func (r *receiptSender) schedule(v *dueReceipt) {
 	}
 }
 
-// run dispatches receipts until ctx ends.
+// run sends receipts to the workers until ctx ends.
 func (r *receiptSender) run(ctx context.Context) error {
 	jobs := make(chan *dueReceipt)
 	var wg sync.WaitGroup
@@ -140,8 +142,9 @@ func (r *receiptSender) run(ctx context.Context) error {
 	}
 }
 
-// takeDue removes a due receipt and returns it. Mail events that are due become one batch. If
-// nothing is due, it returns after what time to look again.
+// takeDue removes a due receipt from the list and returns it. If the receipt is a mail event,
+// takeDue adds other due mail events to its batch. If no receipt is due, takeDue returns nil and
+// the time until the next receipt is due.
 func (r *receiptSender) takeDue() (*dueReceipt, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +167,7 @@ func (r *receiptSender) takeDue() (*dueReceipt, time.Duration) {
 	return v, 0
 }
 
-// takeFirst removes the first receipt. The lock is held.
+// takeFirst removes the first receipt and returns it. The caller holds the lock.
 func (r *receiptSender) takeFirst() *dueReceipt {
 	v := r.due[0]
 	r.due[0] = nil
@@ -193,7 +196,7 @@ func (r *receiptSender) send(ctx context.Context, v *dueReceipt) {
 	r.schedule(v)
 }
 
-// post makes one callback and reports whether it was answered 2xx.
+// post makes one callback. It returns true if the answer was 2xx.
 func (r *receiptSender) post(ctx context.Context, p signedPost) bool {
 	ok := r.postOnce(ctx, p)
 	if ok {
@@ -215,6 +218,6 @@ func (r *receiptSender) postOnce(ctx context.Context, p signedPost) bool {
 		return false
 	}
 	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // so that the connection can be reused
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // read the body, so that the connection can be used again
 	return resp.StatusCode/100 == 2
 }

@@ -11,59 +11,73 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Action is what a rule does to a request that it picks.
+// Action says what a rule does with a request that it selects.
 type Action string
 
-// The actions. Gateway, Reset and Hang take the request first, so its outcome is ambiguous for
-// the caller. Drop does not take it. The caller cannot tell Reset, Hang and Drop apart.
+// The actions. To act on a request means that its message counts as delivered. Gateway, Reset,
+// ResetStream, CloseConn and Hang act on the request, but the caller does not see this, so the
+// outcome is ambiguous. Drop and Refuse do not act on the request. The caller cannot see the
+// difference between Reset and Drop.
 const (
-	Fail        Action = "error"        // answer Status and Code
-	Outage      Action = "outage"       // Fail with 503
-	Throttle    Action = "throttle"     // Fail with 429
-	Deny        Action = "unauthorized" // Fail with 401, APNs 403
-	Gateway     Action = "gateway"      // take it, then answer Status, default 502, like a gateway that lost the answer
-	Reset       Action = "reset"        // take it, then reset the connection without an answer
-	ResetStream Action = "reset_stream" // take it, then reset only its HTTP/2 stream
-	Drop        Action = "drop"         // reset the connection without taking it
-	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without taking it
-	GoAway      Action = "go_away"      // APNs: send GOAWAY; this request and those before it are answered, later ones are not
-	CloseConn   Action = "close"        // APNs: take it, then close the connection orderly, without an answer or GOAWAY
-	Hang        Action = "hang"         // take it and never answer
-	Redirect    Action = "redirect"     // callback: answer 302 to Location
-	Huge        Action = "huge"         // callback: take it, answer 200 with a body of 64 MiB
-	Drip        Action = "drip"         // answer with the body spread over Latency
-	Delay       Action = "latency"      // answer after Latency instead of the latency of the provider
-	Receipt     Action = "receipt"      // take it; its receipt says Code
+	// Fail answers with Status and Code.
+	Fail     Action = "error"
+	Outage   Action = "outage"       // Fail with 503
+	Throttle Action = "throttle"     // Fail with 429
+	Deny     Action = "unauthorized" // Fail with 401, APNs 403
+	// Gateway acts on the request, then answers Status, by default 502. So does a gateway that lost
+	// the answer.
+	Gateway     Action = "gateway"
+	Reset       Action = "reset"        // act on the request, then reset the connection without an answer
+	ResetStream Action = "reset_stream" // act on the request, then reset only its HTTP/2 stream
+	Drop        Action = "drop"         // reset the connection without acting on the request
+	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without acting on the request
+	// GoAway is for APNs. It sends GOAWAY. This request and earlier requests are answered. Later
+	// requests on the connection are not answered.
+	GoAway Action = "go_away"
+	// CloseConn is for APNs. It acts on the request, then closes the connection normally, without
+	// an answer and without GOAWAY.
+	CloseConn Action = "close"
+	Hang      Action = "hang"     // act on the request and never answer
+	Redirect  Action = "redirect" // callback: answer 302 to Location
+	Huge      Action = "huge"     // callback: act on the request, answer 200 with a body of 64 MiB
+	Drip      Action = "drip"     // answer with a body that is sent slowly over Latency
+	Delay     Action = "latency"  // answer after Latency, which replaces the latency of the provider
+	Receipt   Action = "receipt"  // act on the request; its receipt reports Code
 )
 
-// Rule scripts a fault. It matches requests by Provider, Account, Pool, Template, Prefix and ID; an
-// empty field matches all. It picks a share of Rate of the matches, at most Count of them, until
-// Until. Newer rules come first. One rule decides the answer of a request, one its latency, and
-// one its receipt.
+// Rule scripts a fault. A request matches a rule if it has the rule's Provider, Account, Pool,
+// Template, Prefix and ID; an empty field matches every request. The rule selects a share Rate of
+// the requests that match, at most Count requests, until Until. If several rules select a request,
+// the newest rule counts. But a rule for the answer, a rule for the latency (Delay) and a rule for
+// the receipt (Receipt) may apply to one request together.
 type Rule struct {
-	Number uint64 `json:"number"` // given by AddRule
+	Number uint64 `json:"number"` // set by AddRule
 
-	Provider Provider `json:"provider"` // empty: all
-	Account  string   `json:"account"`  // Twilio account SID; empty: all
-	Pool     string   `json:"pool"`     // SendGrid ip_pool_name; empty: all
+	Provider Provider `json:"provider"` // empty: all providers
+	Account  string   `json:"account"`  // Twilio account SID; empty: all accounts
+	Pool     string   `json:"pool"`     // SendGrid ip_pool_name; empty: all pools
 	Prefix   string   `json:"prefix"`   // prefix of a token, phone number or e-mail address
 	ID       string   `json:"id"`       // id of one notification
-	Template string   `json:"template"` // SendGrid template_id; empty: all
+	Template string   `json:"template"` // SendGrid template_id; empty: all templates
 
-	Rate  float64   `json:"rate"`  // share of the matches, 0 < Rate <= 1; 0 means 1
-	Count uint64    `json:"count"` // most requests that it picks; 0: no limit
-	For   Duration  `json:"for"`   // sets Until, counted from when the rule is added
-	Until time.Time `json:"until"` // zero: no end
+	Rate  float64   `json:"rate"`  // share of the requests that match, above 0 to 1; 0 means 1
+	Count uint64    `json:"count"` // most requests that the rule selects; 0: no limit
+	For   Duration  `json:"for"`   // sets Until to this time after the rule is added
+	Until time.Time `json:"until"` // when the rule ends; zero: it does not end
 
-	Do         Action   `json:"do"`
-	Status     int      `json:"status"`      // Fail, Gateway: HTTP status; 0: the status of Code
-	Code       string   `json:"code"`        // Fail: the provider's reason or error code; Receipt: a Twilio error code, or bounce, blocked, dropped, deferred
-	RetryAfter Duration `json:"retry_after"` // Fail: Retry-After, rounded up to seconds; with Throttle and Until, 0 means until then
-	Latency    Latency  `json:"latency"`     // Drip, Delay
-	Location   string   `json:"location"`    // Redirect
+	Do     Action `json:"do"`
+	Status int    `json:"status"` // Fail, Gateway: HTTP status of the answer; 0: the status that belongs to Code
+	// Code is the provider's reason or error code for Fail. For Receipt it is a Twilio error code,
+	// or bounce, blocked, dropped, deferred, spamreport or unsubscribe.
+	Code string `json:"code"`
+	// RetryAfter is the Retry-After of the answer for Fail, rounded up to seconds. For Throttle
+	// with an end, 0 means the time until the end of the rule.
+	RetryAfter Duration `json:"retry_after"`
+	Latency    Latency  `json:"latency"`  // Drip, Delay
+	Location   string   `json:"location"` // Redirect
 
-	Matched uint64 `json:"matched"` // requests that matched; read-only
-	Picked  uint64 `json:"picked"`  // matched requests that it was applied to; read-only
+	Matched uint64 `json:"matched"` // number of requests that matched; read-only
+	Picked  uint64 `json:"picked"`  // number of requests that the rule selected; read-only
 }
 
 func (r *Rule) normalise(now time.Time) error {
@@ -95,7 +109,7 @@ func (r *Rule) normalise(now time.Time) error {
 	return r.validate()
 }
 
-// untilEnd as RetryAfter means the time that is left until the end of the rule.
+// untilEnd is a value of RetryAfter that means the time until the end of the rule.
 const untilEnd = Duration(-1)
 
 func (r *Rule) validate() error {
@@ -154,7 +168,7 @@ func (r *Rule) validateFail() error {
 	return nil
 }
 
-// retryAfter returns the Retry-After of the answer; 0: no header.
+// retryAfter returns the time for the header Retry-After. 0 means no header.
 func (r *Rule) retryAfter(now time.Time) time.Duration {
 	if r.RetryAfter == untilEnd {
 		return max(0, r.Until.Sub(now))
@@ -167,9 +181,9 @@ type ruleList struct {
 	seed uint64
 	now  func() time.Time
 
-	mu   sync.Mutex // held while the list is replaced
+	mu   sync.Mutex // held while the list is replaced by another list
 	next uint64
-	list atomic.Pointer[[]*activeRule] // newest first
+	list atomic.Pointer[[]*activeRule] // the newest rule first
 }
 
 type activeRule struct {
@@ -177,9 +191,9 @@ type activeRule struct {
 	matched, picked atomic.Uint64
 }
 
-// faultPlan holds the rules that apply to one request.
+// faultPlan holds the rules that apply to one request. A field is nil if no such rule applies.
 type faultPlan struct {
-	fault   *Rule // nil: no fault; never a Delay or Receipt rule
+	fault   *Rule // never a Delay or Receipt rule
 	latency *Rule
 	receipt *Rule
 }
@@ -236,7 +250,7 @@ func (rs *ruleList) all() []Rule {
 	return out
 }
 
-// decide returns the rules that apply to one request.
+// decide returns the rules that apply to one request. It counts the matches of the rules.
 func (rs *ruleList) decide(c *providerCall) faultPlan {
 	var p faultPlan
 	list := *rs.list.Load()
@@ -279,8 +293,8 @@ func (r *Rule) matchesReceiver(v receiver) bool {
 	return strings.HasPrefix(v.address, r.Prefix) && (r.ID == "" || r.ID == v.id)
 }
 
-// pickNext decides about the next match. With the same seed and rules it picks the same matches
-// in every run.
+// pickNext decides whether the rule selects the next request that matches. With the same seed and
+// rules it selects the same matches in every run.
 func (a *activeRule) pickNext(seed uint64) bool {
 	n := a.matched.Add(1)
 	if a.Rate < 1 && unitInterval(mixHash(seed^a.Number<<32, n)) >= a.Rate {

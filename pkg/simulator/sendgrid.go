@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// mailServer is SendGrid v3: POST /v3/mail/send.
+// mailServer is the server of SendGrid v3: POST /v3/mail/send.
 type mailServer struct {
 	sim  *Simulator
 	sent atomic.Uint64
@@ -42,7 +42,7 @@ const (
 	mailMaxPool       = 64
 )
 
-// mailRequest is the request body, without the fields that are not checked.
+// mailRequest is the body of a request. It lacks the fields that the simulator does not check.
 type mailRequest struct {
 	Personalizations []personalization `json:"personalizations"`
 	From             *mailbox          `json:"from"`
@@ -86,7 +86,7 @@ func (p *personalization) recipients() []mailbox { return slices.Concat(p.To, p.
 func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	raw, err := readMail(r)
 	if err != nil && raw == nil {
-		return // the request was cut off before its end: it does not count
+		return // the request was incomplete, so it does not count
 	}
 	var req mailRequest
 	bad := err
@@ -109,8 +109,8 @@ func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	settleCall(m.sim, w, r, c, a)
 }
 
-// readMail returns the unpacked body. With an error, it returns bytes if the body was read but
-// could not be unpacked, and nil if it was not read.
+// readMail returns the unpacked body. If the body could not be read, it returns nil and an error.
+// If the body was read but could not be unpacked, it returns the packed bytes and an error.
 func readMail(r *http.Request) ([]byte, error) {
 	body := r.Body
 	packed := r.Header.Get("Content-Encoding") == "gzip"
@@ -135,7 +135,7 @@ func readMail(r *http.Request) ([]byte, error) {
 	return out, nil
 }
 
-// receivers returns the "to" recipients. The ledger counts only these.
+// receivers returns the recipients in the "to" fields. The ledger counts only these recipients.
 func (q *mailRequest) receivers() []receiver {
 	out := make([]receiver, 0, len(q.Personalizations))
 	for i := range q.Personalizations {
@@ -153,7 +153,7 @@ func (q *mailRequest) receivers() []receiver {
 			}
 			return ""
 		}
-		seq, _ := strconv.ParseUint(arg("seq"), 10, 64) // 0 unless the text is a number
+		seq, _ := strconv.ParseUint(arg("seq"), 10, 64) // 0 if the text is not a number
 		for _, to := range p.To {
 			out = append(out, receiver{address: to.Email, id: arg("ntf"), user: arg("usr"), seq: seq, personal: p})
 		}
@@ -161,7 +161,7 @@ func (q *mailRequest) receivers() []receiver {
 	return out
 }
 
-// answerTo returns the answer to a request without faults.
+// answerTo returns the answer to a request if no rule applies to it.
 func (m *mailServer) answerTo(r *http.Request, q *mailRequest, bad error, size int, id string) providerAnswer {
 	now := m.sim.now()
 	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -187,7 +187,8 @@ func (m *mailServer) answerTo(r *http.Request, q *mailRequest, bad error, size i
 	return a
 }
 
-// brokenRule returns the first rule that the request breaks, and its field.
+// brokenRule returns the field and the message of the first rule of SendGrid that the request
+// violates.
 func (m *mailServer) brokenRule(q *mailRequest, now time.Time) (field, msg string) {
 	switch {
 	case len(q.Personalizations) == 0:
@@ -257,7 +258,7 @@ func (m *mailServer) fault(r *Rule, now time.Time) providerAnswer {
 	}
 	a := mailError(r.Status, msg, "")
 	if d := r.retryAfter(now); r.Status == http.StatusTooManyRequests && d > 0 {
-		// Spell the headers as SendGrid does. This is not the canonical form of Go, and over
+		// Use the spelling of SendGrid for these headers. It is not Go's canonical form, and over
 		// HTTP/1.1 a client sees the difference.
 		a.header["X-RateLimit-Limit"], a.header["X-RateLimit-Remaining"] = []string{"1"}, []string{"0"}
 		a.header["X-RateLimit-Reset"] = []string{strconv.FormatInt(now.Add(d+time.Second-1).Unix(), 10)}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// providerCall is one request after its handler has parsed it.
+// providerCall is one request that its handler has parsed.
 type providerCall struct {
 	provider  Provider
 	account   string // Twilio account SID
@@ -16,10 +16,10 @@ type providerCall struct {
 	receivers []receiver
 	content   content // for the inbox
 
-	// fault returns the answer for a Fail rule, in the form of the provider.
+	// fault returns the answer of a Fail or Gateway rule, in the form of the provider.
 	fault func(r *Rule, now time.Time) providerAnswer
-	// onTaken, if set, is called when the request was taken. It plans the receipts. receipt is
-	// the Receipt rule that picked the request, or nil.
+	// onTaken, if not nil, is called if the provider acts on the request. It schedules the
+	// receipts. receipt is the Receipt rule that selected the request, or nil.
 	onTaken func(receipt *Rule)
 }
 
@@ -30,20 +30,21 @@ type receiver struct {
 	attempt  string // id of the attempt at the provider
 	user     string
 	seq      uint64
-	personal *personalization // fields of a mail for this receiver only; nil: none
+	personal *personalization // fields of a mail only for this receiver; nil: there are no such fields
 }
 
-// providerAnswer is the answer to a request. Its status says whether the provider took the request.
+// providerAnswer is the answer to a request. A status below 300 means that the provider acts on the
+// request.
 type providerAnswer struct {
 	status int
-	header http.Header // nil: none
+	header http.Header // nil: no headers
 	body   []byte
 }
 
 func (a providerAnswer) ok() bool { return a.status < 300 }
 
-// settleCall decides the outcome of a call whose protocol-level answer would be a, writes it to the
-// ledger, and answers.
+// settleCall decides the outcome of a call, writes the outcome to the ledger, and answers. The
+// parameter a is the answer that the provider gives if no rule changes it.
 func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer) {
 	c.content.parent, c.content.state = r.Header.Get("Traceparent"), r.Header.Get("Tracestate")
 	p := s.rules.decide(c)
@@ -79,7 +80,7 @@ func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *provide
 	sendAnswer(s, w, r, c, a, p)
 }
 
-// recordCall writes the receivers of the call to the ledger and the inbox. silent says that the
+// recordCall writes the receivers of the call to the ledger and to the inbox. silent is true if the
 // caller gets no answer.
 func recordCall(s *Simulator, c *providerCall, a providerAnswer, outcome Outcome, silent bool, now time.Time) {
 	if c.provider > receiverProviders {
@@ -100,8 +101,8 @@ func recordCall(s *Simulator, c *providerCall, a providerAnswer, outcome Outcome
 	s.inbox.addCall(c, status, outcome, now)
 }
 
-// sendAnswer waits for the latency and answers, or does what the fault in p says instead. It panics
-// with http.ErrAbortHandler to end a request without an answer.
+// sendAnswer waits for the latency and answers. If p contains a fault, it does what the fault says
+// instead. It panics with http.ErrAbortHandler to end a request without an answer.
 func sendAnswer(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer, p faultPlan) {
 	l := *s.latency[c.provider].Load()
 	if p.latency != nil {
@@ -146,11 +147,11 @@ func sendAnswer(s *Simulator, w http.ResponseWriter, r *http.Request, c *provide
 		drip(r.Context(), s, w, a.body, time.Duration(p.fault.Latency.Median))
 		return
 	}
-	_, _ = w.Write(a.body) // an error means that the caller has left
+	_, _ = w.Write(a.body) // an error means that the caller has closed the connection
 }
 
-// drip sends the headers at once, and the body byte by byte over d. An answer without a body ends
-// after d.
+// drip sends the headers at once, and the body byte by byte over the time d. An answer without a
+// body ends after d.
 func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte, d time.Duration) {
 	rc := http.NewResponseController(w)
 	step := d / time.Duration(max(1, len(body)))
@@ -164,7 +165,8 @@ func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte,
 	}
 }
 
-// setRetryAfter sets the header to d in whole seconds, rounded up, if d is positive.
+// setRetryAfter sets the header Retry-After to d in whole seconds, rounded up. If d is not
+// positive, it does nothing.
 func setRetryAfter(h http.Header, d time.Duration) {
 	if d > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(d.Seconds()))))

@@ -32,7 +32,7 @@ type Simulator struct {
 	ledger   *Ledger
 	inbox    *inbox
 	receipts *receiptSender
-	latency  [allProviders + 1]atomic.Pointer[Latency] // by Provider
+	latency  [allProviders + 1]atomic.Pointer[Latency] // latency of each Provider
 	drawn    atomic.Uint64                             // number of latencies drawn so far
 	optedOut sync.Map                                  // phone number -> struct{}
 
@@ -43,19 +43,19 @@ type Simulator struct {
 	mail   *mailServer
 	calls  *callbackServer
 
-	listeners [6]net.Listener // as in Addrs
-	stopping  chan struct{}   // closed when Run ends, which ends hanging requests
+	listeners [6]net.Listener // in the order of the fields of Addrs
+	stopping  chan struct{}   // Run closes it when it ends, which ends hanging requests
 
 	mu  sync.Mutex
-	ran bool // Run or Close was called; mu guards it
+	ran bool // true: Run or Close was called; mu guards it
 }
 
-// Addrs holds the listening addresses, as host:port.
+// Addrs holds the addresses of the listeners, as host:port.
 type Addrs struct {
 	APNs, FCM, Twilio, SendGrid, Control, Callback string
 }
 
-// URLs holds the base URLs of the providers, without a slash at the end, and those of the pages.
+// URLs holds the base URLs of the providers and of the pages, without a slash at the end.
 type URLs struct {
 	APNs     string `json:"apns"`
 	FCM      string `json:"fcm"`
@@ -67,9 +67,9 @@ type URLs struct {
 	Callback string `json:"callback"`
 }
 
-// New derives the keys, reads the ledger file and binds the ports. It serves nothing: call Run, or
-// Close to free the ports. It returns an error of notify.KindInvalid if the configuration is
-// wrong.
+// New derives the keys, reads the ledger file and binds the ports. It does not serve yet. The
+// caller must call Run to serve, or Close to free the ports. New returns an error of
+// notify.KindInvalid if the configuration is wrong.
 func New(cfg Config) (*Simulator, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -96,7 +96,7 @@ func New(cfg Config) (*Simulator, error) {
 	return s, nil
 }
 
-// bind listens on all ports, and completes the keys and files that need the addresses.
+// bind listens on all ports. Then it completes the keys and files that contain the addresses.
 func (s *Simulator) bind(sd seed) error {
 	addrs := [...]string{s.cfg.APNs.Addr, s.cfg.FCM.Addr, s.cfg.Twilio.Addr, s.cfg.SendGrid.Addr, s.cfg.ControlAddr, s.cfg.Callback.Addr}
 	var hosts []string
@@ -129,7 +129,7 @@ func (s *Simulator) bind(sd seed) error {
 	return err
 }
 
-// Addrs returns the bound addresses.
+// Addrs returns the addresses on which the simulator listens.
 func (s *Simulator) Addrs() Addrs {
 	a := func(i int) string { return s.listeners[i].Addr().String() }
 	return Addrs{a(0), a(1), a(2), a(3), a(4), a(5)}
@@ -154,21 +154,21 @@ func (s *Simulator) CAPool() *x509.CertPool { return s.ca.pool.Clone() }
 // CAPEM returns the CA as PEM.
 func (s *Simulator) CAPEM() []byte { return slices.Clone(s.ca.pem) }
 
-// Ledger returns the record of everything received.
+// Ledger returns the record of everything that the providers received.
 func (s *Simulator) Ledger() *Ledger { return s.ledger }
 
-// AddRule puts r in front of the other rules and returns it with its number. It returns an error
-// of notify.KindInvalid if the rule is wrong.
+// AddRule adds r before all other rules, and returns it with its number. It returns an error of
+// notify.KindInvalid if the rule is wrong.
 func (s *Simulator) AddRule(r Rule) (Rule, error) { return s.rules.add(r) }
 
 // RemoveRule removes a rule. It returns false if there is no rule with that number.
 func (s *Simulator) RemoveRule(number uint64) bool { return s.rules.remove(number) }
 
-// Rules returns the rules in force, newest first.
+// Rules returns the rules in force, the newest rule first.
 func (s *Simulator) Rules() []Rule { return s.rules.all() }
 
-// SetLatency sets the latency of a provider, or of all providers for p = 0. It returns an error of
-// notify.KindInvalid if p or l is wrong.
+// SetLatency sets the latency of provider p. If p is 0, it sets the latency of all providers. It
+// returns an error of notify.KindInvalid if p or l is wrong.
 func (s *Simulator) SetLatency(p Provider, l Latency) error {
 	if p > allProviders {
 		return notify.Invalid("bad_provider", "provider", "is not known")
@@ -201,7 +201,7 @@ func (s *Simulator) Latency(p Provider) Latency {
 	return *s.latency[p].Load()
 }
 
-// SetReceipts changes the receipts for messages that come from now on. It returns an error of
+// SetReceipts changes the receipts of messages that come after the call. It returns an error of
 // notify.KindInvalid if r is wrong.
 func (s *Simulator) SetReceipts(r Receipts) error {
 	r.Batch = intOr(r.Batch, 500)
@@ -215,14 +215,14 @@ func (s *Simulator) SetReceipts(r Receipts) error {
 // Receipts returns the settings of the receipts.
 func (s *Simulator) Receipts() Receipts { return *s.receipts.cfg.Load() }
 
-// OptOut makes Twilio refuse a number with 21610, as after a STOP.
+// OptOut makes Twilio refuse messages to a number with the error code 21610, as after a STOP.
 func (s *Simulator) OptOut(phone string) { s.optedOut.Store(phone, struct{}{}) }
 
-// OptIn undoes OptOut, as after a START.
+// OptIn ends the effect of OptOut, as after a START.
 func (s *Simulator) OptIn(phone string) { s.optedOut.Delete(phone) }
 
-// Reset removes all rules and opt-outs, and restores the latencies, the receipts and the wire of
-// APNs from the configuration. It keeps the ledger and the inbox.
+// Reset removes all rules and opt-outs. It sets latencies, receipts and the Wire of APNs to the
+// values of the configuration. It keeps the ledger and the inbox.
 func (s *Simulator) Reset() {
 	s.rules.clear()
 	s.resetLatency()
@@ -232,14 +232,14 @@ func (s *Simulator) Reset() {
 	s.receipts.cfg.Store(&r)
 }
 
-// Inbox returns the last messages, newest first.
+// Inbox returns the last messages, the newest message first.
 func (s *Simulator) Inbox() []Message { return s.inbox.messages() }
 
 // flushEvery is the longest time that a line waits before it is written to the ledger file.
 const flushEvery = 100 * time.Millisecond
 
-// Run serves until ctx ends. Then it closes open connections, flushes the ledger file and frees
-// the ports. It returns nil if ctx ended it. Call it once.
+// Run serves until ctx ends. Then it closes open connections, flushes the ledger file and frees the
+// ports. It returns nil if it ended because ctx ended. It may be called once.
 func (s *Simulator) Run(ctx context.Context) error {
 	s.mu.Lock()
 	if s.ran {
@@ -276,7 +276,7 @@ func (s *Simulator) Run(ctx context.Context) error {
 	return errors.Join(err, s.ledger.close())
 }
 
-// stopServer gives answers that are being sent 200 ms, then closes all connections.
+// stopServer waits 200 ms for answers that are being sent. Then it closes all connections.
 func stopServer(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
@@ -286,7 +286,7 @@ func stopServer(srv *http.Server) error {
 	return srv.Close()
 }
 
-// Close frees the ports of a simulator that was never run. After Run it does nothing.
+// Close frees the ports of a simulator whose Run was never called. After Run it does nothing.
 func (s *Simulator) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -320,12 +320,12 @@ func (s *Simulator) flushLoop(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := s.ledger.file.flush(); err != nil {
-			return err // the ledger file is incomplete from here on, so end the run
+			return err // the ledger file stays incomplete from now on, so end the run
 		}
 	}
 }
 
-// servers returns one server per listener.
+// servers returns one server for each listener.
 func (s *Simulator) servers() []*http.Server {
 	proto := func(h1, h2 bool) *http.Protocols {
 		p := new(http.Protocols)
@@ -362,11 +362,11 @@ func (s *Simulator) serve(srv *http.Server, l net.Listener) error {
 	return srv.Serve(l)
 }
 
-// clientConn holds what the requests of one connection share.
+// clientConn holds data that all requests of one connection share.
 type clientConn struct {
 	net.Conn
 	apns apnsConn
-	wire *wireConn // set for APNs only
+	wire *wireConn // nil except for APNs
 }
 
 type connKey struct{}
@@ -380,20 +380,20 @@ func connOf(ctx context.Context) *clientConn {
 	return c
 }
 
-// reset ends the connection with a RST instead of an orderly close.
+// reset closes the connection with a RST instead of a normal close.
 func (c *clientConn) reset() {
 	nc := c.Conn
 	if t, ok := nc.(*tls.Conn); ok {
 		nc = t.NetConn()
 	}
 	if t, ok := nc.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // without it the close below is orderly
+		_ = t.SetLinger(0) // without this the close below would be a normal close
 	}
 	_ = nc.Close()
 }
 
 // SetAPNsWire changes how the APNs server behaves at the level of HTTP/2 frames. It returns an
-// error of notify.KindInvalid if HTTP/2 forbids a value.
+// error of notify.KindInvalid if HTTP/2 forbids one of the values.
 func (s *Simulator) SetAPNsWire(w Wire) error {
 	if err := w.validate(); err != nil {
 		return err
@@ -402,10 +402,10 @@ func (s *Simulator) SetAPNsWire(w Wire) error {
 	return nil
 }
 
-// APNsWire returns the wire of APNs and its counters.
+// APNsWire returns the Wire in force and the counters of the APNs server.
 func (s *Simulator) APNsWire() (Wire, WireStats) { return s.wire.state() }
 
-// ReceiptStats returns the counters of the callbacks.
+// ReceiptStats returns the counters of the receipts.
 func (s *Simulator) ReceiptStats() ReceiptStats {
 	r := s.receipts
 	r.mu.Lock()

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// authority is the CA of the simulator with the one certificate that it issued.
+// authority is the CA of the simulator, with the only certificate that it has issued.
 type authority struct {
 	pem  []byte
 	pool *x509.CertPool
 	leaf tls.Certificate
 }
 
-// The dates of the certificates are fixed, and signing without a source of randomness is
-// deterministic (RFC 6979). So the same seed gives the same bytes.
+// The dates of the certificates are fixed. Signing without a source of randomness is deterministic
+// (RFC 6979). So the same seed always gives the same certificates.
 var (
 	notBefore = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
 	notAfter  = time.Date(2074, 1, 1, 0, 0, 0, 0, time.UTC)

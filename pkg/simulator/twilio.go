@@ -13,11 +13,11 @@ import (
 	"unicode/utf8"
 )
 
-// twilioServer is Twilio Programmable Messaging:
+// twilioServer is the server of Twilio Programmable Messaging:
 // POST /2010-04-01/Accounts/{sid}/Messages.json.
 type twilioServer struct {
 	sim    *Simulator
-	active map[string]*atomic.Int64 // requests under way, by account SID
+	active map[string]*atomic.Int64 // number of requests under way, by account SID
 	sent   atomic.Uint64
 }
 
@@ -39,7 +39,8 @@ func (t *twilioServer) routes() http.Handler {
 	return mux
 }
 
-// twilioErrors holds the error codes with their HTTP status and message. %s is the wrong value.
+// twilioErrors maps the error codes to their HTTP status and message. %s stands for the wrong
+// value.
 var twilioErrors = map[int]struct {
 	status  int
 	message string
@@ -99,7 +100,7 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 	sid := r.PathValue("sid")
 	raw, err := io.ReadAll(io.LimitReader(r.Body, twilioMaxForm))
 	if err != nil {
-		return // the request was cut off before its end: it does not count
+		return // the request was incomplete, so it does not count
 	}
 	if r.PathValue("file") != "Messages.json" {
 		writeAnswer(w, twilioError(20404, 0, r.URL.Path))
@@ -127,8 +128,8 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 	settleCall(t.sim, w, r, c, a)
 }
 
-// account answers a GET of an account, which says whether the account is active. Fault rules apply,
-// as to messages.
+// account answers a GET of an account. The answer says whether the account is active. Fault rules
+// apply to this request, too.
 func (t *twilioServer) account(w http.ResponseWriter, r *http.Request) {
 	sid, _ := strings.CutSuffix(r.PathValue("file"), ".json")
 	account := t.sim.keys.accounts[sid]
@@ -145,7 +146,8 @@ func withConcurrency(a providerAnswer, n int64) providerAnswer {
 	return a
 }
 
-// answerTo returns the answer to a request without faults and without the limit on concurrency.
+// answerTo returns the answer to a request if no rule applies and the limit on concurrency is not
+// reached.
 func (t *twilioServer) answerTo(r *http.Request, m *sms) providerAnswer {
 	account := t.sim.keys.accounts[m.account]
 	user, pass, _ := r.BasicAuth()
@@ -217,7 +219,8 @@ func (t *twilioServer) fault(r *Rule, now time.Time) providerAnswer {
 	return a
 }
 
-// twilioError returns an error answer. Status 0 means the status of the code.
+// twilioError returns an error answer. If status is 0, it uses the status that belongs to the error
+// code.
 func twilioError(code, status int, value string) providerAnswer {
 	e := twilioErrors[code]
 	msg := stringOr(e.message, "Error")

@@ -11,10 +11,10 @@ import (
 // sms is one message of the Messages resource.
 type sms struct {
 	form                        url.Values
-	bad                         error // error that parsing the form gave
+	bad                         error // error of parsing the form; nil: the form is good
 	sid, account                string
 	to, from, service, callback string
-	id                          string // notification id, from the URL of the callback
+	id                          string // notification id, from the query of the callback URL
 	user                        string
 	seq                         uint64
 }
@@ -36,7 +36,8 @@ func newSMS(t *twilioServer, account string, raw []byte) *sms {
 	return m
 }
 
-// userSuffix parses " #usr:seq" at the end of a body.
+// userSuffix parses the text " #usr:seq" at the end of a body. Without such a text it returns ""
+// and 0.
 func userSuffix(body string) (user string, seq uint64) {
 	i := strings.LastIndex(body, " #")
 	if i < 0 {
@@ -54,11 +55,11 @@ func userSuffix(body string) (user string, seq uint64) {
 	return tail[:j], seq
 }
 
-// created returns the resource in the form in which Twilio returns it.
+// created returns the message resource in the form of Twilio's answer.
 func (m *sms) created(now time.Time) []byte {
 	status, count := "queued", strconv.Itoa(segments(m.form.Get("Body")))
 	if m.service != "" {
-		status, count = "accepted", "0" // Twilio chooses the sender later, and with it the encoding
+		status, count = "accepted", "0" // Twilio chooses the sender later, and then also the encoding
 	}
 	date := now.UTC().Format(time.RFC1123Z)
 	null := func(s string) any {
@@ -78,15 +79,15 @@ func (m *sms) created(now time.Time) []byte {
 	})
 }
 
-// gsm7 is the basic GSM 03.38 alphabet. A character of gsm7Extra takes two septets.
+// gsm7 is the basic alphabet of GSM 03.38. A character of gsm7Extra needs two septets.
 const (
 	gsm7      = "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
 	gsm7Extra = "^{}\\[~]|€\f"
 )
 
-// segments returns the number of SMS segments of a body. In GSM 7-bit one segment holds 160
-// septets, and several hold 153 each. If a character is not in that alphabet, it is 70 and 67
-// UTF-16 units.
+// segments returns the number of SMS segments of a body. In GSM 7-bit a single segment has up to
+// 160 septets. If there are several segments, each has up to 153. If a character is not in this
+// alphabet, the limits are 70 and 67 UTF-16 units.
 func segments(body string) int {
 	septets := 0
 	for _, c := range body {

@@ -7,8 +7,8 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// quotaWindow is a limit per key and fixed period: a key may use limit units in each period. Periods
-// start at multiples of their length, plus offset.
+// quotaWindow limits the units that a key may use in a fixed period. Each period begins at a
+// multiple of its length, plus offset.
 type quotaWindow struct {
 	limit  uint64
 	length time.Duration
@@ -23,7 +23,7 @@ func newWindow(limit uint64, length, offset time.Duration) *quotaWindow {
 	return &quotaWindow{limit: limit, length: length, offset: offset, used: map[uint64]uint64{}}
 }
 
-// take uses n units of key. If fewer are left it uses none and returns false.
+// take uses n units of key. If key has fewer units left, take uses no units and returns false.
 func (w *quotaWindow) take(key string, n uint64, now time.Time) bool {
 	k := xxhash.Sum64String(key)
 	w.mu.Lock()
@@ -36,7 +36,7 @@ func (w *quotaWindow) take(key string, n uint64, now time.Time) bool {
 	return true
 }
 
-// left returns how many units key has left, and when the period ends.
+// left returns how many units key has left, and the end of the period.
 func (w *quotaWindow) left(key string, now time.Time) (uint64, time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

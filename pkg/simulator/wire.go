@@ -8,20 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Wire says how the APNs server behaves at the level of HTTP/2 frames, on open and on new
-// connections. The zero value is the behaviour of net/http, with the streams of the
+// Wire describes how the APNs server behaves at the level of HTTP/2 frames, on open and on new
+// connections. The zero value means the behaviour of net/http, with the number of streams from the
 // configuration.
 type Wire struct {
-	// Streams is MAX_CONCURRENT_STREAMS. 0: that of the configuration; below 0: no streams.
+	// Streams is MAX_CONCURRENT_STREAMS. 0: the number from the configuration; below 0: no streams.
 	Streams int `json:"streams"`
-	// Window is INITIAL_WINDOW_SIZE: how many bytes of a body a caller may send before it is
-	// asked for more. 0: 65,535; below 0: no bytes.
+	// Window is INITIAL_WINDOW_SIZE: how many bytes of a body a caller may send before it must wait
+	// for a WINDOW_UPDATE. 0: 65,535; below 0: no bytes.
 	Window int `json:"window"`
-	// HeaderTable is HEADER_TABLE_SIZE in bytes. 0: 4,096; below 0: no table.
+	// HeaderTable is HEADER_TABLE_SIZE in bytes. 0: 4,096; below 0: no header table.
 	HeaderTable int `json:"header_table"`
-	// Frame is MAX_FRAME_SIZE in bytes. 0: 16,384, the least that HTTP/2 allows.
+	// Frame is MAX_FRAME_SIZE in bytes. 0: 16,384, which is the least size that HTTP/2 allows.
 	Frame int `json:"frame"`
-	// Silent makes the server read everything and send nothing, like a dead connection.
+	// If Silent is true, the server reads everything and sends nothing, like a dead connection.
 	Silent bool `json:"silent"`
 }
 
@@ -49,21 +49,21 @@ func (w Wire) validate() error {
 // WireStats counts events on the connections of the APNs server.
 type WireStats struct {
 	Open     int    `json:"open"`     // open connections
-	Opened   uint64 `json:"opened"`   // connections since the start
-	Over     uint64 `json:"over"`     // streams above the limit in force; all were refused
-	Refused  uint64 `json:"refused"`  // refused streams, including Over
+	Opened   uint64 `json:"opened"`   // connections since the start of the simulator
+	Over     uint64 `json:"over"`     // streams that were refused because they were above the stream limit
+	Refused  uint64 `json:"refused"`  // refused streams, including the streams in Over
 	GoAways  uint64 `json:"go_aways"` // GOAWAYs sent
 	Updates  uint64 `json:"updates"`  // WINDOW_UPDATEs sent for streams
-	Acked    uint64 `json:"acked"`    // SETTINGS that callers acknowledged
+	Acked    uint64 `json:"acked"`    // SETTINGS frames that callers acknowledged
 	Pings    uint64 `json:"pings"`    // PINGs received
 	Resets   uint64 `json:"resets"`   // RST_STREAMs received
-	Broken   uint64 `json:"broken"`   // connections that ended because the caller broke the protocol
-	Rejected uint64 `json:"rejected"` // streams after a GOAWAY, which were ignored
+	Broken   uint64 `json:"broken"`   // connections that ended because the caller violated the protocol
+	Rejected uint64 `json:"rejected"` // streams that began after a GOAWAY, which the server ignored
 }
 
-// wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream, change a
-// limit of an open connection, or send GOAWAY while requests are under way. It also takes three
-// times as much CPU a request.
+// wireServer serves APNs over HTTP/2. It is used because the server of net/http cannot refuse a
+// stream, change a limit of an open connection, or send GOAWAY while requests are under way. The
+// server of net/http also needs three times as much CPU per request.
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler
@@ -79,8 +79,9 @@ func newWireServer(s *Simulator, h http.Handler) *wireServer {
 	return &wireServer{sim: s, handler: h, wire: Wire{}.withDefaults(s.cfg.APNs.Streams), conns: map[*wireConn]struct{}{}}
 }
 
-// server returns an http.Server that only accepts connections and makes the TLS handshake. The
-// wireServer then serves the connections. On shutdown it sends them GOAWAY.
+// server returns an http.Server that only accepts connections and makes the TLS handshake. After
+// that the wireServer serves the connection. At shutdown the http.Server makes all connections send
+// GOAWAY.
 func (s *wireServer) server() *http.Server {
 	srv := &http.Server{TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){
 		"h2": func(_ *http.Server, tc *tls.Conn, _ http.Handler) { s.serveConn(tc) },
@@ -134,7 +135,7 @@ func (s *wireServer) state() (Wire, WireStats) {
 	return s.wire, st
 }
 
-// count changes the counters with the lock held.
+// count calls f with the counters while it holds the lock.
 func (s *wireServer) count(f func(*WireStats)) {
 	s.mu.Lock()
 	f(&s.stats)

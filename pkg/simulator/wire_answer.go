@@ -14,11 +14,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// errRefuse refuses the stream if a handler panics with it.
+// errRefuse is a panic value: if a handler panics with it, the stream is refused.
 var errRefuse = errors.New("simulator: refuse the stream")
 
-// handleRequest runs the handler of a request and ends its stream. A panic with errRefuse or
-// http.ErrAbortHandler resets the stream.
+// handleRequest runs the handler of a request and then ends the stream. If the handler panics with
+// errRefuse or http.ErrAbortHandler, handleRequest resets the stream.
 func (c *wireConn) handleRequest(ctx context.Context, s *wireStream) {
 	w := &wireWriter{c: c, s: s, header: http.Header{}}
 	defer func() {
@@ -30,7 +30,7 @@ func (c *wireConn) handleRequest(ctx context.Context, s *wireStream) {
 			c.change(func() { c.resetStream(s.id, http2.ErrCodeRefusedStream) })
 		case http.ErrAbortHandler:
 			c.change(func() {
-				if c.streams[s.id] == s { // not if the caller has reset the stream
+				if c.streams[s.id] == s { // false if the caller has already reset the stream
 					c.resetStream(s.id, http2.ErrCodeInternal)
 				}
 			})
@@ -64,14 +64,14 @@ func (c *wireConn) handleRequest(ctx context.Context, s *wireStream) {
 	c.srv.handler.ServeHTTP(w, r)
 }
 
-// wireWriter is the http.ResponseWriter of one request. It holds the answer back until it is complete
-// or flushed.
+// wireWriter is the http.ResponseWriter of one request. It keeps the answer until the answer is
+// complete or is flushed.
 type wireWriter struct {
 	c        *wireConn
 	s        *wireStream
 	header   http.Header
 	status   int
-	headSent bool // the headers were sent
+	headSent bool // true: the headers were sent
 	body     []byte
 }
 
@@ -89,12 +89,12 @@ func (w *wireWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// FlushError sends what was written so far.
+// FlushError sends everything that was written so far.
 func (w *wireWriter) FlushError() error { return w.flush(false) }
 
 func (w *wireWriter) end() {
 	w.WriteHeader(http.StatusOK)
-	_ = w.flush(true) // an error means that the caller has left
+	_ = w.flush(true) // an error means that the caller has closed the connection
 	if w.status == http.StatusOK {
 		w.c.proveToken()
 	}
@@ -140,13 +140,14 @@ func (w *wireWriter) flush(last bool) error {
 	return nil
 }
 
-// writeHead writes the headers of an answer. The lock is held.
+// writeHead writes the headers of an answer. c.mu is locked.
 func (c *wireConn) writeHead(w *wireWriter, end bool) {
 	c.headerBlock.Reset()
 	_ = c.enc.WriteField(hpack.HeaderField{Name: ":status", Value: strconv.Itoa(w.status)})
 	for name, values := range w.header {
 		for _, v := range values {
-			// apns-id differs in each answer: in the header table it would displace other fields.
+			// apns-id has a new value in each answer. In the header table it would displace other
+			// fields.
 			_ = c.enc.WriteField(hpack.HeaderField{Name: strings.ToLower(name), Value: v, Sensitive: name == "Apns-Id"})
 		}
 	}

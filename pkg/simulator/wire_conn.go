@@ -15,50 +15,51 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// wireConn is one HTTP/2 connection of a caller. One goroutine reads frames, one writes them, and
-// each request has a goroutine of its own, as in net/http. Only serve uses inFramer. All other
-// goroutines put frames into outgoing with mu held, and writeLoop sends them.
+// wireConn is one HTTP/2 connection of a caller. One goroutine reads frames, one goroutine writes
+// frames, and each request has a goroutine of its own, as in net/http. Only the goroutine of serve
+// uses inFramer. The other goroutines lock mu and put frames into outgoing. writeLoop sends the
+// frames in outgoing.
 type wireConn struct {
 	srv      *wireServer
 	tlsConn  *tls.Conn
 	inFramer *http2.Framer // reads frames
 	ctx      context.Context
 	cancel   context.CancelFunc
-	wake     chan struct{}
-	requests sync.WaitGroup
+	wake     chan struct{}  // wakes writeLoop
+	requests sync.WaitGroup // counts the goroutines of requests and writeLoop
 
 	mu                  sync.Mutex // guards the fields below
 	windowGrew          *sync.Cond // signalled when a window has grown, a stream was reset, or the connection ended
-	wire                Wire
-	proven              bool
-	ackedSettings       *Wire  // latest settings that the caller has acknowledged; nil: none yet
-	unackedSettings     []Wire // settings that the caller has not acknowledged yet
+	wire                Wire       // the settings in force
+	proven              bool       // true: APNs has accepted a provider token on this connection
+	ackedSettings       *Wire      // latest settings that the caller acknowledged; nil: none yet
+	unackedSettings     []Wire     // settings that the caller has not acknowledged yet, the oldest first
 	streams             map[uint32]*wireStream
-	lastStream          uint32 // highest stream that has begun
-	goAwayStream        uint32 // after a GOAWAY: the highest stream that is served
-	goingAway           bool
-	closing             bool  // the writer closes the connection when outgoing is sent
-	answerWindow        int64 // bytes of answers that the caller accepts on the connection
-	initialAnswerWindow int64
-	bodyWindow          int64 // bytes of bodies that the caller may send on the connection
-	frameMax            int
+	lastStream          uint32 // highest number of a stream that has begun
+	goAwayStream        uint32 // after a GOAWAY: highest number of a stream that is served
+	goingAway           bool   // true: a GOAWAY was sent
+	closing             bool   // true: the writer closes the connection after it has sent outgoing
+	answerWindow        int64  // how many bytes of answers the caller accepts on the connection
+	initialAnswerWindow int64  // the same for a new stream
+	bodyWindow          int64  // how many bytes of bodies the caller may send on the connection
+	frameMax            int    // most bytes in a frame that the caller accepts
 	outgoing            bytes.Buffer
-	outFramer           *http2.Framer // writes to outgoing
+	outFramer           *http2.Framer // writes to outgoing; mu must be held
 	enc                 *hpack.Encoder
 	headerBlock         bytes.Buffer
 }
 
-// wireStream is one request under way. The lock of its connection guards it.
+// wireStream is one request under way. The lock of its connection guards its fields.
 type wireStream struct {
 	id           uint32
 	head         []hpack.HeaderField
 	body         []byte
-	answerWindow int64 // bytes of the answer that the caller accepts
-	bodyWindow   int64 // bytes of the body that the caller may send
+	answerWindow int64 // how many bytes of the answer the caller accepts
+	bodyWindow   int64 // how many bytes of the body the caller may send
 	cancel       context.CancelFunc
 }
 
-// maxWireBody is the most bytes of a request body that are kept.
+// maxWireBody is the most bytes of a request body that the server keeps.
 const maxWireBody = 64 << 10
 
 func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
@@ -76,7 +77,7 @@ func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
 	return c
 }
 
-// serve reads frames until the caller leaves.
+// serve reads frames until the connection ends.
 func (c *wireConn) serve() {
 	defer c.requests.Wait()
 	defer c.cut()
@@ -105,7 +106,8 @@ func (c *wireConn) serve() {
 		if errors.As(err, &broken) {
 			c.srv.count(func(s *WireStats) { s.Broken++ })
 			c.change(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
-			_, _ = io.Copy(io.Discard, c.tlsConn) // wait until the caller has read the GOAWAY and left
+			// Wait until the caller has read the GOAWAY and closed the connection.
+			_, _ = io.Copy(io.Discard, c.tlsConn)
 			return
 		}
 		if err != nil {
@@ -114,7 +116,8 @@ func (c *wireConn) serve() {
 	}
 }
 
-// change calls f with the lock held and wakes the writer. f may write frames to outFramer.
+// change calls f while it holds the lock, and then wakes the writer. f may write frames to
+// outFramer.
 func (c *wireConn) change(f func()) {
 	c.mu.Lock()
 	f()
@@ -129,7 +132,7 @@ func (c *wireConn) signal() {
 	}
 }
 
-// cut ends the connection at once.
+// cut closes the connection at once.
 func (c *wireConn) cut() {
 	c.cancel()
 	c.mu.Lock()
@@ -173,8 +176,9 @@ func (c *wireConn) writeLoop() {
 	}
 }
 
-// hangUp ends the sending side and lets the caller close the connection. A close with unread
-// data would reset the connection and discard frames that are still under way to the caller.
+// hangUp closes the sending side and lets the caller close the connection. If this side closed the
+// connection while there is unread data, the connection would be reset, and the caller would lose
+// frames that are still under way.
 func (c *wireConn) hangUp() {
 	_ = c.tlsConn.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_ = c.tlsConn.CloseWrite()
@@ -183,8 +187,8 @@ func (c *wireConn) hangUp() {
 	}
 }
 
-// announce puts settings in force and sends them. The first SETTINGS frame comes before all other
-// frames.
+// announce makes w the settings in force and sends them. serve calls it first, so the first frame
+// of a connection is a SETTINGS frame.
 func (c *wireConn) announce(w Wire) {
 	c.change(func() {
 		c.wire = w
@@ -192,7 +196,7 @@ func (c *wireConn) announce(w Wire) {
 	})
 }
 
-// sendSettings sends the settings in force. The lock is held.
+// sendSettings sends the settings in force. The caller holds the lock.
 func (c *wireConn) sendSettings() {
 	w := c.wire
 	if first := c.srv.sim.cfg.APNs.FirstStreams; first > 0 && !c.proven {
@@ -207,7 +211,8 @@ func (c *wireConn) sendSettings() {
 	)
 }
 
-// proveToken lifts the limit of FirstStreams from a connection whose token was accepted.
+// proveToken records that APNs has accepted a provider token. So the limit FirstStreams no longer
+// applies to the connection.
 func (c *wireConn) proveToken() {
 	if c.srv.sim.cfg.APNs.FirstStreams <= 0 {
 		return
@@ -222,7 +227,7 @@ func (c *wireConn) proveToken() {
 	c.signal()
 }
 
-// goAway sends GOAWAY. Streams that have begun are answered, later ones are ignored.
+// goAway sends GOAWAY. Streams that have begun are still answered. Later streams are ignored.
 func (c *wireConn) goAway() {
 	c.change(func() {
 		if c.goingAway {
@@ -234,12 +239,12 @@ func (c *wireConn) goAway() {
 	})
 }
 
-// close ends the connection orderly, without a GOAWAY and without the frames that wait.
+// close ends the connection normally, without a GOAWAY. It drops the frames that were not sent.
 func (c *wireConn) close() {
 	c.change(func() { c.outgoing.Reset(); c.closing = true })
 }
 
-// resetStream ends a stream with RST_STREAM. The lock is held.
+// resetStream ends a stream with RST_STREAM. The caller holds the lock.
 func (c *wireConn) resetStream(id uint32, code http2.ErrCode) {
 	if s := c.streams[id]; s != nil {
 		delete(c.streams, id)

@@ -44,7 +44,8 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 	return nil
 }
 
-// onSettings applies the settings of the caller. The lock is held.
+// onSettings applies settings of the caller, or handles the caller's acknowledgement. c.mu is
+// locked.
 func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
 		return c.onAck()
@@ -71,7 +72,7 @@ func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 	return err
 }
 
-// onAck puts settings in force that the caller has acknowledged. The lock is held.
+// onAck applies the oldest settings that the caller had not acknowledged. c.mu is locked.
 func (c *wireConn) onAck() error {
 	if len(c.unackedSettings) == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
@@ -83,7 +84,7 @@ func (c *wireConn) onAck() error {
 		s.bodyWindow += int64(w.Window) - c.newStreamWindow()
 	}
 	c.ackedSettings = &w
-	// If the caller does not shrink its header table now, it will refer to removed entries.
+	// A caller that does not shrink its header table now will later refer to removed entries.
 	dec := c.inFramer.ReadMetaHeaders
 	dec.SetAllowedMaxDynamicTableSize(uint32(w.HeaderTable))
 	if w.HeaderTable < 4096 {
@@ -92,7 +93,7 @@ func (c *wireConn) onAck() error {
 	return nil
 }
 
-// newStreamWindow returns how many bytes a new stream may send. The lock is held.
+// newStreamWindow returns how many bytes a new stream may send. c.mu is locked.
 func (c *wireConn) newStreamWindow() int64 {
 	if c.ackedSettings == nil {
 		return 65535
@@ -100,8 +101,9 @@ func (c *wireConn) newStreamWindow() int64 {
 	return int64(c.ackedSettings.Window)
 }
 
-// overStreamLimit reports whether one more stream would be too many. A caller may use the highest of
-// the limits that it has acknowledged or may not have seen yet. The lock is held.
+// overStreamLimit reports whether a further stream would be over the limit. A caller knows the
+// limit that it acknowledged last. It may also have seen a later limit. So the highest of these
+// limits counts. c.mu is locked.
 func (c *wireConn) overStreamLimit() bool {
 	if c.ackedSettings == nil {
 		return false
@@ -113,7 +115,7 @@ func (c *wireConn) overStreamLimit() bool {
 	return len(c.streams) >= m
 }
 
-// onHeaders begins a stream, or ends a body with a trailer. The lock is held.
+// onHeaders begins a stream, or ends the body of a stream with a trailer. c.mu is locked.
 func (c *wireConn) onHeaders(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
 	if s := c.streams[id]; s != nil { // a trailer
@@ -144,7 +146,8 @@ func (c *wireConn) onHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// onData adds a piece to a body and gives its bytes back to the windows. The lock is held.
+// onData adds bytes to a body. Then it enlarges the windows by the same number of bytes. c.mu is
+// locked.
 func (c *wireConn) onData(f *http2.DataFrame) error {
 	n := int64(f.Length)
 	if c.bodyWindow -= n; c.bodyWindow < 0 {
@@ -174,7 +177,7 @@ func (c *wireConn) onData(f *http2.DataFrame) error {
 	return nil
 }
 
-// runHandler starts the handler of a complete request. The lock is held.
+// runHandler starts the handler of a complete request. c.mu is locked.
 func (c *wireConn) runHandler(s *wireStream) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.cancel = cancel

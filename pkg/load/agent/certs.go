@@ -18,7 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Names of the files that WriteCertificates writes.
+// The names of the files that WriteCertificates writes.
 const (
 	CAFile            = "ca.pem"
 	AgentFile         = "agent.pem"
@@ -30,10 +30,11 @@ const (
 // certificatesFor is how long the certificates of WriteCertificates are valid.
 const certificatesFor = 90 * 24 * time.Hour
 
-// WriteCertificates makes a certificate authority and two certificates that it signs, valid for
-// 90 days: one for agents on hosts, which are names or addresses, and one for the controller.
-// It does not store the authority's key, so the authority can sign nothing else. It returns an
-// error if one of the files exists.
+// WriteCertificates makes a certificate authority and two certificates that the authority signs.
+// They are valid for 90 days. The first certificate is for agents on the hosts, which are names or
+// addresses. The second is for the controller. WriteCertificates does not store the key of the
+// authority, so the authority cannot sign anything else later. It returns an error if one of the
+// files exists.
 func WriteCertificates(dir string, hosts []string, now time.Time) error {
 	if len(hosts) == 0 {
 		return notify.Invalid("bad_agents", "hosts", "are at least one name or address by which controllers reach agents")
@@ -105,7 +106,7 @@ func writePEM(dir, name, kind string, raw []byte, mode os.FileMode) error {
 	return f.Close()
 }
 
-// ServerTLS returns the TLS configuration of an agent. If clientCA is set, the agent accepts
+// ServerTLS returns the TLS configuration of an agent. If clientCA is not empty, the agent accepts
 // only controllers with a certificate of that authority.
 func ServerTLS(cert, key, clientCA string) (*tls.Config, error) {
 	c, err := tls.LoadX509KeyPair(cert, key)
@@ -120,8 +121,9 @@ func ServerTLS(cert, key, clientCA string) (*tls.Config, error) {
 	return cfg, err
 }
 
-// ClientTLS returns the TLS configuration of a controller. It accepts agents with a certificate
-// of the authority ca. If cert is set, it shows that certificate to the agents.
+// ClientTLS returns the TLS configuration of a controller. The controller accepts agents with a
+// certificate of the authority ca. If cert is not empty, the controller sends that certificate to
+// the agents.
 func ClientTLS(ca, cert, key string) (*tls.Config, error) {
 	roots, err := pool(ca)
 	if err != nil {

@@ -14,43 +14,44 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Options names the agents of a run and what they send.
+// Options lists the agents of a run and describes what they send.
 type Options struct {
-	Agents []string    // HOST:PORT of each; agent i sends segment i+1
+	Agents []string    // HOST:PORT of each agent; agent i, counted from 0, sends segment i+1
 	TLS    *tls.Config // nil: no TLS, and loopback addresses only
-	// Token returns the newest bearer token. The controller shows it to the agents, and they
-	// show it to the server under load. nil: no token.
+	// Token returns the newest bearer token. The controller sends it to the agents, and the agents
+	// send it to the server under load. nil: no token.
 	Token func(ctx context.Context) (string, error)
-	// Job is what each agent runs. Dial sets its protocol and segment, Run its token.
+	// Job describes what each agent runs. Dial sets its protocol. Run sets its segment and token.
 	Job Start
 
-	dial func(ctx context.Context, network, addr string) (net.Conn, error) // tests
-	now  func() time.Time                                                  // the controller's clock; tests
+	dial func(ctx context.Context, network, addr string) (net.Conn, error) // for tests
+	now  func() time.Time                                                  // the controller's clock; for tests
 }
 
-// Limits of an agent's clock: how far it may be off, and how exactly that must be known. An
-// agent sends what is scheduled by its own clock.
+// offsetMost is the most by which an agent's clock may differ from the controller's clock.
+// uncertaintyMost is the largest error with which this difference may be known. An agent computes
+// the times of scheduled messages with its own clock.
 const (
 	offsetMost      = time.Second
 	uncertaintyMost = 100 * time.Millisecond
 )
 
-// Fleet is the agents of one run. It implements load.Remote for the controller. mu guards the
-// fields below it and those of the links.
+// Fleet is the connection of a controller to the agents of one run. It implements load.Remote. mu
+// guards the fields that follow it, and fields of the links.
 type Fleet struct {
 	opt    Options
 	client *http.Client
 	links  []*link
 
 	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, at each change of a link
-	orders  Orders        // for all agents; At is in the controller's clock
-	began   time.Time     // when phase 0 begins; zero: not known yet
+	changed chan struct{} // closed and replaced at each change of a link
+	orders  Orders        // orders for all agents; At is in the controller's clock
+	began   time.Time     // when phase 0 begins; zero: not decided yet
 }
 
-// Dial connects to the agents and compares their clocks. It returns an error if an agent cannot
-// be reached, or has another protocol or a clock that is too far off. Fleet.Run closes the
-// connections; without a run the caller calls Close.
+// Dial connects to the agents and compares their clocks. It returns an error if an agent cannot be
+// reached, has another protocol, or has a clock that differs too much. Fleet.Run closes the
+// connections. If Run is not called, the caller must call Close.
 func Dial(ctx context.Context, o Options) (*Fleet, error) {
 	if len(o.Agents) == 0 {
 		return nil, notify.Invalid("bad_agents", "agents", "are at least one")
@@ -129,7 +130,7 @@ func (f *Fleet) Run(ctx context.Context, feed func(i int, fr *load.Frame) error)
 	wg.Wait()
 }
 
-// headStart is how long before a phase begins the agents are told of it.
+// headStart is the shortest time from the announcement of a phase to the beginning of the phase.
 const headStart = 200 * time.Millisecond
 
 // Begin implements load.Remote.
@@ -166,7 +167,8 @@ func (f *Fleet) Begin(ctx context.Context, phase int, planned time.Time) (time.T
 	return at, nil
 }
 
-// runs sets the state of the agents once the beginning of a phase is known.
+// runs returns the state of an agent after a phase was announced: a ready agent becomes a running
+// agent.
 func runs(s load.AgentState) load.AgentState {
 	if s == load.AgentReady {
 		return load.AgentRunning
@@ -174,7 +176,7 @@ func runs(s load.AgentState) load.AgentState {
 	return s
 }
 
-// stopWithin is how long agents may take to confirm that they have stopped.
+// stopWithin is how long the controller waits until the agents confirm that they have stopped.
 const stopWithin = 15 * time.Second
 
 // Sent implements load.Remote.
@@ -208,17 +210,19 @@ func (f *Fleet) Steer(s load.SteerState) {
 	f.announce()
 }
 
-// announce sends the orders to all agents at once instead of at the next beat. mu is held.
+// announce makes all links send the orders at once, instead of at the next beat. The caller holds
+// mu.
 func (f *Fleet) announce() {
 	for _, l := range f.links {
 		select {
 		case l.kick <- struct{}{}:
-		default: // a send is already due
+		default: // the link already has to send the orders
 		}
 	}
 }
 
-// wait waits until is returns true for every link. It holds mu while it calls is.
+// wait waits until is(link) returns true for every link. It returns an error if ctx ends first. It
+// holds mu while it calls the function.
 func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	for {
 		f.mu.Lock()
@@ -236,7 +240,8 @@ func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	}
 }
 
-// tell calls change with mu held, and wakes the goroutines that wait for a change.
+// tell calls the function change while it holds mu. Then it wakes the goroutines that wait for a
+// change.
 func (f *Fleet) tell(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

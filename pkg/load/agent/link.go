@@ -15,21 +15,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// link is the controller's connection to one agent. The fleet's mu guards agent, id, ready and
-// err.
+// link is the controller's connection to one agent. The mutex of the fleet guards the fields agent,
+// id, ready and err.
 type link struct {
 	fleet *Fleet
 	index int
-	base  string // URL
-	kick  chan struct{}
+	base  string        // URL
+	kick  chan struct{} // order sends the orders at once when it receives from this channel
 
 	agent load.Agent
-	id    string // the agent's id of the run; empty: not known yet
-	ready int    // the phase that the agent waits to begin, or has begun
+	id    string // id of the run at the agent; empty: not known yet
+	ready int    // phase that the agent has begun or waits to begin; -1: none
 	err   error  // why the agent is lost
 }
 
-// ended reports whether the agent sends no more events.
+// ended reports whether the agent will send no more events.
 func (l *link) ended() bool {
 	return l.agent.State == load.AgentDone || l.agent.State == load.AgentLost
 }
@@ -48,11 +48,13 @@ func (l *link) lose(why error) {
 	})
 }
 
-// roundTrips is how often the clocks are compared. The shortest round trip is the most exact.
+// roundTrips is how many times compareClocks asks an agent. It uses the shortest round trip,
+// because that is the most exact.
 const roundTrips = 8
 
-// compareClocks asks the agent for its time and computes how far its clock is off. It assumes
-// that the agent answered in the middle of the round trip, which is true to half of the trip.
+// compareClocks asks the agent for its time and computes how far the agent's clock differs. It
+// assumes that the agent answered in the middle of the round trip. So the error is at most half of
+// the round trip.
 func (l *link) compareClocks(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
@@ -108,7 +110,8 @@ func away(err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "agent_away", Msg: "cannot be reached; start it with notifyctl load agent", Err: err}
 }
 
-// refused returns the error in an agent's answer, or nil if the answer is none.
+// refused returns the error that an agent's answer contains. If the answer contains no error,
+// refused returns an error with the code bad_answer.
 func refused(resp *http.Response, dec *json.Decoder) error {
 	var e Event
 	if dec.Decode(&e) != nil || e.Failed == nil {
@@ -118,7 +121,7 @@ func refused(resp *http.Response, dec *json.Decoder) error {
 	return e.Failed.Err(0)
 }
 
-// request builds a request with a JSON body and the newest token.
+// request builds a request with a JSON body. It adds the bearer token, if token is not empty.
 func (l *link) request(ctx context.Context, method, path, token string, body any) (*http.Request, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -142,11 +145,13 @@ func (l *link) token(ctx context.Context) (string, error) {
 	return l.fleet.opt.Token(ctx)
 }
 
-// follow starts the agent's run and handles its events until the last one.
+// follow starts the run at the agent and handles the agent's events until the last event.
 func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) }) // twice: the agent may first ask its server about the token
+	// The first event may take twice as long: the agent may first ask its server whether the token
+	// is valid.
+	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) })
 	defer watch.Stop()
 	err := l.events(ctx, func(e *Event) error {
 		watch.Reset(silence)
@@ -174,7 +179,8 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	l.lose(err)
 }
 
-// events calls take with each event. It returns an error when the answer ends.
+// events starts the run at the agent and calls take with each event. When the agent's answer ends,
+// it returns an error that says why.
 func (l *link) events(ctx context.Context, take func(*Event) error) error {
 	job := l.fleet.opt.Job
 	job.Segment = load.Segment{I: l.index + 1, N: len(l.fleet.links)}
@@ -231,7 +237,8 @@ func (l *link) order(ctx context.Context) {
 			return
 		}
 		if id != "" {
-			// Orders that fail are sent again. If none arrive, the agent stops.
+			// If this fails, the next beat sends the orders again. If no orders arrive, the agent
+			// stops.
 			_ = l.send(ctx, runsPath+"/"+id, &o)
 		}
 	}

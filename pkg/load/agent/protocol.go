@@ -12,15 +12,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Protocol is the version of the protocol between agents and controllers. Both sides refuse
-// another version.
+// Protocol is the version of the protocol between agents and controllers. Agents and controllers
+// refuse any other version.
 const Protocol = 1
 
 const (
-	beat    = time.Second     // the longest pause between two messages of either side
-	silence = 3 * time.Second // after it without a message, the other side counts as gone
+	beat    = time.Second     // each side sends a message at least this often
+	silence = 3 * time.Second // a side that sends nothing for this time counts as gone
 
-	bodyTime = 10 * time.Second // the longest that a request's body may take to arrive
+	bodyTime = 10 * time.Second // longest time in which the body of a request must arrive
 )
 
 const (
@@ -28,8 +28,8 @@ const (
 	runsPath  = "/v1/runs"
 )
 
-// Limits in bytes: of a request, which has a scenario, and of an event, which has the frame of a
-// second with about 30 bytes for each acknowledged message.
+// Limits in bytes. A request contains a scenario. An event contains the frame of one second, with
+// about 30 bytes for each acknowledged message.
 const (
 	maxRequest = 8 << 20
 	maxEvent   = 256 << 20
@@ -40,7 +40,7 @@ type About struct {
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"`
 	Host     string `json:"host"`
-	Now      int64  `json:"now_ns"` // the agent's clock, since 1970
+	Now      int64  `json:"now_ns"` // the agent's clock, in ns since 1970
 }
 
 // Start is the request that starts a run.
@@ -50,41 +50,46 @@ type Start struct {
 	Segment   load.Segment `json:"segment"`
 	Aim       Aim          `json:"aim"`
 	OrderBase uint64       `json:"order_base"` // see load.Config
-	Promises  bool         `json:"promises"`   // report each acknowledged message: the controller has a ledger
-	Steerable bool         `json:"steerable"`  // Orders may change the rate
+	// If Promises is true, the agent reports each acknowledged message, because the controller has
+	// a ledger.
+	Promises  bool `json:"promises"`
+	Steerable bool `json:"steerable"` // true: Orders may change the rate
 }
 
-// Aim says where and how the agents send.
+// Aim describes the target of the agents and how they send to it.
 type Aim struct {
-	Server        string        `json:"server,omitempty"` // URL; empty: the scenario has null steps only
+	Server        string        `json:"server,omitempty"` // URL; empty: the scenario has only null steps
 	Token         string        `json:"token,omitempty"`
 	Grant         string        `json:"grant,omitempty"` // token of a load grant
 	Callback      string        `json:"callback,omitempty"`
 	Kafka         []string      `json:"kafka,omitempty"`
-	Timeout       time.Duration `json:"timeout_ns,omitempty"` // of one request
+	Timeout       time.Duration `json:"timeout_ns,omitempty"` // timeout of one request
 	NoCalibration bool          `json:"no_calibration,omitempty"`
 }
 
-// Event is one line of the answer to a Start. An empty one says that the agent is alive.
+// Event is one line of the answer to a Start. An empty Event shows that the agent is alive.
 type Event struct {
-	Run    string       `json:"run,omitempty"`   // id of the run, for Orders; in the first event
-	Ready  *int         `json:"ready,omitempty"` // the agent waits for the Orders that begin this phase
-	Frame  *load.Frame  `json:"frame,omitempty"`
-	Done   bool         `json:"done,omitempty"` // the last event: the agent has sent everything, or was told to stop
+	Run string `json:"run,omitempty"` // id of the run, for the path of Orders; only in the first event
+	// Ready is the number of a phase. The agent waits for the Orders that begin this phase.
+	Ready *int        `json:"ready,omitempty"`
+	Frame *load.Frame `json:"frame,omitempty"`
+	// If Done is true, this is the last event: the agent has sent everything, or the controller has
+	// stopped it.
+	Done   bool         `json:"done,omitempty"`
 	Failed *api.Problem `json:"failed,omitempty"`
 }
 
-// Orders is the complete state that the controller wants. The controller sends it every second,
-// which also shows that the controller is alive.
+// Orders is the complete state that the controller wants. The controller sends Orders every second.
+// They also show that the controller is alive.
 type Orders struct {
-	Phase int              `json:"phase"` // the last phase whose beginning is known; below 0: none
-	At    int64            `json:"at_ns"` // when it begins in the agent's clock, since 1970
+	Phase int              `json:"phase"` // the last phase whose beginning is decided; below 0: no phase
+	At    int64            `json:"at_ns"` // when this phase begins: ns since 1970, in the agent's clock
 	Steer *load.SteerState `json:"steer,omitempty"`
-	Token string           `json:"token,omitempty"` // replaces the earlier one
+	Token string           `json:"token,omitempty"` // replaces the earlier token
 	Stop  bool             `json:"stop,omitempty"`
 }
 
-// problemOf encodes an agent's error for the controller, with its cause.
+// problemOf converts an error of an agent, with its cause, to the form that the controller gets.
 func problemOf(err error) *api.Problem {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
@@ -103,5 +108,5 @@ func refuse(w http.ResponseWriter, err error) {
 	p := problemOf(err)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(p.Status)
-	_ = json.NewEncoder(w).Encode(Event{Failed: p}) // fails if the controller has gone
+	_ = json.NewEncoder(w).Encode(Event{Failed: p}) // fails if the controller has closed the connection
 }

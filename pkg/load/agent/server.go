@@ -21,17 +21,19 @@ import (
 
 // Server is an agent: it runs segments of scenarios for controllers, one at a time.
 type Server struct {
-	// Open connects to the target of a scenario. It returns the configuration of the run and
-	// a function that closes the connections. token returns the controller's newest token.
+	// Open connects to the target of a scenario. It returns the configuration of the run and a
+	// function that closes the connections. The function token returns the newest token of the
+	// controller.
 	Open func(ctx context.Context, s *load.Scenario, aim *Aim, token func(context.Context) (string, error)) (cfg load.Config, end func(), err error)
 	// Check returns an error if a controller's bearer token does not allow a run. nil: every
-	// controller that can connect may run, by its certificate or because it is on this machine.
+	// controller that can connect may run. Such a controller has a certificate, or is on this
+	// machine.
 	Check func(ctx context.Context, token string) error
-	// Loopback is set if the listener has no TLS, on a loopback address. Then the agent
-	// refuses requests to other hosts, which a web page could send (see notify.LoopbackHost).
+	// Loopback is true if the listener has no TLS and listens on a loopback address. Then the agent
+	// refuses requests for other hosts, which a web page could send (see notify.LoopbackHost).
 	Loopback bool
 	Version  string
-	Note     func(format string, args ...any) // prints the beginning and the end of each run
+	Note     func(format string, args ...any) // prints the start and the end of each run
 	Now      func() time.Time                 // the agent's clock; nil: time.Now
 
 	mu  sync.Mutex
@@ -45,8 +47,8 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("POST "+runsPath, s.start)
 	mux.HandleFunc("PUT "+runsPath+"/{id}", s.order)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A web page in a browser on this machine can send requests, too. The browser adds an
-		// Origin header to them.
+		// A web page in a browser on this machine can send requests to the agent, too. The browser
+		// adds an Origin header to such requests.
 		if s.Loopback && !notify.LoopbackHost(r.Host) || r.Header.Get("Origin") != "" {
 			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "an agent without TLS takes requests for localhost or a loopback address only, and none from browsers"})
 			return
@@ -63,19 +65,20 @@ func (s *Server) now() time.Time {
 }
 
 func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
-	host, _ := os.Hostname() // an empty name after an error
+	host, _ := os.Hostname() // the name is empty after an error
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()}) // fails if the controller has gone
+	// Encode fails if the controller has closed the connection.
+	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()})
 }
 
-// read decodes a request's JSON body. It returns an error if the body takes longer than
+// read decodes the JSON body of a request. It returns an error if the body takes longer than
 // bodyTime or has more than maxRequest bytes.
 func read(w http.ResponseWriter, r *http.Request, into any) error {
 	ctl := http.NewResponseController(w)
 	if err := ctl.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
-	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }() // no deadline for the rest of the run
+	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }() // the rest of the run has no read deadline
 	if t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); t != api.TypeJSON {
 		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "is "+api.TypeJSON)
 	}
@@ -109,10 +112,10 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// start runs a segment. Its answer lasts as long as the run, and the run ends when the
-// connection breaks.
+// start runs a segment. The answer lasts as long as the run. If the connection breaks, the run
+// ends.
 func (s *Server) start(w http.ResponseWriter, r *http.Request) {
-	// Check before the body is read, so that a stranger cannot make the agent hold 8 MiB.
+	// Check before reading the body. So a stranger cannot make the agent use 8 MiB of memory.
 	if s.Check != nil {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if !ok || token == "" {
@@ -151,13 +154,13 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		emit := func(e Event) {
 			select {
 			case events <- e:
-			case <-gone: // the controller has gone
+			case <-gone: // the controller has closed the connection
 			}
 		}
 		emit(Event{Run: run.id})
 		err := run.drive(ctx, &sc, &st, emit)
 		if err == nil && ctx.Err() != nil && !run.toldToStop() {
-			// It ended early, but the controller did not stop it.
+			// The run ended early, but the controller did not stop it.
 			err = &notify.Error{Kind: notify.KindUnavailable, Code: "agent_stopped", Msg: "the agent was stopped", Err: context.Cause(ctx)}
 		}
 		if err != nil {
@@ -175,7 +178,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 	close(gone)
 }
 
-// stream writes events until the channel is closed, and an empty event every second.
+// stream writes the events until the channel is closed. It writes an empty event every second.
 func stream(w http.ResponseWriter, events <-chan Event) error {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -225,8 +228,8 @@ func (s *Server) release() {
 	s.run = nil
 }
 
-// scenario returns the scenario that the agent runs. It drops faults, thresholds and drains,
-// which are the controller's work.
+// scenario returns the scenario that the agent runs. It removes faults, thresholds and drains,
+// because the controller is responsible for them.
 func (st *Start) scenario() (s load.Scenario, err error) {
 	if st.Protocol != Protocol {
 		return s, &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is %d, and the agent speaks %d: use one release of notifyctl", st.Protocol, Protocol)}
@@ -244,8 +247,8 @@ func (st *Start) scenario() (s load.Scenario, err error) {
 	return s, nil
 }
 
-// Suits returns notify.KindInvalid if agents cannot send the scenario: it starts a notifyd, or
-// it reads a trace from a file.
+// Suits returns an error of notify.KindInvalid if agents cannot send the scenario. This is the case
+// if the scenario starts a notifyd or reads a trace from a file.
 func Suits(s *load.Scenario) error {
 	if m := cmp.Or(s.Server.Mode, "context"); m != "context" && !s.OnlyNull() {
 		return notify.Invalid("bad_scenario", "server.mode", fmt.Sprintf("is %s, and agents send to a server that runs: context", m))

@@ -11,21 +11,21 @@ import (
 
 var errSilent = errors.New("the controller was silent for 3 s")
 
-// session is a run of an agent.
+// session is one run of an agent.
 type session struct {
 	server *Server
-	id     string // a secret of the controller: only Orders that name it are accepted
+	id     string // a secret that only the controller gets: the agent accepts only Orders with this id
 	aim    Aim
 	cancel context.CancelCauseFunc
 
 	mu      sync.Mutex
 	orders  Orders
-	changed chan struct{} // closed, and replaced, by each new Orders
+	changed chan struct{} // closed and replaced by each new Orders
 	run     *load.Run     // nil: not started yet
-	watch   *time.Timer   // ends the run if the controller stays silent
+	watch   *time.Timer   // ends the run if no Orders arrive for the time silence
 }
 
-// follow applies new Orders.
+// follow applies new Orders. Orders without a token keep the earlier token.
 func (s *session) follow(o *Orders) {
 	s.mu.Lock()
 	token := s.orders.Token
@@ -61,7 +61,7 @@ func (s *session) token(context.Context) (string, error) {
 	return s.orders.Token, nil
 }
 
-// drive runs the segment until it ends or ctx ends.
+// drive runs the segment until the segment or ctx ends.
 func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
 	watch := time.AfterFunc(silence, func() { s.cancel(errSilent) })
 	defer watch.Stop()
@@ -73,12 +73,12 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 		return err
 	}
 	defer end()
-	// The controller does this work: the ledger, the server's figures, the faults.
+	// The controller reads the ledger and the server's figures, and makes the faults.
 	cfg.Ledger, cfg.State, cfg.Faults, cfg.Server, cfg.Actions = nil, nil, nil, nil, nil
 	cfg.Callback, cfg.Segment, cfg.OrderBase, cfg.Promises, cfg.Steerable = s.aim.Callback, st.Segment, st.OrderBase, st.Promises, st.Steerable
 	var failed error
 	cfg.Report = func(f *load.Frame, err error) {
-		if err != nil { // the frame is lost, and the controller must know
+		if err != nil { // the frame is lost, so the run ends and the controller gets the error
 			failed = err
 			s.cancel(err)
 			return
@@ -102,7 +102,8 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 	return failed
 }
 
-// begins waits for the Orders that begin a phase, and returns when the phase begins.
+// begins waits for the Orders that begin a phase. It returns the moment at which the phase begins,
+// by the clock of time.Now.
 func (s *session) begins(ctx context.Context, phase int) (time.Time, error) {
 	for {
 		s.mu.Lock()

@@ -1,8 +1,8 @@
-// Package launch connects a load run to its target. The target is a server that already
-// runs, a notifyd in this process, or a notifyd in a process of its own, which the faults of
-// the scenario may kill.
+// Package launch connects a load run to its target. The target is a server that already runs, a
+// notifyd in this process, or a notifyd in a process of its own. The faults of a scenario may kill
+// only a notifyd in a process of its own.
 //
-// Start reading at Open. mayGo is the place that decides which hosts may get load.
+// Start reading at Open. mayGo decides which hosts may get load.
 package launch
 
 import (
@@ -22,37 +22,39 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Options says how Open finds or starts the target.
+// Options describes how Open finds or starts the target.
 type Options struct {
-	// Context returns a client of the server that the flags or the current context name, and
-	// the control URLs of its simulated providers, separated by commas, or "".
+	// Context returns a client of the server that the flags or the current context name. It also
+	// returns the control URLs of that server's simulated providers, separated by commas, or "".
 	Context func() (cl *api.Client, simulators string, err error)
-	Note    func(format string, args ...any) // prints what Open is about to start
+	Note    func(format string, args ...any) // prints a message
 
-	Version       string        // notifyctl's
-	Timeout       time.Duration // of one request
-	Notifyd       string        // program for mode process; empty: beside notifyctl, or on the PATH
-	Grant         string        // token of a load grant; empty: loopback addresses only
-	Kafka         []string      // brokers of target kafka; empty: the log of a notifyd that Open starts
-	NoCheck       bool          // do not check delivery with the ledger
-	NoCalibration bool
+	Version string        // version of notifyctl
+	Timeout time.Duration // timeout of one request
+	// Notifyd is the program for mode process. Empty: notifyd in the folder of notifyctl, or on the
+	// PATH.
+	Notifyd       string
+	Grant         string   // token of a load grant; empty: load goes only to loopback addresses
+	Kafka         []string // brokers of target kafka; empty: the log of the notifyd that Open starts
+	NoCheck       bool     // true: do not check delivery with the ledger
+	NoCalibration bool     // true: do not measure the speed of this machine before the run
 }
 
-// Environment is the target of one run. It is not safe for concurrent use, but Failed may be
-// called while the run goes on.
+// Environment is the target of one run. It is not safe for concurrent use. But Failed may be called
+// during the run.
 type Environment struct {
 	Config load.Config
-	closes []func() error
-	ended  chan error // gets the error of a pipeline when its Run returns
-	died   func() error
-	// brokers is the log of the notifyd that Open started.
+	closes []func() error // functions that stop what Open started, in the order of the starts
+	ended  chan error     // gets the result of a pipeline's Run when Run returns
+	died   func() error   // returns an error if the notifyd process has ended; nil: there is no such process
+	// brokers are the brokers of the notifyd that Open started.
 	brokers []string
 }
 
-// Close stops what Open started, in the reverse order.
+// Close stops everything that Open started, in reverse order.
 func (e *Environment) Close() {
 	for _, f := range slices.Backward(e.closes) {
-		_ = f() // the result is complete, and what stays behind is in a temporary folder
+		_ = f() // after an error only files in a temporary folder remain; the result is complete
 	}
 	e.closes = nil
 }
@@ -61,7 +63,7 @@ func (e *Environment) Close() {
 func (e *Environment) Failed() error {
 	select {
 	case err := <-e.ended:
-		e.ended <- err // put it back: Close waits for it
+		e.ended <- err // put the error back, because Close waits for it
 		return fmt.Errorf("notifyd ended during the run: %w", cmpErr(err))
 	default:
 	}
@@ -80,8 +82,8 @@ func cmpErr(err error) error {
 	return err
 }
 
-// calibration is how long a run makes each kind of body before it starts, to learn how fast
-// this machine is.
+// calibration is how long a run makes bodies of each step name before it starts, to measure the
+// speed of this machine.
 const calibration = 200 * time.Millisecond
 
 // Open connects to the target of the scenario s, or starts it. The caller closes the
@@ -116,8 +118,8 @@ func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, er
 	return e, err
 }
 
-// context connects to a server that already runs: on this machine, or with a load grant. A
-// mistyped context must not cause an outage.
+// context connects to a server that already runs. The server must be on this machine, or there must
+// be a load grant for it. So a wrong context cannot cause an outage.
 func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options) error {
 	cl, simulators, err := o.Context()
 	if err != nil {
@@ -154,8 +156,9 @@ func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options)
 	return e.simulators(simulators)
 }
 
-// confirms returns nil if a server's answer about a grant says that the grant holds for
-// host. A server that answers every request with 200 is not a notifyd that consented.
+// confirms returns nil if a server's answer about a grant says that the grant is active and covers
+// host. The check is needed because a server that answers every request with 200 may not be a
+// notifyd. Such a server has not consented to the load.
 func confirms(said, g *api.LoadGrant, host string) error {
 	if said.ID != g.ID || said.State != api.GrantActive || !said.Covers(host) {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_unknown", Msg: fmt.Sprintf("%s answered, but did not confirm load grant %s", host, g.ID)}
@@ -163,9 +166,9 @@ func confirms(said, g *api.LoadGrant, host string) error {
 	return nil
 }
 
-// mayGo returns the grant by which load may go to the server, or nil if every host is a
-// loopback address. It opens no connection. It reads the token without its signature:
-// only the cluster that signed it can check it, and Consent asks that cluster.
+// mayGo returns the grant that allows load to the server, or nil if every host is a loopback
+// address. It opens no connection. It does not check the signature of the token: only the cluster
+// that signed the token can do this, and Consent asks that cluster.
 func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadGrant, error) {
 	urls := []string{server}
 	if simulators != "" {
@@ -208,8 +211,9 @@ func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadG
 	return &g, load.CheckGrant(*s, &g)
 }
 
-// awake asks the server for a notification that does not exist. It returns an error if the
-// server is away, refuses the token or refuses load. So these stop a run before it begins.
+// awake asks the server for a notification that does not exist. It returns an error if the server
+// does not answer, refuses the token or refuses load. So such an error stops a run before it
+// begins.
 func awake(ctx context.Context, cl *api.Client) error {
 	_, err := cl.Notification(ctx, notify.ID{Base: notify.NewBase(time.Now())}.String())
 	if e, ok := errors.AsType[*notify.Error](err); ok && (e.Code == "no_answer" || e.Kind == notify.KindUnauthorized || strings.HasPrefix(e.Code, "load_")) {
@@ -219,12 +223,12 @@ func awake(ctx context.Context, cl *api.Client) error {
 }
 
 func (e *Environment) client(cl *api.Client, s *load.Scenario) {
-	cl.Retries = 0 // a run counts failures, so none may be hidden by a retry
+	cl.Retries = 0 // the client must not retry, because a retry would hide a failure that the run must count
 	tr := api.NewTransport(s.Workers() + 8)
-	tr.Proxy = nil // a proxy gave no consent
+	tr.Proxy = nil // the owner of a proxy has not consented to the load
 	cl.HTTPClient = &http.Client{Transport: tr}
-	// Every request carries the mark, also to a notifyd that this run started. If that one
-	// joined a cluster, because of a setting it was given, it refuses the load.
+	// Every request has the header of a load run, even a request to a notifyd that this run
+	// started. A setting may have made that notifyd join a cluster. Then it refuses the load.
 	cl.Load = api.LoadLocal
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
 	e.Config.Target = &load.HTTP{Client: cl}
@@ -233,10 +237,10 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	e.Config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
 }
 
-// simulators makes one ledger of the simulators at the control URLs, which commas separate.
+// simulators makes one ledger of the simulators at the control URLs. Commas separate the URLs.
 func (e *Environment) simulators(control string) error {
 	tr := api.NewTransport(4)
-	tr.Proxy = nil // only the hosts that were checked are called: no proxy, no redirect
+	tr.Proxy = nil // call only hosts that were checked: no proxy and no redirect
 	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	e.closes = append(e.closes, func() error { client.CloseIdleConnections(); return nil })
 	list, err := load.ParseSimulators(control, client)
@@ -247,7 +251,7 @@ func (e *Environment) simulators(control string) error {
 	e.Config.Ledger, e.Config.Faults = sims, sims
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
-	if url, err := sims.Callback(ctx); err == nil { // simulators of an older release have none
+	if url, err := sims.Callback(ctx); err == nil { // simulators of older releases have no callback
 		e.Config.Callback = url + "/load"
 	}
 	return nil
@@ -278,11 +282,13 @@ func stateOf(cl *api.Client) load.StateOf {
 	}
 }
 
-// serverOf returns a function that reads the server's own figures: lag, circuits, dead letters.
-// It returns an error for a token without scope observe.
+// serverOf returns a function that reads the server's own figures: lag, circuits, dead letters. The
+// function returns an error if the token lacks the scope observe.
 func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	var dead int64
-	var again time.Time // when dead letters are counted next: counting reads them all, so it may take 1% of the time
+	// again is when the dead letters may be counted again. Counting reads all dead letters, so it
+	// may take at most 1% of the time.
+	var again time.Time
 	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)
 		for _, l := range r.Late {
@@ -315,7 +321,9 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 		}
 		if began := time.Now(); last || began.After(again) {
 			top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead", All: true}, 1)
-			if again = time.Now().Add(100 * time.Since(began)); err == nil { // set also after an error: a count that timed out is not repeated at once
+			// Set the time also after an error, so that a count that timed out is not repeated at
+			// once.
+			if again = time.Now().Add(100 * time.Since(began)); err == nil {
 				dead = int64(top.Total)
 			}
 		}
@@ -324,10 +332,10 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	}
 }
 
-// replayOf returns the action that replays all dead letters and waits for the job to end.
+// replayOf returns the action that replays all dead letters and waits until the replay job ends.
 func replayOf(cl *api.Client) func(context.Context) error {
 	return func(ctx context.Context) error {
-		op := *cl // copy it when the action runs: cl.Load is set after the client is made
+		op := *cl // copy the client only when the action runs, because cl.Load is set after the client was made
 		op.Context, op.Reason = "load", "a scenario replays its dead letters"
 		plan, err := op.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{State: "dead", All: true}, Canary: -1, Rate: 1000})
 		if err != nil || plan.Entries == 0 {
@@ -390,7 +398,8 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 	if err != nil {
 		return err
 	}
-	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // not ctx: after a stop the pipeline still drains
+	// Do not use ctx, because the pipeline must still drain after ctx has ended.
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { e.ended <- pl.Run(run) }()
 	e.closes = append(e.closes, func() error { stop(); return <-e.ended })
 	ready, done := context.WithTimeout(ctx, 5*time.Minute)

@@ -23,7 +23,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// process starts notifyd and the simulators in processes of their own. Faults never touch the
+// process starts notifyd and the simulators in processes of their own. No fault affects the
 // simulators, because their ledger proves what was delivered.
 func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Options) error {
 	bin, err := findNotifyd(opt.Notifyd)
@@ -60,7 +60,8 @@ func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Option
 	return e.simulators(control)
 }
 
-// findNotifyd returns bin if it is set. Otherwise it looks beside notifyctl, then on the PATH.
+// findNotifyd returns bin if it is not empty. Otherwise it looks in the folder of notifyctl, and
+// then on the PATH.
 func findNotifyd(bin string) (string, error) {
 	if bin != "" {
 		return bin, nil
@@ -78,8 +79,8 @@ func findNotifyd(bin string) (string, error) {
 	return bin, nil
 }
 
-// owned is a notifyd process, with its simulators, that the run may kill. mu guards sims, proc
-// and ending.
+// owned is a notifyd process, with its simulators, that the run may kill. mu guards sims, proc and
+// ending.
 type owned struct {
 	bin, dir, url string
 	port          int
@@ -89,10 +90,10 @@ type owned struct {
 	mu     sync.Mutex
 	sims   *child
 	proc   *child
-	ending bool // a fault ends it, so its end is not an error
+	ending bool // true: a fault ends proc, so the end of proc is not an error
 }
 
-// child is a process that was started here. Its output goes to the file log.
+// child is a process that this process started. It writes its output to the file log.
 type child struct {
 	*exec.Cmd
 	log  string
@@ -100,9 +101,9 @@ type child struct {
 	err  error         // the result of Wait; read it only after done is closed
 }
 
-// why returns an error that says how the child ended and quotes the last line it wrote.
+// why returns an error that says how the child ended. It quotes the last line that the child wrote.
 func (c *child) why() error {
-	b, _ := os.ReadFile(c.log) // without the log the error is shorter
+	b, _ := os.ReadFile(c.log) // if there is no log, the error is only shorter
 	text := strings.TrimSpace(string(b))
 	text = text[strings.LastIndexByte(text, '\n')+1:]
 	if text != "" {
@@ -111,7 +112,7 @@ func (c *child) why() error {
 	return fmt.Errorf("%s ended: %w%s", strings.TrimSuffix(filepath.Base(c.log), ".log"), cmpErr(c.err), text)
 }
 
-// kill kills the process, also a paused one, and waits until it has ended.
+// kill kills the process and waits until it has ended. It also kills a paused process.
 func (c *child) kill() {
 	if c == nil {
 		return
@@ -126,11 +127,13 @@ func (o *owned) child(name string, args ...string) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the child has its own
+	defer log.Close() // the child has a copy of the file
 	c.Stdout, c.Stderr = log, log
 	// The child must not get settings from this environment: they may name a cluster.
 	c.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, app.EnvPrefix) })
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to notifyctl only, which then ends the child
+	// In a process group of its own the child does not get Ctrl-C. notifyctl gets it and then ends
+	// the child.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {
 		return nil, err
 	}
@@ -185,8 +188,8 @@ func (o *owned) start(ctx context.Context) error {
 	return c.await(ctx, func() error { return o.ready(ctx) })
 }
 
-// await calls f until it succeeds, for at most five minutes: on a busy disk a start may take
-// one. It returns an error as soon as the child has ended.
+// await calls f until f succeeds or five minutes have passed. On a busy disk a start may take a
+// minute. It returns an error as soon as the child has ended.
 func (c *child) await(ctx context.Context, f func() error) error {
 	for began := time.Now(); ; {
 		err := f()
@@ -203,7 +206,7 @@ func (c *child) await(ctx context.Context, f func() error) error {
 	}
 }
 
-// died returns an error if notifyd has ended and no fault ended it.
+// died returns an error if notifyd has ended although no fault ended it.
 func (o *owned) died() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -218,8 +221,9 @@ func (o *owned) died() error {
 	}
 }
 
-// Fault implements load.ProcessControl. It kills a notifyd that was told to stop and is still
-// there at the end of the fault. If notifyd stops with an error, the fault returns it.
+// Fault implements load.ProcessControl. For a fault "stop", notifyd must end before the end of the
+// fault. If it has not ended, the function that Fault returns kills it and reports an error. If
+// notifyd ended with an error, that function returns the error.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc
@@ -235,7 +239,7 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 	}
 	if err := proc.Process.Signal(sig); err != nil {
 		select {
-		case <-proc.done: // it had ended before the signal
+		case <-proc.done: // the process had ended before the signal
 			return nil, proc.why()
 		default:
 			return nil, err
@@ -252,8 +256,8 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 	}, nil
 }
 
-// stopped returns nil if the child has stopped without an error. It kills a child that has not
-// stopped.
+// stopped returns nil if the child has ended without an error. If the child has not ended, stopped
+// kills it and returns an error.
 func (c *child) stopped() error {
 	select {
 	case <-c.done:
@@ -271,7 +275,7 @@ func (c *child) stopped() error {
 func (o *owned) end() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.proc.kill() // no need for a clean stop: its folder is removed
+	o.proc.kill() // a clean stop is not needed, because its folder is removed
 	o.sims.kill()
 	return nil
 }

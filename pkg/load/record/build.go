@@ -26,13 +26,13 @@ type Recorded struct {
 	Messages int64   `json:"messages"`
 	Peak     int64   `json:"peak"` // messages in the busiest second
 	Skew     Skew    `json:"skew"`
-	Bytes    float64 `json:"bytes,omitempty"` // mean length of a text; 0: not known
+	Bytes    float64 `json:"bytes,omitempty"` // mean length of a text in bytes; 0: not known
 
 	step  load.Step
 	trace []byte
 }
 
-// traceSlot is the resolution of a trace: requests within one slot share one line for each size.
+// traceSlot is the resolution of a trace. Requests of the same size in one slot share a line.
 const traceSlot = 100 * time.Millisecond
 
 // The largest values that a scenario accepts.
@@ -81,13 +81,14 @@ func (r *Recorder) Steps() []Recorded {
 	return out
 }
 
-// recordedStep makes the step of a stream from its requests.
+// recordedStep makes the step of a stream. rs holds the requests of the stream.
 func (r *Recorder) recordedStep(target string, st stream, rs requestCounts) Recorded {
 	s := r.streams[st]
 	if st.trigger {
 		target = load.Trigger
 	}
-	// Each message carries its address: the users of a scenario have no profiles that hold one.
+	// Each message carries its address, because the users of a scenario have no profiles with an
+	// address.
 	step := load.Step{Target: target, Name: target, Arrival: load.Arrival{Shape: "trace"}, Addresses: !st.trigger}
 	if !st.trigger {
 		step.Channel, step.Category = st.channel.String(), st.category.String()
@@ -116,7 +117,8 @@ func (r *Recorder) recordedStep(target string, st stream, rs requestCounts) Reco
 	if largest > 1 {
 		step.Size = largest
 	}
-	// Enough workers for requests that take 10 ms each. The default of 64 suits lower rates.
+	// Provide enough workers for requests that take 10 ms each. For low rates the default of 64 is
+	// enough.
 	if n := int(busiest / 100); n > 64 && target != load.Fanout {
 		step.Workers = min(n, 2000)
 	}
@@ -137,7 +139,7 @@ func millis(seconds float64) load.Duration {
 	return load.Duration(time.Duration(math.Round(seconds*1000)) * time.Millisecond)
 }
 
-// stepUsers returns the number of users of a step and how messages pick them.
+// stepUsers returns the number of users of a step, and how its messages select them.
 func stepUsers(k *Skew, largest int, target string) load.Users {
 	u := load.Users{Count: load.Number(min(max(k.Users, largest), maxUsers)), Pick: "uniform"}
 	switch {
@@ -149,8 +151,8 @@ func stepUsers(k *Skew, largest int, target string) load.Users {
 	return u
 }
 
-// traceOf returns the lines of a trace: seconds, requests, and, if any request has more than
-// one message, the messages of each request.
+// traceOf returns the lines of a trace. A line holds seconds and the number of requests. If any
+// request has more than one message, a line also holds the number of messages of each request.
 func traceOf(rs requestCounts, largest int) []byte {
 	var b bytes.Buffer
 	b.WriteString("# seconds, requests")
@@ -172,9 +174,9 @@ func traceOf(rs requestCounts, largest int) []byte {
 	return b.Bytes()
 }
 
-// Write writes the scenario to file and the trace of each step to a file beside it. from names
-// the kind of source. If nothing was recorded, Write writes nothing and returns an error of
-// notify.KindNotFound.
+// Write writes the scenario to file. It writes the trace of each step to a file in the same folder.
+// The parameter from is the kind of the source. If nothing was recorded, Write writes nothing and
+// returns an error of notify.KindNotFound.
 func (r *Recorder) Write(file, from string) ([]Recorded, error) {
 	steps := r.Steps()
 	if len(steps) == 0 {

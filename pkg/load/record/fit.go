@@ -7,7 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// distribution holds the mean and variance of a series, updated by Welford's method.
+// distribution holds the mean and variance of a series. Welford's method updates them with each
+// value.
 type distribution struct{ n, mean, squares, least, most float64 }
 
 func (s *distribution) add(v float64) {
@@ -21,28 +22,30 @@ func (s *distribution) add(v float64) {
 	s.squares += d * (v - s.mean)
 }
 
-// evenBounds returns the bounds of the even distribution with the same mean and variance, cut
-// to the least and greatest value seen. A scenario can express even distributions only.
+// evenBounds returns the bounds of the even distribution that has the same mean and variance. The
+// bounds are limited to the least and the greatest value of the series. A scenario can express only
+// even distributions.
 func (s *distribution) evenBounds() (low, high float64) {
 	half := math.Sqrt(3 * s.squares / max(s.n, 1))
 	return max(s.mean-half, s.least), min(s.mean+half, s.most)
 }
 
-// Skew says how messages are spread over users.
+// Skew describes how unevenly messages are spread over users.
 type Skew struct {
 	Users    int     `json:"users"`
-	Top1     float64 `json:"top_1"`  // share of all messages that went to the user with the most
-	Top10    float64 `json:"top_10"` // share that went to the ten users with the most
-	Top1Pct  float64 `json:"top_1pct"`
-	Exponent float64 `json:"exponent,omitempty"` // exponent of the Zipf distribution that fits; 0: even
-	once     bool    // each user got one message
+	Top1     float64 `json:"top_1"`              // share of all messages that the user with the most messages got
+	Top10    float64 `json:"top_10"`             // share of all messages that the ten users with the most messages got
+	Top1Pct  float64 `json:"top_1pct"`           // share of all messages that the 1% of users with the most messages got
+	Exponent float64 `json:"exponent,omitempty"` // exponent of the Zipf distribution that fits; 0: an even distribution
+	once     bool    // true: no user got more than one message
 }
 
-// minMessages is how many messages a user must have got to be used for the fit. The share of
-// users with fewer says more about chance than about the distribution.
+// minMessages is the least number of messages of a user whose share is used for the fit. The share
+// of users with fewer messages depends more on chance than on the distribution.
 const minMessages = 10
 
-// skewOf describes how messages are spread over users. byUser counts them by hash of the user.
+// skewOf describes how messages are spread over users. byUser holds the number of messages by hash
+// of the user.
 func skewOf(byUser map[uint64]uint32) Skew {
 	counts := make([]uint32, 0, len(byUser))
 	total := 0.0
@@ -70,8 +73,8 @@ func skewOf(byUser map[uint64]uint32) Skew {
 	return k
 }
 
-// fitExponent returns the Zipf exponent with which the top users get this share. It returns 0
-// if an even distribution could give the same share by chance.
+// fitExponent returns the Zipf exponent with which the top users get this share of the messages. It
+// returns 0 if an even distribution could give the same share by chance.
 func fitExponent(users, top, share float64) float64 {
 	low, high := 0.0, 9.9
 	for range 60 {
@@ -88,5 +91,5 @@ func fitExponent(users, top, share float64) float64 {
 	return math.Round(low*1000) / 1000
 }
 
-// minExponent is the lowest exponent that counts: chance alone may give a lower one.
+// minExponent is the lowest exponent that counts. A lower exponent may come from chance alone.
 const minExponent = 0.15

@@ -1,17 +1,17 @@
-// Package record turns the past traffic of a server into a load scenario. It records when
-// messages were accepted, by kind, channel and category, how large requests and texts were,
+// Package record turns the past traffic of a server into a load scenario. It records when messages
+// were accepted, by kind, channel and category. It also records how large requests and texts were,
 // and how unevenly messages were spread over users.
 //
 //	Log, Archive, Server  read one source and call Add for each message: sources.go
 //	Recorder              counts the messages: record.go
 //	Steps, Write          make steps with traces of the counts: build.go, fit.go
 //
-// A scenario holds no content and no name of a user, caller or message. The Recorder counts
-// users and callers by hash. The seed of the hash exists only in the Recorder.
+// A scenario contains no content, and no name of a user, caller or message. The Recorder stores
+// users and callers only as hashes. The seed of the hash exists only in the Recorder.
 //
-// What may go wrong: the log may begin after the start of the period, and an archive may end
-// before its end. Log returns short in the first case. In the second, Latest is before Until.
-// Start reading at Recorder.Add.
+// What may go wrong: the log may begin after the start of the period. Then Log returns short as
+// true. Or an archive may end before the end of the period. Then Latest is before Until. Start
+// reading at Recorder.Add.
 package record
 
 import (
@@ -23,36 +23,37 @@ import (
 
 // Message describes one message, or some receivers of a fan-out, as a source reports it.
 type Message struct {
-	Trigger  bool        // a callback: it has no channel, category or user
-	Fanout   bool        // a part of a fan-out
-	Base     notify.Base // the request of a fan-out
-	Count    int         // receivers that this call reports; 1 unless Fan
+	Trigger  bool        // true: the message is a callback, which has no channel, category or user
+	Fanout   bool        // true: the message is part of a fan-out
+	Base     notify.Base // identifies the request of a fan-out
+	Count    int         // number of receivers that this Message describes; 1 if Fanout is false
 	Channel  notify.Channel
 	Category notify.Category
 	Caller   string
 	Trace    string // trace id of the request, the same for all messages of a batch; empty: not known
-	User     []byte // not set for a fan-out; Add does not keep it
+	User     []byte // not set for a fan-out; Add keeps no reference to it
 	Accepted time.Time
-	DueAfter time.Duration // from Accepted until it was due; 0: due at once
-	Bytes    int           // length of its text; 0: not known
+	DueAfter time.Duration // time from Accepted until the message was due; 0: due at once
+	Bytes    int           // length of the message's text; 0: not known
 }
 
 // Recorder counts messages. For each channel and category it needs about 50 bytes for each
-// millisecond in which a caller sent messages, and about 50 bytes for each user. Only one
-// goroutine may use it at a time.
+// millisecond in which a caller sent messages, and about 50 bytes for each user. Only one goroutine
+// may use a Recorder at a time.
 type Recorder struct {
 	since, until time.Time
 	batchFrom    int
 	seed         maphash.Seed
 
 	streams map[stream]*streamStats
-	moments map[momentKey]int          // messages that are not of fan-outs
+	// moments holds the number of messages in each moment, without fan-outs.
+	moments map[momentKey]int
 	fanouts map[fanoutKey]*fanoutStats // fan-outs
-	latest  time.Time                  // latest acceptance of any message, in the period or not
+	latest  time.Time                  // latest acceptance of any message, inside or outside the period
 }
 
-// stream identifies the messages that become one step. They become two steps if some of
-// them were sent in batches and some alone.
+// stream identifies messages that become one step. They become two steps if some of the messages
+// were sent in batches and others as single requests.
 type stream struct {
 	trigger, fanout, later bool
 	channel                notify.Channel
@@ -79,16 +80,16 @@ type fanoutStats struct {
 
 // streamStats holds the distributions of a stream.
 type streamStats struct {
-	bytes, later distribution
-	users        map[uint64]uint32 // messages by hash of the user
+	bytes, later distribution      // text lengths in bytes; seconds from acceptance until due
+	users        map[uint64]uint32 // number of messages by hash of the user
 }
 
-// New returns a Recorder of the messages accepted in [since, until). The id of a message does
-// not say which request it came in, so the Recorder guesses which messages were one batch:
-// those of one caller, channel and category in one millisecond with the same trace id. Where
-// trace ids are not known, batch or more messages in that millisecond are a batch.
-// New returns an error of notify.KindInvalid for a period that is empty or longer than 24 h,
-// and for a batch below 2.
+// New returns a Recorder of the messages accepted in [since, until). The id of a message does not
+// show which request the message came in. So the Recorder guesses which messages were one batch:
+// messages of one caller, channel and category in one millisecond with the same trace id. If trace
+// ids are not known, at least batch such messages in one millisecond count as a batch. New returns
+// an error of notify.KindInvalid if the period is empty or longer than 24 h, or if batch is below
+// 2.
 func New(since, until time.Time, batch int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):
@@ -113,8 +114,8 @@ func (r *Recorder) Since() time.Time { return r.since }
 // Until returns the end of the recorded period.
 func (r *Recorder) Until() time.Time { return r.until }
 
-// Latest returns when the youngest message of all calls to Add was accepted, in the period
-// or not. It returns the zero time if there was none.
+// Latest returns when the youngest message of all calls of Add was accepted, inside or outside the
+// period. It returns the zero time if Add was not called.
 func (r *Recorder) Latest() time.Time { return r.latest }
 
 // Add counts a message, unless it was accepted outside the period.
@@ -125,7 +126,7 @@ func (r *Recorder) Add(m *Message) {
 	if m.Accepted.Before(r.since) || !m.Accepted.Before(r.until) {
 		return
 	}
-	later := m.DueAfter > 0 || m.Trigger // a callback is always scheduled, even one that is due at once
+	later := m.DueAfter > 0 || m.Trigger // a callback is always scheduled, even if it is due at once
 	st := stream{m.Trigger, m.Fanout, later, m.Channel, m.Category}
 	s := r.streams[st]
 	if s == nil {

@@ -15,17 +15,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// minLater is the shortest time between acceptance and append after which a message counts as
-// scheduled. Retries of an append take a second at most, so a longer delay is no retry.
+// minLater is the shortest delay between acceptance and append with which a message counts as
+// scheduled. Retries of an append delay a message by at most a second, so a longer delay is not
+// caused by retries.
 const minLater = 2 * time.Second
 
-// Log records the messages in the log. It reads from the start of the period to due after its
-// end, so that it finds scheduled messages, which come into the log when they are due. It
-// returns short if the log begins within the period, so that messages may be missing.
+// Log records the messages in the log. A scheduled message comes into the log only when it is due.
+// So Log reads from the start of the period until the time due after its end. short is true if the
+// log begins within the period, so that messages may be missing.
 func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration) (short bool, err error) {
 	conn := log.Conn{Brokers: brokers}
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), load.Socket); ok {
-		conn.Brokers = []string{"127.0.0.1:9092"} // required, but the dialer below ignores it
+		conn.Brokers = []string{"127.0.0.1:9092"} // required, but the dialer below ignores this address
 		conn.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", name)
 		}
@@ -63,14 +64,16 @@ func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conser
 	return short, over.Read(ctx, from, to, func(_ log.TopicPartition, rec *log.Record) error {
 		var env notify.Envelope
 		if err := notify.DecodeEnvelope(rec.Value, &env); err != nil || env.Derived() {
-			return nil //nolint:nilerr // a damaged record cannot be counted, and a retry is no part of the load
+			// A damaged record cannot be counted. A derived record, such as a retry, is not part of
+			// the load.
+			return nil //nolint:nilerr // see above
 		}
 		r.addEnvelope(&env, rec.Time)
 		return nil
 	})
 }
 
-// addEnvelope counts the messages of a record that was appended at came.
+// addEnvelope counts the messages of a record. came is when the record was appended.
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
 		Fanout: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
@@ -82,7 +85,7 @@ func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	r.Add(&m)
 }
 
-// Archive records the messages in the outcomes of an archive. If Latest is before the end of
+// Archive records the messages in the outcomes of an archive. If Latest is then before the end of
 // the period, the archive ends early and the last messages are missing.
 func (r *Recorder) Archive(ctx context.Context, files fs.FS) error {
 	ms, err := archive.ListFS(files)
@@ -109,8 +112,8 @@ func (r *Recorder) Archive(ctx context.Context, files fs.FS) error {
 	return nil
 }
 
-// setFromOutcome fills in the fields that the id, channel and category of an outcome say. It
-// returns an error of notify.KindInvalid if one of them is unknown to this release.
+// setFromOutcome fills in the fields that follow from the id, channel and category of an outcome.
+// It returns an error of notify.KindInvalid if this release does not know one of the three.
 func (m *Message) setFromOutcome(id, channel, category string) error {
 	of, err := notify.ParseID(id)
 	var known [2]bool
@@ -123,14 +126,14 @@ func (m *Message) setFromOutcome(id, channel, category string) error {
 	return nil
 }
 
-// Client is the part of *api.Client that Server needs.
+// Client contains the methods of *api.Client that Server needs.
 type Client interface {
 	Notifications(ctx context.Context, q api.NotificationQuery) (api.UserHistory, error)
 	Triggers(ctx context.Context, q api.TriggerQuery) (api.TriggerPage, error)
 }
 
-// Server records the messages in the history of a server, and its triggers. With a token that
-// sees one caller only, it records that caller alone.
+// Server records the messages in the history of a server, and the server's triggers. If the
+// client's token allows only one caller's messages, it records only these messages.
 func (r *Recorder) Server(ctx context.Context, c Client) error {
 	q := api.NotificationQuery{Since: r.since, Until: r.until, Limit: 1000}
 	for {
@@ -155,8 +158,8 @@ func (r *Recorder) Server(ctx context.Context, c Client) error {
 	}
 }
 
-// addTriggers counts the triggers. The server lists the newest first, so the first trigger
-// from before the period ends the loop.
+// addTriggers counts the triggers. The server lists the newest trigger first. So the loop ends at
+// the first trigger that was created before the period.
 func (r *Recorder) addTriggers(ctx context.Context, c Client) error {
 	q := api.TriggerQuery{Limit: 1000}
 	for {

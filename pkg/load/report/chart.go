@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// chart is one chart of the page. Its lines are an SVG that is stretched over its box. Its texts
-// are HTML beside the SVG, so that they keep their size on a phone. The SVG holds only numbers
-// and escaped titles. Names go through the template, which escapes them.
+// chart is one chart of the page. Its lines are an SVG that is stretched to the size of its box.
+// Its texts are HTML outside the SVG, so that they keep their size on a phone. The SVG contains
+// only numbers and escaped titles. Names go through the template, which escapes them.
 type chart struct {
 	Title, About, XName string
 	Lines               []series
 	x, y                axis
 	cells               []cell
-	marks               []float64    // dashed vertical lines, in units of x
-	shades              [][2]float64 // from and to of shaded stretches, in units of x
+	marks               []float64    // positions of dashed vertical lines, in units of x
+	shades              [][2]float64 // begin and end of shaded stretches, in units of x
 }
 
-// series is one line, in units of the axes. A NaN in y leaves a gap.
+// series is one line of a chart, in units of the axes. A NaN in y makes a gap in the line.
 type series struct {
 	Colour      int
 	Name, Value string
@@ -28,7 +28,8 @@ type series struct {
 	area        bool
 }
 
-// cell is a rectangle in units of the axes. It shows its title while the pointer is over it.
+// cell is a rectangle in units of the axes. The browser shows its title while the pointer is over
+// it.
 type cell struct {
 	class, title   string
 	x0, x1, y0, y1 float64
@@ -36,7 +37,7 @@ type cell struct {
 
 // axis maps values to positions from 0 to 1, and labels some of them.
 type axis struct {
-	lo, hi float64 // exponents of ten if log is set
+	lo, hi float64 // if log is true, exponents of ten
 	log    bool
 	ticks  []tick
 }
@@ -44,7 +45,7 @@ type axis struct {
 type tick struct {
 	value float64
 	text  string
-	less  bool // hidden on a phone
+	less  bool // true: hidden on a phone
 }
 
 type label struct {
@@ -53,8 +54,9 @@ type label struct {
 	Less bool
 }
 
-// position returns the place of a value on the axis, 0 to 1. On a logarithmic axis a value of 0
-// or below has no place: position returns NaN.
+// position returns the place of a value on the axis, 0 to 1. A value outside the axis is moved to
+// the nearest end. A logarithmic axis has no place for a value of 0 or below; then position returns
+// NaN.
 func (a *axis) position(v float64) float64 {
 	if a.log {
 		if v <= 0 {
@@ -68,7 +70,7 @@ func (a *axis) position(v float64) float64 {
 	return min(max((v-a.lo)/(a.hi-a.lo), 0), 1)
 }
 
-// The size of the SVG before it is stretched.
+// The width and height of the SVG before it is stretched.
 const boxW, boxH = 1000.0, 300.0
 
 // Plot draws the chart.
@@ -139,7 +141,7 @@ func (c *chart) Y() (list []label) {
 	return list
 }
 
-// Marks returns the numbers above the plot. Marks that are too close together share a label.
+// Marks returns the numbers of the marks, above the plot. Marks that are very close share a label.
 func (c *chart) Marks() (list []label) {
 	const least = 0.022
 	for i := 0; i < len(c.marks); {
@@ -157,7 +159,7 @@ func (c *chart) Marks() (list []label) {
 	return list
 }
 
-// linearAxis returns an axis from 0 to a round number at or above peak.
+// linearAxis returns an axis from 0 to a round number that is at least peak.
 func linearAxis(peak float64, write func(float64) string) (a axis) {
 	step := 1.0
 	if peak > 0 && !math.IsInf(peak, 0) {
@@ -176,8 +178,8 @@ func linearAxis(peak float64, write func(float64) string) (a axis) {
 	return a
 }
 
-// logAxis returns an axis of nanoseconds over whole decades. It returns false if no value is
-// above 0.
+// logAxis returns a logarithmic axis of nanoseconds that covers whole decades. It returns false if
+// the lines have no value above 0.
 func logAxis(lines []series) (axis, bool) {
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for _, l := range lines {

@@ -11,19 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// timeFrame holds what all charts over time of a run share: the axis of time, the marks, and
-// the shade behind every other phase.
+// timeFrame holds what all charts over time of a run share: the time axis, the marks, and the shade
+// of every second phase.
 type timeFrame struct {
 	chart
 	r      *load.Result
-	groups [][]load.SecondRow // each group of seconds is one point of a line
+	groups [][]load.SecondRow // each group of seconds becomes one point of a line
 }
 
-// maxColumns is the most points of a line over time, and maxHeat the most columns of the heat
-// map. In a longer run each of them stands for a group of seconds.
+// maxColumns is the most points of a line over time. maxHeat is the most columns of the heat map.
+// In a longer run each point or column stands for a group of seconds.
 const maxColumns, maxHeat = 500, 240
 
-// ofSecond returns one figure of a second, ofGroup one figure of a group of seconds.
+// An ofSecond returns one figure of a second. An ofGroup returns one figure of a group of seconds.
 type (
 	ofSecond = func(*load.SecondRow) int64
 	ofGroup  = func([]load.SecondRow) float64
@@ -54,10 +54,12 @@ func newFrame(r *load.Result) *timeFrame {
 	return f
 }
 
-// groupSize returns the size of groups of n elements such that there are at most most groups.
+// groupSize returns how many elements a group must have, so that n elements form no more groups
+// than most.
 func groupSize(n, most int) int { return max(1, (n+most-1)/most) }
 
-// groupBounds returns the seconds at which a group begins and ends.
+// groupBounds returns the seconds at which a group begins and ends. The group does not contain the
+// second to.
 func groupBounds(g []load.SecondRow) (from, to float64) {
 	return float64(g[0].Second), float64(g[len(g)-1].Second + 1)
 }
@@ -95,8 +97,9 @@ func rateOf(of ofSecond) ofGroup {
 	}
 }
 
-// linearChart returns a chart over time with an axis from 0. It shows the figures of a group
-// while the pointer is over it. It returns nil if the chart is optional and all figures are 0.
+// linearChart returns a chart over time with an axis from 0. The browser shows the figures of a
+// group while the pointer is over it. linearChart returns nil if the chart is optional and all
+// figures are 0.
 func (f *timeFrame) linearChart(title, about string, optional bool, write func(float64) string, lines ...series) []*chart {
 	peak := 0.0
 	for _, l := range lines {
@@ -171,7 +174,7 @@ func (f *timeFrame) latencyChart() []*chart {
 }
 
 // asLogChart gives the chart a title and a logarithmic y axis. It returns nil if the chart has no
-// values.
+// values above 0.
 func (c *chart) asLogChart(title, about string) []*chart {
 	var ok bool
 	if c.y, ok = logAxis(c.Lines); !ok {
@@ -181,13 +184,13 @@ func (c *chart) asLogChart(title, about string) []*chart {
 	return []*chart{c}
 }
 
-// percentileCharts returns the percentile curves: one chart with each kind of latency over all
-// steps, and one with the response of each step. On the axis every further nine (90, 99, 99.9)
-// has the same width.
+// percentileCharts returns the percentile curves. The first chart has each kind of latency of all
+// steps together. The second chart has the response of each step. On the axis the ranges 0 to 90,
+// 90 to 99, 99 to 99.9 and so on have the same width.
 func percentileCharts(r *load.Result) []*chart {
 	steps := measuredSteps(r)
 	var all, each percentileCurves
-	for _, k := range []kind{lag, service, response, endToEnd, late} { // the first is drawn below the others
+	for _, k := range []kind{lag, service, response, endToEnd, late} { // the page draws the first curve below the others
 		all.add([kinds]int{2, 1, 0, 3, 5}[k], kindNames[k], steps, k)
 	}
 	list := all.chart("Percentiles", "Latency at each percentile, of all steps but warm-ups. Lag is the generator's own delay, service is from sending to the answer, response from when a message was due.")
@@ -200,7 +203,8 @@ func percentileCharts(r *load.Result) []*chart {
 	return append(list, each.chart("Response of each step", "From when a message was due to its answer.")...)
 }
 
-// percentileCurves holds the histograms that share a chart, and a line without points for each.
+// percentileCurves holds the histograms that share a chart. For each histogram it holds a line that
+// has no points yet.
 type percentileCurves struct {
 	hs    []*hdrhistogram.Histogram
 	lines []series
@@ -217,10 +221,10 @@ func (n *percentileCurves) chart(title, about string) []*chart {
 	for _, h := range n.hs {
 		most = max(most, h.TotalCount())
 	}
-	// Show as many nines as the number of values can resolve.
+	// The axis shows as many nines as the number of values can resolve.
 	c := &chart{XName: "percentile", Lines: n.lines, x: axis{hi: min(max(math.Ceil(math.Log10(float64(most))), 2), 7)}}
 	for i, h := range n.hs {
-		// Stop at the last value: a higher percentile would only repeat it.
+		// Stop at the last value, because higher percentiles would only repeat this value.
 		end := min(math.Log10(float64(h.TotalCount())), c.x.hi)
 		const points = 160
 		l, at := &c.Lines[i], []float64{}
@@ -241,10 +245,10 @@ func (n *percentileCurves) chart(title, about string) []*chart {
 	return c.asLogChart(title, about)
 }
 
-// heatMap returns the chart of how many responses of each second had which latency.
+// heatMap returns a chart that shows how many responses of each second had each latency.
 func (f *timeFrame) heatMap() []*chart {
 	lo, hi, most := load.HeatBuckets, -1, int64(1)
-	var sums []load.HeatColumn // of groups, with the first second of each
+	var sums []load.HeatColumn // sums of groups; Second is the first second of the group
 	size := groupSize(len(f.r.Heat), maxHeat)
 	for cols := range slices.Chunk(f.r.Heat, size) {
 		sum := load.HeatColumn{Second: cols[0].Second}
@@ -272,8 +276,8 @@ func (f *timeFrame) heatMap() []*chart {
 			if v == 0 {
 				continue
 			}
-			// Readers look for rare slow responses. The colour follows the logarithm, so that
-			// even a few are visible.
+			// Readers look for rare slow responses. The colour depends on the logarithm of the
+			// count, so that even a few responses are visible.
 			level := 0.0
 			if most > 1 {
 				level = 8 * math.Log(float64(v)) / math.Log(float64(most))

@@ -12,20 +12,20 @@ import (
 
 // Rules say when a figure of run B is a regression against run A.
 //
-// A percentile (of response, service and end to end) is worse if it is higher by more than
-// Percent, and by more than Floor, and by more than three times the noise. The noise is the
-// standard error of the difference between the seconds of the two runs. The more a second
-// resembles the one before, the fewer independent seconds the run counts for. A percentile is
-// judged only if at least ten values lie above it in both runs.
+// A percentile (of response, service and end to end) is worse if it is higher by more than Percent,
+// by more than Floor, and by more than three times the noise. All three must be true. The noise is
+// the standard error of the difference between the two runs, estimated from their seconds. If each
+// second is similar to the previous second, the run counts as fewer independent seconds. A
+// percentile is judged only if at least ten values are above it in both runs.
 //
-// The highest backlog is worse if it is higher by more than Percent, by more than a tenth of a
-// second of what B accepted, and by more than three times the spread of the backlogs of the
-// seconds. A rate is worse if it is lower by more than Percent. A count of losses, duplicates
-// and the like is worse if it is higher at all. Failures are worse if their share of what was
-// sent is higher by more than 0.1 percentage points.
+// The highest backlog is worse if it is higher by more than Percent, by more than a tenth of what B
+// accepts per second, and by more than three times the spread of the backlogs of the seconds. A
+// rate is worse if it is lower by more than Percent. A count of losses, duplicates and similar is
+// worse if it is higher at all. Failures are worse if their share of the sent messages is higher by
+// more than 0.1 percentage points.
 //
-// Nothing is judged if one of the runs is GENERATOR_BOUND or INCONCLUSIVE: its figures are not
-// those of the server.
+// Nothing is judged if a run is GENERATOR_BOUND or INCONCLUSIVE, because the figures of such a run
+// do not describe the server.
 type Rules struct {
 	Percent float64       `json:"percent"`  // default 10
 	Floor   time.Duration `json:"floor_ns"` // default 100 us
@@ -37,12 +37,12 @@ func (r Rules) withDefaults() Rules {
 	return r
 }
 
-// Change says how a figure of run B differs from that of run A.
+// Change says how a figure of run B differs from the same figure of run A.
 type Change string
 
 // The changes.
 const (
-	Same     Change = "same" // equal, or different by less than the rules ask for
+	Same     Change = "same" // equal, or the difference is too small for the rules
 	Better   Change = "better"
 	Worse    Change = "worse"
 	Unjudged Change = "unjudged"
@@ -50,14 +50,14 @@ const (
 
 // Row compares one figure of two runs.
 type Row struct {
-	Step            string  `json:"step,omitempty"` // empty: the figure is of the whole run
+	Step            string  `json:"step,omitempty"` // empty: the figure describes the whole run
 	Figure          string  `json:"figure"`
 	Unit            string  `json:"unit"` // ns, /s, count or share
 	A               float64 `json:"a"`
 	B               float64 `json:"b"`
 	Noise           float64 `json:"noise,omitempty"` // three standard errors, in Unit
 	Change          Change  `json:"change"`
-	UnjudgedBecause string  `json:"why,omitempty"` // why it was not judged
+	UnjudgedBecause string  `json:"why,omitempty"` // why the figure was not judged
 }
 
 // Comparison is the result of Compare.
@@ -66,7 +66,7 @@ type Comparison struct {
 	Rows        []Row    `json:"rows"`
 	Notes       []string `json:"notes,omitempty"`
 	Regressions int      `json:"regressions"`
-	// Judged is false if the verdict of a run says that its figures are not the server's.
+	// Judged is false if a run's verdict says that its figures do not describe the server.
 	Judged bool `json:"judged"`
 }
 
@@ -118,8 +118,8 @@ func stepOf(r *load.Result, like *load.StepSnapshot) *load.StepResult {
 	return nil
 }
 
-// noteDifferences adds a note for each difference of the environments that makes the runs hard
-// to compare.
+// noteDifferences adds a note for each difference of the environments that makes it hard to compare
+// the runs.
 func (c *Comparison) noteDifferences(a, b *load.Result) {
 	note := func(what, x, y string) {
 		if x != y {
@@ -141,8 +141,9 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 	}
 }
 
-// addRow appends a row and judges it. The figure of B is the same from low to high, and below or
-// above otherwise. If why is not empty, the row is unjudged for that reason.
+// addRow appends a row and judges it. If the figure of B is from low to high, the change is Same.
+// If the figure is lower, the change is the parameter below. If it is higher, the change is the
+// parameter above. If why is not empty, the row is Unjudged for that reason.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
 	row.Change, row.UnjudgedBecause = Same, why
 	switch {
@@ -156,8 +157,8 @@ func (c *Comparison) addRow(row Row, why string, low, high float64, below, above
 	c.Rows = append(c.Rows, row)
 }
 
-// addLessIsBetter appends a row of a figure of which less is better. The figure is the same if
-// it differs by at most Percent, or by at most beyond.
+// addLessIsBetter appends a row of a figure for which less is better. The row is Same if the figure
+// differs by at most Percent, or by at most the amount beyond.
 func (c *Comparison) addLessIsBetter(row Row, why string, beyond float64) {
 	limit := 1 + c.Rules.Percent/100
 	c.addRow(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
@@ -200,8 +201,8 @@ func (c *Comparison) compareWholeRun(a, b *load.Result) {
 	c.addLessIsBetter(Row{Figure: "backlog peak", Unit: "count", A: peakA, B: peakB, Noise: noise}, unchecked, max(noise, 0.1*b.Rates.Acked))
 }
 
-// backlogPeak returns the highest backlog of a second of sending, and the standard deviation of
-// the backlogs of these seconds.
+// backlogPeak returns the highest backlog at the end of a second of sending. sigma is the standard
+// deviation of the backlogs of these seconds.
 func backlogPeak(r *load.Result) (peak, sigma float64) {
 	var list []float64
 	for i := range r.Seconds {
@@ -216,7 +217,8 @@ func backlogPeak(r *load.Result) (peak, sigma float64) {
 	return slices.Max(list), sigma
 }
 
-// compareStep compares the percentiles of one step: s in run a, t in run b.
+// compareStep compares the percentiles of one step. s is the step in run a, and t is the step in
+// run b.
 func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	p50 := func(v *load.Brief) int64 { return v.P50 }
 	p99 := func(v *load.Brief) int64 { return v.P99 }
@@ -237,7 +239,7 @@ func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 		for _, q := range []struct {
 			name   string
 			a, b   int64
-			above  int64 // one value in this many lies above the percentile
+			above  int64 // one of this many values is above the percentile
 			second func(*load.Brief) int64
 		}{
 			{" p50", k.x.P50, k.y.P50, 2, p50}, {" p99", k.x.P99, k.y.P99, 100, p99}, {" p99.9", k.x.P999, k.y.P999, 1000, most},
@@ -254,7 +256,7 @@ func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	}
 }
 
-// everySecond returns a function that lists one kind of times of a step, second by second.
+// everySecond returns a function that lists the times of one kind of a step, one Brief per second.
 func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *load.StepResult) []load.Brief {
 	return func(r *load.Result, s *load.StepResult) (list []load.Brief) {
 		for i := range r.Seconds {
@@ -272,7 +274,7 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figuresOf returns one figure of each second that has values.
+// figuresOf returns one figure of each second that has values. The function of reads the figure.
 func figuresOf(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {
@@ -282,12 +284,12 @@ func figuresOf(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
 	return list
 }
 
-// relativeNoise returns the standard error of the median of a series, as a share of the median.
-// It uses the median absolute deviation, which one stray second does not move.
+// relativeNoise returns the standard error of the median of a series, as a share of the median. It
+// uses the median absolute deviation, so a single unusual second does not change it.
 func relativeNoise(list []float64) float64 {
 	n := len(list)
 	if n < 3 {
-		return 0 // too few values to estimate it; the floor and the percentage still apply
+		return 0 // too few values to estimate the noise; floor and percentage still apply
 	}
 	sigma, mid := robustDeviation(list)
 	if mid <= 0 {
@@ -298,8 +300,8 @@ func relativeNoise(list []float64) float64 {
 	return 1.2533 * sigma / math.Sqrt(max(independent, 1)) / mid
 }
 
-// robustDeviation estimates the standard deviation of a series from its median absolute
-// deviation, which ignores stray values. It also returns the median.
+// robustDeviation estimates the standard deviation of a series from its median absolute deviation.
+// So a few unusual values do not change it. It also returns the median.
 func robustDeviation(list []float64) (sigma, mid float64) {
 	mid = median(list)
 	dev := make([]float64, len(list))
@@ -319,7 +321,7 @@ func median(list []float64) float64 {
 	return (s[n/2-1] + s[n/2]) / 2
 }
 
-// autocorrelation returns the correlation of a series with itself one step later, -1 to 1.
+// autocorrelation returns the correlation of a series with the same series one step later, -1 to 1.
 func autocorrelation(list []float64) float64 {
 	mean := 0.0
 	for _, v := range list {

@@ -6,10 +6,10 @@
 //	store.go    folder of runs, and the result as JSON
 //	compare.go  one run against another
 //	merge.go    one result from the results of the segments of a run
-//	metrics.go  Prometheus metrics while a run goes on
+//	metrics.go  Prometheus metrics during a run
 //
-// Apart from the Store, everything is a pure function of a load.Result or load.Snapshot. Their
-// texts come from scenarios that anybody may have written, so each form escapes them. A result
-// read from a file may be damaged: Decode checks it, and a damaged histogram is an error where
+// Everything except Store is a pure function of a load.Result or load.Snapshot. Texts in a Result
+// come from scenarios that anybody may have written, so each form escapes them. A result that was
+// read from a file may be damaged. Decode checks it. A damaged histogram causes an error only when
 // its figures are needed. Start reading at WriteText.
 package report

@@ -13,14 +13,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// WriteHLog writes the histograms as a log of HdrHistogram's format 1.3, which its
-// Java tools read (HistogramLogProcessor -tag). Values are nanoseconds. A tag is
-// PHASE/STEP/KIND, and each part is one word. A kind with intervals has one line for
-// each interval. Every other kind has one line for the whole run.
+// WriteHLog writes the histograms as a log in HdrHistogram's format 1.3. The Java tools of
+// HdrHistogram read this format (HistogramLogProcessor -tag). Values are nanoseconds. A tag is
+// PHASE/STEP/KIND, and each of the three is one word. A kind of a step that has intervals gets one
+// line per interval. Every other kind gets one line for the whole run.
 //
-// WriteHLog formats the lines itself: the writer of hdrhistogram-go would cut the start to
-// whole seconds, and would decode and encode every histogram again. The tests read the log
-// with the reader of hdrhistogram-go, and scripts/hlog-java.sh with the Java one.
+// WriteHLog formats the lines itself. The writer of hdrhistogram-go would cut the start to whole
+// seconds, and would decode and encode every histogram again. The tests read the log with the
+// reader of hdrhistogram-go. scripts/hlog-java.sh reads it with the Java reader.
 func WriteHLog(w io.Writer, r *load.Result) error {
 	out := bufio.NewWriter(w)
 	lib := hdrhistogram.NewHistogramLogWriter(out)
@@ -56,8 +56,8 @@ func tag(phase, step, kind string) string {
 	return asciiWord(phase) + "/" + asciiWord(step) + "/" + asciiWord(kind)
 }
 
-// hlogIntervals returns the lines of the log, sorted by start as its readers expect. It returns
-// an error if a histogram is damaged.
+// hlogIntervals returns the lines of the log, sorted by start, because the readers expect this
+// order. It returns an error if a histogram is damaged.
 func hlogIntervals(r *load.Result) ([]load.Interval, error) {
 	type series struct{ phase, step, kind string }
 	have := map[series]bool{}

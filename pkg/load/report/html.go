@@ -20,18 +20,18 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("report").Parse(pageText))
 
-// reportView is what the template of the page reads.
+// reportView holds the data that the template of the page reads.
 type reportView struct {
 	*load.Result
 	When   string
 	Means  string
-	Missed int // number of thresholds
-	Good   bool
+	Missed int  // number of missed thresholds
+	Good   bool // true: the verdict is VALID and the exit code is 0
 	Tiles  []tile
 	Time   []*chart // charts over time
 	Curves []*chart // curves of percentiles
-	Marks  []table  // one, or none
-	ByStep []table  // one, or none
+	Marks  []table  // at most one table
+	ByStep []table  // at most one table
 	Tables []table
 	Final  string
 }
@@ -44,7 +44,8 @@ type table struct {
 	Rows         [][]cellText
 }
 
-// cellText is one cell of a table. Class n is for numbers. Span is how many columns it takes.
+// cellText is one cell of a table. Class n is for numbers. Span is the number of columns that the
+// cell covers.
 type cellText struct {
 	Text, Class, Note string
 	Span              int
@@ -60,7 +61,7 @@ func rowCells(class string, texts ...string) (row []cellText) {
 
 func plainCells(texts ...string) []cellText { return rowCells("", texts...) }
 
-// WriteHTML writes a run as one page without scripts, which loads nothing from a network. Its
+// WriteHTML writes a run as one page. The page has no scripts and loads nothing from a network. Its
 // texts go through html/template.
 func WriteHTML(w io.Writer, r *load.Result) error {
 	v := viewOf(r)
@@ -68,8 +69,8 @@ func WriteHTML(w io.Writer, r *load.Result) error {
 	if err := pageTemplate.Execute(&b, v); err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}
-	// Names and errors may hold control characters. They must not reach a terminal that prints
-	// the page.
+	// Names and errors may contain control characters. A terminal that prints the page must not get
+	// them.
 	lines := strings.Split(b.String(), "\n")
 	for i := range lines {
 		lines[i] = notify.EscapeControls(lines[i])

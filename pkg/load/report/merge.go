@@ -16,12 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Merge makes one result from the segments of a run. It adds totals, counts per second, errors,
-// heat and histograms, so totals and percentiles are those that one generator would have
-// counted. Percentiles of a second cannot be added: Merge takes the highest of the segments.
-// Rates cover the time from the first start to the last end.
+// Merge makes one result from the results of the segments of a run. It adds totals, counts per
+// second, errors, heat and histograms. So totals and percentiles are the same as if one generator
+// had sent everything. Percentiles of one second cannot be added, so Merge uses the highest
+// percentile of the segments. Rates cover the time from the first start to the last end.
 //
-// The segments must have the same scenario and seed, and each of the n segments must be there
+// All segments must have the same scenario and seed. Each of the n segments must occur exactly
 // once. Otherwise Merge returns an error of notify.KindInvalid that names the segment.
 func Merge(parts []*load.Result) (*load.Result, error) {
 	parts = slices.Clone(parts)
@@ -39,7 +39,7 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 			m.Ended = p.Ended
 		}
 	}
-	var sent, delivered time.Duration // since m.Started
+	var sent, delivered time.Duration // durations since m.Started
 	var values []reflect.Value
 	for i, p := range parts {
 		late := p.Started.Sub(m.Started)
@@ -74,7 +74,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	})
 	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
 	open := int64(0)
-	for i := range m.Seconds { // if shared, each segment counted the deliveries of all segments
+	// If the segments share a server, each segment has counted the deliveries of all segments.
+	for i := range m.Seconds {
 		if r := &m.Seconds[i]; shared {
 			open += r.Acked - r.Delivered
 			r.Backlog = max(open, 0)
@@ -84,8 +85,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	return m, nil
 }
 
-// shiftTimes returns a copy of a segment that began late after the first segment. The times in
-// the copy count from the start of the first segment.
+// shiftTimes returns a copy of the result of a segment. The times in the copy count from the start
+// of the first segment. The parameter late is how long after the first segment this segment began.
 func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 	s, seconds := *p, int(math.Round(late.Seconds()))
 	s.Seconds, s.Heat, s.Intervals = slices.Clone(p.Seconds), slices.Clone(p.Heat), slices.Clone(p.Intervals)
@@ -133,8 +134,8 @@ func checkSegments(parts []*load.Result) error {
 	return nil
 }
 
-// sameServer reports whether all segments went to one server. Then they all read the same
-// ledger, and its counts must not be added.
+// sameServer reports whether all segments used the same server. Then all of them read the same
+// ledger, and the counts of the ledger must not be added.
 func sameServer(parts []*load.Result) bool {
 	e := &parts[0].Environment
 	return e.Server != "" && e.Server != "embedded" && !slices.ContainsFunc(parts, func(p *load.Result) bool {
@@ -142,8 +143,9 @@ func sameServer(parts []*load.Result) bool {
 	})
 }
 
-// mergeRest sets the fields tagged "own" that need several segments at once: the worst verdict,
-// all its reasons, the thresholds and the markers. It sets derived figures of the health, too.
+// mergeRest sets fields with the tag "own" that depend on several segments: the worst verdict, the
+// reasons of all verdicts, the thresholds and the markers. It also sets derived figures of the
+// health.
 func mergeRest(m *load.Result, parts []*load.Result) {
 	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
 	m.Verdict.Code = load.Valid
@@ -177,8 +179,9 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold adds the threshold of a segment to m. The merged threshold is met if every
-// segment met it. Its value is that of a segment that missed it, else of the first segment.
+// mergeThreshold adds the threshold of a segment to m. The merged threshold is met if every segment
+// met it. Its value is the value of a segment that missed it. If no segment missed it, it is the
+// value of the first segment that has a value.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {
@@ -190,8 +193,8 @@ func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	}
 }
 
-// foldRules lists the merge tags of the fields of a Result. The tag of a field says how its
-// values in the segments become one value.
+// foldRules explains the merge tags of the fields of a Result. The tag of a field says how the
+// values of the field in all segments become one value.
 var foldRules = map[string]string{
 	"sum":   "numbers are added",
 	"max":   "the highest number, or the latest time",
@@ -206,9 +209,10 @@ var foldRules = map[string]string{
 	"own":   "Merge sets it itself",
 }
 
-// foldValues merges the values from into to by the rule, see foldRules. to is zero before. shared
-// says that all segments asked one server. It returns an error of notify.KindInvalid if a
-// histogram is damaged.
+// foldValues merges the values in the parameter from by the rule, see foldRules. It stores the
+// result in the parameter to, which must be zero before the call. shared is true if all segments
+// used the same server. foldValues returns an error of notify.KindInvalid if a histogram is
+// damaged.
 func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
 	switch rule {
 	case "key", "first":
@@ -239,7 +243,7 @@ func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool
 		if err != nil {
 			return err
 		}
-		if len(texts) == 1 { // keep the encoding of a single histogram as it is
+		if len(texts) == 1 { // keep the encoding of a single histogram unchanged
 			to.SetString(texts[0])
 			return nil
 		}
@@ -316,7 +320,8 @@ func foldEach(to reflect.Value, from []reflect.Value, shared bool) error {
 	return nil
 }
 
-// keyOf returns the key fields of a list element as text, or its index if it has none.
+// keyOf returns the key fields of a list element as text. If the element has no key fields, it
+// returns the index.
 func keyOf(v reflect.Value, index int) string {
 	key := ""
 	for _, f := range reflect.VisibleFields(v.Type()) {
@@ -327,8 +332,8 @@ func keyOf(v reflect.Value, index int) string {
 	return cmp.Or(key, strconv.Itoa(index))
 }
 
-// mergeEncoded decodes histograms and adds them. It returns an error of notify.KindInvalid if
-// one is damaged.
+// mergeEncoded decodes histograms and adds them. It returns an error of notify.KindInvalid if a
+// histogram is damaged or has values out of range.
 func mergeEncoded(texts []string) (*hdrhistogram.Histogram, error) {
 	sum := load.NewHistogram()
 	for _, text := range texts {

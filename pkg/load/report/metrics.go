@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. It calls
-// latest once for each scrape, from any goroutine. latest returns nil before the run begins.
-// docs/metrics-load.md lists the metrics.
+// MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. It calls the
+// function latest once for each scrape, from any goroutine. latest returns nil before the run
+// begins. docs/metrics-load.md lists the metrics.
 func MetricsHandler(latest func() *load.Snapshot) http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(&collector{latest})
@@ -56,7 +56,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	one := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		m, err := prometheus.NewConstMetric(d, t, v, labels...)
-		if err != nil { // a label is not UTF-8: the scrape fails with this error
+		if err != nil { // a label is not UTF-8, so the scrape fails with this error
 			m = prometheus.NewInvalidMetric(d, err)
 		}
 		ch <- m

@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Store keeps each run in a folder of its own. A folder appears whole or not at all, so
-// several processes may use one Store.
+// Store keeps each run in a folder of its own. A folder appears only when it is complete. So
+// several processes may use one Store at the same time.
 type Store struct{ Dir string }
 
 // The files of a run.
@@ -32,8 +32,8 @@ const (
 	fileEntry   = "entry.json"
 )
 
-// DefaultStore returns the store of this user: $XDG_DATA_HOME/notifyctl/runs, or the same
-// below $HOME/.local/share if XDG_DATA_HOME is not set.
+// DefaultStore returns the store of this user: $XDG_DATA_HOME/notifyctl/runs. If XDG_DATA_HOME is
+// not set, it is $HOME/.local/share/notifyctl/runs.
 func DefaultStore(getenv func(string) string) Store {
 	base := getenv("XDG_DATA_HOME")
 	if base == "" {
@@ -57,12 +57,13 @@ type Entry struct {
 	P99        int64         `json:"response_p99_ns"`
 	Lost       int64         `json:"lost"`
 	Duplicates int64         `json:"duplicates"`
-	// Damaged says why the folder cannot be read. All fields but ID are then zero.
+	// Damaged says why the folder cannot be read. If it is not empty, all other fields except ID
+	// are zero.
 	Damaged string `json:"damaged,omitempty"`
 }
 
-// Save writes every report of a run and returns its ID. It writes into a temporary folder and
-// renames that when all files are on the disk.
+// Save writes every report of a run and returns the run's ID. It writes the files into a temporary
+// folder. It renames the folder when all files are on the disk.
 func (s Store) Save(r *load.Result) (id string, err error) {
 	files := map[string]func(*bytes.Buffer) error{
 		FileResult:  func(b *bytes.Buffer) error { raw, err := Encode(r); b.Write(raw); return err },
@@ -77,7 +78,7 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("folder of runs: %w", err)
 	}
-	defer os.RemoveAll(work) // removes nothing after the rename
+	defer os.RemoveAll(work) // after the rename there is nothing to remove
 	for name, write := range files {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
@@ -105,7 +106,8 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 		if err = atomicfile.Rename(work, filepath.Join(s.Dir, id)); err == nil {
 			return id, nil
 		}
-		// The rename fails if another run has the name: its folder is not empty.
+		// The rename fails if another run has this name, because the folder of that run is not
+		// empty.
 		if _, there := os.Lstat(filepath.Join(s.Dir, id)); there != nil || n == 1000 {
 			return "", err
 		}
@@ -120,7 +122,7 @@ func entryOf(id string, r *load.Result) Entry {
 	}
 }
 
-// slug turns the name of a scenario into a part of a folder name.
+// slug turns the name of a scenario into text for the name of a folder.
 func slug(name string) string {
 	s := strings.Trim(strings.ToLower(asciiWord(name)), "-._")
 	if s == "" {
@@ -129,7 +131,8 @@ func slug(name string) string {
 	return s[:min(len(s), 40)]
 }
 
-// List returns the runs, the latest first. A folder that is missing has no runs.
+// List returns the runs, the latest run first. If the folder of the store does not exist, there are
+// no runs.
 func (s Store) List() ([]Entry, error) {
 	dirs, err := os.ReadDir(s.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,9 +166,9 @@ func (s Store) List() ([]Entry, error) {
 	return list, nil
 }
 
-// Folder returns the folder of a run. id is its ID, a part of an ID that no other run has,
-// "last", or "last~N" for the Nth run before the last. Folder returns an error of
-// notify.KindNotFound if there is no such run, and of notify.KindInvalid if several match.
+// Folder returns the folder of a run. id is the run's ID, a text that occurs only in this run's ID,
+// "last", or "last~N" for the Nth run before the last run. Folder returns an error of
+// notify.KindNotFound if there is no such run, and of notify.KindInvalid if several runs match.
 func (s Store) Folder(id string) (string, error) {
 	list, err := s.List()
 	if err != nil {
@@ -207,9 +210,9 @@ func notFound(id string, have int) error {
 	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("no run %q among %d (notifyctl load ls)", id, have)}
 }
 
-// Open reads a result. name is a run as Folder finds it. If it has a slash or ends in .json, it
-// is a result file, or a folder with one. Open returns an error of notify.KindNotFound if there
-// is none.
+// Open reads a result. If name contains a slash or ends in .json, it names a result file, or a
+// folder with a result file. Otherwise it names a run as in Folder. Open returns an error of
+// notify.KindNotFound if there is no such file or run.
 func (s Store) Open(name string) (*load.Result, error) {
 	file := name
 	if !strings.ContainsRune(name, filepath.Separator) && !strings.HasSuffix(name, ".json") {
@@ -247,15 +250,15 @@ func Encode(r *load.Result) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// maxResult is the most that Decode reads, in bytes. The result of a run of one day is a
-// quarter of it.
+// maxResult is the largest result that Decode reads, in bytes. The result of a run of one day is a
+// quarter of maxResult.
 const maxResult = 1 << 30
 
-// maxSecond is a year. A result with a later second is damaged.
+// maxSecond is a year in seconds. A result with a later second is damaged.
 const maxSecond = 366 * 24 * 3600
 
-// Decode reads a Result that Encode wrote. It ignores fields that it does not know. It returns
-// an error of notify.KindInvalid for another schema, and for data that is no Result.
+// Decode reads a Result that Encode wrote. It ignores unknown fields. It returns an error of
+// notify.KindInvalid if the result has another schema, or if the data is not a Result.
 func Decode(in io.Reader) (*load.Result, error) {
 	raw, err := io.ReadAll(io.LimitReader(in, maxResult+1))
 	if err != nil {
@@ -278,8 +281,8 @@ func Decode(in io.Reader) (*load.Result, error) {
 	case r.Schema != load.SchemaVersion:
 		return nil, notify.Invalid("bad_result", "schema", fmt.Sprintf("is %d; this notifyctl reads %d", r.Schema, load.SchemaVersion))
 	}
-	// Charts and replays loop from the first second to the last: a wrong one would make them
-	// loop almost without end.
+	// Charts and replays loop from the first second to the last second. A wrong second would make
+	// these loops extremely long.
 	for i := range r.Seconds {
 		if s := r.Seconds[i].Second; s < 0 || s > maxSecond || i > 0 && s < r.Seconds[i-1].Second {
 			return nil, notify.Invalid("bad_result", "seconds", fmt.Sprintf("row %d is of second %d: they go up, from 0 to %d", i, s, maxSecond))
@@ -288,7 +291,8 @@ func Decode(in io.Reader) (*load.Result, error) {
 	return r, nil
 }
 
-// WriteFile writes a Result to the file name, whole or not at all.
+// WriteFile writes a Result to the file name. After an error the file has its old content or the
+// new content, never a part of the new content.
 func WriteFile(name string, r *load.Result) error {
 	raw, err := Encode(r)
 	if err != nil {

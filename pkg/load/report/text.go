@@ -16,7 +16,7 @@ import (
 
 const textWidth = 80
 
-// textPage collects the lines of a summary. It cuts a line that is wider than textWidth.
+// textPage collects the lines of a summary. It truncates lines that are wider than textWidth.
 type textPage struct{ b bytes.Buffer }
 
 func (p *textPage) line(format string, args ...any) {
@@ -25,7 +25,7 @@ func (p *textPage) line(format string, args ...any) {
 	p.b.WriteByte('\n')
 }
 
-// para writes a name and a text, which it wraps into as many lines as needed.
+// para writes a name and a text. It wraps the text into several lines if needed.
 func (p *textPage) para(name, text string) {
 	const indent = 12
 	room := textWidth - indent
@@ -35,9 +35,9 @@ func (p *textPage) para(name, text string) {
 	}
 }
 
-// WriteText writes the summary of a run for people. It is plain ASCII apart from names in the
-// scenario, and no line is wider than 80 columns. The last line is for programs and may be
-// wider: "load" and pairs of name=value, see FinalLine.
+// WriteText writes the summary of a run for people. The summary is plain ASCII, except names in the
+// scenario, and no line is wider than 80 columns. The last line is for programs and may be wider.
+// It has the word "load" and pairs name=value, see FinalLine.
 func WriteText(w io.Writer, r *load.Result) error {
 	p := &textPage{}
 	p.writeHead(r)
@@ -146,8 +146,8 @@ func (p *textPage) writeLatency(r *load.Result) {
 	}
 }
 
-// percentileOrDash formats a percentile above which one in of values lies. It returns "-" if
-// fewer than ten of the values lie above it.
+// percentileOrDash formats a percentile. One of this many values is above the percentile: the
+// parameter of. If fewer than ten of all values are above it, percentileOrDash returns "-".
 func percentileOrDash(count, of, ns int64) string {
 	if count < 10*of {
 		return "-"
@@ -227,7 +227,7 @@ func (p *textPage) writeEvents(r *load.Result) {
 	}
 }
 
-// serverLine returns what the server reported of itself at the end of the run.
+// serverLine returns the figures that the server reported about itself at the end of the run.
 func serverLine(s *load.Server) string {
 	unread := int64(0)
 	for _, n := range s.Lag {
@@ -263,7 +263,7 @@ func (p *textPage) writeHealth(r *load.Result) {
 	h := &r.Health
 	whose := "generator"
 	if h.Embedded {
-		whose = "process" // the generator's and notifyd's
+		whose = "process" // the figures include notifyd
 	}
 	p.para(whose, fmt.Sprintf("%.2f of %.3g cores, %s of CPU a message, GC pause %s, memory %s",
 		h.CPU, h.CPUs, Nanos(int64(h.NsPerMessage)), Nanos(int64(h.GCPause)), Bytes(h.RSS)))
@@ -283,8 +283,8 @@ func (p *textPage) writeHealth(r *load.Result) {
 	}
 }
 
-// AgentText describes an agent: what it sent, or why it was lost, its CPU, and how far its clock
-// differs from that of the controller.
+// AgentText describes an agent: its sent messages, its CPU and the offset of its clock. For a lost
+// agent it says when and why the agent was lost.
 func AgentText(a *load.Agent) string {
 	if a.State == load.AgentLost {
 		return fmt.Sprintf("LOST at %s: %s; %s sent, %s not sent", Clock(a.LostAt), a.LostBecause, term.Count(a.Sent), term.Count(a.NotSent))
@@ -296,8 +296,8 @@ func AgentText(a *load.Agent) string {
 	return text
 }
 
-// FinalLine returns the figures of a run as one line for programs: names and values without
-// spaces. Times are in microseconds.
+// FinalLine returns the figures of a run as one line for programs. The line consists of names and
+// values without spaces. Times are in microseconds.
 func FinalLine(r *load.Result) string {
 	t := &r.Totals
 	q := overallQuantiles(measuredSteps(r), response)
@@ -319,7 +319,7 @@ func FinalLine(r *load.Result) string {
 	if q.Count >= 10_000 {
 		add("p999_us", q.P999/1000)
 	} else {
-		add("p999_us", "-") // fewer than ten values lie above it
+		add("p999_us", "-") // fewer than ten values are above this percentile
 	}
 	if len(r.Thresholds) > 0 {
 		add("missed", countMissed(r))
@@ -337,8 +337,8 @@ func countMissed(r *load.Result) (n int) {
 	return n
 }
 
-// asciiWord replaces everything but ASCII letters, digits, dots, dashes and underscores with
-// dashes, so that the text is one word. An empty text becomes "-".
+// asciiWord makes one word of a text. It replaces everything except ASCII letters, digits, dots,
+// dashes and underscores with dashes. An empty text becomes "-".
 func asciiWord(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {

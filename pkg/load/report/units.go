@@ -30,7 +30,8 @@ func Nanos(ns int64) string {
 	return digits3(v) + unit
 }
 
-// digits3 formats a number with three digits. It never cuts digits before the point.
+// digits3 formats a number with three digits. A number with more than three digits before the point
+// keeps all of them.
 func digits3(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 99.95:
@@ -100,16 +101,17 @@ func percent(part, of float64) string {
 		return "-"
 	}
 	p := 100 * part / of
-	if p != 100 && p > 99.9 && p < 100.1 { // one decimal would round to 100.0% and hide the difference
+	if p != 100 && p > 99.9 && p < 100.1 { // with one decimal this would be 100.0%, which would hide the difference
 		return strconv.FormatFloat(p, 'f', 3, 64) + "%"
 	}
 	return strconv.FormatFloat(p, 'f', 1, 64) + "%"
 }
 
-// timeThreshold matches the expression of a threshold on a time. Its value is in nanoseconds.
+// timeThreshold matches the expression of a threshold on a time. The value of such a threshold is
+// in nanoseconds.
 var timeThreshold = regexp.MustCompile(`[0-9](ns|us|µs|ms|s|m|h)\b`)
 
-// ThresholdValue formats the value that a threshold found.
+// ThresholdValue formats the value of a threshold's metric.
 func ThresholdValue(t load.ThresholdState) string {
 	switch {
 	case !t.Known:
@@ -122,7 +124,7 @@ func ThresholdValue(t load.ThresholdState) string {
 	return strconv.FormatFloat(t.Value, 'g', 4, 64)
 }
 
-// kind is a kind of histogram of a step. The constants are in the order in which they are shown.
+// kind is a kind of histogram of a step. The constants have the order in which reports show them.
 type kind int
 
 const (
@@ -131,7 +133,7 @@ const (
 	lag
 	endToEnd
 	late
-	kinds // number of kinds that are shown; early is shown as a part of late
+	kinds // number of kinds that reports show; early is shown with late
 	early = kinds
 )
 
@@ -145,8 +147,8 @@ func encodedHistogram(h *load.Histograms, k kind) string {
 	return [kinds + 1]string{h.Response, h.Service, h.Lag, h.EndToEnd, h.Late, h.Early}[k]
 }
 
-// measuredSteps returns the steps whose figures count: all but warm-ups. If there are only
-// warm-ups, it returns these.
+// measuredSteps returns the steps whose figures count: all steps except warm-ups. If all steps are
+// warm-ups, it returns all steps.
 func measuredSteps(r *load.Result) []*load.StepResult {
 	var list, all []*load.StepResult
 	for i := range r.Steps {
@@ -161,8 +163,8 @@ func measuredSteps(r *load.Result) []*load.StepResult {
 	return list
 }
 
-// mergedHistogram adds the histograms of one kind of all steps. It returns an error of
-// notify.KindInvalid if one is damaged.
+// mergedHistogram adds the histograms of kind k of all steps. It returns an error of
+// notify.KindInvalid if a histogram is damaged.
 func mergedHistogram(steps []*load.StepResult, k kind) (*hdrhistogram.Histogram, error) {
 	var texts []string
 	for _, s := range steps {
@@ -171,8 +173,8 @@ func mergedHistogram(steps []*load.StepResult, k kind) (*hdrhistogram.Histogram,
 	return mergeEncoded(texts)
 }
 
-// mergedQuantiles returns the quantiles of the merged histograms of the steps. They are zero if
-// a histogram is damaged.
+// mergedQuantiles returns the quantiles of the merged histograms of kind k. They are zero if a
+// histogram is damaged.
 func mergedQuantiles(steps []*load.StepResult, k kind) load.Quantiles {
 	sum, err := mergedHistogram(steps, k)
 	switch {
@@ -188,8 +190,8 @@ func mergedQuantiles(steps []*load.StepResult, k kind) load.Quantiles {
 	return load.SignedQuantiles(sum, before)
 }
 
-// overallQuantiles returns the quantiles of all steps together. For one step it returns the
-// quantiles that the step has, without decoding its histograms.
+// overallQuantiles returns the quantiles of all steps together. For a single step it returns the
+// quantiles stored in the step, and decodes no histogram.
 func overallQuantiles(steps []*load.StepResult, k kind) load.Quantiles {
 	if len(steps) == 1 {
 		return quantiles(&steps[0].StepSnapshot, k)

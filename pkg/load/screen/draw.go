@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// draw returns the frame: exactly height lines of width columns.
+// draw returns the frame. It has exactly height lines of width columns.
 func (m *model) draw() string {
 	w, h := m.width, m.height
 	if w <= 0 || h <= 0 {
@@ -29,7 +29,7 @@ func (m *model) draw() string {
 	return strings.Join(st.Lines(lines, w, h), "\n")
 }
 
-// headerLine returns the scenario, the state and time of the run, and its verdict.
+// headerLine returns a line with the scenario, the state and time of the run, and the verdict.
 func (m *model) headerLine(w int) string {
 	st := m.styles
 	left := st.Band.Render(" load ")
@@ -77,7 +77,7 @@ func (m *model) stateText() string {
 	return st.Warn.Render(st.Wait) + " " + term.Clean(string(m.snapshot.State))
 }
 
-// agentsText says how many agents are left. It returns "" for a run without agents.
+// agentsText says how many agents are not lost. It returns "" if the run has no agents.
 func (m *model) agentsText() string {
 	n, lost := len(m.snapshot.Agents), 0
 	for i := range m.snapshot.Agents {
@@ -94,7 +94,7 @@ func (m *model) agentsText() string {
 	return fmt.Sprintf(" %d agents", n)
 }
 
-// verdictText returns the verdict with a sign.
+// verdictText returns the verdict with a sign before it.
 func (m *model) verdictText() string {
 	st := m.styles
 	switch v := m.snapshot.Verdict; v {
@@ -109,7 +109,7 @@ func (m *model) verdictText() string {
 	}
 }
 
-// timelineLine returns the phase, the progress of the run with its markers, and the thresholds.
+// timelineLine returns a line with the phase, the progress of the run and the thresholds.
 func (m *model) timelineLine(w int) string {
 	st, s := m.styles, m.snapshot
 	if s == nil {
@@ -152,7 +152,7 @@ func (m *model) timelineLine(w int) string {
 	return left + " " + m.progressBar(room) + "  " + right
 }
 
-// progressBar draws the progress of the run as a bar, with phases, faults and marks on it.
+// progressBar draws the progress of the run as a bar. It draws phases, faults and marks on the bar.
 func (m *model) progressBar(w int) string {
 	st, s := m.styles, m.snapshot
 	at := func(d time.Duration) int { return min(int(float64(w)*d.Seconds()/s.Planned.Seconds()), w-1) }
@@ -185,7 +185,8 @@ func (m *model) progressBar(w int) string {
 	return b.String()
 }
 
-// statusLine returns the line above the keys: an input, a question, a message, or the settings.
+// statusLine returns the line above the keys. It is an input, a question, a message, or the
+// settings that differ from their defaults.
 func (m *model) statusLine(w int) string {
 	st := m.styles
 	switch {
@@ -227,7 +228,7 @@ func (m *model) inputLine(name string, w int) string {
 	return st.Fit(st.Bold.Render(" "+name+": ")+term.Clean(m.input.Value()), w)
 }
 
-// cursor returns the cursor of the input line, or nil.
+// cursor returns the cursor of the input line, or nil if no input line is open.
 func (m *model) cursor() *tea.Cursor {
 	name := map[layer]string{layerFilter: " filter: ", layerMark: " mark: "}[m.layer]
 	if name == "" || m.width <= 0 || m.height < 2 {
@@ -236,7 +237,7 @@ func (m *model) cursor() *tea.Cursor {
 	return paint.Cursor(name, &m.input, m.width, m.height-2)
 }
 
-// panelArea returns the panels, or the help over them.
+// panelArea returns the panels. If the help is open, it returns the help instead.
 func (m *model) panelArea(w, h int) []string {
 	st := m.styles
 	switch {
@@ -254,7 +255,7 @@ func (m *model) panelArea(w, h int) []string {
 	return m.onePanel(m.panel, w, h)
 }
 
-// onePanel draws one panel over the whole screen.
+// onePanel draws one panel on the whole screen.
 func (m *model) onePanel(p panel, w, h int) []string {
 	switch p {
 	case panelStages:
@@ -274,7 +275,8 @@ func (m *model) onePanel(p panel, w, h int) []string {
 	return healthPanel(m, w, h)
 }
 
-// allPanels draws several panels at once: in two columns if there is room, else below each other.
+// allPanels draws several panels at once. A large terminal has two columns of panels. In a smaller
+// terminal the panels are below each other.
 func (m *model) allPanels(w, h int) []string {
 	st := m.styles
 	if w >= 120 && h >= 34 {

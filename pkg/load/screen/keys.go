@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// handleKey acts on a key. Its meaning depends on the layer and the panel.
+// handleKey acts on a key. The meaning of a key depends on the layer and on the panel.
 func (m *model) handleKey(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	if name == "ctrl+c" {
@@ -109,7 +109,8 @@ func (m *model) handleKey(k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// interrupt stops the run. A second Ctrl-C leaves the screen at once.
+// interrupt handles Ctrl-C. The first Ctrl-C stops the run. A second Ctrl-C leaves the screen at
+// once.
 func (m *model) interrupt() tea.Cmd {
 	switch {
 	case m.ended || m.player() != nil:
@@ -126,8 +127,8 @@ func (m *model) interrupt() tea.Cmd {
 // steerStep is the factor by which + multiplies the rate and - divides it.
 const steerStep = 1.1
 
-// askSteer changes the arrivals by a key. Before the first change of a run it asks for confirmation,
-// because the run is then no measurement.
+// askSteer handles a key that changes the arrivals. Before the first change of a run it asks for
+// confirmation, because after a change the run does not measure the planned rate.
 func (m *model) askSteer(name string) {
 	switch {
 	case !m.steerable():
@@ -182,7 +183,7 @@ func (m *model) changeWindow(name string) {
 	}
 }
 
-// movePlayer moves a replay. It returns false if the key has another meaning.
+// movePlayer changes a replay by a key. It returns false if the key has no meaning for a replay.
 func movePlayer(p Player, name string) bool {
 	switch name {
 	case "space":
@@ -227,14 +228,14 @@ func (m *model) handleInputKey(name string, k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// passToInput passes a message to the input line, if one is open.
+// passToInput passes a message of the program to the input line, if an input line is open.
 func (m *model) passToInput(msg tea.Msg) {
 	if m.layer == layerFilter || m.layer == layerMark {
-		m.input, _ = m.input.Update(msg) // its command would only blink a cursor of its own
+		m.input, _ = m.input.Update(msg) // the command that Update returns would only blink a cursor
 	}
 }
 
-// hints returns the keys that do something at the moment, the most useful first.
+// hints returns the keys that have an effect at the moment, the most useful key first.
 func (m *model) hints() []paint.Hint {
 	switch m.layer {
 	case layerHelp:

@@ -12,22 +12,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// Options says which run is shown, and how.
+// Options describes which run the screen shows, and how.
 type Options struct {
 	Source  Source
 	Control Control // nil: the user may only watch
-	Steer   Steerer // nil: the arrivals cannot be changed
-	// Name is shown in the header until the first snapshot gives the name of the scenario.
+	Steer   Steerer // nil: the user cannot change the arrivals
+	// Name is shown in the header until the first snapshot with a name arrives.
 	Name string
-	// ASCII draws only ASCII characters, apart from texts of users.
+	// If ASCII is true, only ASCII characters are drawn, except in texts of users.
 	ASCII bool
-	// Stay keeps the last frame when the run has ended, until q.
+	// If Stay is true, the last frame stays after the end of the run, until the user presses q.
 	Stay bool
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 }
 
-// layer is a dialog over the panels, which gets the keys.
+// layer is a dialog over the panels. It gets the keys.
 type layer int
 
 const (
@@ -35,11 +35,11 @@ const (
 	layerHelp
 	layerFilter
 	layerMark
-	layerStop  // asks whether to stop the run
-	layerSteer // asks whether to change its arrivals, the first time
+	layerStop  // asks whether the run should stop
+	layerSteer // asks whether the arrivals should change, before the first change
 )
 
-// panel is one of the panels. panelAll shows several at once.
+// panel identifies a panel. panelAll shows several panels at once.
 type panel int
 
 const (
@@ -54,11 +54,12 @@ const (
 	panels // number of panels, including panelAll
 )
 
-// windows are the times that the charts can show. 0 is the whole run, as far as it is kept.
+// windows lists the lengths of time that the charts can show. 0 means the whole run, or the last
+// load.KeepSeconds seconds of a longer run.
 var windows = []time.Duration{0, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute}
 
-// model is the state of the screen. A frame depends on nothing else: draw.go reads no clock. The
-// goroutine of the tea.Program owns it.
+// model is the state of the screen. A frame depends only on the model; draw.go reads no clock. The
+// goroutine of the tea.Program owns the model.
 type model struct {
 	options Options
 	styles  *styles
@@ -66,9 +67,9 @@ type model struct {
 	height  int
 	now     time.Time
 
-	snapshot *load.Snapshot // snapshot that is shown
-	frozen   bool
-	ended    bool
+	snapshot *load.Snapshot // the snapshot that is shown
+	frozen   bool           // true: the snapshot is not replaced
+	ended    bool           // true: the run has ended
 
 	panel     panel
 	layer     layer
@@ -79,10 +80,10 @@ type model struct {
 	message   string
 	messageAt time.Time
 
-	stopping        bool   // Control.Stop was called
-	pendingSteerKey string // key whose change layerSteer asks about
+	stopping        bool   // true: the run is being stopped
+	pendingSteerKey string // the key that asked for a change of the arrivals; layerSteer asks about it
 	left            Left
-	frame           string // last frame; empty: it must be drawn again
+	frame           string // the last frame; empty: the frame must be drawn again
 }
 
 // Left says how the user left the screen.
@@ -90,15 +91,15 @@ type Left int
 
 // The ways to leave.
 const (
-	LeftAtEnd   Left = iota // the run was over
-	LeftRunning             // Q: the run goes on without the screen
-	LeftAtOnce              // Ctrl-C for the second time
+	LeftAtEnd   Left = iota // the run had ended
+	LeftRunning             // the user pressed Q: the run continues without the screen
+	LeftAtOnce              // the user pressed Ctrl-C for the second time
 )
 
 type tickMsg struct{}
 
-// drawEvery is how often the screen reads the source and draws. Ten frames a second took 3% of a
-// core, which a run on the same machine would lose.
+// drawEvery is how often the screen reads the source and draws. Drawing ten frames a second used 3%
+// of a core, which a run on the same machine would not have.
 const drawEvery = 250 * time.Millisecond
 
 const messageTime = 8 * time.Second
@@ -146,7 +147,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// takeSnapshot takes the newest snapshot, unless the screen is frozen.
+// takeSnapshot reads the newest snapshot, unless the screen is frozen.
 func (m *model) takeSnapshot() {
 	select {
 	case <-m.options.Source.Done():
@@ -189,8 +190,9 @@ func (m *model) player() Player {
 	return p
 }
 
-// matches reports whether the filter selects a step. Each word of the filter must be a part of the
-// phase/name, target, channel or category of the step. A word may name the field: channel:push.
+// matches reports whether the filter selects a step. Each word of the filter must occur in the
+// phase, name, target, channel or category of the step. A word such as channel:push is searched
+// only in the field that it names.
 func (m *model) matches(s *load.StepSnapshot) bool {
 	for _, w := range strings.Fields(strings.ToLower(m.filter)) {
 		field, value, named := strings.Cut(w, ":")
@@ -219,7 +221,7 @@ func (m *model) filteredSteps() (list []*load.StepSnapshot) {
 	return list
 }
 
-// windowRows returns the seconds in the window of the charts.
+// windowRows returns the seconds that the charts show.
 func (m *model) windowRows() []load.SecondRow {
 	list := m.snapshot.Seconds
 	if w := int(windows[m.window] / time.Second); w > 0 && len(list) > w {

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// ratesPanel draws the intended, sent, accepted and delivered rates, as a chart and as numbers.
+// ratesPanel draws the intended, sent, accepted and delivered rates as a chart and as numbers.
 func ratesPanel(m *model, w, h int) []string {
 	st, s := m.styles, m.snapshot
 	rows := m.windowRows()
@@ -131,7 +131,7 @@ func rateOf(r *load.SecondRow, k lineKind, names map[string]bool, filtered bool)
 	return float64(n) / length
 }
 
-// timeChart draws a chart of h rows, and the time below it.
+// timeChart draws a chart of h rows, and a line with the times below the chart.
 func timeChart(m *model, list []chartLine, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
 	st := m.styles
 	if len(rows) == 0 || h < 1 {
@@ -161,8 +161,8 @@ func timeChart(m *model, list []chartLine, rows []load.SecondRow, w, h int, axis
 	return append(out, st.Dim.Render(st.Fit(line, w)))
 }
 
-// minSeconds returns how many seconds the charts show at least, so that the first seconds of a run
-// do not fill them.
+// minSeconds returns the least number of seconds that the width of a chart stands for. So the first
+// seconds of a run do not fill the whole width.
 func minSeconds(m *model) int {
 	if w := windows[m.window]; w > 0 {
 		return int(w / time.Second)
@@ -170,8 +170,9 @@ func minSeconds(m *model) int {
 	return 30
 }
 
-// resample fits seconds to the dots of a chart. A dot is the mean of several seconds, or a second
-// has several dots. least is how many seconds the dots cover at least.
+// resample converts values of seconds to the dots of a chart. If there are more seconds than dots,
+// a dot is the mean of several seconds. Otherwise a second has several dots. All dots together
+// stand for all values, or for the number of seconds in the parameter least if that is more.
 func resample(values []float64, dots, least int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
@@ -227,7 +228,7 @@ func backlogPanel(m *model, w, h int) []string {
 	return st.Lines(out, w, h)
 }
 
-// heatPanel draws how many responses of each second had which latency.
+// heatPanel draws how many responses of each second had each latency.
 func heatPanel(m *model, w, h int) []string {
 	st := m.styles
 	cols := heatColumns(m)
@@ -237,7 +238,7 @@ func heatPanel(m *model, w, h int) []string {
 	if hi < 0 || room < 1 {
 		return st.Lines(append(out, st.Dim.Render(" no answer yet")), w, h)
 	}
-	each := (hi - lo + room) / room // buckets in a line
+	each := (hi - lo + room) / room // number of buckets in a line
 	lines := (hi - lo + each) / each
 	const label = 8
 	cells := max(1, w-label)
@@ -262,7 +263,7 @@ func heatPanel(m *model, w, h int) []string {
 	return st.Lines(out, w, h)
 }
 
-// heatColumns returns the columns in the window of the charts.
+// heatColumns returns the columns that the charts show.
 func heatColumns(m *model) []load.HeatColumn {
 	cols := m.snapshot.Heat
 	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {
@@ -271,7 +272,8 @@ func heatColumns(m *model) []load.HeatColumn {
 	return cols
 }
 
-// heatRange returns the lowest and the highest bucket with responses. hi is -1 if there are none.
+// heatRange returns the lowest and the highest bucket that have responses. hi is -1 if no bucket
+// has responses.
 func heatRange(cols []load.HeatColumn) (lo, hi int) {
 	lo, hi = load.HeatBuckets, -1
 	for i := range cols {
@@ -290,7 +292,8 @@ func heatHeight(m *model) int {
 	return max(4, hi-lo+2)
 }
 
-// heatCells adds the columns up to cells. The lowest line and the oldest cell come first.
+// heatCells adds up the columns so that they fit into the given number of cells. In the result the
+// lowest line and the oldest cell come first.
 func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]int64 {
 	grid := make([][]int64, lines)
 	for l := range grid {
@@ -312,8 +315,8 @@ func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]in
 	return grid
 }
 
-// heatLine draws a line of the heat map. Readers look for rare slow responses, so the shades follow
-// the logarithm of the count.
+// heatLine draws a line of the heat map. Readers look for rare slow responses. So the shades depend
+// on the logarithm of the count.
 func (s *styles) heatLine(row []int64, most int64) string {
 	level := func(n int64) int {
 		if n <= 0 {

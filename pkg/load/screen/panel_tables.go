@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// scrollList returns at most h lines of a list, from the scroll position on. If more lines follow,
-// the last line says how many.
+// scrollList returns at most h lines of a list. They begin at the scroll position. If the list has
+// more lines after them, the last returned line says how many.
 func scrollList(m *model, list []string, h int) []string {
 	if h <= 0 {
 		return nil
@@ -76,17 +76,17 @@ func stagesPanel(m *model, w, h int) []string {
 	return st.Lines(append([]string{st.Title("1", "stages, thresholds, marks", note, w)}, scrollList(m, list, h-1)...), w, h)
 }
 
-// latencyHeight returns how many lines the table of latencies needs.
+// latencyHeight returns how many lines the table of latencies has.
 func latencyHeight(m *model) int { return len(latencyLines(m)) }
 
 type latencyLine struct {
 	name string
 	q    load.Quantiles
-	now  bool // of the last second, which has fewer percentiles
+	now  bool // true: the line describes the last second, which has fewer percentiles
 }
 
-// latencyLines returns the last second, then each step. If several steps share the screen, a step
-// has its response only.
+// latencyLines returns a line for the last second, and then lines for each step. If several panels
+// and several steps share the screen, a step has only a line for its response.
 func latencyLines(m *model) (list []latencyLine) {
 	if n := len(m.snapshot.Seconds); n > 0 && m.filter == "" {
 		row := &m.snapshot.Seconds[n-1]
@@ -95,7 +95,7 @@ func latencyLines(m *model) (list []latencyLine) {
 		}
 	}
 	steps := m.filteredSteps()
-	for i := len(steps) - 1; i >= 0; i-- { // the latest steps first
+	for i := len(steps) - 1; i >= 0; i-- { // the latest step first
 		s := steps[i]
 		name := s.Phase + "/" + s.Name
 		if s.Phase == s.Name || s.Phase == "" {
@@ -129,7 +129,7 @@ func latencyPanel(m *model, w, h int) []string {
 	type column struct {
 		name string
 		of   func(*load.Quantiles) int64
-		full bool // a single second has no such percentile
+		full bool // true: a single second has no such percentile
 	}
 	cols := []column{
 		{"p50", func(q *load.Quantiles) int64 { return q.P50 }, false}, {"p90", func(q *load.Quantiles) int64 { return q.P90 }, true},
@@ -233,7 +233,7 @@ func (s *styles) pair(name, value string, w int) string {
 	return " " + s.Fit(name, max(1, w-paint.Width(value)-3)) + " " + value
 }
 
-// errorsPanel draws the failures, the most frequent first.
+// errorsPanel draws the failures, the most frequent failure first.
 func errorsPanel(m *model, w, h int) []string {
 	st := m.styles
 	names := stepNames(m)
@@ -300,7 +300,7 @@ func healthPanel(m *model, w, h int) []string {
 	}
 	gauge("machine", of(g.MachineCPU, g.CPUs), fmt.Sprintf("%.2f, steal %.1f%%", g.MachineCPU, 100*g.Steal))
 	gauge("busy", g.Busy, fmt.Sprintf("%.0f%% of workers", 100*g.Busy))
-	if h <= 4 { // the shortest form has only the first lines
+	if h <= 4 { // the shortest form has only the gauges
 		return st.Lines(append([]string{st.Title("7", "generator", "", w)}, list...), w, h)
 	}
 	list = append(list,
@@ -336,7 +336,7 @@ func agentLines(m *model, w int) (list []string) {
 	return list
 }
 
-// serverPanel returns the lines with the figures that the server reports of itself.
+// serverPanel returns lines with the figures that the server reports about itself.
 func serverPanel(m *model, w int) (list []string) {
 	st, s := m.styles, &m.snapshot.Server
 	if !s.Known {

@@ -7,18 +7,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// styles holds the styles of a frame, with the colours of lines and of densities.
+// styles holds the styles of a frame: the styles of package paint, the colours of lines, and the
+// colours and characters of the heat map.
 type styles struct {
 	paint.Styles
 
 	series [seriesKinds]paint.Paint
-	heat   []paint.Paint // the least dense first
-	shades []rune        // characters of the heat map, the least dense first
+	heat   []paint.Paint // colours of the heat map, the colour of the lowest counts first
+	shades []rune        // characters of the heat map, the character of the lowest counts first
 	ascii  bool
 }
 
-// cividis holds the colours of densities: the palette cividis, which is made for colour-blind
-// people, without its darkest end.
+// cividis holds the colours of the heat map. The palette cividis was made for colour-blind people.
+// Its darkest end is left out.
 var cividis = []string{"#3b496c", "#575c6d", "#73706f", "#918578", "#b09b6e", "#d0b35c", "#fee838"}
 
 func newStyles(ascii bool) *styles {
@@ -35,7 +36,7 @@ func newStyles(ascii bool) *styles {
 	return st
 }
 
-// lineKind says what a line of a chart shows. Each kind has its colour and its letter.
+// lineKind says what a line of a chart shows. Each kind has a colour and a letter.
 type lineKind int
 
 const (
@@ -47,25 +48,26 @@ const (
 	seriesKinds // number of kinds
 )
 
-// letters holds the letter that marks the end of each kind of line. It tells lines apart without
-// colours.
+// letters holds a letter for each kind of line. The letter is drawn at the end of the line. So
+// readers can distinguish the lines without colours.
 var letters = [seriesKinds]byte{'t', 's', 'a', 'd', 'b'}
 
-// chartLine is a line of a chart: a value for each moment, the latest last. A NaN leaves a gap.
+// chartLine is a line of a chart. It has a value for each moment, the latest value last. A NaN
+// makes a gap in the line.
 type chartLine struct {
 	kind   lineKind
 	values []float64
 	dotted bool
 }
 
-// braillePlot draws lines with braille characters: each cell has two by four dots. Four lines in
-// 100 by 12 cells take 63 us of CPU and 37 KB a frame. ntcharts v2.2.0 took 2.8 ms and 930 KB,
-// and it can draw neither gaps nor marks, and not without UTF-8.
+// braillePlot draws lines with braille characters. Each cell has two by four dots. Four lines in
+// 100 by 12 cells need 63 us of CPU and 37 KB per frame. ntcharts v2.2.0 needed 2.8 ms and 930 KB.
+// ntcharts can draw neither gaps nor marks, and it needs UTF-8.
 type braillePlot struct {
 	w, h     int // size in cells
 	dots     []uint8
-	cellKind []lineKind // kind of the line whose colour a cell has
-	cellUsed []bool
+	cellKind []lineKind // kind of the line that gives the cell its colour
+	cellUsed []bool     // true: a line has dots in the cell
 }
 
 func newPlot(w, h int) *braillePlot {
@@ -73,10 +75,10 @@ func newPlot(w, h int) *braillePlot {
 	return &braillePlot{w: w, h: h, dots: make([]uint8, w*h), cellKind: make([]lineKind, w*h), cellUsed: make([]bool, w*h)}
 }
 
-// braille holds the bits of a braille character, by row and column of its dots.
+// braille holds the bit of each dot of a braille character, by row and column of the dot.
 var braille = [4][2]uint8{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
-// setDot sets a dot. x and y count from the lower left.
+// setDot sets a dot. x and y count dots from the lower left corner.
 func (p *braillePlot) setDot(x, y int, k lineKind) {
 	if x < 0 || y < 0 || x >= 2*p.w || y >= 4*p.h {
 		return
@@ -87,8 +89,8 @@ func (p *braillePlot) setDot(x, y int, k lineKind) {
 	p.cellKind[i], p.cellUsed[i] = k, true
 }
 
-// drawLine draws a line with its latest value at the right edge. top is the value at the upper edge.
-// It returns the row in which the line ends, or -1.
+// drawLine draws a line. The latest value is at the right edge. top is the value at the upper edge.
+// drawLine returns the row in which the line ends, or -1 if it drew nothing.
 func (p *braillePlot) drawLine(s chartLine, top float64) (end int) {
 	end = -1
 	if top <= 0 || p.w == 0 || p.h == 0 {
@@ -160,9 +162,9 @@ func (p *braillePlot) textRows(st *styles) []string {
 	return out
 }
 
-// chart draws lines over time, in h rows of w columns, with an axis on the left and the letters of
-// the lines on the right. axis formats a value. marks holds the positions of markers, in values
-// before the latest.
+// chart draws lines over time, in h rows of w columns. It draws an axis on the left and the letters
+// of the lines on the right. The function axis formats a value of the axis. marks holds the
+// positions of markers; a position is a number of values before the latest value.
 func (s *styles) chart(list []chartLine, w, h int, axis func(float64) string, marks []int) []string {
 	const names = 4
 	peak := 0.0
@@ -227,7 +229,8 @@ func (s *styles) chart(list []chartLine, w, h int, axis func(float64) string, ma
 	return out
 }
 
-// withMarks returns the rows with a vertical line for each mark, where no line of the chart is.
+// withMarks returns the rows of the plot. It draws a vertical line for each mark in the cells where
+// the chart has no line.
 func (p *braillePlot) withMarks(s *styles, cols map[int]bool) []string {
 	rows := make([]string, 0, p.h)
 	for row := range p.h {
@@ -250,8 +253,8 @@ func (p *braillePlot) withMarks(s *styles, cols map[int]bool) []string {
 	return rows
 }
 
-// roundUp returns the least round number that is not below v: 1, 1.5, 2, 3, 4, 5, 6 or 8 times a
-// power of ten.
+// roundUp returns the least round number that is at least v. Round numbers are 1, 1.5, 2, 3, 4, 5,
+// 6 or 8 times a power of ten.
 func roundUp(v float64) float64 {
 	if v <= 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return 1
@@ -265,7 +268,7 @@ func roundUp(v float64) float64 {
 	return 10 * p
 }
 
-// sparkline draws values in one row, the latest on the right.
+// sparkline draws values in one row, with the latest value on the right.
 func sparkline(st *styles, values []float64, w int) string {
 	lines, _ := st.Bars(values, w, 1)
 	return lines[0]

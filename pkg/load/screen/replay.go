@@ -11,13 +11,14 @@ import (
 )
 
 // Replay is a Player of a finished run. It shows the seconds of the run again, at any speed. Counts
-// and rates are those of each moment. Percentiles of steps come from the intervals up to then.
-// Percentiles that were kept for the whole run only, the ledger and the verdict appear at the end.
+// and rates are the values at the shown moment. Percentiles of steps are computed from the
+// intervals that ended before that moment. The ledger, the verdict, and percentiles that exist only
+// for the whole run appear at the end.
 type Replay struct {
 	result *load.Result
 	now    func() time.Time
-	posAt  time.Time     // time of the clock at which pos was set
-	pos    time.Duration // position in the run at posAt
+	posAt  time.Time     // clock time at which pos was set
+	pos    time.Duration // position in the run at the time posAt
 	speed  float64
 	paused bool
 
@@ -25,22 +26,23 @@ type Replay struct {
 	intervals    []load.Interval // sorted by their end
 	phases       []string
 	steps        map[stepKey]*replayStep
-	nextInterval int // first of intervals that is not added to steps yet
+	nextInterval int // index of the first interval that has not been added to steps
 	shown        *load.Snapshot
-	shownSecond  int // second that shown describes
+	shownSecond  int // the second that the snapshot shown describes
 	done         chan struct{}
 }
 
 type stepKey struct{ phase, name string }
 
-// replayStep holds the percentiles of a step up to the position.
+// replayStep holds the percentiles of a step until the position of the replay.
 type replayStep struct {
-	hists   map[string]*hdrhistogram.Histogram // by kind of latency
-	latest  [3]load.Quantiles                  // lag, service, response
+	// hists holds a histogram for each kind of latency.
+	hists   map[string]*hdrhistogram.Histogram
+	latest  [3]load.Quantiles // lag, service, response
 	changed bool
 }
 
-// NewReplay returns a replay from the start of a run. A nil clock is time.Now.
+// NewReplay returns a replay that begins at the start of a run. If clock is nil, it uses time.Now.
 func NewReplay(r *load.Result, clock func() time.Time) *Replay {
 	if clock == nil {
 		clock = time.Now
@@ -64,7 +66,7 @@ func (p *Replay) resetSteps() {
 	p.steps, p.nextInterval = map[stepKey]*replayStep{}, 0
 }
 
-// Done implements Source. Its channel is never closed, because a replay has no end.
+// Done implements Source. Its channel is never closed, because a replay stays open at its end.
 func (p *Replay) Done() <-chan struct{} { return p.done }
 
 // position returns the current position in the run.
@@ -113,7 +115,7 @@ func (p *Replay) Latest() *load.Snapshot {
 	return p.shown
 }
 
-// snapshotAt returns the snapshot of the run after so many seconds.
+// snapshotAt returns the snapshot of the run after this many seconds.
 func (p *Replay) snapshotAt(second int) *load.Snapshot {
 	r := p.result
 	s := &load.Snapshot{
@@ -210,7 +212,7 @@ func (p *Replay) phaseOf(name string) load.Phase {
 	return out
 }
 
-// addIntervals adds the intervals that end by t to the histograms of the steps.
+// addIntervals adds the intervals that end at t or earlier to the histograms of the steps.
 func (p *Replay) addIntervals(t time.Duration) {
 	for ; p.nextInterval < len(p.intervals); p.nextInterval++ {
 		l := &p.intervals[p.nextInterval]
@@ -235,7 +237,7 @@ func (p *Replay) addIntervals(t time.Duration) {
 	}
 }
 
-// setQuantiles gives a step the percentiles up to the position.
+// setQuantiles sets the percentiles of a step to their values at the position of the replay.
 func (p *Replay) setQuantiles(step *load.StepSnapshot, k stepKey) {
 	step.EndToEnd, step.Lateness = load.Quantiles{}, load.Quantiles{}
 	s := p.steps[k]

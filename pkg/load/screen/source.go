@@ -15,46 +15,47 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Source is the run that the screen shows. Its methods are called from one goroutine and must return
-// at once.
+// Source is the run that the screen shows. Only one goroutine calls its methods. They must not
+// block.
 type Source interface {
-	// Latest returns the newest snapshot, nil before the first. A new snapshot is another
-	// pointer.
+	// Latest returns the newest snapshot, or nil before the first snapshot. A new snapshot has a
+	// new pointer.
 	Latest() *load.Snapshot
-	// Done returns a channel that is closed when the run has ended. Latest then returns the
+	// Done returns a channel that is closed when the run has ended. After that Latest returns the
 	// last snapshot.
 	Done() <-chan struct{}
 }
 
-// Control is what the user may do to a run. A nil Control means that the user may only watch.
+// Control holds what the user may do to a run. If a Control is nil, the user may only watch.
 type Control interface {
-	Stop()            // ends the sending; the drain and the summary follow
-	Mark(text string) // draws a line across the charts, now
+	Stop()            // ends the sending; after that the run drains and writes its summary
+	Mark(text string) // draws a line with a text across the charts, at the current time
 }
 
-// Steerer changes the rate at which messages of a run become due. A run that was steered is no
-// measurement of the planned rate, and its result says so.
+// Steerer changes the rate at which messages of a run become due. A run that was steered does not
+// measure the planned rate, and its result says so.
 type Steerer interface {
-	Pause(paused bool)  // while paused, no message becomes due
+	Pause(paused bool)  // true: no message becomes due; false: messages become due again
 	Pace(times float64) // multiplies the rate of all steps
 }
 
-// Player is a Source with a position that can be changed: a replay.
+// Player is a Source whose position can be changed: a replay.
 type Player interface {
 	Source
 	Pause(stopped bool)
 	Paused() bool
+	// Seek moves the position forward by the duration by, or backward if by is negative.
 	Seek(by time.Duration)
 	Speed(times float64) // multiplies the current speed: 2 doubles it
-	Rate() float64       // current speed; 1: that of the run
+	Rate() float64       // current speed; 1: the speed of the run
 }
 
-// Run shows a run on a terminal until the run ends or the user leaves the screen. It returns how
-// the user left, and restores the terminal. in and out are the terminal. env is the environment
-// as returned by os.Environ, which tells the abilities of the terminal.
+// Run shows a run on a terminal until the run ends or the user leaves the screen. It restores the
+// terminal and returns how the user left. in and out are the terminal. env is the environment in
+// the form of os.Environ. It shows which abilities the terminal has.
 //
-// When ctx ends, the run is expected to stop. The screen stays until the source is done, so that
-// the user sees the drain. A replay ends with ctx.
+// If ctx ends, something else must stop the run. The screen stays until the source is done, so that
+// the user sees the drain. A replay ends when ctx ends.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) (Left, error) {
 	m := newModel(o)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler(), tea.WithFPS(10))
@@ -71,7 +72,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Optio
 	return m.left, nil
 }
 
-// stoppedMsg says that the run is being stopped from outside the screen.
+// stoppedMsg is sent when something outside the screen stops the run.
 type stoppedMsg struct{}
 
 // Format is the form in which Lines writes a second.
@@ -84,8 +85,9 @@ const (
 )
 
 // Lines writes a line for each complete second of a run, until the run or ctx ends. It is used
-// without a terminal, and after the user has left the screen. from is the first second to write.
-// The lines have no terminal escapes. Lines stops at the first error of w and returns it.
+// without a terminal, and after the user has left the screen. The parameter from is the first
+// second to write. The lines have no terminal escapes. Lines stops at the first error of w and
+// returns it.
 func Lines(ctx context.Context, w io.Writer, src Source, f Format, from int) error {
 	tick := time.NewTicker(drawEvery)
 	defer tick.Stop()
@@ -125,7 +127,7 @@ func WriteLine(w io.Writer, r *load.SecondRow, f Format) error {
 		if err != nil {
 			return err
 		}
-		// EscapeControls uses escapes that are valid inside JSON strings.
+		// The escapes of EscapeControls are valid inside JSON strings.
 		_, err = fmt.Fprintln(w, notify.EscapeControls(string(raw)))
 		return err
 	}
