@@ -12,6 +12,7 @@
 // way. Callers and SealedCallers read the callers.
 //
 // Start reading at Snapshot.Look (snapshot.go, find.go, table.go). Then read Service.Run,
+// Service.updateProfile for writes, and holding.go for shares.
 package users
 
 import (
