@@ -32,7 +32,7 @@ type Conservation struct {
 	Confirmed  int64    `json:"confirmed"` // items that seemed lost at first but were not
 }
 
-// Ledger holds counts of receivers and triggers: Accepted = Terminal + Pending + Lost.
+// Ledger contains counts of receivers and triggers: Accepted = Terminal + Pending + Lost.
 type Ledger struct {
 	Accepted int64 `json:"accepted"`
 	Terminal int64 `json:"terminal"`

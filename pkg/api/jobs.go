@@ -144,7 +144,7 @@ type JobRequest struct {
 	Spec     JobSpec         `json:"spec"`   // the spec of the plan, unchanged
 	Digest   string          `json:"digest"` // the digest of the plan
 	Entries  int             `json:"entries,omitempty"`
-	Name     string          `json:"name,omitempty"` // there is only one job with a name; default: the digest
+	Name     string          `json:"name,omitempty"` // name of the job, used only once; default: the digest
 	Approval bool            `json:"needs_approval,omitempty"`
 	Report   json.RawMessage `json:"report,omitempty"` // only for reconcile: the plan's report, unchanged
 }
@@ -275,7 +275,7 @@ type LetterTop struct {
 // AuditRow is one row of the audit log: who did what, and why.
 type AuditRow struct {
 	Seq     uint64          `json:"seq"`
-	Hash    string          `json:"hash"` // hash of this row and of the hash of the row before
+	Hash    string          `json:"hash"` // hash over this row and the hash of the row before it
 	At      time.Time       `json:"at"`
 	Actor   string          `json:"actor"` // the token's sub; "notifyd" for the server itself
 	Action  string          `json:"action"`

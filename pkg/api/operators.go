@@ -15,7 +15,7 @@ type Lane struct {
 	Paused   bool       `json:"paused"`
 	Since    *time.Time `json:"since,omitempty"`  // since when it is paused
 	By       string     `json:"by,omitempty"`     // who paused it
-	Reason   string     `json:"reason,omitempty"` // why
+	Reason   string     `json:"reason,omitempty"` // reason of the pause
 	Lag      int64      `json:"lag"`              // records of the log that are not read yet, first attempts and retries
 	InFlight int        `json:"in_flight"`        // records that are read and not done
 	// Why no call can be made now. It does not depend on a pause.
@@ -214,7 +214,7 @@ func (p *Process) Absence() string {
 	return text
 }
 
-// ProcessRates holds the rates of one process.
+// ProcessRates contains the rates of one process.
 type ProcessRates struct {
 	Process
 	Rates []Rate     `json:"rates"` // empty if the process is missing
@@ -232,7 +232,7 @@ func SumOf(rates []Rate) (sum Rate) {
 	return sum
 }
 
-// Rates holds the rates of all processes.
+// Rates contains the rates of all processes.
 type Rates struct {
 	OverSeconds float64     `json:"over_seconds"` // period that rates and lateness cover; 0: just started
 	Rates       []Rate      `json:"rates"`
@@ -257,7 +257,7 @@ type Rate struct {
 	CallSeconds float64 `json:"call_seconds,omitempty"`
 }
 
-// ProcessSettings holds the settings of a process that limit its throughput.
+// ProcessSettings contains the settings of a process that limit its throughput.
 type ProcessSettings struct {
 	Process     string            `json:"process,omitempty"`
 	Roles       []string          `json:"roles,omitempty"`
@@ -306,7 +306,7 @@ type Account struct {
 	BlockedUntil *time.Time `json:"blocked_until,omitempty"`
 	ProbeAt      *time.Time `json:"probe_at,omitempty"` // if open: when the first call passes
 	Reason       string     `json:"reason,omitempty"`
-	Room         float64    `json:"room"`      // messages that may be sent at once now
+	Room         float64    `json:"room"`      // messages that its rate allows to be sent at once
 	InFlight     int        `json:"in_flight"` // requests in progress
 	Limit        int        `json:"limit"`     // concurrent requests that this process may make
 }

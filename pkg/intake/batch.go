@@ -110,8 +110,8 @@ type lanePartitions struct {
 	n     uint16
 }
 
-// usualItem is less than the size in bytes of most items. Buffers are allocated for a body of such
-// items and so seldom grow.
+// usualItem is less than the size in bytes of most items. Buffers get room for as many items of
+// this size as fit into the body, so they seldom grow.
 const usualItem = 96
 
 // usualResult is the size in bytes of the result of an accepted item.
@@ -172,8 +172,8 @@ func (b *batch) addNote(n *note) error {
 }
 
 // answer makes the answer with the results of all items. If some items could not be stored, their
-// results are errors. If items were refused by the stores and no item was accepted, the whole
-// request fails.
+// results are errors. If no item was stored, and at least one failed in a store, the whole request
+// fails.
 func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {

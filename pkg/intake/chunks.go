@@ -199,10 +199,10 @@ func (f *splitter) largestChunk() (n int) {
 	return n
 }
 
-// fittingBlock returns the largest block size that is smaller than the current one and with which
+// fittingBlock returns the largest block size that is smaller than the current size and with which
 // no chunk is larger than room bytes. If no size fits, it returns 1. It must be called after
-// largestChunk. It computes all sizes in one pass. For a body made to be slow, one pass over the
-// body for each size took ten times as long.
+// largestChunk. It computes all sizes in one pass over the receivers. An earlier version made one
+// pass for each size; for a body chosen to be slow it took ten times as long.
 func (f *splitter) fittingBlock(room int) uint32 {
 	type level struct {
 		shift uint
@@ -275,8 +275,8 @@ func (f *splitter) atReceiver(err error) error {
 	return prefixField(fmt.Sprintf("receivers[%d]", f.index), err)
 }
 
-// firstBlock returns the block size with which a fan-out starts, in receivers. It is per receivers
-// for each partition, rounded up to a power of two.
+// firstBlock returns the block size with which a fan-out starts, in receivers: per times the number
+// of partitions, rounded up to a power of two.
 func firstBlock(partitions, per int) uint32 {
 	n := uint(max(partitions, 1) * per)
 	return 1 << bits.Len(n-1)

@@ -174,7 +174,8 @@ func (n *textVariables) readTexts(ch notify.Channel, c *notify.Content) {
 	}
 }
 
-// mayNeed reports whether a text may use variables. If it returns false, the text uses none.
+// mayNeed reports whether a text may use variables. If it returns false, the text uses no
+// variables.
 func mayNeed(text string) bool { return strings.IndexByte(text, '{') >= 0 }
 
 func (n *textVariables) addPlaceholders(text string) {

@@ -62,7 +62,7 @@ func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3
 // Hold is the state in which an operator keeps a breaker.
 type Hold uint8
 
-// The holds.
+// The values of Hold.
 const (
 	NotHeld    Hold = iota // the outcomes of calls decide the state
 	HeldOpen               // no call is made, whatever the outcomes

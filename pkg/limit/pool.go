@@ -23,7 +23,7 @@ type Blocks interface {
 type PoolConfig struct {
 	Accounts  []Account     // at least one, names unique
 	BulkShare float64       // bulk may use at most this share of an account's capacity, up to 1; default 0.5
-	Breaker   BreakerConfig // of each account
+	Breaker   BreakerConfig // breaker of each account
 	Blocks    Blocks        // nil: a block applies in this process only
 }
 

@@ -28,7 +28,7 @@ import (
 // Meta is what the server knows about a request besides its body.
 type Meta struct {
 	Caller      string // the claim sub of the caller's token
-	Users       string // prefix that ids of receivers must have; empty: any
+	Users       string // prefix that user ids of receivers must have; empty: any user id
 	Key         string // Idempotency-Key; empty: none
 	AtLeastOnce bool   // while the key store is down, accept the request without its key instead of refusing it
 	Route       string // scope of the key, e.g. "POST /v1/notifications"
@@ -62,9 +62,9 @@ func (l *Load) Admit(target string, n int) error {
 
 // Limits of a Meta, in bytes.
 const (
-	maxKey        = 255 // of Key
-	MaxTrace      = 128 // of Trace
-	MaxTraceState = 512 // of TraceState
+	maxKey        = 255 // longest Key
+	MaxTrace      = 128 // longest Trace
+	MaxTraceState = 512 // longest TraceState
 )
 
 // Check returns notify.KindInvalid if a field exceeds its limit. It removes a trace that is too

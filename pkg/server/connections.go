@@ -78,7 +78,7 @@ func (l *connListener) oldestInRank(of rank) *listenerConn {
 func (l *connListener) connToClose(source netip.Prefix) *listenerConn {
 	if l.bySource[source] > l.maxOpen/2 { // this source has more than half: close one of its connections
 		for e, n := l.byRank[idleStranger].Front(), 0; e != nil && n < maxEvictSearch; e, n = e.Next(), n+1 {
-			if c := e.Value.(*listenerConn); c.source == source { //nolint:forcetypeassert // as in longest
+			if c := e.Value.(*listenerConn); c.source == source { //nolint:forcetypeassert // as in oldestInRank
 				return c
 			}
 		}
@@ -249,7 +249,7 @@ func (l *connListener) closeAll() {
 	l.mu.Lock()
 	for i := range l.byRank {
 		for e := l.byRank[i].Front(); e != nil; e = e.Next() {
-			all.Go(e.Value.(*listenerConn).answerAndClose) //nolint:forcetypeassert // as in longest
+			all.Go(e.Value.(*listenerConn).answerAndClose) //nolint:forcetypeassert // as in oldestInRank
 		}
 	}
 	l.mu.Unlock()

@@ -144,7 +144,7 @@ func applyPlan(x *exchange) error {
 	return x.reply(j, err)
 }
 
-// items is a list without a cursor.
+// items is the JSON form of a list without a cursor.
 type items[T any] struct {
 	Items []T     `json:"items"`
 	Next  *uint64 `json:"next,omitempty"` // in a job's report: where to continue; 0 at the end

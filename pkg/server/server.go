@@ -129,9 +129,9 @@ func (s *Server) Handler() http.Handler { return s.api }
 // AdminHandler serves /metrics, /debug/pprof, /healthz and /readyz.
 func (s *Server) AdminHandler() http.Handler { return s.admin }
 
-// Run serves until ctx ends and then drains: /readyz answers 503. After DrainDelay the listeners
-// close. Then tails and waiting feed requests end at once, and other requests get DrainTimeout to
-// end. Requests that are not answered by the end of DrainTimeout get 503, and their connections are
+// Run serves until ctx ends and then drains. At the start of the drain, /readyz answers 503, and
+// tails and waiting feed requests end. After DrainDelay the listeners close, and other requests get
+// DrainTimeout to end. Requests that are not answered by then get 503, and their connections are
 // closed; Run then returns an error. After a clean end Run returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)

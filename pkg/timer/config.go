@@ -27,7 +27,7 @@ type Config struct {
 	// Heartbeats keeps every shard that it owns.
 	Lease      engine.Lease
 	Heartbeats engine.Heartbeats
-	Owner      string // name of this engine; no two running engines may have the same
+	Owner      string // name of this engine; no two running engines may have the same name
 
 	// Publish sends due timers to where they are processed. If it returns nil, all timers are
 	// durable there. The engine calls it again with the same timers until it succeeds. Several
@@ -70,10 +70,10 @@ type Config struct {
 	CatchUpPublishers int           `default:"2"`     // concurrent CaughtUp calls
 
 	LeaseTTL    time.Duration `default:"5s"`     // TTL of the lease of a shard
-	LeaseRenew  time.Duration `default:"1500ms"` // between renewals
+	LeaseRenew  time.Duration `default:"1500ms"` // time between two renewals
 	LeaseMargin time.Duration `default:"1s"`     // the owner trusts its lease until this long before its end
-	LeaseLook   time.Duration `default:"250ms"`  // between a standby's attempts to acquire a lease
-	Beat        time.Duration `default:"5s"`     // between heartbeats
+	LeaseLook   time.Duration `default:"250ms"`  // time between two attempts of a standby to acquire a lease
+	Beat        time.Duration `default:"5s"`     // time between two heartbeats
 
 	ColdAfter time.Duration `default:"720h"`
 	Retention time.Duration `default:"720h"` // how long schedules are kept after their fire time

@@ -23,7 +23,7 @@ type membership struct {
 	unhealthy bool          // Events.Unhealthy was called, and no heartbeat has succeeded since
 	// By shard: true if this engine must try to acquire the lease. nil: the members are not known.
 	standbyFor     []bool
-	lastStandbyFor []bool            // the last standbyFor that was not nil; nil: there was none
+	lastStandbyFor []bool            // the last standbyFor that was not nil; nil: no such list yet
 	standbyChanged chan struct{}     // closed and replaced when standbyFor changes
 	handOvers      map[uint16]string // shards to hand over, and their new owners
 }

@@ -252,7 +252,7 @@ func StateName(s engine.TriggerState) string {
 	return ""
 }
 
-// ParseState is the inverse of StateName.
+// ParseState returns the state with this name in the API. It returns false if there is no such state.
 func ParseState(name string) (engine.TriggerState, bool) {
 	for i, n := range stateNames {
 		if n == name && i > 0 {

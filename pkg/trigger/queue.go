@@ -113,8 +113,8 @@ func (b *backlogQueue) isShallow(ctx context.Context, n int) bool {
 }
 
 // lateAfter is how late a timer must be so that its message goes to the backlog lane and waits
-// after messages on time. It is needed after a short outage, when all missed timers are released at
-// once.
+// after messages on time. It is needed after a short outage: then all missed timers are released at
+// once, without a pace.
 const lateAfter = 2 * time.Second
 
 // messages returns the messages for due timers.

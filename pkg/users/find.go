@@ -16,7 +16,7 @@ const keysPerStep = 8
 // are slower but still right.
 const cacheLine = 64
 
-// finder holds the intermediate and final results of findBlock.
+// finder contains the intermediate and final results of findBlock.
 type finder struct {
 	found  [keysPerBlock][]byte
 	hashes [keysPerBlock]uint64

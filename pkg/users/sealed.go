@@ -37,7 +37,7 @@ func NewSealedCallers(store engine.Callers, keys *secrets.Keys, log *slog.Logger
 	return &SealedCallers{store: store, keys: keys, log: log, logged: map[string]bool{}}
 }
 
-// Get returns a caller with its secrets opened.
+// Get returns a caller. Its secrets are opened if their keys are present.
 func (s *SealedCallers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
 	c, ok, err := s.store.Get(ctx, id)
 	if err != nil || !ok {
@@ -47,7 +47,7 @@ func (s *SealedCallers) Get(ctx context.Context, id string) (engine.Caller, bool
 	return c, true, nil
 }
 
-// List returns all callers with their secrets opened.
+// List returns all callers. Their secrets are opened if their keys are present.
 func (s *SealedCallers) List(ctx context.Context) ([]engine.Caller, error) {
 	cs, err := s.store.List(ctx)
 	if err != nil {
