@@ -179,8 +179,9 @@ func (cl *Client) PutUser(ctx context.Context, u User) (UserVersion, error) {
 	return sendJSON[UserVersion](ctx, cl, http.MethodPut, "/v1/users/"+url.PathEscape(u.UserID), u, u.Version == 0)
 }
 
-// Failed returns the caller's failed notifications after the position after of the feed. If there
-// are no such notifications, the server waits for one, at most for the time wait (at most 30 s).
+// Failed returns the caller's failed notifications. The parameter after is a position in the failed
+// feed; Failed returns the notifications after this position. If there are no such notifications,
+// the server waits for one, for at most the duration wait (at most 30 s).
 func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, limit int) (FailedPage, error) {
 	q := url.Values{}
 	setInt(q, "after", int64(after))

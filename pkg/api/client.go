@@ -98,8 +98,8 @@ type call struct {
 	expectContinue bool   // send the body only after the server asked for it (Expect: 100-continue)
 }
 
-// If a body of at least largeBody bytes was refused, it is sent again only after the server asked
-// for it.
+// largeBody is the size in bytes from which a refused body is sent again only after the server
+// asked for it (Expect: 100-continue).
 const largeBody = 64 << 10
 
 // do sends the request c, repeats it if that is safe, and decodes the answer into out.

@@ -279,8 +279,8 @@ func (s *Service) isSpilling(ctx context.Context, n int) bool {
 
 // lastSeenSpilling is used while the buffer cannot be read. If the buffer contained records at the
 // last read, it counts as filled for spillTrust. After that time, only the log decides whether a
-// record is accepted. The buffer is almost always empty. To refuse otp messages because it cannot
-// be read, or to let each of them wait for it, would do more harm.
+// record is accepted. The buffer is almost always empty. So it would do more harm to refuse otp
+// messages, or to let each otp message wait, only because the buffer cannot be read.
 func (s *Service) lastSeenSpilling() bool { return time.Now().UnixNano() < s.spillHeldUntil.Load() }
 
 // lookAtSpill reads whether the buffer contains records.

@@ -16,7 +16,7 @@
 //	head    one compare and swap. Its result is the answer, however late it is:
 //	        the release of a hinted row swaps the same head before it sends.
 //	forget  rows that no longer count are removed: the rows of the earlier generation, or
-//	        the rows of a move that lost. A reader that misses rows reads the head again.
+//	        the rows of a move that lost. A reader that finds rows missing reads the head again.
 //
 // Generations: the rows of a moved schedule carry the version that its head will get. A release
 // drops rows whose generation is lower than the generation in the head. Rows with a higher

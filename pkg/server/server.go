@@ -131,8 +131,8 @@ func (s *Server) AdminHandler() http.Handler { return s.admin }
 
 // Run serves until ctx ends and then drains. At the start of the drain, /readyz answers 503, and
 // tails and waiting feed requests end. After DrainDelay the listeners close, and other requests get
-// DrainTimeout to end. Requests that are not answered by then get 503, and their connections are
-// closed; Run then returns an error. After a clean end Run returns nil.
+// DrainTimeout to end. A request that is not answered within DrainTimeout gets 503, and its
+// connection is closed; Run then returns an error. After a clean end Run returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)

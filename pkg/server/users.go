@@ -129,9 +129,9 @@ func (sel *selection) answer(x *exchange, next engine.HistoryCursor) (api.UserHi
 	return sel.page, nil
 }
 
-// userHistory lists the notifications to a user, newest first. It lists the notifications of the
-// caller or, for an operator, of every caller. The filters are applied to each page, so a page may
-// be short.
+// userHistory lists the notifications to a user, newest first. A caller sees the notifications that
+// it sent. An operator sees the notifications of all callers. The filters are applied to each page,
+// so a page may be short.
 func userHistory(x *exchange) (page api.UserHistory, err error) {
 	user, err := userID(x)
 	if err != nil {
@@ -159,8 +159,8 @@ func userHistory(x *exchange) (page api.UserHistory, err error) {
 	return sel.answer(x, next)
 }
 
-// listNotifications lists the notifications to all users, newest request first. It lists the
-// notifications of the caller or, for an operator, of every caller.
+// listNotifications lists the notifications to all users, newest request first. A caller sees the
+// notifications that it sent. An operator sees the notifications of all callers.
 func listNotifications(x *exchange) (page api.UserHistory, err error) {
 	sel, err := readSelection(x, "")
 	if err != nil {

@@ -61,7 +61,7 @@ func (d *Dispatcher) Circuits() []Circuit {
 }
 
 // HoldCircuit keeps the breaker of a caller open or closed until ResetCircuit is called. While the
-// breaker is held open, waiting messages do not lose attempts. HoldCircuit returns
+// breaker is held open, messages wait without using up attempts. HoldCircuit returns
 // notify.KindInvalid for limit.NotHeld; use ResetCircuit instead.
 func (d *Dispatcher) HoldCircuit(caller string, hold limit.Hold) (Circuit, error) {
 	if hold != limit.HeldOpen && hold != limit.HeldClosed {

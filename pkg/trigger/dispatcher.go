@@ -23,14 +23,14 @@ type Dispatcher struct {
 	rules callRules
 	lanes lanes
 
-	// Work that waits for its step. Each batcher runs its step for many messages at a time.
-	// stepRead, by line. There are two, so that messages on time do not wait for the backlog.
-	reads    [2]*batcher
-	claims   *batcher // stepClaim
-	outcomes *batcher // stepSettle, stepReturn, stepBuried
-	letters  *batcher // stepBury
-	timers   *batcher // stepPark
-	messages *batcher // stepPutOff, stepAck
+	// Work that waits for its step. Each batcher runs its step for many messages at a time. reads
+	// has a batcher for each line, so that messages on time do not wait for the backlog.
+	reads    [2]*batcher // stepRead, by line
+	claims   *batcher    // stepClaim
+	outcomes *batcher    // stepSettle, stepReturn, stepBuried
+	letters  *batcher    // stepBury
+	timers   *batcher    // stepPark
+	messages *batcher    // stepPutOff, stepAck
 
 	runCtx   context.Context // ends when a stop has waited for Drain
 	jobs     chan *work      // claimed work, for idle goroutines in runCalls
@@ -87,9 +87,9 @@ const lingerFor = 5 * time.Millisecond
 // for the disk once.
 const receiversAtOnce = 3
 
-// Run receives messages and makes calls until ctx ends. Then it returns messages whose calls have
-// not started to the queue. It waits until calls in progress end and their outcomes are written, at
-// most Drain. It returns nil. Run may be called only once.
+// Run receives messages and makes calls until ctx ends. Then it returns to the queue all messages
+// whose calls have not started. It waits until calls in progress end and their outcomes are
+// written, at most Drain. It returns nil. Run may be called only once.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	on, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -297,7 +297,7 @@ func (d *Dispatcher) extendHeld(ctx context.Context) {
 	}
 }
 
-// drain returns messages whose calls have not started to the queue. After drain no further call
+// drain returns to the queue all messages whose calls have not started. After drain no further call
 // starts.
 func (d *Dispatcher) drain() {
 	close(d.draining)

@@ -13,7 +13,8 @@ import (
 // The steps after a call, or after a decision that no call is made.
 
 // swapRows does stepSettle, stepReturn and stepBuried. It writes rows that only the owner of the
-// claim may change, or rows without a claim. It continues with the rows that it wrote.
+// claim may change. After a claim has expired, any process may change its row. swapRows continues
+// with the rows that it wrote.
 func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {

@@ -252,7 +252,7 @@ func (l *loader) publishAll() { l.merge(nil, nil, nil) }
 // merge publishes the added entries. It skips an added entry if skip returns true for its key. It
 // keeps an entry that is already in the table if stay returns true for its key, unless the loader
 // added the same key without skipping it. If stay is nil, merge keeps no old entry; if skip is nil,
-// it skips none.
+// it skips no entry.
 //
 // merge calls step once for each piece; a nil step calls the function directly. While step runs the
 // function, no other goroutine may write to the table, and the results of stay and skip must not
