@@ -305,7 +305,7 @@ type QuietHours struct {
 }
 
 // User is a user's profile. A PUT ignores Suppressed and UserID. If Version is not 0, the PUT
-// succeeds only if it equals the stored version.
+// succeeds only if Version equals the stored version.
 type User struct {
 	UserID     string              `json:"user_id,omitempty"`
 	Addresses  map[string][]string `json:"addresses,omitempty"`

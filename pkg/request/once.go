@@ -53,8 +53,8 @@ type Once struct {
 	Newer error
 	// Lease is how long a request may work on a key before a repeat takes over the key.
 	Lease time.Duration
-	// Keep is how long a key is stored at least. Grace is how long a key is stored after its fire
-	// time.
+	// Keep is how long a key is stored at least. Grace is how long a key is stored after the fire
+	// time of its request.
 	Keep, Grace time.Duration
 	// Owner is the name of this process in leases. It must differ between processes. It must also
 	// differ between two starts of one process.

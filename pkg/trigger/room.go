@@ -98,7 +98,7 @@ func (ls *lanes) readMoreLocked(l *lane) {
 // rowSize is the approximate memory of a message without its payload, in bytes.
 const rowSize = 600
 
-// roomLocked returns how many more messages a line of a caller may have. It may use half of the
+// roomLocked returns how many more messages a line of a caller may have. The line may use half of the
 // free room, in messages and in bytes. So a first caller that does not progress leaves half of the
 // room to the others, a second such caller leaves a quarter, and so on. Every caller may have at
 // least one message. The backlog leaves half of the total room to messages on time.
