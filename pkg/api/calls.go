@@ -21,7 +21,7 @@ func (cl *Client) Post(ctx context.Context, path, contentType string, body []byt
 	return cl.do(ctx, call{method: http.MethodPost, path: path, contentType: contentType, body: body, key: key, repeatable: key != ""}, nil)
 }
 
-// Send sends one notification. key is its Idempotency-Key; empty: none.
+// Send sends one notification. key is its Idempotency-Key; empty: no key.
 func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Accepted, err error) {
 	reply, err := cl.write(ctx, call{method: http.MethodPost, path: "/v1/notifications", key: key, repeatable: key != ""}, n, &out)
 	if err == nil {
@@ -30,8 +30,8 @@ func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Acc
 	return out, err
 }
 
-// SendBatch sends different notifications in one request. The error is about the whole request;
-// the error of an item is at the item's place in the result.
+// SendBatch sends different notifications in one request. err is about the whole request. The error
+// of a single item is at the item's place in the result.
 func (cl *Client) SendBatch(ctx context.Context, ns []Notification, key string) (out BatchResult, err error) {
 	err = cl.post(ctx, "/v1/notifications:batch", ns, key, key != "", &out)
 	return out, err
@@ -52,17 +52,17 @@ func (cl *Client) Notification(ctx context.Context, id string) (Status, error) {
 // FullAddress requests addresses that are not masked.
 const FullAddress = "full"
 
-// NotificationContent returns the content and the addresses of a notification. It is for the
-// caller that sent it and for operators, whose read is audited. Addresses are masked unless
-// address is FullAddress.
+// NotificationContent returns the content and the addresses of a notification. It is for the caller
+// that sent the notification, and for operators; the server audits a read by an operator. Addresses
+// are masked unless the parameter address is FullAddress.
 func (cl *Client) NotificationContent(ctx context.Context, id, address string) (NotificationContent, error) {
 	q := url.Values{}
 	setText(q, "address", address)
 	return getJSON[NotificationContent](ctx, cl, "/v1/notifications/"+url.PathEscape(id)+"/content", q)
 }
 
-// Page selects one page of counts: at most Limit receivers (0: the server's default) from After
-// on. After is the Next of the page before.
+// Page selects one page of counts. Limit is the largest number of receivers of the page (0: the
+// server's default). After is where the page begins: the Next of the previous page, or empty.
 type Page struct {
 	Limit int
 	After string
@@ -78,24 +78,24 @@ func (cl *Client) Timeline(ctx context.Context, id string) (Timeline, error) {
 	return getJSON[Timeline](ctx, cl, "/v1/notifications/"+url.PathEscape(id)+"/timeline", nil)
 }
 
-// Cancel cancels what has not started of a notification, a fan-out request or one receiver of it.
+// Cancel cancels all calls that have not started: of a notification, of a fan-out request or of one
+// receiver of a fan-out.
 func (cl *Client) Cancel(ctx context.Context, id string) (Cancelled, error) {
 	return sendJSON[Cancelled](ctx, cl, http.MethodDelete, "/v1/notifications/"+url.PathEscape(id), nil, true)
 }
 
-// Reschedule moves a scheduled notification, or a whole fan-out, to another time; a time that has
-// passed means now. It returns notify.KindConflict if it is too late.
+// Reschedule moves a scheduled notification, or a whole fan-out, to another time. A time in the
+// past means now. Reschedule returns notify.KindConflict if it is too late to move.
 func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (Scheduled, error) {
 	return sendJSON[Scheduled](ctx, cl, http.MethodPatch, "/v1/notifications/"+url.PathEscape(id), struct {
 		ScheduledAt time.Time `json:"scheduled_at"`
 	}{at.UTC()}, true)
 }
 
-// ScheduleQuery selects schedules; empty fields select all. Caller is for
-// operators.
+// ScheduleQuery selects schedules. An empty field selects all. Only operators may set Caller.
 type ScheduleQuery struct {
 	Status string // SCHEDULED or CANCELLED
-	User   string // the receiver; fan-outs match no user
+	User   string // the receiver; a user selects no fan-outs
 	Caller string
 	Cursor string
 	Limit  int
@@ -112,8 +112,8 @@ func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (ScheduledPage
 	return getJSON[ScheduledPage](ctx, cl, "/v1/schedules", q)
 }
 
-// Forecast counts what becomes due from from until to (at most 7 days later), by minute and
-// channel. Zero times mean the next hour. It is for operators.
+// Forecast counts what becomes due in [from, to), by minute and channel. The two times may be at
+// most 7 days apart. Zero times mean the next hour. Only operators may call it.
 func (cl *Client) Forecast(ctx context.Context, from, to time.Time) (Forecast, error) {
 	q := url.Values{}
 	setTime(q, "from", from)
@@ -126,24 +126,25 @@ func (cl *Client) Campaign(ctx context.Context, id string, p Page) (Summary, err
 	return getJSON[Summary](ctx, cl, "/v1/campaigns/"+url.PathEscape(id), p.query())
 }
 
-// CancelCampaign cancels what has not started of a campaign, including its later parts.
+// CancelCampaign cancels all calls of a campaign that have not started. Later parts of the campaign
+// are cancelled too.
 func (cl *Client) CancelCampaign(ctx context.Context, id string) (Cancelled, error) {
 	return sendJSON[Cancelled](ctx, cl, http.MethodDelete, "/v1/campaigns/"+url.PathEscape(id), nil, true)
 }
 
-// NotificationQuery selects notifications; empty fields select all.
+// NotificationQuery selects notifications. An empty field selects all.
 type NotificationQuery struct {
 	User, Channel, Status, Template, Campaign string
-	Code                                      string    // code of its status, e.g. twilio_21211
-	Caller                                    string    // for operators
+	Code                                      string    // error code of the notification's status, e.g. twilio_21211
+	Caller                                    string    // only operators may set it
 	Since, Until                              time.Time // accepted in [Since, Until)
 	Cursor                                    string
 	Limit                                     int
 }
 
-// Notifications returns one page of notifications, newest first. A page may hold fewer than
-// Limit, even none, and not be the last: the last one has no cursor. Without a user, the server
-// must keep its history itself; otherwise the error has the code list_needs_user.
+// Notifications returns one page of notifications, newest first. Only the last page has no cursor;
+// other pages may have fewer than Limit items, or no items. A query without a user needs a server
+// that stores its history itself. Otherwise the error code is list_needs_user.
 func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (UserHistory, error) {
 	q := url.Values{}
 	for name, v := range map[string]string{
@@ -161,8 +162,8 @@ func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (UserH
 	return getJSON[UserHistory](ctx, cl, path, q)
 }
 
-// UserNotifications returns one page of a user's notifications, newest first.
-// cursor is empty for the first page; limit 0 is the server's default.
+// UserNotifications returns one page of a user's notifications, newest first. cursor is empty for
+// the first page. A limit of 0 means the server's default.
 func (cl *Client) UserNotifications(ctx context.Context, user, cursor string, limit int) (UserHistory, error) {
 	return cl.Notifications(ctx, NotificationQuery{User: user, Cursor: cursor, Limit: limit})
 }
@@ -172,14 +173,15 @@ func (cl *Client) User(ctx context.Context, user string) (User, error) {
 	return getJSON[User](ctx, cl, "/v1/users/"+url.PathEscape(user), nil)
 }
 
-// PutUser stores a user's profile. u.Version other than 0 must be the stored one, else the result
-// is notify.KindConflict.
+// PutUser stores a user's profile. If u.Version is not 0, it must equal the stored version;
+// otherwise PutUser returns notify.KindConflict.
 func (cl *Client) PutUser(ctx context.Context, u User) (UserVersion, error) {
 	return sendJSON[UserVersion](ctx, cl, http.MethodPut, "/v1/users/"+url.PathEscape(u.UserID), u, u.Version == 0)
 }
 
-// Failed returns the caller's failed notifications after a position in the feed. If there are
-// none, the server waits up to wait (at most 30 s) for one.
+// Failed returns the caller's failed notifications. The parameter after is a position in the failed
+// feed; Failed returns the notifications after this position. If there are no such notifications,
+// the server waits for one, for at most the duration wait (at most 30 s).
 func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, limit int) (FailedPage, error) {
 	q := url.Values{}
 	setInt(q, "after", int64(after))
@@ -190,8 +192,8 @@ func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, 
 	return getJSON[FailedPage](ctx, cl, "/v1/failed", q)
 }
 
-// DeadLetters returns one page of the dead letters of every caller that f selects; it ignores
-// f.IDs. cursor is empty for the first page; limit 0 is the server's default.
+// DeadLetters returns one page of the dead letters that f selects, of every caller. It ignores
+// f.IDs. cursor is empty for the first page. A limit of 0 means the server's default.
 func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string, limit int) (DeadLetterPage, error) {
 	q := f.Query()
 	setText(q, "cursor", cursor)
@@ -199,7 +201,7 @@ func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string
 	return getJSON[DeadLetterPage](ctx, cl, "/v1/ops/dead-letters", q)
 }
 
-// DeadLetter returns one dead letter of the latest epoch.
+// DeadLetter returns the dead letter of a notification's latest epoch.
 func (cl *Client) DeadLetter(ctx context.Context, id string) (DeadLetter, error) {
 	return getJSON[DeadLetter](ctx, cl, "/v1/ops/dead-letters/"+url.PathEscape(id), nil)
 }
@@ -209,18 +211,18 @@ func (cl *Client) Doctor(ctx context.Context) ([]Finding, error) {
 	return items[Finding](ctx, cl, "/v1/ops/doctor")
 }
 
-// Lag returns how far each consumer group is behind its topic.
+// Lag returns the consumer lag of each consumer group.
 func (cl *Client) Lag(ctx context.Context) ([]GroupLag, error) {
 	return items[GroupLag](ctx, cl, "/v1/ops/lag")
 }
 
-// items returns the items of a list that has no pages.
+// items returns the items of a list without pages.
 func items[T any](ctx context.Context, cl *Client, path string) ([]T, error) {
 	out, err := getJSON[List[T]](ctx, cl, path, nil)
 	return out.Items, err
 }
 
-// Debug returns the files of the process for a debug bundle.
+// Debug returns the files of the server's process for a debug bundle.
 func (cl *Client) Debug(ctx context.Context) (Debug, error) {
 	return getJSON[Debug](ctx, cl, "/v1/ops/debug", nil)
 }
@@ -228,10 +230,10 @@ func (cl *Client) Debug(ctx context.Context) (Debug, error) {
 // Ready returns nil if the server accepts requests.
 func (cl *Client) Ready(ctx context.Context) error { return cl.get(ctx, "/readyz", nil, nil) }
 
-// Tail calls fn with the outcomes that f selects as they happen, and with the other events. It
-// returns when ctx ends, fn returns an error, or the server closes the stream (nil). Without
-// f.Caller it shows the token's own caller; an operator may name another caller, or "*" for all.
-// The HTTP client must have no overall timeout.
+// Tail calls fn with each outcome that f selects, when it happens, and with all other events. It
+// returns when ctx ends, when fn returns an error, or when the server closes the stream (nil). If
+// f.Caller is empty, Tail shows the outcomes of the token's own caller. An operator may set another
+// caller, or "*" for all callers. The HTTP client must have no overall timeout.
 func (cl *Client) Tail(ctx context.Context, f TailFilter, fn func(Event) error) error {
 	q := url.Values{}
 	setText(q, "caller", f.Caller)
@@ -256,9 +258,10 @@ func (cl *Client) Tail(ctx context.Context, f TailFilter, fn func(Event) error) 
 	return lines.Err()
 }
 
-// Backup writes a backup of everything the server keeps to w, in the form that "notifyd restore"
-// reads, and returns its size in bytes. The HTTP client must have no overall timeout. If the
-// backup breaks off, Backup returns an error, and the backup lacks files that its manifest lists.
+// Backup writes a backup of everything that the server stores to w and returns its size in bytes.
+// "notifyd restore" reads this form. The HTTP client must have no overall timeout. If the backup is
+// interrupted, Backup returns an error. Then files that the manifest lists are missing from the
+// backup.
 func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
 	stream, err := cl.stream(ctx, "/v1/ops/backup", nil)
 	if err != nil {
@@ -269,8 +272,8 @@ func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
 	return n, err
 }
 
-// stream sends a GET request and returns the answer's body while it arrives. The caller closes
-// it.
+// stream sends a GET request and returns the body of the answer while it arrives. The code that
+// calls stream must close the body.
 func (cl *Client) stream(ctx context.Context, path string, q url.Values) (*connErrorReader, error) {
 	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: path, query: q})
 	if err != nil {
@@ -287,8 +290,8 @@ func (cl *Client) stream(ctx context.Context, path string, q url.Values) (*connE
 	return nil, problemOf(resp, body)
 }
 
-// connErrorReader turns read errors into connection errors, so that they differ from errors of
-// the writer that gets the body.
+// connErrorReader turns read errors into connection errors, so that the caller can tell them from
+// errors of the writer that gets the body.
 type connErrorReader struct {
 	io.ReadCloser
 	ctx context.Context
@@ -312,19 +315,19 @@ func (cl *Client) post(ctx context.Context, path string, in any, key string, rep
 	return err
 }
 
-// getJSON returns the answer of GET path.
+// getJSON sends GET path and returns the decoded answer.
 func getJSON[T any](ctx context.Context, cl *Client, path string, q url.Values) (out T, err error) {
 	err = cl.get(ctx, path, q, &out)
 	return out, err
 }
 
-// sendJSON sends in to path and returns the answer.
+// sendJSON sends the parameter in as JSON to path and returns the decoded answer.
 func sendJSON[T any](ctx context.Context, cl *Client, method, path string, in any, repeatable bool) (out T, err error) {
 	_, err = cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, in, &out)
 	return out, err
 }
 
-// write sends c with in as its JSON body, or without a body if in is nil.
+// write sends the request c. Its JSON body is the parameter in. If in is nil, c has no body.
 func (cl *Client) write(ctx context.Context, c call, in, out any) (reply Reply, err error) {
 	if in != nil {
 		c.contentType = TypeJSON

@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Client calls notifyd's API. Every error is a *notify.Error, or the error of the context. A
-// Client may be used from many goroutines; its fields must not change meanwhile.
+// Client calls notifyd's API. Every error is a *notify.Error, or the error of the context. A Client
+// may be used by many goroutines at the same time. Its fields must not change while it is used.
 type Client struct {
 	// BaseURL is the server's address, e.g. "http://127.0.0.1:7420".
 	BaseURL string
@@ -31,30 +31,30 @@ type Client struct {
 	// that keeps enough connections for many concurrent requests.
 	HTTPClient *http.Client
 	// Retries is how often a request that is safe to repeat is sent again after 429, 503 or a
-	// broken connection. 0: never.
+	// broken connection. 0: the request is not repeated.
 	Retries int
-	// Patience is how long a request is repeated because the server asked for it (Retry-After).
-	// During that time, Retries only counts consecutive failures without Retry-After.
+	// Patience is how long a request is repeated while the server asks for it with Retry-After.
+	// During that time, only consecutive failures without Retry-After count against Retries.
 	Patience time.Duration
-	// Backoff is the first wait before a retry if the server named none. It doubles, with jitter,
-	// up to 20 times itself. Default: 250 ms.
+	// Backoff is the wait before the first retry if the server sent no Retry-After. It doubles for
+	// each further retry, with jitter, up to 20 times Backoff. Default: 250 ms.
 	Backoff time.Duration
-	// Context and Reason go into the server's audit log with an operator's changes: the
-	// operator's name for this server, and the reason of the change.
+	// Context and Reason are stored in the server's audit log with an operator's changes. Context
+	// is the operator's name for this server. Reason is the reason of the change.
 	Context, Reason string
-	// Audited is called with the id of the audit row of each change, also of one that was then
-	// refused. It may be called from any goroutine. nil: not called.
+	// Audited is called with the id of the audit row of each change, even if the change was then
+	// refused. Any goroutine may call it. nil: no call.
 	Audited func(id string)
-	// UserAgent names the program; empty: "notifyd-client".
+	// UserAgent is the name of the program; empty: "notifyd-client".
 	UserAgent string
-	// Load marks all requests as part of a load run: the token of its grant, or LoadLocal. Empty:
-	// no load run.
+	// Load marks all requests as part of a load run. It is the token of the run's load grant, or
+	// LoadLocal. Empty: not a load run.
 	Load string
 }
 
 // NewTransport returns a transport for high throughput to one server. It keeps up to conns idle
-// connections (0: 128), for a shorter time than the server does, has large write buffers, and
-// requests no compression.
+// connections (0: 128) and closes them before the server does. It has large write buffers, and does
+// not ask for compression.
 func NewTransport(conns int) *http.Transport {
 	if conns <= 0 {
 		conns = 128
@@ -65,7 +65,7 @@ func NewTransport(conns int) *http.Transport {
 		DialContext:           dialer.DialContext,
 		MaxIdleConns:          conns,
 		MaxIdleConnsPerHost:   conns,
-		IdleConnTimeout:       45 * time.Second, // below the server's 60 s, so that the server never closes first
+		IdleConnTimeout:       45 * time.Second, // below the server's 60 s, so that the client closes first
 		TLSHandshakeTimeout:   5 * time.Second,
 		ExpectContinueTimeout: time.Second,
 		WriteBufferSize:       64 << 10,
@@ -79,12 +79,12 @@ func NewTransport(conns int) *http.Transport {
 type Reply struct {
 	Status    int
 	Body      []byte
-	Replayed  bool // a repetition of the first answer to this Idempotency-Key
+	Replayed  bool // this is a repeat of the first answer to the Idempotency-Key
 	RequestID string
 }
 
-// maxReply bounds the size of an answer that is read. A page of 1,000 dead letters or the
-// rejected receivers of a fan-out are large.
+// maxReply is the largest size of an answer that is read. It is large because a page of 1,000 dead
+// letters or a fan-out's list of rejected receivers is large.
 const maxReply = 64 << 20
 
 // call is one request, before it is sent.
@@ -95,13 +95,14 @@ type call struct {
 	body           []byte
 	key            string // Idempotency-Key
 	repeatable     bool   // sending it twice has the same effect as sending it once
-	expectContinue bool   // send the body only when the server asks for it (Expect: 100-continue)
+	expectContinue bool   // send the body only after the server asked for it (Expect: 100-continue)
 }
 
-// largeBody is the size from which a refused body is sent again only when the server asks for it.
+// largeBody is the size in bytes from which a refused body is sent again only after the server
+// asked for it (Expect: 100-continue).
 const largeBody = 64 << 10
 
-// do sends c, repeats it if that is safe, and decodes the answer into out.
+// do sends the request c, repeats it if that is safe, and decodes the answer into out.
 func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
 	began := time.Now()
 	for try, counted := 0, 0; ; try++ {
@@ -129,8 +130,8 @@ func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
 	}
 }
 
-// mayRetry reports whether a failed request may be sent again. After a 429, nothing was stored.
-// After a 503 or a broken connection, the request may have been carried out, so only repeatable
+// mayRetry reports whether a failed request may be sent again. After a 429 nothing was stored.
+// After a 503 or a broken connection the server may have done the request, so only repeatable
 // requests are sent again. A 409 with Retry-After means that a request with the same key is still
 // running.
 func (c *call) mayRetry(err error) bool {
@@ -145,8 +146,8 @@ func (c *call) mayRetry(err error) bool {
 	return false
 }
 
-// retryDelay returns the wait before the next try. If the server asked for a wait, it adds up to
-// half of that, so that clients that were refused together do not return together.
+// retryDelay returns the wait before the next try. If the server sent a Retry-After, retryDelay
+// adds up to half of it, so that clients that were refused together do not return together.
 func (cl *Client) retryDelay(try int, err error) time.Duration {
 	base := cl.Backoff
 	if base <= 0 {
@@ -183,7 +184,7 @@ func (cl *Client) sendOnce(ctx context.Context, c call) (Reply, error) {
 	return reply, nil
 }
 
-// roundTrip sends c and returns the answer with its body still unread.
+// roundTrip sends c and returns the answer. The body of the answer is not read yet.
 func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error) {
 	u := strings.TrimSuffix(cl.BaseURL, "/") + c.path
 	if len(c.query) > 0 {
@@ -243,8 +244,8 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if hc == nil {
 		hc = http.DefaultClient
 	}
-	// The API sends no redirects, so a redirect comes from something else. Following
-	// it would send the body there and, on the same host, the token.
+	// The API sends no redirects, so a redirect does not come from notifyd. If the client followed
+	// it, the body would be sent to another place, and on the same host the token too.
 	once := *hc
 	once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := once.Do(req)
@@ -255,8 +256,8 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 }
 
 // lentBody is a request body that the transport may read until roundTrip returns. If the server
-// answers early, the transport's goroutine may still read the body after that, while the caller
-// may already overwrite the buffer. takeBack therefore ends all reads. mu guards data and
+// answers early, a goroutine of the transport may try to read the body later, when the caller
+// already overwrites the buffer. So takeBack makes all later reads fail. mu guards data and
 // takenBack.
 type lentBody struct {
 	mu        sync.Mutex
@@ -306,19 +307,20 @@ func readBody(resp *http.Response) ([]byte, error) {
 	return body, err
 }
 
-// connError translates an error of the transport.
+// connError returns the notify.Error for an error of the transport, or the error of ctx if ctx has
+// ended.
 func connError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	var ue *url.Error
 	if errors.As(err, &ue) {
-		err = ue.Err // the message need not repeat the URL
+		err = ue.Err // remove the URL from the message
 	}
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "no_answer", Msg: "the server did not answer", Err: err}
 }
 
-// problemOf returns the error of an error answer.
+// problemOf returns the error for an answer with an error status.
 func problemOf(resp *http.Response, body []byte) error {
 	var p Problem
 	if json.Unmarshal(body, &p) != nil || p.Code == "" {
@@ -328,8 +330,8 @@ func problemOf(resp *http.Response, body []byte) error {
 	return p.Err(retryAfter(resp.Header.Get("Retry-After"), resp.Header.Get("Date")))
 }
 
-// retryAfter parses both forms of the header: seconds, and a date, which is taken relative to the
-// server's own clock.
+// retryAfter parses both forms of Retry-After: seconds, or a date. It compares a date with the Date
+// header, which is the server's clock.
 func retryAfter(v, date string) time.Duration {
 	if v == "" {
 		return 0

@@ -6,33 +6,33 @@ import (
 	"time"
 )
 
-// Conservation is the result of an audit: accepted = terminal + pending + lost, for every caller,
-// channel and hour, and everything else that does not agree.
+// Conservation is the result of an audit. It shows whether accepted = terminal + pending + lost for
+// every caller, channel and hour, and lists everything else that does not agree.
 type Conservation struct {
 	At      time.Time        `json:"at"`
 	TookMS  int64            `json:"took_ms"`
 	Since   *time.Time       `json:"since,omitempty"` // start of the audited time
-	Drift   int64            `json:"drift"`           // the sum of Classes; 0: everything agrees
+	Drift   int64            `json:"drift"`           // sum of Classes; 0: everything agrees
 	Ledger                   // sum of all groups
-	States  map[string]int64 `json:"states"`  // of terminal items
-	Waiting map[string]int64 `json:"waiting"` // of pending items: where their evidence is
+	States  map[string]int64 `json:"states"`  // terminal items by state
+	Waiting map[string]int64 `json:"waiting"` // pending items, by the place of their evidence
 	// Classes counts drift by its kind.
 	Classes map[string]int64 `json:"classes"`
 	// Findings lists drift, at most 100 of each class.
 	Findings  []Drift             `json:"findings"`
 	Truncated bool                `json:"truncated"` // Findings is not complete
 	Groups    []ConservationGroup `json:"groups"`
-	// Unanswered are requests that a crash may have cut before their answer: schedules of an
-	// earlier start that lack some of their timers. This is no drift.
+	// Unanswered are requests that a crash may have interrupted before their answer: schedules of
+	// an earlier start that have only some of their timers. They do not count as drift.
 	Unanswered []string `json:"unanswered,omitempty"`
 	Chunks     int64    `json:"chunks"`    // original chunks that were read
 	Repeated   int64    `json:"repeated"`  // copies of chunks, written by repeated requests
 	Rows       int64    `json:"rows"`      // outcome rows that were read
 	Triggers   int64    `json:"triggers"`  // state rows of triggers that were read
-	Confirmed  int64    `json:"confirmed"` // items that looked lost at first but were not
+	Confirmed  int64    `json:"confirmed"` // items that seemed lost at first but were not
 }
 
-// Ledger holds counts of receivers and triggers: Accepted = Terminal + Pending + Lost.
+// Ledger contains counts of receivers and triggers: Accepted = Terminal + Pending + Lost.
 type Ledger struct {
 	Accepted int64 `json:"accepted"`
 	Terminal int64 `json:"terminal"`
@@ -40,8 +40,9 @@ type Ledger struct {
 	Lost     int64 `json:"lost"`
 }
 
-// ConservationGroup is the ledger of one caller and channel ("trigger" for triggers) for the hour
-// of acceptance. Everything beyond 10,000 groups is added up under the caller "(others)".
+// ConservationGroup is the ledger of one caller and channel ("trigger" for triggers) for one hour
+// of acceptance. If there are more than 10,000 groups, the rest is added up under the caller
+// "(others)".
 type ConservationGroup struct {
 	Caller  string    `json:"caller"`
 	Channel string    `json:"channel"`
@@ -49,14 +50,14 @@ type ConservationGroup struct {
 	Ledger
 }
 
-// Drift is one thing that does not agree.
+// Drift is one item that does not agree.
 type Drift struct {
 	Class   string `json:"class"`
-	ID      string `json:"id"` // of a notification, a request or a trigger
+	ID      string `json:"id"` // id of a notification, a request or a trigger
 	Caller  string `json:"caller,omitempty"`
 	State   string `json:"state,omitempty"`
 	Detail  string `json:"detail,omitempty"`
-	Updated int64  `json:"updated_ms,omitempty"` // of its latest outcome row, ms since 1970; 0: it has none
+	Updated int64  `json:"updated_ms,omitempty"` // time of its latest outcome row, ms since 1970; 0: no outcome row
 }
 
 // DriftClasses lists all classes of drift.
@@ -64,16 +65,17 @@ var DriftClasses = [...]string{DriftRecordGone, DriftClaimGone, DriftHandonGone,
 
 // Classes of drift.
 const (
-	DriftRecordGone   = "record_gone"   // accepted, but it has neither an outcome nor a record
+	DriftRecordGone   = "record_gone"   // accepted, but without an outcome and without a record
 	DriftClaimGone    = "claim_gone"    // a worker claimed it, but its record is gone
-	DriftHandonGone   = "handon_gone"   // deferred, but it has neither a timer nor a record
+	DriftHandonGone   = "handon_gone"   // deferred, but without a timer and without a record
 	DriftScheduleGone = "schedule_gone" // scheduled, but its timer is gone
 	DriftRowAlone     = "row_alone"     // an outcome without an accepted request
-	DriftTriggerGone  = "trigger_gone"  // a waiting trigger has neither a timer nor a message in the queue
+	DriftTriggerGone  = "trigger_gone"  // a waiting trigger without a timer and without a message in the queue
 )
 
-// Conservation audits what was accepted since a time (zero: all that is kept) against its
-// outcomes. It needs the scope observe. It takes long, because the server reads all of it.
+// Conservation compares everything that was accepted since a time with its outcomes. A zero time
+// means everything that is stored. It needs the scope observe. It takes long, because the server
+// reads all records.
 func (cl *Client) Conservation(ctx context.Context, since time.Time) (Conservation, error) {
 	q := url.Values{}
 	setTime(q, "since", since)

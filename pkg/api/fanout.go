@@ -17,21 +17,22 @@ import (
 type FanoutSend struct {
 	// Fanout is the content. Campaign must be set; Part and Receivers are ignored.
 	Fanout Fanout
-	// Receivers is read once, in order, and never held in memory as a whole. An error of it stops
-	// the sending.
+	// Receivers is read once, in order, and is never in memory as a whole. If it returns an error,
+	// SendFanout stops.
 	Receivers iter.Seq2[Receiver, error]
 	// PartSize is the number of receivers per part. Default: 50,000.
 	PartSize int
-	// PartBytes ends a part early, so that receivers with variables stay below the server's limit
-	// of 64 MiB. Default: 16 MiB.
+	// PartBytes is the largest size in bytes of a part's receivers. It keeps parts with variables
+	// below the server's limit of 64 MiB. Default: 16 MiB.
 	PartBytes int
 	// InFlight is the number of parts sent at the same time. Default: 4.
 	InFlight int
-	// Skip reports which parts an earlier run has stored; they are not sent. The same source,
-	// PartSize and PartBytes give the same parts. nil: none.
+	// Skip reports whether an earlier run has stored a part. SendFanout does not send such a part.
+	// The same source, PartSize and PartBytes always give the same parts. nil: no part is skipped.
 	Skip func(part uint32) bool
-	// Done is called for each part that the server has stored: one at a time, but in any order.
-	// It records what Skip needs later. An error stops the sending. nil: not called.
+	// Done is called for each part that the server has stored, one call at a time, but in any
+	// order. It should record what Skip needs later. If it returns an error, SendFanout stops. nil:
+	// no call.
 	Done func(PartDone) error
 }
 
@@ -40,7 +41,7 @@ type PartDone struct {
 	Part      uint32
 	First     int64 // index of the part's first receiver in the source
 	Receivers int
-	Replayed  bool // an earlier try had stored it already
+	Replayed  bool // an earlier try had stored the part already
 	FanoutResult
 }
 
@@ -53,11 +54,13 @@ type FanoutTotal struct {
 	Rejected  int64
 }
 
-// SendFanout sends a fan-out of any size in parts. It repeats each part until the server has
-// stored it; (campaign, part) makes a repeat harmless. It keeps InFlight+1 parts in memory. After
-// an error or the end of ctx, the parts passed to Done are stored, and those under way may be. A
-// client whose Retries is 0 gets 10 here, and one without Patience gets ten minutes per part: an
-// overload delays a campaign and does not end it.
+// SendFanout sends a fan-out of any size in parts. It repeats each part until the server has stored
+// it. A repeat is harmless, because (campaign, part) is its key. SendFanout keeps InFlight+1 parts
+// in memory.
+//
+// After an error or the end of ctx, all parts that were passed to Done are stored. Parts that were
+// being sent may or may not be stored. If cl.Retries is 0, SendFanout uses 10. If cl.Patience is 0,
+// it uses ten minutes for each part, so that an overload delays a campaign but does not end it.
 func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, error) {
 	if s.Fanout.Campaign == "" {
 		return FanoutTotal{}, notify.Invalid("campaign_missing", "campaign", "a fan-out in parts needs a campaign id")
@@ -73,7 +76,7 @@ func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, er
 	g.SetLimit(s.InFlight)
 	err := p.splitSource(ctx, g)
 	if werr := g.Wait(); werr != nil {
-		err = werr // the error of a part is the reason why splitting stopped
+		err = werr // the error of a part is the reason why splitSource stopped
 	}
 	return p.total, err
 }
@@ -96,14 +99,14 @@ type fanoutPart struct {
 	skip      bool
 }
 
-// splitSource reads the source and starts sending each part. It runs in the goroutine of
-// SendFanout, which owns a part until sendInBackground passes it on.
+// splitSource reads the source and starts to send each part. It runs in the goroutine of
+// SendFanout. That goroutine owns a part until it calls sendInBackground.
 func (p *partSender) splitSource(ctx context.Context, g *errgroup.Group) error {
 	var (
 		cur   fanoutPart
 		open  bool
 		index int64
-		size  int // bytes of receivers in the part, counted for skipped parts as well
+		size  int // bytes of receivers in the part; skipped parts are counted too
 	)
 	var scratch []byte
 	for r, err := range p.send.Receivers {
@@ -140,7 +143,8 @@ func (p *partSender) splitSource(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// openPart starts part number: its body holds everything up to the receivers.
+// openPart starts the part with this number. The body then contains everything before the
+// receivers.
 func (p *partSender) openPart(number uint32, first int64) (fanoutPart, error) {
 	out := fanoutPart{number: number, first: first, skip: p.send.Skip != nil && p.send.Skip(number)}
 	if out.skip {
@@ -161,7 +165,7 @@ func (p *partSender) openPart(number uint32, first int64) (fanoutPart, error) {
 }
 
 // sendInBackground sends a filled part in a goroutine of g. It blocks while InFlight parts are
-// under way. The goroutine owns the part's body until it returns the body to the pool.
+// being sent. The goroutine owns the body of the part until it returns the body to the pool.
 func (p *partSender) sendInBackground(ctx context.Context, g *errgroup.Group, cur fanoutPart) {
 	if cur.skip {
 		p.mu.Lock()
@@ -210,7 +214,7 @@ func (rs Receivers) MarshalJSON() ([]byte, error) {
 	return append(b, ']'), nil
 }
 
-// UnmarshalJSON reads both forms.
+// UnmarshalJSON reads receivers in both forms: a string or an object.
 func (rs *Receivers) UnmarshalJSON(b []byte) error {
 	var raw []json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
@@ -229,8 +233,8 @@ func (rs *Receivers) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// appendReceiver is written by hand for speed: a campaign may have hundreds of millions of
-// receivers (see BenchmarkAppendReceiver).
+// appendReceiver appends a receiver as JSON. It is written by hand for speed, because a campaign
+// may have hundreds of millions of receivers (see BenchmarkAppendReceiver).
 func appendReceiver(b []byte, r Receiver) []byte {
 	if r.Address == "" && len(r.Variables) == 0 {
 		return appendString(b, r.UserID)

@@ -11,34 +11,37 @@ import (
 	"time"
 )
 
-// LetterFilter selects dead letters; empty fields select all. It is part of a plan's
-// digest, so the order of its fields and their names are fixed.
+// LetterFilter selects dead letters. An empty field selects all. The digest of a plan includes the
+// filter, so the order and the names of its fields must not change.
 type LetterFilter struct {
 	Channel  string   `json:"channel,omitempty"` // push, sms, email, trigger
 	Category string   `json:"category,omitempty"`
 	Class    string   `json:"class,omitempty"`
 	Code     string   `json:"code,omitempty"`
-	Provider string   `json:"provider,omitempty"` // stands for its accounts too: "twilio" for "twilio:AC1"
+	Provider string   `json:"provider,omitempty"` // without an account it includes all accounts: "twilio" includes "twilio:AC1"
 	Caller   string   `json:"caller,omitempty"`
 	Template string   `json:"template,omitempty"`
 	State    string   `json:"state,omitempty"`    // dead, replayed, discarded
-	Since    int64    `json:"since_ms,omitempty"` // failed last in [Since, Until), ms since 1970
+	Since    int64    `json:"since_ms,omitempty"` // last failure in [Since, Until), ms since 1970
 	Until    int64    `json:"until_ms,omitempty"`
-	IDs      []string `json:"ids,omitempty"`      // at most 10,000; not in queries
-	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
-	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON; selects letters for which it is true
-	All      bool     `json:"all,omitempty"`      // confirms that an empty filter selects all; not in queries
+	IDs      []string `json:"ids,omitempty"`      // at most 10,000; not used in queries
+	Attempts string   `json:"attempts,omitempty"` // a number, or >=, <=, > or < and a number
+	// A jq expression over the JSON of the letter. It selects the letters for which it returns
+	// true.
+	Where string `json:"where,omitempty"`
+	// Confirms that an empty filter should select all letters. Not used in queries.
+	All bool `json:"all,omitempty"`
 }
 
-// filterField is one field of a filter: a text, or a time.
+// filterField is one field of a filter. Either text or ms is set: ms is for times.
 type filterField struct {
 	name string
 	text *string
 	ms   *int64
 }
 
-// fields lists the fields of f with their names in queries, in flags of notifyctl and in the
-// console, in the order in which they are written.
+// fields lists the fields of f in a fixed order. The names are used in queries, in flags of
+// notifyctl and in the console.
 func (f *LetterFilter) fields() []filterField {
 	return []filterField{
 		{"channel", &f.Channel, nil}, {"category", &f.Category, nil}, {"provider", &f.Provider, nil}, {"class", &f.Class, nil},
@@ -55,8 +58,9 @@ func LetterWords() (names []string) {
 	return names
 }
 
-// ReadLetterFilter makes a filter from the values that text and ms return for the field names. ms
-// returns times in ms since 1970; if it is nil, the filter has no times.
+// ReadLetterFilter makes a filter. The function text returns the text for a field name. The
+// function ms returns the time for a field name, in ms since 1970. If ms is nil, the filter has no
+// times.
 func ReadLetterFilter(text func(name string) string, ms func(name string) int64) (f LetterFilter) {
 	for _, p := range f.fields() {
 		switch {
@@ -69,7 +73,7 @@ func ReadLetterFilter(text func(name string) string, ms func(name string) int64)
 	return f
 }
 
-// Words returns the name and the text of each field that is set, with times in RFC 3339.
+// Words returns the name and the text of each field that is set. Times are in RFC 3339.
 func (f *LetterFilter) Words() (words [][2]string) {
 	for _, p := range f.fields() {
 		switch {
@@ -94,52 +98,59 @@ func (f *LetterFilter) Query() url.Values {
 // Empty reports whether f selects every dead letter.
 func (f *LetterFilter) Empty() bool { return len(f.Words()) == 0 && len(f.IDs) == 0 }
 
-// JobSpec is what a job is to do. Durations are in milliseconds.
+// JobSpec describes what a job must do. Durations are in milliseconds.
 type JobSpec struct {
-	Kind        string       `json:"kind"`
-	Filter      LetterFilter `json:"filter"`
-	UpTo        uint64       `json:"up_to,omitempty"`    // frozen by the plan: only letters up to this position in the index
-	Rate        float64      `json:"rate,omitempty"`     // letters a second, above 0, at most 20,000; default 50
-	RampMs      int64        `json:"ramp_ms,omitempty"`  // from a tenth of the rate to all of it
-	Canary      int          `json:"canary,omitempty"`   // this many first, then wait for their outcomes; default 10, negative: none
-	AbortIf     float64      `json:"abort_if,omitempty"` // stop if more than this share did not arrive, 0 to 1; default 0.2; negative: never
-	MaxReplays  int          `json:"max_replays,omitempty"`
-	Expired     string       `json:"expired,omitempty"`
-	Collapse    string       `json:"collapse,omitempty"`
-	Order       string       `json:"order,omitempty"`
-	OpenCircuit string       `json:"open_circuit,omitempty"`
-	ForceResend bool         `json:"force_resend,omitempty"` // also letters that are UNKNOWN: they may arrive twice
-	Report      string       `json:"report,omitempty"`       // reconcile: digest of the report to apply
+	Kind   string       `json:"kind"`
+	Filter LetterFilter `json:"filter"`
+	// The plan sets it: the job includes only letters up to this position in the index.
+	UpTo   uint64  `json:"up_to,omitempty"`
+	Rate   float64 `json:"rate,omitempty"`    // letters a second, above 0, at most 20,000; default 50
+	RampMs int64   `json:"ramp_ms,omitempty"` // time in which the rate grows from a tenth to the full rate
+	// The job sends this many letters first and waits for their outcomes. Default 10. Negative: no
+	// canary.
+	Canary int `json:"canary,omitempty"`
+	// The job stops if more than this share of letters did not arrive, 0 to 1. Default 0.2.
+	// Negative: it never stops for that reason.
+	AbortIf     float64 `json:"abort_if,omitempty"`
+	MaxReplays  int     `json:"max_replays,omitempty"`
+	Expired     string  `json:"expired,omitempty"`
+	Collapse    string  `json:"collapse,omitempty"`
+	Order       string  `json:"order,omitempty"`
+	OpenCircuit string  `json:"open_circuit,omitempty"`
+	ForceResend bool    `json:"force_resend,omitempty"` // includes letters that are UNKNOWN: they may arrive twice
+	Report      string  `json:"report,omitempty"`       // only for reconcile: digest of the report to apply
 }
 
-// Plan describes what a job would do: a frozen set of entries and its digest.
+// Plan describes what a job would do: a fixed set of entries and its digest.
 type Plan struct {
-	Spec      JobSpec                   `json:"spec"`
-	Digest    string                    `json:"digest"` // of Spec and of the set, entry by entry
-	Made      int64                     `json:"made_ms"`
-	Entries   int                       `json:"entries"`
-	Send      int                       `json:"send"`                  // entries that the job would act on
-	Skip      map[string]int            `json:"skip"`                  // the others, by reason
-	Counts    map[string]map[string]int `json:"counts"`                // by class, caller, channel, provider, template, code
-	Unreach   map[string]int            `json:"unreachable,omitempty"` // part of Send that would be suppressed now, by code; judged by the profile, not by an address of the request
-	EndsSoon  int                       `json:"ends_soon"`             // retention removes them within a day
-	EtaMs     int64                     `json:"eta_ms"`                // at the rate, without the canary
-	Approval  bool                      `json:"approval"`              // it needs another operator's approval
-	Reconcile json.RawMessage           `json:"report,omitempty"`      // reconcile: what was found
+	Spec    JobSpec                   `json:"spec"`
+	Digest  string                    `json:"digest"` // digest of Spec and of all entries
+	Made    int64                     `json:"made_ms"`
+	Entries int                       `json:"entries"`
+	Send    int                       `json:"send"`   // entries on which the job would act
+	Skip    map[string]int            `json:"skip"`   // the other entries, by reason
+	Counts  map[string]map[string]int `json:"counts"` // letters by class, caller, channel, provider, template and code
+	// Entries of Send that would be suppressed now, by error code. The check uses the profile, not
+	// an address of the request.
+	Unreach   map[string]int  `json:"unreachable,omitempty"`
+	EndsSoon  int             `json:"ends_soon"`        // entries that retention removes within a day
+	EtaMs     int64           `json:"eta_ms"`           // estimated duration at the rate, without the canary
+	Approval  bool            `json:"approval"`         // another operator must approve the job
+	Reconcile json.RawMessage `json:"report,omitempty"` // only for reconcile: the findings
 }
 
-// JobRequest asks the server to carry out a plan.
+// JobRequest asks the server to run the job of a plan.
 type JobRequest struct {
-	Spec     JobSpec         `json:"spec"`   // of the plan, unchanged
-	Digest   string          `json:"digest"` // of the plan
+	Spec     JobSpec         `json:"spec"`   // the spec of the plan, unchanged
+	Digest   string          `json:"digest"` // the digest of the plan
 	Entries  int             `json:"entries,omitempty"`
-	Name     string          `json:"name,omitempty"` // one job of a name; default: the digest
+	Name     string          `json:"name,omitempty"` // name of the job, used only once; default: the digest
 	Approval bool            `json:"needs_approval,omitempty"`
-	Report   json.RawMessage `json:"report,omitempty"` // reconcile: the plan's report, unchanged
+	Report   json.RawMessage `json:"report,omitempty"` // only for reconcile: the plan's report, unchanged
 }
 
-// Job is an operator's job that the server carries out. In a job that is done, Done, Skipped,
-// Exhaust and Failed add up to Planned.
+// Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhaust and
+// Failed add up to Planned.
 type Job struct {
 	ID       string         `json:"job_id"` // job_<ULID>
 	Kind     string         `json:"kind"`
@@ -153,19 +164,19 @@ type Job struct {
 	Digest   string         `json:"digest"`
 	Spec     JobSpec        `json:"spec"`
 	Planned  int            `json:"planned"`
-	Position int            `json:"position"` // entries that the job has passed
+	Position int            `json:"position"` // entries that the job has processed
 	Done     int            `json:"done"`     // replayed, discarded, exported or repaired
 	Skipped  map[string]int `json:"skipped"`
 	Exhaust  int            `json:"exhausted"`
 	Failed   int            `json:"failed"`
 	Outcomes Outcomes       `json:"outcomes"`
-	ActiveMs int64          `json:"active_ms"` // while it ran
-	Reached  float64        `json:"reached"`   // letters a second while it ran
+	ActiveMs int64          `json:"active_ms"` // how long the job has run
+	Reached  float64        `json:"reached"`   // letters a second while the job ran
 	Created  int64          `json:"created_ms"`
 	Updated  int64          `json:"updated_ms"`
 }
 
-// JobChanges lists what an operator can do with a job, by its state.
+// JobChanges lists the changes that an operator can make to a job, by the job's state.
 var JobChanges = map[string][]string{
 	"waiting": {"approve", "cancel"},
 	"running": {"pause", "cancel"},
@@ -174,8 +185,8 @@ var JobChanges = map[string][]string{
 	"failed":  {"resume", "cancel"},
 }
 
-// Outcomes counts the outcomes of the letters that a replay sent. The job follows at most 2,000
-// letters at a time.
+// Outcomes counts the outcomes of the letters that a replay sent. A job waits for the outcomes of
+// at most 2,000 letters at the same time.
 type Outcomes struct {
 	Reached    int `json:"reached"`  // SENT or DELIVERED
 	Refailed   int `json:"refailed"` // FAILED
@@ -183,17 +194,17 @@ type Outcomes struct {
 	Expired    int `json:"expired"`
 	Cancelled  int `json:"cancelled"`
 	Unknown    int `json:"unknown"`
-	Open       int `json:"open"` // no final state yet
+	Open       int `json:"open"` // letters without a final state yet
 }
 
-// OutcomeCount is one kind of Outcomes with its name for people.
+// OutcomeCount is one count of Outcomes, with a name to display.
 type OutcomeCount struct {
 	Name string
 	N    int
 }
 
-// Kinds returns the counts to show, in a fixed order: reached, failed again and open always, the
-// others if they are not 0.
+// Kinds returns the counts to display, in a fixed order. It always returns reached, failed again
+// and open. It returns the other counts if they are not 0.
 func (o Outcomes) Kinds() []OutcomeCount {
 	all := []OutcomeCount{
 		{"reached", o.Reached}, {"failed again", o.Refailed}, {"suppressed", o.Suppressed}, {"expired", o.Expired},
@@ -209,8 +220,8 @@ func (o Outcomes) Missed() int {
 	return o.Refailed + o.Suppressed + o.Expired + o.Cancelled + o.Unknown
 }
 
-// Text returns every kind with its count, formatted by number: "40 reached, 0 failed again, 0
-// open".
+// Text returns the counts of Kinds as one text. The function number formats each count. Example:
+// "40 reached, 0 failed again, 0 open".
 func (o Outcomes) Text(number func(int) string) string {
 	var b strings.Builder
 	for i, k := range o.Kinds() {
@@ -230,7 +241,7 @@ func (j *Job) Skips() (n int) {
 	return n
 }
 
-// LetterGroup is the dead letters that failed in the same way.
+// LetterGroup counts the dead letters that failed in the same way.
 type LetterGroup struct {
 	Channel  string         `json:"channel"`
 	Provider string         `json:"provider,omitempty"`
@@ -240,15 +251,15 @@ type LetterGroup struct {
 	Count    int            `json:"count"`
 	First    int64          `json:"first_failed_ms"`
 	Last     int64          `json:"last_failed_ms"`
-	EndsSoon int            `json:"ends_soon"` // retention removes them within a day
+	EndsSoon int            `json:"ends_soon"` // letters that retention removes within a day
 	Callers  map[string]int `json:"callers"`
-	Sample   string         `json:"sample"`      // an id
-	LastHour int            `json:"last_hour"`   // of Count
-	HourAgo  int            `json:"hour_before"` // in the hour before that
+	Sample   string         `json:"sample"`      // id of one of the letters
+	LastHour int            `json:"last_hour"`   // letters of Count that failed in the last hour
+	HourAgo  int            `json:"hour_before"` // letters that failed in the hour before that
 }
 
-// LetterTop groups the dead letters of a filter by how they failed, the most frequent first, and
-// adds them up.
+// LetterTop groups the dead letters of a filter by how they failed, the most frequent group first.
+// It also has totals.
 type LetterTop struct {
 	Groups   []LetterGroup  `json:"groups"`
 	Total    int            `json:"total"`
@@ -257,31 +268,33 @@ type LetterTop struct {
 	Callers  map[string]int `json:"callers"`
 	Oldest   int64          `json:"oldest_ms,omitempty"`
 	EndsSoon int            `json:"ends_soon"`
-	Next     int64          `json:"next_end_ms,omitempty"` // when retention removes the first of them
-	Other    int            `json:"other"`                 // not in Groups
+	Next     int64          `json:"next_end_ms,omitempty"` // when retention removes the first of the letters
+	Other    int            `json:"other"`                 // letters that are not in Groups
 }
 
 // AuditRow is one row of the audit log: who did what, and why.
 type AuditRow struct {
 	Seq     uint64          `json:"seq"`
-	Hash    string          `json:"hash"` // of this row and the one before
+	Hash    string          `json:"hash"` // hash over this row and the hash of the row before it
 	At      time.Time       `json:"at"`
 	Actor   string          `json:"actor"` // the token's sub; "notifyd" for the server itself
 	Action  string          `json:"action"`
 	Target  string          `json:"target,omitempty"`
-	Context string          `json:"context,omitempty"` // the operator's, as the client named it
+	Context string          `json:"context,omitempty"` // the operator's name for the server, as sent by the client
 	Reason  string          `json:"reason,omitempty"`
 	Request string          `json:"request_id,omitempty"`
 	Filter  json.RawMessage `json:"filter,omitempty"`
-	Set     json.RawMessage `json:"set,omitempty"` // the new settings, if they hold no secret
+	Set     json.RawMessage `json:"set,omitempty"` // the new settings, unless they contain a secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
-	Result  string          `json:"result,omitempty"` // empty: written before the act; "refused: code"; "failed: code": the act may have happened
+	// Empty: the row was written before the act. "refused: <code>": the act was refused. "failed:
+	// <code>": the act may have happened.
+	Result string `json:"result,omitempty"`
 }
 
-// FoldAudit removes the row that was written before an act if a later row says that a store
-// refused the act or failed. The log keeps both rows. A request that the server itself refuses
-// has one row.
+// FoldAudit removes a row that was written before an act if a later row says that a store refused
+// the act, or that the act failed. The log keeps both rows. If the server itself refuses a request,
+// there is only one row.
 func FoldAudit(rows []AuditRow) []AuditRow {
 	ended := map[[3]string]bool{}
 	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }
@@ -297,16 +310,16 @@ func FoldAudit(rows []AuditRow) []AuditRow {
 type AuditCheck struct {
 	Rows   uint64 `json:"rows"`
 	Head   string `json:"head"`             // hash of the last row; keep it in another place
-	Broken uint64 `json:"broken,omitempty"` // the first row whose hash is wrong; 0: none
+	Broken uint64 `json:"broken,omitempty"` // first row with a wrong hash; 0: no row is wrong
 	Why    string `json:"why,omitempty"`
 }
 
-// Plan returns what a job would do. It changes nothing.
+// Plan returns what a job would do, and changes nothing.
 func (cl *Client) Plan(ctx context.Context, spec JobSpec) (Plan, error) {
 	return sendJSON[Plan](ctx, cl, http.MethodPost, "/v1/ops/plans", spec, true)
 }
 
-// StartJob starts the job of a plan. If a job with this name exists, it returns that job.
+// StartJob starts the job of a plan. If a job with this name exists already, it returns that job.
 func (cl *Client) StartJob(ctx context.Context, r JobRequest) (Job, error) {
 	return sendJSON[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs", r, true)
 }
@@ -362,8 +375,8 @@ func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int)
 	return out, err
 }
 
-// Audit returns rows of the audit log after a sequence number, oldest first, or the latest rows
-// if after is nil.
+// Audit returns rows of the audit log with sequence numbers higher than after, oldest first. If
+// after is nil, it returns the latest rows.
 func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditRow, error) {
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
@@ -374,8 +387,8 @@ func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditR
 	return list.Items, err
 }
 
-// VerifyAudit reads the whole audit log and checks its chain. expect,
-// "<seq>:<hash>" of an earlier check, must still be in it.
+// VerifyAudit makes the server read the whole audit log and check its chain of hashes. expect is
+// "<seq>:<hash>" of an earlier check; the log must still contain that row.
 func (cl *Client) VerifyAudit(ctx context.Context, expect string) (AuditCheck, error) {
 	q := url.Values{}
 	setText(q, "expect", expect)

@@ -16,12 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// HeaderLoad marks a request of a load run. Its value is the token of the run's load grant,
-// or LoadLocal.
+// HeaderLoad marks a request of a load run. Its value is the token of the run's load grant, or
+// LoadLocal.
 const HeaderLoad = "Notifyd-Load"
 
-// LoadLocal is the mark of a run without a grant. Only an embedded notifyd that calls no real
-// providers accepts it, and only over loopback.
+// LoadLocal is the value of HeaderLoad for a run without a grant. Only an embedded notifyd that
+// calls no real providers accepts it, and only over loopback.
 const LoadLocal = "local"
 
 // States of a grant.
@@ -32,41 +32,41 @@ const (
 	GrantRevoked = "revoked"
 )
 
-// Kinds of providers that the workers of a cluster call. A grant names the worst kind that
-// its load may reach.
+// Kinds of providers that the workers of a cluster call. A grant contains the most harmful kind
+// that its load may reach.
 const (
-	ProvidersStub      = "stub"      // the process itself accepts everything
+	ProvidersStub      = "stub"      // no calls: the process itself accepts every message
 	ProvidersSimulated = "simulated" // simulated providers (setting providers.simulated)
 	ProvidersReal      = "real"
-	ProvidersNone      = "none" // a process that works on no lane calls none
+	ProvidersNone      = "none" // no providers: the process works on no lane
 )
 
-// ProviderModes lists the kinds that a grant may name, the least harmful first.
+// ProviderModes lists the kinds that a grant may contain, the least harmful first.
 var ProviderModes = []string{ProvidersStub, ProvidersSimulated, ProvidersReal}
 
-// GrantTargets lists what a grant may allow: the channels, and triggers.
+// GrantTargets lists what a grant may allow: the channels and triggers.
 var GrantTargets = []string{"push", "sms", "email", "trigger"}
 
-// MostInLoadRequest returns how many messages one request of a load run may have under a
-// grant of rate messages a second: what the grant allows in ten seconds. A request is taken
-// whole or not at all, so without this limit one request could exceed any rate.
+// MostInLoadRequest returns how many messages one request of a load run may have, under a grant of
+// rate messages a second. It is what the grant allows in ten seconds. A request is accepted as a
+// whole or not at all. So without this limit one request could exceed any rate.
 func MostInLoadRequest(rate float64) float64 { return max(math.Floor(10*rate), 1) }
 
-// maxLoadToken is the longest token of a grant, in bytes. The longest grant, with 20 hosts
-// of 255 bytes, fits: base64 makes four bytes of three.
+// maxLoadToken is the longest token of a grant, in bytes. The longest grant, with 20 hosts of 255
+// bytes, fits: base64 makes four bytes of every three.
 const maxLoadToken = 10 << 10
 
 // LoadGrantRequest asks for a grant.
 type LoadGrantRequest struct {
-	Seconds   int64    `json:"seconds"`   // how long it holds, 1 to 86,400
-	Rate      float64  `json:"rate"`      // messages a second at most, over all generators
-	Targets   []string `json:"targets"`   // of GrantTargets
-	Providers string   `json:"providers"` // of ProviderModes
-	Hosts     []string `json:"hosts"`     // HOST or HOST:PORT that the load may go to
+	Seconds   int64    `json:"seconds"`   // how long the grant is valid, 1 to 86,400
+	Rate      float64  `json:"rate"`      // at most this many messages a second, for all generators together
+	Targets   []string `json:"targets"`   // values of GrantTargets
+	Providers string   `json:"providers"` // a value of ProviderModes
+	Hosts     []string `json:"hosts"`     // HOST or HOST:PORT to which the load may be sent
 	Reason    string   `json:"reason,omitempty"`
 }
 
-// LoadGrant is the permission of a cluster to send it load.
+// LoadGrant is a cluster's permission to send load to it.
 type LoadGrant struct {
 	ID        string    `json:"id"`
 	Cluster   string    `json:"cluster"` // the id of the installation
@@ -80,10 +80,10 @@ type LoadGrant struct {
 	CreatedAt  time.Time `json:"created_at,omitzero"`
 	By         string    `json:"by,omitempty"`
 	Reason     string    `json:"reason,omitempty"`
-	ApprovedBy string    `json:"approved_by,omitempty"` // only of a grant for real providers
+	ApprovedBy string    `json:"approved_by,omitempty"` // set only for real providers
 	RevokedBy  string    `json:"revoked_by,omitempty"`
-	// Token is what a generator sends in HeaderLoad. It is set only in the answer to the
-	// request that made the grant.
+	// Token is the value that a generator sends in HeaderLoad. Only the answer to the request that
+	// made the grant contains it.
 	Token string `json:"token,omitempty"`
 }
 
@@ -95,9 +95,9 @@ type LoadGrantChange struct {
 	To string `json:"to"` // approved or revoked
 }
 
-// Covers reports whether the grant names a host, given as HOST or HOST:PORT. A name
-// without a port in the grant covers all ports. A Host header leaves out the port that
-// belongs to its scheme, so a host without a port matches a grant's :80 and :443.
+// Covers reports whether the grant includes a host, given as HOST or HOST:PORT. A name without a
+// port in the grant includes all ports. A Host header has no port if the port is the default of its
+// scheme. So a host without a port also matches :80 and :443 in a grant.
 func (g *LoadGrant) Covers(host string) bool {
 	host = strings.ToLower(host)
 	name, _, err := net.SplitHostPort(host)
@@ -115,8 +115,8 @@ func (g *LoadGrant) Covers(host string) bool {
 	})
 }
 
-// LoadHost returns HOST:PORT of an http or https URL, the form that grants use. It returns
-// notify.KindInvalid for a URL of another form.
+// LoadHost returns HOST:PORT of an http or https URL, the form used in grants. It returns
+// notify.KindInvalid if the URL has another form.
 func LoadHost(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
@@ -129,11 +129,11 @@ func LoadHost(raw string) (string, error) {
 	return net.JoinHostPort(strings.ToLower(u.Hostname()), port), nil
 }
 
-// loadTokenKind begins the token of a grant. After it come the grant as JSON and the
-// cluster's signature, both in base64url. Dots separate the three parts.
+// loadTokenKind is the first part of a grant's token. The second part is the grant as JSON and the
+// third part is the cluster's signature, both in base64url. Dots separate the parts.
 const loadTokenKind = "nlg1"
 
-// SignLoadGrant returns the token of g. It signs the fields that never change.
+// SignLoadGrant returns the token of g. It signs only the fields that never change.
 func SignLoadGrant(g LoadGrant, key ed25519.PrivateKey) string {
 	fixed := LoadGrant{ID: g.ID, Cluster: g.Cluster, Hosts: g.Hosts, Rate: g.Rate, Targets: g.Targets, Providers: g.Providers, ExpiresAt: g.ExpiresAt}
 	b, _ := json.Marshal(fixed) // a LoadGrant can always be encoded
@@ -141,8 +141,8 @@ func SignLoadGrant(g LoadGrant, key ed25519.PrivateKey) string {
 	return text + "." + base64.RawURLEncoding.EncodeToString(ed25519.Sign(key, []byte(text)))
 }
 
-// ReadLoadToken returns the grant in a token. It does not check the signature if key is nil:
-// a generator has no key, and asks the cluster whether the grant is active.
+// ReadLoadToken returns the grant in a token. If key is nil, it does not check the signature: a
+// generator has no key, and asks the cluster whether the grant is active.
 func ReadLoadToken(token string, key ed25519.PublicKey) (g LoadGrant, err error) {
 	bad := notify.Invalid("load_grant_malformed", HeaderLoad, "is no token of a load grant of this cluster")
 	text, signature, ok := cutLast(token, ".")
@@ -168,7 +168,7 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s, "", false
 }
 
-// Grant makes a load grant. It needs a token with scope operate.
+// Grant makes a load grant. It needs a token with the scope operate.
 func (cl *Client) Grant(ctx context.Context, in LoadGrantRequest) (LoadGrant, error) {
 	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
 }
@@ -178,13 +178,13 @@ func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
 	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
-// ChangeGrant approves or revokes a grant: to is "approved" or "revoked".
+// ChangeGrant approves or revokes a grant. The parameter to is "approved" or "revoked".
 func (cl *Client) ChangeGrant(ctx context.Context, id, to string) (LoadGrant, error) {
 	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
 }
 
 // OwnGrant returns the grant of the token in cl.Load. If the grant is not active, it returns
-// notify.KindForbidden with a code that begins with load_.
+// notify.KindForbidden with an error code that begins with load_.
 func (cl *Client) OwnGrant(ctx context.Context) (LoadGrant, error) {
 	return getJSON[LoadGrant](ctx, cl, "/v1/load-grant", nil)
 }

@@ -13,12 +13,13 @@ import (
 type Lane struct {
 	Name     string     `json:"name"`
 	Paused   bool       `json:"paused"`
-	Since    *time.Time `json:"since,omitempty"`  // of the pause
+	Since    *time.Time `json:"since,omitempty"`  // since when it is paused
 	By       string     `json:"by,omitempty"`     // who paused it
-	Reason   string     `json:"reason,omitempty"` // why
-	Lag      int64      `json:"lag"`              // records of the log not read yet, first attempts and retries
-	InFlight int        `json:"in_flight"`        // records read and not done
-	Stands   string     `json:"stands,omitempty"` // why no call can be made now; independent of a pause
+	Reason   string     `json:"reason,omitempty"` // reason of the pause
+	Lag      int64      `json:"lag"`              // records of the log that are not read yet, first attempts and retries
+	InFlight int        `json:"in_flight"`        // records that are read and not done
+	// Why no call can be made now. It does not depend on a pause.
+	Stands string `json:"stands,omitempty"`
 }
 
 // Lanes is the answer to GET /v1/ops/lanes.
@@ -43,7 +44,7 @@ func (cl *Client) SetLane(ctx context.Context, name string, paused bool, reason 
 // CampaignHold is a campaign's pause and rate.
 type CampaignHold struct {
 	Paused bool      `json:"paused"`
-	Rate   float64   `json:"rate"` // receivers a second of each channel, over all processes; 0: no limit
+	Rate   float64   `json:"rate"` // receivers a second for each channel, for all processes together; 0: no limit
 	Since  time.Time `json:"since,omitzero"`
 	By     string    `json:"by,omitempty"`
 	Reason string    `json:"reason,omitempty"`
@@ -55,16 +56,16 @@ type Campaign struct {
 	Caller     string        `json:"caller"`
 	CreatedAt  time.Time     `json:"created_at"`
 	Parts      int           `json:"parts"`
-	Accepted   int64         `json:"accepted"` // receivers, of all parts
+	Accepted   int64         `json:"accepted"` // accepted receivers of all parts
 	Rejected   int64         `json:"rejected"`
 	Hold       *CampaignHold `json:"hold,omitempty"` // nil: not paused and no rate
 }
 
-// CampaignPage is a page of campaigns, the newest first.
+// CampaignPage is a page of campaigns, newest first.
 type CampaignPage = List[Campaign]
 
-// Campaigns lists campaigns, the newest first. caller is for operators; empty means all that the
-// token may see.
+// Campaigns lists campaigns, newest first. Only operators may set caller. An empty caller means all
+// campaigns that the token may see.
 func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (CampaignPage, error) {
 	q := url.Values{}
 	setText(q, "caller", caller)
@@ -73,34 +74,34 @@ func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (Campaig
 	return getJSON[CampaignPage](ctx, cl, "/v1/campaigns", q)
 }
 
-// CampaignChange changes a campaign's hold. A nil field keeps the stored value.
+// CampaignChange changes the hold of a campaign. A nil field keeps the stored value.
 type CampaignChange struct {
 	Paused *bool    `json:"paused,omitempty"`
 	Rate   *float64 `json:"rate,omitempty"` // receivers a second, 0.1 to 10,000,000; 0: no limit
 	Reason string   `json:"reason,omitempty"`
 }
 
-// SetCampaign pauses or resumes a campaign, or changes its rate. Deferred receivers continue
-// within a minute after a new rate, and within ten minutes after the end of a pause. A hold
-// survives restarts.
+// SetCampaign pauses or resumes a campaign, or changes its rate. After a new rate, deferred
+// receivers continue within a minute. After the end of a pause, they continue within ten minutes. A
+// hold survives restarts.
 func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (CampaignHold, error) {
 	return sendJSON[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true)
 }
 
-// Suppression is an address that a provider reported as dead. Nothing is sent to it, whichever
-// caller asks.
+// Suppression is an address that a provider reported as dead. No message is sent to it, for any
+// caller.
 type Suppression struct {
-	UserID  string `json:"user_id"` // the profile with the suppression
+	UserID  string `json:"user_id"` // the user whose profile has the suppression
 	Channel string `json:"channel"`
 	Address string `json:"address"`
 	Code    string `json:"code"` // the provider's code
 }
 
-// Suppressions is a page of the suppression list. A page may be short, even empty, and not be the
-// last: the last one has no cursor.
+// Suppressions is a page of the suppression list. Only the last page has no cursor. Other pages may
+// be short or even empty.
 type Suppressions = List[Suppression]
 
-// SuppressionFilter selects suppressions; an empty field selects all.
+// SuppressionFilter selects suppressions. An empty field selects all.
 type SuppressionFilter struct {
 	UserID, Channel, Address, Code string
 }
@@ -114,7 +115,7 @@ func (f SuppressionFilter) Query() url.Values {
 	return q
 }
 
-// SuppressionLift names an address to send to again.
+// SuppressionLift names an address to which messages may be sent again.
 type SuppressionLift struct {
 	Address string `json:"address"`
 	UserID  string `json:"user_id,omitempty"` // only in this profile; empty: in every profile
@@ -123,7 +124,7 @@ type SuppressionLift struct {
 // SuppressionLifted is the result of lifting a suppression.
 type SuppressionLifted struct {
 	Address string `json:"address"`
-	Lifted  int    `json:"lifted"`     // profiles that listed it
+	Lifted  int    `json:"lifted"`     // number of profiles that listed it
 	Still   bool   `json:"suppressed"` // another profile still suppresses it
 }
 
@@ -140,12 +141,12 @@ func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (Supp
 	return sendJSON[SuppressionLifted](ctx, cl, http.MethodPost, "/v1/ops/suppressions:lift", in, false)
 }
 
-// ProviderTest is the result of a test of a provider: one trial, or one for each of its accounts
-// or pools.
+// ProviderTest is the result of a test of a provider. It has one trial, or one trial for each
+// account or pool of the provider.
 type ProviderTest struct {
 	Provider string          `json:"provider"`
 	DryRun   bool            `json:"dry_run"` // no message was sent
-	OK       bool            `json:"ok"`      // every trial is ok
+	OK       bool            `json:"ok"`      // all trials are ok
 	Items    []ProviderTrial `json:"items"`
 }
 
@@ -154,48 +155,51 @@ type ProviderTrial struct {
 	Account string `json:"account"` // "apns", "twilio:AC…"
 	Verdict string `json:"verdict"` // ok, refused, credentials_refused, wrong_project, throttled, unreachable, unavailable
 	Called  string `json:"called"`
-	Status  int    `json:"status"` // HTTP; 0: no answer came
-	Class   string `json:"class"`  // how a worker would class the answer
+	Status  int    `json:"status"` // HTTP status; 0: no answer arrived
+	Class   string `json:"class"`  // the class that a worker would give to the answer
 	Code    string `json:"code,omitempty"`
 	Detail  string `json:"detail,omitempty"` // what the provider or the network said
 	TookMS  int64  `json:"took_ms"`
 }
 
-// ProviderTestRequest names the address for one real message; empty: none is sent.
+// ProviderTestRequest contains the address for one real message. If To is empty, no message is
+// sent.
 type ProviderTestRequest struct {
 	To string `json:"to,omitempty"`
 }
 
-// TestProvider makes the process that answers call a provider once: its dry run, or one real
-// message. Only a dry run is repeated if its answer is lost.
+// TestProvider makes the process that answers call a provider once: a dry run, or one real message.
+// If the answer is lost, only a dry run is repeated.
 func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
 	return sendJSON[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }
 
-// States of a process. A process may also have the code of what stops its work as its state.
+// States of a process. If something stops the work of a process, its state is the error code of
+// that cause instead.
 const (
 	ProcessReady    = "ready"
 	ProcessDraining = "draining"
-	ProcessMissing  = "missing" // it no longer publishes its state, and did not announce its end
-	ProcessUnknown  = "unknown" // the state that other processes publish cannot be read
+	ProcessMissing  = "missing" // it no longer publishes its state, and did not announce that it ends
+	ProcessUnknown  = "unknown" // the states that other processes publish cannot be read
 )
 
 // Process is a process of the cluster, as it last described itself.
 type Process struct {
-	Name       string    `json:"name"` // its instance, with a suffix if two processes have the same
-	Host       string    `json:"host,omitempty"`
-	Roles      []string  `json:"roles,omitempty"`
-	Release    string    `json:"release,omitempty"`
-	API        string    `json:"api,omitempty"`   // address of its API
-	Admin      string    `json:"admin,omitempty"` // address of its metrics; empty: it has none
-	StartedAt  time.Time `json:"started_at,omitzero"`
-	State      string    `json:"state"`               // one of the above, or the code of what stops its work, such as clock
-	AgeSeconds float64   `json:"age_seconds"`         // since it published this
-	Note       string    `json:"note,omitempty"`      // what its description lacks, or why State is unknown
-	Providers  string    `json:"providers,omitempty"` // which providers it calls: one of ProviderModes, or ProvidersNone
+	Name      string    `json:"name"` // its instance name, with a suffix if two processes have the same name
+	Host      string    `json:"host,omitempty"`
+	Roles     []string  `json:"roles,omitempty"`
+	Release   string    `json:"release,omitempty"`
+	API       string    `json:"api,omitempty"`   // address of its API
+	Admin     string    `json:"admin,omitempty"` // address of its metrics; empty: no metrics
+	StartedAt time.Time `json:"started_at,omitzero"`
+	// One of the states above, or the error code of what stops its work, such as clock.
+	State      string  `json:"state"`
+	AgeSeconds float64 `json:"age_seconds"`         // seconds since it published this description
+	Note       string  `json:"note,omitempty"`      // what is missing in its description, or why State is unknown
+	Providers  string  `json:"providers,omitempty"` // kind of the providers that it calls: one of ProviderModes, or ProvidersNone
 }
 
-// Missing reports whether the present state of the process is unknown.
+// Missing reports whether the current state of the process is not known.
 func (p *Process) Missing() bool { return p.State == ProcessMissing || p.State == ProcessUnknown }
 
 // Absence returns a sentence that says that the process did not answer.
@@ -210,14 +214,14 @@ func (p *Process) Absence() string {
 	return text
 }
 
-// ProcessRates holds the rates of one process.
+// ProcessRates contains the rates of one process.
 type ProcessRates struct {
 	Process
 	Rates []Rate     `json:"rates"` // empty if the process is missing
 	Late  []Lateness `json:"late"`
 }
 
-// Sum returns the rates of the process, added up over all channels and triggers.
+// Sum returns the sum of the rates of the process.
 func (p *ProcessRates) Sum() Rate { return SumOf(p.Rates) }
 
 // SumOf adds up rates.
@@ -228,56 +232,56 @@ func SumOf(rates []Rate) (sum Rate) {
 	return sum
 }
 
-// Rates holds the rates of all processes.
+// Rates contains the rates of all processes.
 type Rates struct {
-	OverSeconds float64     `json:"over_seconds"` // the time that rates and lateness cover; 0: just started
+	OverSeconds float64     `json:"over_seconds"` // period that rates and lateness cover; 0: just started
 	Rates       []Rate      `json:"rates"`
 	Late        []Lateness  `json:"late"`
 	Series      []RatePoint `json:"series"` // oldest first
-	// Settings holds the figures of the configuration of each process that answers.
+	// Settings contains the settings of each process that answers.
 	Settings []ProcessSettings `json:"settings"`
-	// Processes lists the processes of the cluster by name, including missing ones; nil: there is
-	// one process, with engines of its own.
+	// Processes lists the processes of the cluster by name, including missing processes. nil: there
+	// is only one process, with its own engines.
 	Processes []ProcessRates `json:"processes,omitempty"`
 }
 
-// Rate is the number of outcomes of receivers, or of triggers, per second.
+// Rate contains numbers of outcomes per second, of receivers or of triggers.
 type Rate struct {
 	What     string  `json:"what"`     // push, sms, email, trigger
 	Accepted float64 `json:"accepted"` // made durable
 	Reached  float64 `json:"reached"`  // SENT or DELIVERED; FIRED
 	Failed   float64 `json:"failed"`
 	Other    float64 `json:"other"` // other outcomes: deferred, suppressed, expired, cancelled, unknown
-	// CallSeconds is the average time of a call of the provider; 0: there was no call. Workers
-	// treat messages that share a call as under way until the last answer.
+	// CallSeconds is the average duration of a call of the provider; 0: there was no call. If
+	// several messages share a call, workers count each of them as in flight until the last answer.
 	CallSeconds float64 `json:"call_seconds,omitempty"`
 }
 
-// ProcessSettings holds the settings of a process that limit its throughput.
+// ProcessSettings contains the settings of a process that limit its throughput.
 type ProcessSettings struct {
 	Process     string            `json:"process,omitempty"`
 	Roles       []string          `json:"roles,omitempty"`
 	Channels    []ChannelSettings `json:"channels"`      // channels whose providers it calls
 	TimerShards int               `json:"timer_shards"`  // partitions of each minute
-	CatchUpRate int               `json:"catch_up_rate"` // timers a second released of a backlog
-	CallerRate  float64           `json:"caller_rate"`   // requests a second of a caller without a rate of its own
+	CatchUpRate int               `json:"catch_up_rate"` // timers of a backlog that are released a second
+	CallerRate  float64           `json:"caller_rate"`   // requests a second for a caller without its own rate
 }
 
-// ChannelSettings holds the settings of a channel. 0 means that the channel has no such setting,
-// or that the process does not know it.
+// ChannelSettings contains the settings of a channel. 0 means that the channel has no such setting,
+// or that the process does not know the setting.
 type ChannelSettings struct {
 	Channel     string  `json:"channel"`
-	Partitions  int     `json:"partitions"`             // of each of its topics
-	InFlight    int     `json:"in_flight"`              // addresses at the provider at once
-	Window      int     `json:"window"`                 // receivers of a claim window
+	Partitions  int     `json:"partitions"`             // partitions of each of its topics
+	InFlight    int     `json:"in_flight"`              // addresses that may be at the provider at the same time
+	Window      int     `json:"window"`                 // receivers in a claim window
 	Connections int     `json:"connections,omitempty"`  // HTTP/2 connections to each provider of push
 	Accounts    int     `json:"accounts,omitempty"`     // SMS accounts, or IP pools
-	AccountRate float64 `json:"account_rate,omitempty"` // messages a second of each
-	Parallel    int     `json:"parallel,omitempty"`     // requests at once of each account, over all processes
+	AccountRate float64 `json:"account_rate,omitempty"` // messages a second for each account
+	Parallel    int     `json:"parallel,omitempty"`     // concurrent requests for each account, for all processes together
 }
 
-// Lateness says how late timers or triggers were. The quantiles are upper bounds from the buckets
-// of a histogram; 0 if there were none.
+// Lateness says how late timers or triggers were. The quantiles are upper bounds, from the buckets
+// of a histogram. They are 0 if there were no timers or triggers.
 type Lateness struct {
 	What string  `json:"what"` // timer, trigger
 	N    float64 `json:"n"`
@@ -285,24 +289,25 @@ type Lateness struct {
 	P99  float64 `json:"p99_seconds"`
 }
 
-// RatePoint is the sum of Rates at one time.
+// RatePoint is the sum of Rates for one period.
 type RatePoint struct {
-	At       time.Time `json:"at"` // the end of its period
+	At       time.Time `json:"at"` // end of the period
 	Accepted float64   `json:"accepted"`
-	Ended    float64   `json:"ended"` // reached and failed
+	Ended    float64   `json:"ended"` // reached plus failed
 }
 
 // Account is an account, or IP pool, of a provider, as the answering process sees it.
 type Account struct {
-	Provider     string     `json:"provider"`
-	Process      string     `json:"process,omitempty"` // each process has its own circuit and room for an account
-	Account      string     `json:"account"`
-	State        string     `json:"state"` // closed, open or half-open of its circuit; blocked: the provider asked to wait
+	Provider string `json:"provider"`
+	Process  string `json:"process,omitempty"` // each process has its own circuit and room for an account
+	Account  string `json:"account"`
+	// State of its circuit: closed, open or half-open. Or blocked: the provider asked to wait.
+	State        string     `json:"state"`
 	BlockedUntil *time.Time `json:"blocked_until,omitempty"`
-	ProbeAt      *time.Time `json:"probe_at,omitempty"` // open: when the first call passes
+	ProbeAt      *time.Time `json:"probe_at,omitempty"` // if open: when the first call passes
 	Reason       string     `json:"reason,omitempty"`
-	Room         float64    `json:"room"`      // messages that its rate allows at once now
-	InFlight     int        `json:"in_flight"` // requests under way
+	Room         float64    `json:"room"`      // messages that its rate allows to be sent at once
+	InFlight     int        `json:"in_flight"` // requests in progress
 	Limit        int        `json:"limit"`     // concurrent requests that this process may make
 }
 
@@ -314,54 +319,55 @@ func (cl *Client) Rates(ctx context.Context) (Rates, error) {
 	return getJSON[Rates](ctx, cl, "/v1/ops/rates", nil)
 }
 
-// Accounts returns the accounts of providers, of each process that calls them.
+// Accounts returns the accounts of providers, for each process that calls them.
 func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
 	return getJSON[Accounts](ctx, cl, "/v1/ops/accounts", nil)
 }
 
-// Finding is the result of one check of the doctor.
+// Finding is the result of one check of the command doctor.
 type Finding struct {
 	Check   string `json:"check"`
-	Process string `json:"process,omitempty"` // set if the check is about this process alone
+	Process string `json:"process,omitempty"` // set if the check is only about this process
 	Level   string `json:"level"`             // "ok", "warn" or "fail"
 	Detail  string `json:"detail"`
-	Repair  string `json:"repair,omitempty"` // what to do; empty at level ok
+	Repair  string `json:"repair,omitempty"` // what to do; empty if Level is ok
 
-	Used *float64 `json:"used,omitempty"` // share of the capacity in use, 0 to 1; nil: the check is not about a capacity
+	// Share of the capacity that is in use, 0 to 1. nil: the check is not about a capacity.
+	Used *float64 `json:"used,omitempty"`
 }
 
-// GroupLag is how far a consumer group is behind.
+// GroupLag is the consumer lag of a consumer group.
 type GroupLag struct {
 	Group    string `json:"group"`
 	Topic    string `json:"topic"`
-	Lag      int64  `json:"lag"`       // records not read yet
-	InFlight int    `json:"in_flight"` // records read and not done
-	Paused   int    `json:"paused"`    // partitions over their cap
-	// LanePaused: an operator paused the group's lane.
+	Lag      int64  `json:"lag"`       // records that are not read yet
+	InFlight int    `json:"in_flight"` // records that are read and not done
+	Paused   int    `json:"paused"`    // partitions that have reached their limit
+	// LanePaused means that an operator has paused the lane of the group.
 	LanePaused bool `json:"lane_paused,omitempty"`
-	// Deferred is what waits in the timer store before it returns to Topic, the largest first;
-	// nil: the process that answered has not counted it.
+	// Deferred counts the receivers that wait in the timer store before they return to Topic, the
+	// largest count first. nil: the process that answered has not counted them.
 	Deferred []Deferred `json:"deferred"`
 	// Members are the processes that consume the group's partitions of Topic. InFlight and Paused
-	// are the sums over them. nil: there is one process.
+	// above are sums over them. nil: there is only one process.
 	Members []GroupMember `json:"members,omitempty"`
 }
 
-// GroupMember is one process's part of a consumer group's topic.
+// GroupMember is the share of one process in a consumer group's topic.
 type GroupMember struct {
 	Process    string `json:"process,omitempty"`
 	Partitions int    `json:"partitions"`
 	InFlight   int    `json:"in_flight"`
-	Paused     int    `json:"paused"` // partitions over their cap
+	Paused     int    `json:"paused"` // partitions that have reached their limit
 }
 
 // Deferred counts the receivers of a topic that wait in the timer store for a later attempt: a
 // retry, quiet hours, an open circuit or a blocked account.
 type Deferred struct {
-	Reason    string    `json:"reason"` // code of the failure or the wait
+	Reason    string    `json:"reason"` // error code of the failure, or code of the wait
 	Receivers int64     `json:"receivers"`
-	Oldest    time.Time `json:"oldest_accepted_at"` // of their requests
-	Next      time.Time `json:"next_at"`            // the earliest of their times
+	Oldest    time.Time `json:"oldest_accepted_at"` // accept time of the oldest of their requests
+	Next      time.Time `json:"next_at"`            // earliest time at which one of them returns
 }
 
 // Waiting returns the number of deferred receivers.

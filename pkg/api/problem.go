@@ -14,12 +14,12 @@ type Problem struct {
 	Status    int    `json:"status"`
 	Detail    string `json:"detail,omitempty"`
 	Code      string `json:"code"`            // stable, snake_case
-	Field     string `json:"field,omitempty"` // dotted path of the input at fault
+	Field     string `json:"field,omitempty"` // dotted path of the invalid input
 	RequestID string `json:"request_id,omitempty"`
 }
 
-// Codes of KindInvalid that are about syntax and not about a rule. They have a status of their
-// own.
+// Error codes of KindInvalid that are about syntax and not about a rule. Each has its own HTTP
+// status.
 const (
 	CodeMalformed            = "malformed" // the body or a parameter cannot be parsed: 400
 	CodeUnsupportedMediaType = "unsupported_media_type"
@@ -28,7 +28,7 @@ const (
 	CodeRouteNotFound        = "route_not_found"
 )
 
-// kindStatus is the HTTP status of each kind of error. Only StatusOf and KindOf translate.
+// kindStatus is the HTTP status of each kind of error. Only StatusOf and KindOf use it.
 var kindStatus = map[notify.Kind]int{
 	notify.KindInvalid: http.StatusUnprocessableEntity, notify.KindUnauthorized: http.StatusUnauthorized, notify.KindForbidden: http.StatusForbidden,
 	notify.KindNotFound: http.StatusNotFound, notify.KindGone: http.StatusGone, notify.KindConflict: http.StatusConflict,
@@ -37,7 +37,7 @@ var kindStatus = map[notify.Kind]int{
 	notify.KindPermanent: http.StatusBadGateway,
 }
 
-// StatusOf returns the HTTP status for an error's kind and code.
+// StatusOf returns the HTTP status for the kind and the error code of an error.
 func StatusOf(kind notify.Kind, code string) int {
 	if kind == notify.KindInvalid {
 		switch code {
@@ -57,14 +57,15 @@ func StatusOf(kind notify.Kind, code string) int {
 	return http.StatusInternalServerError
 }
 
-// KindOf returns the kind of an error answer, from its status and its problem's code.
+// KindOf returns the kind of an error answer, from its HTTP status and its error code.
 func KindOf(status int, code string) notify.Kind {
 	switch {
 	case status == http.StatusUnprocessableEntity && code == CodeMismatch:
 		return notify.KindMismatch
 	case status == http.StatusUnprocessableEntity:
 		return notify.KindInvalid
-	case status == http.StatusGatewayTimeout, status == http.StatusBadGateway && code == "": // without a code it comes from a proxy that reached no server
+	// An answer without an error code comes from a proxy that reached no server.
+	case status == http.StatusGatewayTimeout, status == http.StatusBadGateway && code == "":
 		return notify.KindUnavailable
 	}
 	for kind, of := range kindStatus {
@@ -78,10 +79,10 @@ func KindOf(status int, code string) notify.Kind {
 	return notify.KindInternal
 }
 
-// CodeMismatch is the code for an Idempotency-Key that was used with another body.
+// CodeMismatch is the error code for an Idempotency-Key that was used with another body.
 const CodeMismatch = "idempotency_mismatch"
 
-// Err returns the problem as an error of the domain.
+// Err returns the problem as a *notify.Error.
 func (p *Problem) Err(retryAfter time.Duration) *notify.Error {
 	msg := p.Detail
 	if msg == "" {

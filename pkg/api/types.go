@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Content types the sending routes take.
+// Content types of the API.
 const (
 	TypeJSON     = "application/json"
 	TypeNDJSON   = "application/x-ndjson"
@@ -18,16 +18,18 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
-	HeaderIdempotencyFallback = "Idempotency-Fallback" // AtLeastOnce: accept the request even while keys cannot be looked up; it may be sent twice
+	// If the value is AtLeastOnce, the request is accepted even while keys cannot be looked up.
+	// Then it may be sent twice.
+	HeaderIdempotencyFallback = "Idempotency-Fallback"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
 	HeaderTracestate          = "Tracestate"
-	HeaderContext             = "Notify-Context"  // the operator's name for the server; for the audit log
-	HeaderReason              = "Notify-Reason"   // why an operator changes something; for the audit log
-	HeaderAuditID             = "Notify-Audit-Id" // in an answer: the row of the audit log for a change
+	HeaderContext             = "Notify-Context"  // operator's name for the server; for the audit log
+	HeaderReason              = "Notify-Reason"   // reason of an operator's change; for the audit log
+	HeaderAuditID             = "Notify-Audit-Id" // in an answer: the audit row of a change
 )
 
-// AtLeastOnce is the one value of HeaderIdempotencyFallback.
+// AtLeastOnce is the only allowed value of HeaderIdempotencyFallback.
 const AtLeastOnce = "at-least-once"
 
 // Scopes of a token's claim "scope".
@@ -36,24 +38,24 @@ const (
 	ScopeTrigger = "trigger" // register and cancel triggers
 	ScopeRead    = "read"    // read the caller's own notifications, and users
 	ScopeUsers   = "users"   // change users' preferences and addresses
-	ScopeOperate = "operate" // operators: read and change everything of every caller
-	ScopeObserve = "observe" // operators: read only; included in operate
+	ScopeOperate = "operate" // operators: read and change the data of all callers
+	ScopeObserve = "observe" // operators: read only; operate includes it
 )
 
 // Scopes lists every scope.
 var Scopes = [...]string{ScopeSend, ScopeTrigger, ScopeRead, ScopeUsers, ScopeOperate, ScopeObserve}
 
 // Content is the content of a notification: a provider's template, or inline text in which
-// {{name}} is replaced by a variable. Sizes are in bytes.
+// variables replace {{name}}. Sizes are in bytes.
 type Content struct {
-	Template    string          `json:"template,omitempty"`     // a provider's template id, at most 128
+	Template    string          `json:"template,omitempty"`     // id of a provider's template, at most 128 bytes
 	Title       string          `json:"title,omitempty"`        // subject of a mail, title of a push; at most 1 KiB
 	Body        string          `json:"body,omitempty"`         // at most 16 KiB
 	HTML        string          `json:"html,omitempty"`         // email only, at most 256 KiB
 	Variables   json.RawMessage `json:"variables,omitempty"`    // JSON object, at most 8 KiB
 	Data        json.RawMessage `json:"data,omitempty"`         // push only: JSON object for the app, at most 3 KiB
-	CollapseKey string          `json:"collapse_key,omitempty"` // push only: replaces an earlier push with this key on the device
-	From        string          `json:"from,omitempty"`         // a configured sender; empty: the default one
+	CollapseKey string          `json:"collapse_key,omitempty"` // push only: replaces an earlier push with the same key on the device
+	From        string          `json:"from,omitempty"`         // a configured sender; empty: the default sender
 }
 
 // Notification is the body of POST /v1/notifications and one item of a batch.
@@ -62,20 +64,20 @@ type Notification struct {
 	Category    string     `json:"category"` // otp, alert, transactional, marketing, digest
 	To          Receiver   `json:"to"`
 	Content     Content    `json:"content"`
-	ScheduledAt *time.Time `json:"scheduled_at,omitempty"` // nil or past: now
-	ExpiresAt   *time.Time `json:"expires_at,omitempty"`   // nil: never
+	ScheduledAt *time.Time `json:"scheduled_at,omitempty"` // nil or a past time: now
+	ExpiresAt   *time.Time `json:"expires_at,omitempty"`   // nil: it does not expire
 }
 
 // Accepted is the answer to one notification.
 type Accepted struct {
 	NotificationID string `json:"notification_id"`
 	Status         string `json:"status"` // ACCEPTED or SCHEDULED
-	// Replayed: an earlier request with the same key was accepted, and this is its answer;
-	// nothing was sent again. It comes from a header and not from the body.
+	// Replayed means that an earlier request with the same key was accepted. This is the answer to
+	// that request; nothing was sent again. The field comes from a header, not from the body.
 	Replayed bool `json:"replayed,omitempty"`
 }
 
-// BatchItem is the answer to one item of a batch: an id or an error.
+// BatchItem is the answer to one item of a batch: an id, or an error.
 type BatchItem struct {
 	NotificationID string     `json:"notification_id,omitempty"`
 	Status         string     `json:"status,omitempty"`
@@ -99,16 +101,16 @@ type BatchResult struct {
 // Receiver is the target of a notification.
 type Receiver struct {
 	UserID    string          `json:"user_id"`             // at most 128 bytes
-	Address   string          `json:"address,omitempty"`   // empty: looked up when it is sent
-	Variables json.RawMessage `json:"variables,omitempty"` // take precedence over the content's
+	Address   string          `json:"address,omitempty"`   // empty: looked up in the profile when it is sent
+	Variables json.RawMessage `json:"variables,omitempty"` // win over the variables of the content
 }
 
-// Receivers are the receivers of a fan-out. On the wire, a receiver that only has a user id is a
-// plain string.
+// Receivers are the receivers of a fan-out. In JSON, a receiver that has only a user id is a plain
+// string.
 type Receivers []Receiver
 
-// Fanout is the body of POST /v1/notifications:fanout: one content for many receivers. Campaign
-// and Part join several requests; (campaign, part) is then the request's idempotency key.
+// Fanout is the body of POST /v1/notifications:fanout: one content for many receivers. Campaign and
+// Part connect several requests. Then (campaign, part) is the idempotency key of the request.
 type Fanout struct {
 	Channel     string     `json:"channel"`
 	Category    string     `json:"category"`
@@ -128,8 +130,8 @@ type Rejected struct {
 }
 
 // FanoutResult is the answer to a fan-out. The id of the receiver at index i is FirstID with -i
-// instead of -0. Rejected lists the refused receivers, up to the limit in the server's
-// configuration; RejectedCount counts all of them.
+// instead of -0. Rejected lists refused receivers, up to the limit in the server's configuration.
+// RejectedCount counts all refused receivers.
 type FanoutResult struct {
 	FirstID       string     `json:"first_id"`
 	Accepted      int        `json:"accepted"`
@@ -146,19 +148,19 @@ type Status struct {
 	Caller         string     `json:"caller"`
 	Campaign       string     `json:"campaign,omitempty"`
 	UserID         string     `json:"user_id"`
-	Epoch          uint16     `json:"epoch"`    // raised by a replay
+	Epoch          uint16     `json:"epoch"`    // a replay raises it
 	Attempts       int        `json:"attempts"` // calls to a provider in this epoch
 	Code           string     `json:"code,omitempty"`
 	AcceptedAt     time.Time  `json:"accepted_at"`
 	UpdatedAt      *time.Time `json:"updated_at,omitempty"`
 	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
 	ScheduledAt    *time.Time `json:"scheduled_at,omitempty"` // due time, jitter included
-	TraceID        string     `json:"trace_id,omitempty"`     // of the request's traceparent, or of the trace the server began
+	TraceID        string     `json:"trace_id,omitempty"`     // trace of the request's traceparent, or a trace that the server began
 }
 
-// Summary counts the receivers of a fan-out or a campaign by state. Counting stops after a number
-// of receivers; Next then continues after them, and the counts of the pages add up. Counted from
-// the beginning, Accepted = Pending + the sum of Counts.
+// Summary counts the receivers of a fan-out or a campaign by state. A page counts a limited number
+// of receivers. If there are more, Next is where the next page begins, and the counts of all pages
+// add up. If a page begins at the first receiver, Accepted = Pending + the sum of Counts.
 type Summary struct {
 	NotificationID string         `json:"notification_id,omitempty"`
 	CampaignID     string         `json:"campaign_id,omitempty"`
@@ -166,35 +168,36 @@ type Summary struct {
 	Channel        string         `json:"channel,omitempty"`
 	Category       string         `json:"category,omitempty"`
 	CreatedAt      time.Time      `json:"created_at"`
-	Parts          int            `json:"parts,omitempty"`    // campaigns
-	Accepted       int64          `json:"accepted,omitempty"` // accepted receivers of all parts; 0: unknown
-	Rejected       int64          `json:"rejected,omitempty"` // campaigns
-	TraceID        string         `json:"trace_id,omitempty"` // fan-outs
+	Parts          int            `json:"parts,omitempty"`    // only for campaigns
+	Accepted       int64          `json:"accepted,omitempty"` // accepted receivers of all parts; 0: not known
+	Rejected       int64          `json:"rejected,omitempty"` // only for campaigns
+	TraceID        string         `json:"trace_id,omitempty"` // only for fan-outs
 	ScheduledAt    *time.Time     `json:"scheduled_at,omitempty"`
 	CancelledAt    *time.Time     `json:"cancelled_at,omitempty"`
-	Hold           *CampaignHold  `json:"hold,omitempty"` // campaigns that are paused or have a rate
+	Hold           *CampaignHold  `json:"hold,omitempty"` // only for campaigns that are paused or have a rate
 	Counted        int64          `json:"counted"`        // receivers in Counts
 	Counts         map[string]int `json:"counts"`         // by state
-	Complete       bool           `json:"complete"`       // the counts reach the last receiver
-	// Pending is how many accepted receivers are in no state here. They are not counted yet or,
-	// if Complete, have no rows. It is set on a page that begins at the first receiver.
+	Complete       bool           `json:"complete"`       // the last receiver is counted
+	// Pending is how many accepted receivers have no state in Counts. They are not counted yet or,
+	// if Complete is true, they have no rows. Pending is set only if the page begins at the first
+	// receiver.
 	Pending *int64 `json:"pending,omitempty"`
 	Next    string `json:"next,omitempty"`
 }
 
-// TimelineEvent is one thing that happened to a notification.
+// TimelineEvent is one event in the history of a notification.
 type TimelineEvent struct {
 	At                *time.Time `json:"at,omitempty"` // when it was recorded; nil: only the order is known
 	Type              string     `json:"type"`         // accepted, scheduled, rescheduled, released, claimed, attempt, deferred, receipt, outcome, cancel, dead_letter, replayed, discarded
 	State             string     `json:"state,omitempty"`
 	Epoch             uint16     `json:"epoch"`
-	Attempt           int        `json:"attempt,omitempty"` // 1 is the first
-	Address           int        `json:"address"`           // ordinal among the receiver's addresses
+	Attempt           int        `json:"attempt,omitempty"` // 1 is the first attempt
+	Address           int        `json:"address"`           // index of the address in the receiver's addresses
 	Addresses         int        `json:"addresses,omitempty"`
 	Provider          string     `json:"provider,omitempty"`
 	Code              string     `json:"code,omitempty"`
-	Class             string     `json:"class,omitempty"` // class of the answer: accepted, retry, permanent, throttled, ...
-	Log               *LogPlace  `json:"log,omitempty"`   // position of its record
+	Class             string     `json:"class,omitempty"` // class of the provider's answer: accepted, retry, permanent, throttled, ...
+	Log               *LogPlace  `json:"log,omitempty"`   // position of its record in the log
 	ProviderMessageID string     `json:"provider_message_id,omitempty"`
 	Until             *time.Time `json:"until,omitempty"`
 	Detail            string     `json:"detail,omitempty"`
@@ -214,9 +217,9 @@ type Timeline struct {
 	Next   string          `json:"next"` // one sentence: what happens next, and when
 }
 
-// Cancelled is the answer to a cancel. It stops calls that start at BindsAt or later; calls that
-// run then are not stopped. If it is final, the notification was not due yet, and no call will be
-// made.
+// Cancelled is the answer to a cancel. The cancel stops all calls that start at BindsAt or later.
+// It does not stop calls that are in progress at that time. If Final is true, the notification was
+// not due yet, and no call will be made.
 type Cancelled struct {
 	Scope       string    `json:"scope"`
 	CancelledAt time.Time `json:"cancelled_at"`
@@ -224,10 +227,10 @@ type Cancelled struct {
 	Final       bool      `json:"final"`
 }
 
-// Scheduled is a request that is scheduled, or was cancelled before its time.
+// Scheduled is a request that is scheduled, or that was cancelled before its time.
 type Scheduled struct {
 	NotificationID string     `json:"notification_id"` // without an index for a fan-out
-	Status         string     `json:"status"`          // SCHEDULED, CANCELLED, or ACCEPTED once it was released
+	Status         string     `json:"status"`          // SCHEDULED, CANCELLED, or ACCEPTED after it was released
 	Channel        string     `json:"channel"`
 	Category       string     `json:"category"`
 	Caller         string     `json:"caller"`
@@ -238,8 +241,8 @@ type Scheduled struct {
 	ScheduledAt    time.Time  `json:"scheduled_at"` // jitter included
 	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
 	CancelledAt    *time.Time `json:"cancelled_at,omitempty"`
-	Generation     uint32     `json:"generation"`         // 0 until it is moved
-	MovedAt        *time.Time `json:"moved_at,omitempty"` // the last time
+	Generation     uint32     `json:"generation"`         // 0 until the request is moved
+	MovedAt        *time.Time `json:"moved_at,omitempty"` // when it was last moved
 	MovedBy        string     `json:"moved_by,omitempty"` // the caller that moved it last
 }
 
@@ -247,20 +250,22 @@ type Scheduled struct {
 type List[T any] struct {
 	Items  []T    `json:"items"`
 	Cursor string `json:"cursor,omitempty"` // empty: this is the last page
-	// Missing are the processes that did not answer; Items has nothing of them.
+	// Missing are the processes that did not answer. Items contains nothing from them.
 	Missing []Process `json:"missing,omitempty"`
-	// Omits names what the list leaves out although it was requested: OmitsFanouts.
+	// Omits lists what the request asked for but the list does not contain. The only value is
+	// OmitsFanouts.
 	Omits []string `json:"omits,omitempty"`
 }
 
-// OmitsFanouts means that a list by user lacks what the user got by fan-outs.
+// OmitsFanouts means that a list by user does not contain the notifications that the user got by
+// fan-outs.
 const OmitsFanouts = "fanouts"
 
 // ScheduledPage is one page of schedules, newest request first.
 type ScheduledPage = List[Scheduled]
 
-// Forecast counts what becomes due in [From, To). It is not complete if there is more than the
-// server reads for one answer.
+// Forecast counts what becomes due in [From, To). Complete is false if there was more to read than
+// the server reads for one answer.
 type Forecast struct {
 	From     time.Time        `json:"from"`
 	To       time.Time        `json:"to"`
@@ -269,7 +274,7 @@ type Forecast struct {
 	Minutes  []ForecastMinute `json:"minutes"` // minutes with a count, in order
 }
 
-// ForecastMinute is what becomes due in one minute.
+// ForecastMinute counts what becomes due in one minute, of one kind.
 type ForecastMinute struct {
 	Minute time.Time `json:"minute"`
 	What   string    `json:"what"`  // push, sms, email, trigger
@@ -281,24 +286,26 @@ type UserHistory = List[Status]
 
 // NotificationContent is the content for one receiver, and its addresses.
 type NotificationContent struct {
-	NotificationID string          `json:"notification_id"`
-	Channel        string          `json:"channel"`
-	Caller         string          `json:"caller"`
-	UserID         string          `json:"user_id"`
-	Addresses      []string        `json:"addresses"`           // masked, unless the request asked for full addresses
-	FromProfile    bool            `json:"from_profile"`        // the request named no address: these come from the profile as it is now
-	Content        Content         `json:"content"`             // of the request
-	Variables      json.RawMessage `json:"variables,omitempty"` // of this receiver
+	NotificationID string   `json:"notification_id"`
+	Channel        string   `json:"channel"`
+	Caller         string   `json:"caller"`
+	UserID         string   `json:"user_id"`
+	Addresses      []string `json:"addresses"` // masked, unless the request asked for full addresses
+	// The request contained no address. Addresses are the addresses in the profile now.
+	FromProfile bool            `json:"from_profile"`
+	Content     Content         `json:"content"`             // content of the request
+	Variables   json.RawMessage `json:"variables,omitempty"` // variables of this receiver
 }
 
-// QuietHours is a daily period of local time; From may be later than To.
+// QuietHours is a daily period in local time. From may be later than To; then the period includes
+// midnight.
 type QuietHours struct {
 	From string `json:"from"` // "22:00"
 	To   string `json:"to"`   // "07:30"
 }
 
-// User is a user's profile. A PUT ignores Suppressed and UserID; Version other than 0 makes it
-// conditional.
+// User is a user's profile. A PUT ignores Suppressed and UserID. If Version is not 0, the PUT
+// succeeds only if Version equals the stored version.
 type User struct {
 	UserID     string              `json:"user_id,omitempty"`
 	Addresses  map[string][]string `json:"addresses,omitempty"`
@@ -309,14 +316,15 @@ type User struct {
 	Version    uint64              `json:"version,omitempty"`
 }
 
-// UserVersion is the answer to a PUT of a user. An opt-out binds every call that starts a second
-// later.
+// UserVersion is the answer to a PUT of a user. An opt-out stops all calls that start at least a
+// second later.
 type UserVersion struct {
 	UserID  string `json:"user_id"`
 	Version uint64 `json:"version"`
 }
 
-// DeadLetter is a notification that failed for good, or that may or may not have arrived.
+// DeadLetter is a notification that failed for good, or for which it is not known whether it
+// arrived.
 type DeadLetter struct {
 	NotificationID string         `json:"notification_id"`
 	Epoch          uint16         `json:"epoch"`
@@ -327,7 +335,7 @@ type DeadLetter struct {
 	Category       string         `json:"category"`
 	UserID         string         `json:"user_id"`
 	Template       string         `json:"template,omitempty"`
-	Status         string         `json:"status"` // when it was written: FAILED or UNKNOWN
+	Status         string         `json:"status"` // status when the letter was written: FAILED or UNKNOWN
 	Class          string         `json:"class"`
 	Code           string         `json:"code"`
 	Provider       string         `json:"provider,omitempty"`
@@ -336,15 +344,15 @@ type DeadLetter struct {
 	FirstFailedAt  time.Time      `json:"first_failed_at"`
 	LastFailedAt   time.Time      `json:"last_failed_at"`
 	ExpiresAt      *time.Time     `json:"expires_at,omitempty"`
-	KeptUntil      *time.Time     `json:"kept_until,omitempty"` // retention removes it then
-	Job            string         `json:"job,omitempty"`        // the job that set its state
+	KeptUntil      *time.Time     `json:"kept_until,omitempty"` // when retention removes it
+	Job            string         `json:"job,omitempty"`        // the job that last set State
 	Origin         string         `json:"origin,omitempty"`     // topic/partition/offset of the record that failed
 	TraceID        string         `json:"trace_id,omitempty"`
 	Extra          map[string]any `json:"extra,omitempty"`
 }
 
-// FailedPage is one page of a caller's failed feed, oldest first. The next request continues at
-// After, also if Items is empty.
+// FailedPage is one page of a caller's failed feed, oldest first. The next request must continue at
+// After, even if Items is empty.
 type FailedPage struct {
 	Items []DeadLetter `json:"items"`
 	After uint64       `json:"after"`
@@ -354,13 +362,13 @@ type FailedPage struct {
 type DeadLetterPage = List[DeadLetter]
 
 // Event is one line of GET /v1/tail: an outcome, a heartbeat, a gap with the number of dropped
-// outcomes, or the processes that the outcomes come from.
+// outcomes, or the list of processes whose outcomes are shown.
 type Event struct {
 	Type string    `json:"type"` // outcome, heartbeat, gap, processes
 	At   time.Time `json:"at"`
-	// Process is the process of an outcome. In a gap it is the process that had more outcomes
-	// than a tail accepts from it; empty means that the reader or its connection was too slow. It
-	// is also empty if there is only one process.
+	// Process is the process of an outcome. In a gap it is the process that had more outcomes than
+	// a tail accepts from it. If it is empty in a gap, the reader or its connection was too slow.
+	// Process is also empty if there is only one process.
 	Process        string    `json:"process,omitempty"`
 	NotificationID string    `json:"notification_id,omitempty"`
 	Caller         string    `json:"caller,omitempty"`
@@ -370,7 +378,7 @@ type Event struct {
 	Code           string    `json:"code,omitempty"`
 	Provider       string    `json:"provider,omitempty"`
 	Attempt        int       `json:"attempt,omitempty"`
-	Receivers      int       `json:"receivers,omitempty"` // over 1: one line for several receivers of a fan-out
+	Receivers      int       `json:"receivers,omitempty"` // more than 1: one line for several receivers of a fan-out
 	Dropped        int64     `json:"dropped,omitempty"`
 	Processes      []string  `json:"processes,omitempty"` // processes whose outcomes are shown from now on
 	Missing        []Process `json:"missing,omitempty"`   // processes that do not answer
@@ -381,7 +389,7 @@ const (
 	EventOutcome   = "outcome"
 	EventHeartbeat = "heartbeat"
 	EventGap       = "gap"
-	EventProcesses = "processes" // with several processes: at the start, and at each change
+	EventProcesses = "processes" // if there are several processes: sent at the start and at each change
 )
 
 // TailFilter selects the outcomes of a tail. An empty field selects all.
@@ -392,13 +400,13 @@ type TailFilter struct {
 	Status   string `json:"status,omitempty"`
 }
 
-// Takes reports whether the filter selects an event.
+// Takes reports whether the filter selects the event e.
 func (f *TailFilter) Takes(e *Event) bool {
 	return (f.Caller == "" || f.Caller == e.Caller) && (f.Channel == "" || f.Channel == e.Channel) &&
 		(f.Category == "" || f.Category == e.Category) && (f.Status == "" || f.Status == e.Status)
 }
 
-// Debug holds the files of a process for a debug bundle, by name.
+// Debug contains the files of a process for a debug bundle, by name.
 type Debug struct {
 	Texts    map[string]string `json:"texts"`
 	Binaries map[string][]byte `json:"binaries"`

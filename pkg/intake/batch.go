@@ -15,12 +15,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Batch answers POST /v1/notifications:batch: 200 with a result per item, in order. A bad item does
-// not fail the others. Only a body whose items cannot be separated is refused as a whole.
+// Batch answers POST /v1/notifications:batch with status 200 and one result per item, in order. A
+// bad item does not fail the other items. Batch refuses the whole body only if the items cannot be
+// separated.
 //
-// While the log is down, items of otp and alert are accepted into the spill buffer and the results
-// of the others are errors. Such an answer is not kept for the key, so a repeat tries the others
-// again.
+// While the log is down, items of otp and alert are accepted into the spill buffer, and the results
+// of all other items are errors. The reservation of the key does not keep such an answer, so a
+// repeat tries the other items again.
 func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
@@ -40,7 +41,8 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
-		// The categories are not known yet, so batches wait behind fan-outs of otp and alert.
+		// The categories of the items are not known yet. So batches wait after fan-outs of otp and
+		// alert.
 		done, err := s.cfg.Admission.Decode(ctx, notify.Transactional)
 		if err != nil {
 			return nil, err
@@ -55,8 +57,8 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		}
 		b.plan = &storePlan{s: s, m: &m, basis: l, block: s.partitionsSum(l.Base), parts: uint16(b.refusedSwitches | frozenSwitches)}
 		if l.Resumed && l.Block != b.plan.block {
-			// The same records could not be made again. A clear error is better than items that go
-			// out twice.
+			// The same records cannot be made again. A clear error is better than items that are
+			// sent twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
 		}
 		b.ids = l.Base.Items()
@@ -64,7 +66,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		b.writer.lend(b.plan, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
 		b.items = b.writer.items[:0]
 		b.plan.done = func() {
-			clear(b.items) // drops their errors
+			clear(b.items) // so that their errors can be freed
 			b.writer.items = b.items
 			s.poolWriter(b.writer, b.plan)
 		}
@@ -81,7 +83,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	})
 }
 
-// batch makes the storePlan of one batch.
+// batch builds the storePlan of one batch.
 type batch struct {
 	s               *Service
 	m               *request.Meta
@@ -108,11 +110,11 @@ type lanePartitions struct {
 	n     uint16
 }
 
-// usualItem is less than the size of most items, in bytes, so that buffers made for that many items
-// seldom grow.
+// usualItem is less than the size in bytes of most items. Buffers get room for as many items of
+// this size as fit into the body, so they seldom grow.
 const usualItem = 96
 
-// usualResult is the size of the result of an accepted item, in bytes.
+// usualResult is the size in bytes of the result of an accepted item.
 const usualResult = 80
 
 // checkRoom returns an error if the batch already has MaxBatch items.
@@ -123,7 +125,8 @@ func (b *batch) checkRoom() error {
 	return request.TooManyItems(b.s.cfg.MaxBatch)
 }
 
-// addItem adds the next item, which decode reads from raw. An error fails the whole batch.
+// addItem decodes raw with decode and adds the item. If decode fails, the item's result is that
+// error. If addItem returns an error, the whole batch fails.
 func (b *batch) addItem(raw []byte, decode func([]byte, *note) error) error {
 	if err := b.checkRoom(); err != nil {
 		return err
@@ -135,14 +138,14 @@ func (b *batch) addItem(raw []byte, decode func([]byte, *note) error) error {
 	return b.addNote(&b.scratch)
 }
 
-// addNote adds n as the next item.
+// addNote adds n as the next item. If it returns an error, the whole batch fails.
 func (b *batch) addNote(n *note) error {
 	i := len(b.items)
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
 	if it.err = b.s.admitNote(n, b.m, b.basis.Accepted, b.refusedSwitches); it.err != nil {
 		if notify.KindOf(it.err) == notify.KindUnavailable {
-			return it.err // it concerns this process, so the whole batch should go to another one
+			return it.err // this process has a problem, so the caller should send the whole batch to another process
 		}
 		return nil
 	}
@@ -168,8 +171,9 @@ func (b *batch) addNote(n *note) error {
 	return nil
 }
 
-// answer makes the answer with the results. An item that could not be stored is an error in its
-// result, as long as another item was stored. Otherwise the whole request fails.
+// answer makes the answer with the results of all items. If some items could not be stored, their
+// results are errors. If no item was stored, and at least one failed in a store, the whole request
+// fails.
 func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {
@@ -187,7 +191,8 @@ func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 		return request.Answer{}, false, unstored
 	}
 	ev := &b.s.cfg.Events
-	// One event per channel and category: one per item was 3% of a batch.
+	// Report one event for each channel and category. One event for each item took 3% of a batch's
+	// time.
 	var told [len(notify.Channels) + 1][16]int
 	out := append(make([]byte, 0, usualResult*len(b.items)+64), `{"results":[`...)
 	for i := range b.items {
@@ -222,7 +227,8 @@ func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 }
 
 // eachElement adds every element of the JSON array body to b. fastNoteAt reads plain elements in
-// place. For any other element only its end is searched, and the library checks its content.
+// place. For any other element eachElement only finds its end, and the JSON library checks its
+// content.
 func eachElement(body []byte, b *batch) error {
 	i := skipSpace(body, 0)
 	if i == len(body) {
@@ -235,7 +241,9 @@ func eachElement(body []byte, b *batch) error {
 	if i < len(body) && body[i] == ']' {
 		return checkEnd(body, i+1)
 	}
-	var n note // on the stack: as a field of b, on the heap, each write would cost a write barrier
+	// Keep n on the stack. As a field of b it would be on the heap, and each write of a pointer
+	// would cost a write barrier.
+	var n note
 	for {
 		end, ok := 0, false
 		if b.checkRoom() == nil {
@@ -272,7 +280,7 @@ func checkEnd(b []byte, i int) error {
 	return nil
 }
 
-// eachLine adds every non-blank line of body to b.
+// eachLine adds every line of body that is not blank to b.
 func eachLine(body []byte, b *batch) error {
 	for line := range bytes.Lines(body) {
 		if line = bytes.Trim(line, " \t\r\n"); len(line) == 0 {

@@ -9,13 +9,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// splitter distributes the receivers of one fan-out over packed columns, one per (partition, block
-// of request indexes). The next request reuses its buffers.
+// splitter distributes the receivers of one fan-out over packed columns: one column for each
+// partition, and one chunk for each partition and block. A block is a range of consecutive receiver
+// indexes. The next request reuses the buffers of the splitter.
 type splitter struct {
 	channel        notify.Channel
-	userPrefix     string // prefix that user ids must have; empty: any
+	userPrefix     string // prefix that user ids must have; empty: any user id
 	block          uint32 // receivers per block, a power of two
-	index          uint32 // of the next receiver; refused ones count too
+	index          uint32 // index of the next receiver; refused receivers count too
 	nextBlockIndex uint32 // index at which the next block begins
 	blockNumber    uint32 // block number of the current block
 
@@ -27,17 +28,17 @@ type splitter struct {
 
 	accepted    int
 	rejected    []rejection
-	rejects     map[string]int // by code
+	rejects     map[string]int // number of refused receivers, by error code
 	maxRejected int
 
-	values []byte       // envelopes
-	recs   []log.Record // over values
+	values []byte       // encoded envelopes
+	recs   []log.Record // records whose values are slices of values
 }
 
-// column collects the receivers of one partition. Chunks are pieces of it.
+// column collects the receivers of one partition. Each chunk is a piece of a column.
 type column struct {
 	buf   []byte
-	start int    // of the current chunk
+	start int    // where the current chunk starts in buf
 	next  uint32 // lowest index that the next receiver can have
 	count uint32
 }
@@ -59,7 +60,8 @@ func newSplitter() *splitter {
 	return &splitter{rejects: map[string]int{}, users: newSeen()}
 }
 
-// reset starts a request of about this many users, or starts it again with another block size.
+// reset begins a request with about this many users. It also begins the same request again with
+// another block size.
 func (f *splitter) reset(ch notify.Channel, partitions uint16, block uint32, maxRejected, users int) {
 	f.channel, f.block, f.nextBlockIndex = ch, block, block
 	f.index, f.blockNumber, f.accepted = 0, 0, 0
@@ -75,11 +77,12 @@ func (f *splitter) reset(ch notify.Channel, partitions uint16, block uint32, max
 	f.users.reset(users)
 }
 
-// addPlain adds the receiver b[i:j], a user id of printable ASCII without address and variables.
-// Ids of up to 16 bytes are hashed and copied as two words.
+// addPlain adds the receiver b[i:j], a user id of printable ASCII without address or variables. It
+// hashes and copies ids of up to 16 bytes as two 64-bit words.
 func (f *splitter) addPlain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) || f.userPrefix != "" || f.needs.bareReason.given() { // "", ".", ".." and "/" are no user ids
+	// The shortest ids go through the full check, because "", ".", ".." and "/" are not user ids.
+	if n < 3 || n > 16 || i+16 > len(b) || f.userPrefix != "" || f.needs.bareReason.given() {
 		f.addReceiver(b[i:j:j], nil, nil)
 		return
 	}
@@ -111,7 +114,7 @@ func (f *splitter) addPlain(b []byte, i, j int) {
 		to := c.buf[at : at+18]
 		to[0], to[1] = byte(delta), byte(n<<2)
 		binary.LittleEndian.PutUint64(to[2:], binary.LittleEndian.Uint64(w))
-		binary.LittleEndian.PutUint64(to[10:], full) // the bytes beyond n are overwritten by the next receiver
+		binary.LittleEndian.PutUint64(to[10:], full) // the next receiver overwrites the bytes after the first n
 		at += 2
 		c.buf = c.buf[:at+n]
 	}
@@ -121,7 +124,7 @@ func (f *splitter) addPlain(b []byte, i, j int) {
 	f.accepted++
 }
 
-// addReceiver adds any receiver, or refuses it.
+// addReceiver checks any receiver. It adds the receiver or records why it is refused.
 func (f *splitter) addReceiver(user, address, vars []byte) {
 	if f.index == f.nextBlockIndex {
 		f.closeBlock()
@@ -173,7 +176,7 @@ func (f *splitter) reject(why reason) {
 	f.index++
 }
 
-// closeBlock ends the chunks of the current block.
+// closeBlock ends the chunks of the current block and begins the next block.
 func (f *splitter) closeBlock() {
 	for p := range f.cols {
 		c := &f.cols[p]
@@ -186,8 +189,8 @@ func (f *splitter) closeBlock() {
 	f.nextBlockIndex += f.block
 }
 
-// largestChunk returns the size of the largest chunk's column. It must be called after the last
-// receiver.
+// largestChunk returns the size in bytes of the largest chunk's receivers. It must be called after
+// the last receiver was added.
 func (f *splitter) largestChunk() (n int) {
 	f.closeBlock()
 	for _, c := range f.chunks {
@@ -196,21 +199,22 @@ func (f *splitter) largestChunk() (n int) {
 	return n
 }
 
-// fittingBlock returns the largest block size below the current one with which no chunk is larger
-// than room, or 1. It must be called after largestChunk. Trying one size after the other, each with
-// a pass over the body, took ten times as long for a body made for it.
+// fittingBlock returns the largest block size that is smaller than the current size and with which
+// no chunk is larger than room bytes. If no size fits, it returns 1. It must be called after
+// largestChunk. It computes all sizes in one pass over the receivers. An earlier version made one
+// pass for each size; for a body chosen to be slow it took ten times as long.
 func (f *splitter) fittingBlock(room int) uint32 {
 	type level struct {
 		shift uint
 		at    uint32 // number of the block
-		size  int    // of the chunk so far
+		size  int    // size of the chunk so far
 	}
 	var levels []level // the largest block first
 	for shift := bits.Len32(f.block) - 2; shift > 0; shift-- {
 		levels = append(levels, level{shift: uint(shift)})
 	}
 	for _, c := range f.chunks {
-		for i := range levels { // blocks lie within the larger blocks
+		for i := range levels { // smaller blocks lie within the larger blocks
 			levels[i].size = 0
 		}
 		column := f.cols[c.partition].buf[c.start:c.end]
@@ -219,8 +223,8 @@ func (f *splitter) fittingBlock(room int) uint32 {
 		for r := (notify.Receiver{}); rd.Next(&r); next = r.Index + 1 {
 			n := left - len(rd.Rest())
 			left -= n
-			first := n - uvarintLen(r.Index-next) + uvarintLen(r.Index) // a chunk begins with an index
-			over := 0                                                   // a chunk begins with an index
+			first := n - uvarintLen(r.Index-next) + uvarintLen(r.Index) // a chunk begins with a full index
+			over := 0                                                   // number of levels that do not fit
 			for i := range levels {
 				l := &levels[i]
 				if at := r.Index >> l.shift; at == l.at {
@@ -229,7 +233,7 @@ func (f *splitter) fittingBlock(room int) uint32 {
 					l.at, l.size = at, first
 				}
 				if l.size > room {
-					over = i + 1 // this level and all larger ones do not fit
+					over = i + 1 // this level and all larger levels do not fit
 				}
 			}
 			levels = levels[over:]
@@ -243,8 +247,8 @@ func (f *splitter) fittingBlock(room int) uint32 {
 
 func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
-// records makes one record per chunk. e holds what they share and is overwritten. The records are
-// valid until the splitter's next request.
+// records makes one record per chunk. e holds the fields common to all records; records overwrites
+// its other fields. The records are valid until the splitter begins its next request.
 func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
 	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
@@ -266,13 +270,13 @@ func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
 	return recs
 }
 
-// atReceiver adds the receiver to the field of an error.
+// atReceiver puts the index of the current receiver before the field of an error.
 func (f *splitter) atReceiver(err error) error {
 	return prefixField(fmt.Sprintf("receivers[%d]", f.index), err)
 }
 
-// firstBlock returns the block size with which a fan-out starts: per receivers for each partition,
-// rounded up to a power of two.
+// firstBlock returns the block size with which a fan-out starts, in receivers: per times the number
+// of partitions, rounded up to a power of two.
 func firstBlock(partitions, per int) uint32 {
 	n := uint(max(partitions, 1) * per)
 	return 1 << bits.Len(n-1)

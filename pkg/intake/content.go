@@ -11,11 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// The content is checked here for what only a provider would refuse, while the caller can still
-// correct it. After a 201 it would become a failure of each receiver.
+// Intake checks the content for what only a provider would refuse, so that the caller gets an error
+// and can correct the request. Without this check the request would get a 201, and each receiver
+// would fail later.
 
-// checkNames refuses invisible characters and characters that control a terminal in the names that
-// operators and callers are shown.
+// checkNames returns an error if a name contains invisible characters or characters that control a
+// terminal. Operators and callers see these names.
 func checkNames(c *notify.Content) error {
 	for _, f := range [...]struct{ name, value string }{
 		{"template", c.Template}, {"collapse_key", c.CollapseKey}, {"from", c.From},
@@ -27,7 +28,8 @@ func checkNames(c *notify.Content) error {
 	return nil
 }
 
-// checkSender checks content.from: for sms as Twilio accepts it, for email as the From of a mail.
+// checkSender checks content.from. For sms it must be a sender that Twilio accepts; for email it
+// must be valid as the From of a mail.
 func checkSender(ch notify.Channel, from string) error {
 	switch ch {
 	case notify.SMS:
@@ -66,8 +68,8 @@ func isSMSSender(from string) bool {
 	return letters > 0 && len(from) <= 11 && strings.TrimSpace(from) == from
 }
 
-// checkData checks the names in content.data, a valid JSON object. Each becomes a member of APNs'
-// payload and of FCM's data, where some names have a meaning.
+// checkData checks the names in content.data, a valid JSON object. Each member is added to the
+// payload of APNs and to the data of FCM, and some names have a special meaning there.
 func checkData(data []byte) error {
 	return eachMemberOf(data, func(name string, value []byte) error {
 		switch {
@@ -82,8 +84,8 @@ func checkData(data []byte) error {
 	})
 }
 
-// checkAPS checks content.data.aps. Its members are added to those made from title and body (sound,
-// badge, thread-id).
+// checkAPS checks content.data.aps. Its members (sound, badge, thread-id) are added to the members
+// that are made from title and body.
 func checkAPS(aps []byte) error {
 	if aps[0] != '{' {
 		return invalid("wrong_type", "content.data.aps", "must be an object: its members are added to APNs' aps object")
@@ -100,15 +102,15 @@ func reservedName(name, why string) error {
 	return invalid("reserved_name", "content.data."+notify.EscapeControls(name[:min(len(name), 64)]), "the name is reserved: "+why)
 }
 
-// eachMemberOf calls fn with the name and value of each member of a valid JSON
-// object.
+// eachMemberOf calls fn with the name and value of each member of a valid JSON object. It stops at
+// the first error of fn.
 func eachMemberOf(object []byte, fn func(name string, value []byte) error) error {
 	for i := skipSpace(object, bytes.IndexByte(object, '{')+1); object[i] == '"'; {
 		name, end, err := stringAt(object, i)
 		if err != nil {
 			return fmt.Errorf("intake: a checked object: %w", err)
 		}
-		at := skipSpace(object, skipSpace(object, end)+1) // behind the colon
+		at := skipSpace(object, skipSpace(object, end)+1) // after the colon
 		end, _ = skipValue(object, at)
 		if err := fn(alias(name), object[at:end]); err != nil {
 			return err
@@ -120,24 +122,26 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 	return nil
 }
 
-// textVariables are the variables that the texts of a request use, as the providers' clients read
-// them: a receiver's own variables come before the shared ones, and each must be a string, a number
-// or a boolean. A missing one is refused here, while the caller can still correct it. After a 201
-// it would become a failure of the receiver.
+// textVariables are the variables that the texts of a request use. They are resolved as the clients
+// of the providers resolve them. A receiver's own variables win over the shared variables. Each
+// value must be a string, a number or a boolean. Intake refuses a receiver if a value is missing,
+// so that the caller can correct the request. Without this check the request would get a 201, and
+// the receiver would fail later.
 type textVariables struct {
-	names map[string]int // each name's index in order
+	names map[string]int // by name: its index in order
 	order []string
-	// missingShared are the indexes of the names that the shared variables do not give as text,
-	// ascending. bareReason is the refusal of a receiver without variables of its own.
+	// missingShared has the indexes of the names for which the shared variables have no text value,
+	// ascending. bareReason is the reason for refusing a receiver without own variables.
 	missingShared []int
 	bareReason    reason
 
-	givenBy       []uint64 // by index: the receiverCount at which a receiver's own variables gave the name
+	// By index: the receiverCount of the latest receiver whose own variables contain the name.
+	givenBy       []uint64
 	receiverCount uint64
 }
 
-// readTexts reads the content of a request. It ignores a template, whose variables only the
-// provider knows.
+// readTexts collects the variables of the texts in c. If c has a template, it collects nothing,
+// because only the provider knows the variables of the template.
 func (n *textVariables) readTexts(ch notify.Channel, c *notify.Content) {
 	clear(n.names)
 	n.order, n.missingShared, n.bareReason = n.order[:0], n.missingShared[:0], noReason
@@ -170,7 +174,8 @@ func (n *textVariables) readTexts(ch notify.Channel, c *notify.Content) {
 	}
 }
 
-// mayNeed reports whether a text can use a variable at all.
+// mayNeed reports whether a text may use variables. If it returns false, the text uses no
+// variables.
 func mayNeed(text string) bool { return strings.IndexByte(text, '{') >= 0 }
 
 func (n *textVariables) addPlaceholders(text string) {
@@ -191,8 +196,8 @@ func (n *textVariables) addPlaceholders(text string) {
 	}
 }
 
-// eachUsedMember calls fn with the index of each member of object that the texts use, and marks the
-// members that are text. object is a checked JSON object, or nil.
+// eachUsedMember calls fn with the index of each member of object whose name the texts use. If the
+// value is text, it also records this in givenBy. object is a checked JSON object, or nil.
 func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText bool)) {
 	if len(object) == 0 {
 		return
@@ -211,9 +216,9 @@ func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText 
 	})
 }
 
-// check returns why a receiver with these variables of its own, a checked JSON object or nil, is
-// refused. Unless it refuses, its time grows with the object and not with the number of names in
-// the texts.
+// check returns the reason for refusing a receiver with these own variables, or noReason. own is a
+// checked JSON object, or nil. For an accepted receiver the time grows with the size of own, not
+// with the number of names in the texts.
 func (n *textVariables) check(own []byte) reason {
 	if len(n.order) == 0 || len(own) == 0 {
 		return n.bareReason

@@ -15,13 +15,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// note is one notification for one receiver. Its slices and strings may alias the request's body.
+// note is one notification for one receiver. Its slices and strings may be parts of the request's
+// body.
 type note struct {
 	terms
 	user, address, vars []byte
 }
 
-// decodeNote reads the body of a single notification, or one item of a batch.
+// decodeNote decodes the body of a single notification, or one item of a batch.
 func decodeNote(b []byte, n *note) error {
 	if fastNote(b, n) {
 		return nil
@@ -78,8 +79,8 @@ func parseLane(channel, category string) (notify.Channel, notify.Category, error
 	return ch, cat, nil
 }
 
-// millis returns t in ms since 1970, and 1 instead of 0, so that 0 can mean no time: 1970 is in the
-// past.
+// millis returns t in ms since 1970, and 0 for nil. For the time 0 it returns 1, because 0 means no
+// time. Both times are in the past, so the difference does not matter.
 func millis(t *time.Time) int64 {
 	if t == nil {
 		return 0
@@ -90,8 +91,8 @@ func millis(t *time.Time) int64 {
 	return 1
 }
 
-// notBefore is millis for a time before which nothing may happen: it rounds up to the next
-// millisecond.
+// notBefore is like millis, but rounds up to the next millisecond. It is for a time before which
+// nothing may happen.
 func notBefore(t *time.Time) int64 {
 	ms := millis(t)
 	if t != nil && t.After(time.UnixMilli(ms)) {
@@ -100,8 +101,8 @@ func notBefore(t *time.Time) int64 {
 	return ms
 }
 
-// checkObject returns b if it is an object that is not nested too deep, and nil for null. depth is
-// the number of values around it.
+// checkObject returns b if it is a JSON object that is not nested too deep, and nil if it is empty
+// or null. depth is the number of values that enclose b.
 func checkObject(b []byte, field string, depth int) ([]byte, error) {
 	switch v := jsontext.Value(b); {
 	case len(v) == 0 || v.Kind() == 'n':
@@ -118,24 +119,25 @@ func tooDeep(field string) error {
 	return invalid("too_deep", field, fmt.Sprintf("nested deeper than %d", request.MaxDepth))
 }
 
-// The protobuf bodies of envelope.proto are read by hand. This is as strict as JSON: it refuses
-// unknown fields, repeated singular fields and invalid UTF-8, where generated code would skip,
-// overwrite or copy. It needs no allocation per field.
+// The protobuf bodies of envelope.proto are decoded by hand, as strictly as JSON. The decoder
+// refuses unknown fields, repeated singular fields and invalid UTF-8; generated code would skip,
+// overwrite or copy them. It needs no allocation for a field.
 
-// protoField is one field of a message: its name, and the variable for its value.
+// protoField is one field of a protobuf message: its name, and the variable for its value. One of
+// the three pointers is set.
 type protoField struct {
 	name string
 	text *string // UTF-8
-	raw  *[]byte // not checked here; the code that uses it checks it
+	raw  *[]byte // not checked here; the code that uses raw checks it
 	num  *uint64
 }
 
-// path copies the name. If the name itself escaped into errors, the compiler would put everything
-// that fields point to on the heap (3 allocations an item).
+// path copies the name. If the name itself were used in errors, the compiler would move all
+// variables of the fields to the heap (3 allocations an item).
 func (f *protoField) path(prefix string) string { return prefix + strings.Clone(f.name) }
 
-// readMessage reads b into fields, whose index is the field number minus 1. prefix names the
-// message in errors.
+// readMessage decodes b into fields. A field's index in fields is its field number minus 1. prefix
+// is the path of the message in errors.
 func readMessage(b []byte, prefix string, fields []protoField) error {
 	var had uint32
 	for len(b) > 0 {
@@ -185,8 +187,8 @@ func readMessage(b []byte, prefix string, fields []protoField) error {
 
 func badProto(field, msg string) error { return invalid("bad_protobuf", field, msg) }
 
-// alias returns b as a string without a copy. A body does not change while its request is
-// processed, and records copy what they keep of it.
+// alias returns b as a string without a copy. That is safe because a body does not change while its
+// request is processed, and records copy the bytes that they keep.
 func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 func readContent(b []byte, prefix string, c *notify.Content) error {
@@ -214,7 +216,8 @@ func readContent(b []byte, prefix string, c *notify.Content) error {
 	return err
 }
 
-// checkObjectBytes checks a JSON object that came as bytes; nil if it is empty.
+// objectBytes checks a JSON object that is the value of a bytes field. It returns nil if v is
+// empty.
 func objectBytes(v []byte, field string, depth int) ([]byte, error) {
 	if len(v) == 0 {
 		return nil, nil
@@ -225,7 +228,7 @@ func objectBytes(v []byte, field string, depth int) ([]byte, error) {
 	return checkObject(v, field, depth)
 }
 
-// readNote reads a notify.v1.Notification.
+// readNote decodes a notify.v1.Notification.
 func readNote(b []byte, n *note) error {
 	var channel, category string
 	var content, user, address []byte
@@ -254,14 +257,15 @@ func readNote(b []byte, n *note) error {
 	return readContent(content, "content.", &n.content)
 }
 
-// fanHead is a fan-out without its receivers.
+// fanHead contains the fields of a fan-out other than its receivers.
 type fanHead struct {
 	terms
 	campaign string
 	part     uint32
 }
 
-// readFanout reads a notify.v1.Fanout.
+// readFanout decodes a notify.v1.Fanout. column contains its receivers in packed form, not checked
+// yet.
 func readFanout(b []byte) (h fanHead, count uint32, column []byte, err error) {
 	var channel, category string
 	var content []byte

@@ -11,26 +11,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Drainer moves spilled records into the log once it is back, in the order in which they were
-// spilled. A record leaves the buffer only after the log has acknowledged it. While a record is
-// left, critical messages join the buffer (Service), so that they cannot overtake it. When the last
-// one is dropped, spilling ends. A crash between append and drop appends a record twice, as the
-// same chunk.
+// Drainer moves spilled records into the log when the log works again, in the order in which they
+// were spilled. It removes a record from the buffer only after the log has acknowledged the record.
+// While the buffer contains records, Service adds critical messages to the buffer too, so that they
+// do not overtake. Spilling ends when the buffer is empty. A crash between append and drop appends
+// a record twice, with the same chunk.
 type Drainer struct {
-	Spill  Spill
-	Log    Log
-	Every  time.Duration // pause while the buffer is empty or the log fails. Default 100 ms
-	Batch  int           // records per append. Default 256
-	Logger *slog.Logger  // nil: discarded
+	Spill Spill
+	Log   Log
+	// Pause between two calls of Drain. Default 100 ms.
+	Every  time.Duration
+	Batch  int          // records per append. Default 256
+	Logger *slog.Logger // nil: discarded
 }
 
-// Run drains until ctx ends. It then returns nil.
+// Run drains the buffer until ctx ends, and then returns nil.
 func (d *Drainer) Run(ctx context.Context) error {
 	log := d.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	failing := false // log one line per outage, not per attempt
+	failing := false // so that each outage logs one line, not one per attempt
 	for {
 		n, err := d.Drain(ctx)
 		switch {
@@ -48,7 +49,7 @@ func (d *Drainer) Run(ctx context.Context) error {
 	}
 }
 
-// Drain moves records until the buffer is empty, and returns how many it moved.
+// Drain moves records into the log until the buffer is empty. It returns how many records it moved.
 func (d *Drainer) Drain(ctx context.Context) (n int, err error) {
 	for {
 		waiting, err := d.Spill.Peek(ctx, cmp.Or(d.Batch, 256))

@@ -7,30 +7,37 @@ import (
 	"math/rand/v2"
 )
 
-// userSieve finds users that occur twice in a request. Nearly all occur once, which the sieve
-// shows: it holds 16-bit tags of the users' hashes, four to a word. With 50,000 users it fills a
-// quarter of the second-level cache, and one new user in 50,000 looks known. A user that looks
-// known is searched among the users of its partition, where an earlier occurrence must be. If many
-// are searched, because they do occur twice, a map of all users is made. So a collision never drops
-// a real receiver. The hash is keyed by a secret, so that a client cannot make a request whose
-// users all fall into one word.
+// userSieve finds users that occur twice in a request. Nearly all users occur once, and the sieve
+// shows that quickly. The sieve contains a 16-bit tag of each user's hash, four tags to a word.
+// With 50,000 users it fills a quarter of the second-level cache, and one new user in 50,000 seems
+// to be there already.
 //
-// A table of ordinals and offsets, with a tag in the free bits of an ordinal, took 22 ns a user
-// where the sieve takes 5: it had four times the memory, and an unpredictable branch that waited
-// for it.
+// If a user seems to be there already, the userSieve searches the users of the same partition,
+// where an earlier occurrence must be. If it must search too much, because many users do occur
+// twice, it builds a map of all users. So equal tags never drop a receiver that occurs once. The
+// hash uses a secret, so that a client cannot make a request whose users all fall into one word.
+//
+// An earlier version was a table of ordinals and offsets, with a tag in the free bits of an
+// ordinal. It took 22 ns a user; the sieve takes 5 ns. The table needed four times the memory, and
+// the CPU could not predict its branch.
 type userSieve struct {
-	seed        maphash.Seed
-	k0, k1      uint64
-	sieve       []uint64          // the length is a power of two; a tag of zero is free, and a word is filled from its lowest tag
-	longest     []uint64          // the longest sieve so far, of which sieve is the start
-	users       int               // number of different users so far
-	walkedBytes int               // bytes of partitions that were searched
-	places      map[uint64]uint64 // by hash, once many users occur twice: partition in 16 bits, offset in 48
+	seed   maphash.Seed
+	k0, k1 uint64
+	// The tags. The length is a power of two. A tag of 0 is free, and a word is filled from its
+	// lowest tag.
+	sieve []uint64
+	// The longest sieve so far. sieve is the beginning of longest.
+	longest     []uint64
+	users       int // number of different users so far
+	walkedBytes int // bytes of partitions that were searched
+	// By hash: partition in the high 16 bits, offset in the low 48 bits. nil until many users occur
+	// twice.
+	places map[uint64]uint64
 }
 
 const (
 	firstWords = 1 << 11
-	keptWords  = 1 << 20 // a larger sieve is not kept for the next request: 8 MiB
+	keptWords  = 1 << 20 // a larger sieve is not kept for the next request; 8 MiB
 	maxGuess   = 1 << 20 // the first sieve is made for at most this many users
 
 	each16 = 1<<48 | 1<<32 | 1<<16 | 1
@@ -41,7 +48,7 @@ func newSeen() userSieve {
 	return userSieve{seed: maphash.MakeSeed(), k0: rand.Uint64(), k1: rand.Uint64()}
 }
 
-// reset starts a request of about n users.
+// reset begins a request with about n users.
 func (s *userSieve) reset(n int) {
 	if len(s.longest) > keptWords {
 		s.longest = nil
@@ -50,7 +57,7 @@ func (s *userSieve) reset(n int) {
 	s.resize(max(firstWords, 1<<bits.Len(uint(min(n, maxGuess)/2))))
 }
 
-// resize empties the sieve and gives it this many words.
+// resize clears the sieve and sets its length to this many words.
 func (s *userSieve) resize(words int) {
 	if len(s.longest) < words {
 		s.longest = make([]uint64, words)
@@ -59,7 +66,7 @@ func (s *userSieve) resize(words int) {
 	clear(s.sieve)
 }
 
-// hash hashes any user id. For ids of up to 16 bytes it equals mix.
+// hash returns the hash of any user id. For ids of up to 16 bytes it returns the same as mix.
 func (s *userSieve) hash(user []byte) uint64 {
 	if len(user) > 16 {
 		return maphash.Bytes(s.seed, user)
@@ -69,15 +76,15 @@ func (s *userSieve) hash(user []byte) uint64 {
 	return s.mix(binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:]), len(user))
 }
 
-// mix hashes up to 16 bytes, padded with zeros to two words.
+// mix returns the hash of n bytes, at most 16, padded with zeros to the two words a and b.
 func (s *userSieve) mix(a, b uint64, n int) uint64 {
 	hi, lo := bits.Mul64(a^s.k0, b^s.k1)
 	hi, lo = bits.Mul64(lo^s.k1, hi^s.k0^uint64(n))
 	return hi ^ lo
 }
 
-// isFirst reports whether user, whose hash is h and whose bytes are about to be added to
-// cols[part], occurs for the first time.
+// isFirst reports whether a user occurs for the first time. h is the user's hash. The caller adds
+// the user to cols[part] after isFirst returns true.
 func (s *userSieve) isFirst(h uint64, user []byte, part uint16, cols []column) bool {
 	if s.places != nil {
 		return s.isFirstByPlace(h, user, part, cols)
@@ -89,8 +96,8 @@ func (s *userSieve) isFirst(h uint64, user []byte, part uint16, cols []column) b
 		s.users++
 		return true
 	}
-	// The searches may take as long as two passes through all partitions: a million users that
-	// occur once need half of that. Beyond it, build the map.
+	// The searches may read up to twice the bytes of all partitions. A million users that all occur
+	// once need half of that. If the searches need more, build the map.
 	if s.walkedBytes += len(cols[part].buf); s.walkedBytes > 16<<10+32*s.users {
 		s.buildPlaces(cols)
 		return s.isFirstByPlace(h, user, part, cols)
@@ -102,10 +109,10 @@ func (s *userSieve) isFirst(h uint64, user []byte, part uint16, cols []column) b
 	return true
 }
 
-// dropPlaces drops the map, which only this request needs.
+// dropPlaces drops the map, which later requests do not need.
 func (s *userSieve) dropPlaces() { s.places = nil }
 
-// addTag puts the tag of a hash into the sieve. It returns false if the tag is already there.
+// addTag adds the tag of a hash to the sieve. It returns false if the sieve already has the tag.
 func (s *userSieve) addTag(h uint64) bool {
 	tag := max(h>>48, 1)
 	for at := h; ; at++ {
@@ -121,7 +128,7 @@ func (s *userSieve) addTag(h uint64) bool {
 	}
 }
 
-// doubleSieve doubles the sieve and adds the tags of all users again.
+// doubleSieve doubles the length of the sieve and adds the tags of all users again.
 func (s *userSieve) doubleSieve(cols []column) {
 	s.resize(2 * len(s.sieve))
 	for i := range cols {
@@ -133,7 +140,7 @@ func (s *userSieve) doubleSieve(cols []column) {
 	}
 }
 
-// buildPlaces makes the map of all users.
+// buildPlaces builds the map of all users.
 func (s *userSieve) buildPlaces(cols []column) {
 	s.places = make(map[uint64]uint64, s.users)
 	for i := range cols {
@@ -146,19 +153,19 @@ func (s *userSieve) buildPlaces(cols []column) {
 	}
 }
 
-// isFirstByPlace is isFirst by the map.
+// isFirstByPlace does the work of isFirst with the map.
 func (s *userSieve) isFirstByPlace(h uint64, user []byte, part uint16, cols []column) bool {
 	if at, ok := s.places[h]; ok {
 		if other, _ := cutUser(cols[at>>48].buf[at&(1<<48-1):]); string(other) == string(user) {
 			return false
 		}
-		return !columnHas(user, cols[part].buf) // two users with one hash
+		return !columnHas(user, cols[part].buf) // two users with the same hash
 	}
 	s.places[h] = uint64(part)<<48 | uint64(len(cols[part].buf))
 	return true
 }
 
-// columnHas reports whether a column holds a user.
+// columnHas reports whether a column contains a user.
 func columnHas(user, column []byte) bool {
 	for len(column) > 0 {
 		var other []byte
@@ -169,8 +176,8 @@ func columnHas(user, column []byte) bool {
 	return false
 }
 
-// cutUser cuts the first receiver off a column that the splitter wrote. notify.ReadReceivers cannot
-// be used here, because indexes begin again with each chunk.
+// cutUser returns the user of the first receiver in a column, and the rest of the column after that
+// receiver. It does not use notify.ReadReceivers, because the indexes begin again in each chunk.
 func cutUser(b []byte) (user, rest []byte) {
 	_, n := binary.Uvarint(b)
 	flags, m := binary.Uvarint(b[n:])

@@ -17,11 +17,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Fanout answers POST /v1/notifications:fanout: 201 with the first id, the number of accepted
-// receivers, and the refused ones. The id of receiver i is the first id with index i; refused
-// receivers count too.
+// Fanout answers POST /v1/notifications:fanout with status 201, the first id, the number of
+// accepted receivers, and the refused receivers. The id of receiver i is the first id with index i.
+// Refused receivers use up an index too.
 //
-// A part of a campaign has the key (caller, campaign, part), with or without an Idempotency-Key.
+// If the request is a part of a campaign, its key is (caller, campaign, part), whether or not it
+// has an Idempotency-Key.
 func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
@@ -57,12 +58,12 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 		}
 		defer done()
 		if key.Key != "" {
-			m.Fingerprint(body) // while the processor is held
+			m.Fingerprint(body) // computed here because this goroutine has a processor now
 		}
 		return s.planFanout(&m, &b, l)
 	}
 	if a, err = s.once.Do(ctx, &m, key, body, plan); errors.Is(err, errPartitionsRaised) {
-		a, err = s.once.Do(ctx, &m, key, body, plan) // with the new partition count; nothing was stored
+		a, err = s.once.Do(ctx, &m, key, body, plan) // again with the new number of partitions; nothing was stored
 	}
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" {
 		e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
@@ -70,11 +71,11 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 	return a, err
 }
 
-// fanBody is a fan-out whose head was read and whose receivers were not.
+// fanBody is a fan-out whose head was decoded and whose receivers were not.
 type fanBody struct {
 	fanHead
-	guess int // estimated number of receivers, by the size of the first
-	// feed reads the receivers into f and checks what follows them.
+	guess int // estimated number of receivers, computed from the size of the first
+	// feed adds the receivers to f and checks what follows them in the body.
 	feed func(f *splitter) error
 }
 
@@ -100,7 +101,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 		Channel: b.channel, Category: b.category, Accepted: l.Accepted, Expires: b.expires,
 		Caller: m.Caller, Campaign: b.campaign, Content: b.content, NotBefore: fire,
 	}
-	// The room must not depend on the trace: a repeat with a frozen layout may come with another
+	// room must not depend on the trace, because a repeat with a frozen layout may have another
 	// trace.
 	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64 - traceRoom
 	e.Trace, e.TraceState = m.Trace, m.TraceState
@@ -160,7 +161,7 @@ func (s *Service) addChunks(p *storePlan, f *splitter, e *notify.Envelope, topic
 	}
 }
 
-// poolSplitter keeps a splitter for the next request, unless it grew very large.
+// poolSplitter puts a splitter back for the next request, unless its buffer grew very large.
 func (s *Service) poolSplitter(f *splitter) {
 	const most = 64 << 20
 	f.users.dropPlaces()
@@ -193,10 +194,10 @@ func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fi
 	return request.Answer{Status: http.StatusCreated, Body: body}, err == nil, err
 }
 
-// fanJSON is a fan-out whose receivers are read separately.
+// fanJSON is a fan-out whose receivers are not decoded yet.
 type fanJSON struct {
 	api.Fanout
-	Part      *uint32        `json:"part"` // of a campaign, the first is 0
+	Part      *uint32        `json:"part"` // part of a campaign; the first part is 0
 	Receivers jsontext.Value `json:"receivers"`
 }
 
@@ -211,8 +212,8 @@ func (j *fanJSON) toHead(h *fanHead) error {
 	return checkCampaign(h.campaign, j.Part != nil)
 }
 
-// readFanJSON reads {head..., "receivers": [...], head...}. The library checks the body with null
-// in place of the array, and the scanner checks the array. Together they check the whole body.
+// readFanJSON reads {head..., "receivers": [...], head...}. The JSON library checks the body with
+// null in place of the array, and the scanner checks the array. Together they check the whole body.
 func readFanJSON(body []byte, b *fanBody) error {
 	at, err := findMember(body, "receivers")
 	if err != nil {
@@ -224,9 +225,9 @@ func readFanJSON(body []byte, b *fanBody) error {
 		}
 		return invalid("required", "receivers", "a fan-out has at least one receiver")
 	}
-	// The end of the array is needed before the array is read. If the body ends in "]}", the array
-	// most likely ends there, because no other field is an array. Then the body is not scanned
-	// twice. If that turns out wrong, it is.
+	// readFanJSON must know the end of the array before it reads the array. If the body ends in
+	// "]}", the array most likely ends there, because no other field is an array. Then the body is
+	// scanned only once. If the guess is wrong, skipValue finds the end.
 	end := lastArrayEnd(body)
 	if end <= at || readFanHead(withNull(body, at, end), &b.fanHead) != nil {
 		var ok bool
@@ -250,7 +251,7 @@ func readFanJSON(body []byte, b *fanBody) error {
 	return nil
 }
 
-// guessCount returns how many values like the first one fit into b[from:to].
+// guessCount returns how many values of the size of the first value fit into b[from:to].
 func guessCount(b []byte, from, to int) int {
 	from = skipSpace(b, from)
 	end, ok := skipValue(b, from)
@@ -260,8 +261,8 @@ func guessCount(b []byte, from, to int) int {
 	return (to-from)/(end-from+1) + 1
 }
 
-// lastArrayEnd returns the position behind the array that ends the object b, or -1 if the object
-// ends with something else.
+// lastArrayEnd returns the position after the array that ends the object b. It returns -1 if the
+// object does not end with an array.
 func lastArrayEnd(b []byte) int {
 	b = bytes.TrimRight(b, " \t\r\n")
 	b, ok := bytes.CutSuffix(b, []byte("}"))
@@ -271,7 +272,7 @@ func lastArrayEnd(b []byte) int {
 	return -1
 }
 
-// withNull returns b with null in place of b[from:to].
+// withNull returns a copy of b with null in place of b[from:to].
 func withNull(b []byte, from, to int) []byte {
 	out := make([]byte, 0, from+4+len(b)-to)
 	out = append(out, b[:from]...)
@@ -279,7 +280,7 @@ func withNull(b []byte, from, to int) []byte {
 	return append(out, b[to:]...)
 }
 
-// readFanHead reads a body whose receivers are null or missing.
+// readFanHead decodes a body whose receivers are null or missing.
 func readFanHead(b []byte, h *fanHead) error {
 	var j fanJSON
 	if err := request.Decode(b, &j); err != nil {
@@ -288,8 +289,8 @@ func readFanHead(b []byte, h *fanHead) error {
 	return j.toHead(h)
 }
 
-// readFanLines reads a head without receivers from the first line, and a receiver from each
-// following line. It skips blank lines.
+// readFanLines decodes the head from the first line, which has no receivers, and a receiver from
+// each following line. It skips blank lines.
 func readFanLines(body []byte, b *fanBody) error {
 	start := skipSpace(body, 0)
 	end := len(body)

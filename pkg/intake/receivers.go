@@ -14,7 +14,7 @@ import (
 )
 
 // scanArray adds the receivers of the JSON array that starts at b[i] to f. It returns the position
-// behind the array.
+// after the array.
 func scanArray(b []byte, i int, f *splitter) (int, error) {
 	if i >= len(b) || b[i] != '[' {
 		if i+4 <= len(b) && string(b[i:i+4]) == "null" {
@@ -47,7 +47,7 @@ func scanArray(b []byte, i int, f *splitter) (int, error) {
 	}
 }
 
-// scanLines adds the receivers of b, one per line, to f.
+// scanLines adds the receivers of b from position i, one per line, to f.
 func scanLines(b []byte, i int, f *splitter) error {
 	for {
 		if i = skipSpace(b, i); i == len(b) {
@@ -70,7 +70,8 @@ func scanLines(b []byte, i int, f *splitter) error {
 	}
 }
 
-// scanReceiver reads one receiver, a user id or an object, which is nested in depth values.
+// scanReceiver reads one receiver, a user id or an object. depth is the number of values that
+// enclose it.
 func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
 	if i >= len(b) {
 		return i, badJSON(i, "a receiver is expected")
@@ -175,7 +176,7 @@ func objectOrNull(b []byte, i, depth int) ([]byte, int, error) {
 	return v, end, nil
 }
 
-// checkValue checks that v is one JSON value with nothing around it.
+// checkValue returns an error unless v is exactly one valid JSON value.
 func checkValue(v []byte) error {
 	if jsontext.Value(v).IsValid() {
 		return nil
@@ -183,7 +184,7 @@ func checkValue(v []byte) error {
 	var x jsontext.Value
 	dec := jsontext.NewDecoder(bytes.NewReader(v))
 	x, err := dec.ReadValue()
-	if err == nil { // then something follows it
+	if err == nil { // then other data follows the value
 		return badJSON(len(x), "one value is expected")
 	}
 	return request.DecodeError(err)

@@ -12,15 +12,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Limits that only the intake has, in bytes.
+// Limits that only intake uses, in bytes.
 const (
-	maxCollapseKey = 64                                           // APNs' limit of apns-collapse-id
-	maxFrom        = 320                                          // the longest e-mail address
-	traceRoom      = request.MaxTrace + request.MaxTraceState + 8 // for both in a record
-	maxMoment      = 253_402_300_799_999                          // ms since 1970: the end of 9999, as far as RFC 3339 goes
+	maxCollapseKey = 64  // APNs' limit of apns-collapse-id
+	maxFrom        = 320 // the longest e-mail address
+	// Room for both trace fields in a record.
+	traceRoom = request.MaxTrace + request.MaxTraceState + 8
+	// The end of the year 9999 in ms since 1970. RFC 3339 has no later time.
+	maxMoment = 253_402_300_799_999
 )
 
-// terms are what all receivers of a request share.
+// terms contains the fields that all receivers of a request share.
 type terms struct {
 	channel   notify.Channel
 	category  notify.Category
@@ -31,33 +33,33 @@ type terms struct {
 
 func (t *terms) lane() notify.Lane { return notify.LaneOf(t.channel, t.category) }
 
-// rules are the configured part of admission.
+// rules contains the rules of admission that are configured.
 type rules struct {
 	refused  [len(notify.Channels) + 1][len(notify.Categories) + 1]bool
 	sms      [len(notify.Categories) + 1]bool
-	off      switches // the combinations that refused and sms exclude
+	off      switches // one bit for each combination that refused or sms excludes
 	later    bool
-	clock    Gate // nil: always right
+	clock    Gate // nil: the clock is always right
 	maxDelay time.Duration
 	jitter   time.Duration
 }
 
-// switches has a bit for each channel and category that the configuration refuses. A batch freezes
-// them in its reservation. Its repeat then refuses and accepts the same items as the first request,
-// whatever the configuration says now. A single request and a fan-out freeze none: a resumed one
-// was accepted as a whole, so nothing of it is refused.
+// switches has one bit for each pair of channel and category that the configuration refuses. A
+// batch stores its switches in its reservation. So a repeat refuses and accepts the same items as
+// the first request, even if the configuration has changed. A single request or a fan-out stores no
+// switches. If it is resumed, all of it was accepted, so nothing is refused.
 type switches uint16
 
-// frozenSwitches is set in stored switches, so that they are never 0.
+// frozenSwitches is set in stored switches, so that the stored value is never 0.
 const frozenSwitches switches = 1 << 15
 
-const _ = uint(15 - len(notify.Channels)*len(notify.Categories)) // they fit below the highest bit
+const _ = uint(15 - len(notify.Channels)*len(notify.Categories)) // the bits end below bit 15
 
 func switchOf(ch notify.Channel, cat notify.Category) switches {
 	return 1 << (uint(ch-1)*uint(len(notify.Categories)) + uint(cat-1))
 }
 
-// refusing returns the switches that refuse a single request or a fan-out.
+// refusing returns the switches that apply to a single request or a fan-out.
 func refusing(s *Service, l request.Basis) switches {
 	if l.Resumed {
 		return 0
@@ -85,13 +87,14 @@ func newRules(cfg Config) rules {
 	return r
 }
 
-// admit checks the terms of a request accepted at now (ms). off are the switches that refuse: the
-// current ones, or for a resumed request those of its first acceptance, because part of it may be
-// in the log already.
+// admit checks the terms of a request that is accepted at the time now (ms since 1970). The
+// parameter off has the switches that refuse. For a resumed request these are the switches of its
+// first acceptance, because some of its records may already be in the log.
 //
-// With a wrong clock admit would send at once what is due later, and refuse for good what another
-// process accepts. So it returns the clock's error (notify.KindUnavailable) where the answer
-// depends on the clock. A notification that is due now and expires later does not.
+// With a wrong clock, admit could send at once a notification that is due later, or refuse for good
+// a notification that another process would accept. So if the result depends on the clock, admit
+// returns the error of the clock gate (notify.KindUnavailable). A notification that is due now and
+// expires later does not depend on the clock.
 func (r *rules) admit(t *terms, now int64, off switches) error {
 	if t.scheduled != 0 || t.expires != 0 && t.expires <= now {
 		if err := checkGate(r.clock); err != nil {
@@ -106,7 +109,7 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 		return invalid("category_refused", "category", "intake.refuse: "+t.category.String()+" by "+t.channel.String()+" is switched off")
 	case t.expires != 0 && t.expires <= now:
 		return invalid("expires_in_past", "expires_at", "must lie in the future")
-	case t.expires > maxMoment: // possible only in protobuf
+	case t.expires > maxMoment: // only a protobuf body can contain such a time
 		return invalid("out_of_range", "expires_at", "must not lie after the year 9999")
 	}
 	if t.scheduled > now {
@@ -122,8 +125,9 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 	return checkContent(t.channel, &t.content)
 }
 
-// fire returns when an admitted request is due, 0: now. Jitter only moves it later, by at most a
-// tenth of the delay and never past its expiry. The result is the same for the same base and now.
+// fire returns the time at which an admitted request is due, in ms since 1970; 0 means now. Jitter
+// only makes the time later, by at most a tenth of the delay, and never later than the expiry. The
+// result is the same for the same base and now.
 func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
 	if t.scheduled <= now {
 		return 0
@@ -161,7 +165,7 @@ func checkContent(ch notify.Channel, c *notify.Content) error {
 		return not("from")
 	case c.Title != "" && ch == notify.SMS:
 		return not("title")
-	case c.Template != "" && ch == notify.Push: // neither APNs nor FCM has any
+	case c.Template != "" && ch == notify.Push: // neither APNs nor FCM has templates
 		return not("template")
 	case c.From != "":
 		if err := checkSender(ch, c.From); err != nil {
@@ -218,7 +222,8 @@ func tooLongIn(c *notify.Content) error {
 	return nil
 }
 
-// A reason says why one receiver is refused; the zero reason means that it is not.
+// A reason says why one receiver is refused. The zero reason means that the receiver is not
+// refused.
 type reason struct {
 	code, field, detail string
 }
@@ -233,7 +238,8 @@ var (
 	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
 )
 
-// checkReceiver checks a receiver. The fast path of a plain user id does not need it.
+// checkReceiver returns why a receiver is refused, or noReason. The parameter only is the prefix
+// that user ids must have. addPlain does not call checkReceiver for plain user ids.
 func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) reason {
 	switch {
 	case only != "" && !bytes.HasPrefix(user, []byte(only)):
@@ -242,7 +248,7 @@ func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) r
 		return reasonNoUser
 	case len(user) > notify.MaxUserID:
 		return reasonLongUser
-	case plainEnd(user, 0) < len(user), user[0] == '.', user[0] == '/': // otherwise CheckUserID accepts it
+	case plainEnd(user, 0) < len(user), user[0] == '.', user[0] == '/': // CheckUserID accepts all other user ids
 		if rule := notify.CheckUserID(alias(user)); rule != "" {
 			return reason{"bad_user_id", "user_id", rule}
 		}
@@ -256,7 +262,7 @@ func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) r
 	return checkAddress(ch, address)
 }
 
-// checkAddress checks the form of an address, not whether it exists. The rules are those of stored
+// checkAddress checks the form of an address, not whether it exists. The same rules apply to stored
 // addresses.
 func checkAddress(ch notify.Channel, a []byte) reason {
 	if len(a) > notify.MaxAddress {
@@ -274,8 +280,8 @@ func tooLong(field string, n, limit int) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_long", Field: field, Msg: fmt.Sprintf("%d bytes, at most %d are allowed", n, limit)}
 }
 
-// given reports whether there is a reason. A comparison with noReason would be a call, 7 ns for
-// each receiver.
+// given reports whether r is a reason, and not noReason. A comparison with noReason would be a
+// function call, 7 ns for each receiver.
 func (r reason) given() bool { return r.code != "" }
 
 func (r reason) err(prefix string) error {

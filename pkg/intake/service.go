@@ -20,21 +20,21 @@ import (
 // reservation stores it, because another version could not write the same records again.
 const Version = 2 // 1 derived the ids of a batch by SHA-256
 
-// Log appends records durably, in the given order per partition. If the error is nil, every record
-// is acknowledged and the log keeps no reference to them. Otherwise each of them may or may not be
-// stored, and the log may still refer to them.
+// Log appends records durably, in the given order within a partition. If Append returns nil, all
+// records are acknowledged, and the log keeps no reference to them. If it returns an error, each
+// record may or may not be stored, and the log may still refer to the records.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Gate returns an error while the log cannot take anything: it is at its cap, or its volume is full
-// or broken.
+// Gate returns an error while the log cannot accept records, because it has reached its maximum
+// size, or its volume is full or broken.
 type Gate interface {
 	Err() error
 }
 
-// Later stores schedules and then their timers until they are due. Storing the same values again
-// changes nothing. It may keep the payloads.
+// Later stores schedules, and then their timers, until they are due. Storing the same values again
+// changes nothing. Later may keep references to the payloads.
 type Later interface {
 	Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
 }
@@ -50,66 +50,68 @@ type Cancels interface {
 	Get(ctx context.Context, scope string) (c engine.Cancel, ok bool, err error)
 }
 
-// Stores are the stores to which intake writes.
+// Stores are the stores that intake uses.
 type Stores struct {
 	Log Log // required
-	// Partitions returns the number of partitions of a topic, 1 to 65535, over which the request of
-	// a base is spread; 0 if it is not known. It is required. The number may grow. The log chooses
-	// the partition of keyed records when they are appended, and only their ids use this number.
-	// The chunks of fan-outs go to partitions by it.
+	// Partitions returns over how many partitions of a topic the request with this base is spread,
+	// 1 to 65535, or 0 if the number is not known. It is required. The number may grow. The chunks
+	// of fan-outs are appended to partitions chosen with this number. For keyed records the log
+	// chooses the partition when they are appended; only their ids use this number.
 	Partitions func(topic string, base notify.Base) int
 	Idem       request.Idem // required
 	Campaigns  Campaigns    // required
 	Cancels    Cancels      // required
-	Spill      Spill        // nil: critical messages are refused too while the log is away
+	Spill      Spill        // nil: while the log is down, critical messages are refused too
 	Gate       Gate         // nil: always open
-	BulkGate   Gate         // Gate for requests of the bulk lane alone; nil: Gate
-	Later      Later        // nil: scheduling is refused
-	LaterGate  Gate         // for the store behind Later; nil: always open
-	Clock      Gate         // error while this process cannot tell whether a time has passed; nil: it always can
+	BulkGate   Gate         // Gate for requests with only bulk records; nil: Gate
+	Later      Later        // nil: requests for a later time are refused
+	LaterGate  Gate         // for the store that Later uses; nil: always open
+	// Returns an error while this process's clock is not reliable. nil: the clock is always
+	// reliable.
+	Clock Gate
 }
 
-// Config holds the limits and rules of intake. The zero value is ready.
+// Config contains the limits and rules of intake. The zero value is ready to use.
 type Config struct {
-	// MaxRecord is the largest record value, in bytes. Default 983,040; at
-	// least 524,288, so that one receiver always fits; the broker's
-	// max.message.bytes must be above it.
+	// MaxRecord is the largest size of a record value, in bytes. Default 983,040. It must be at
+	// least 524,288, so that one receiver always fits. The broker's max.message.bytes must be
+	// larger.
 	MaxRecord int `default:"983040" min:"524288"`
-	// MaxBatch is how many items a batch may have.
+	// MaxBatch is the largest number of items in a batch.
 	MaxBatch int `default:"1000" min:"1"`
-	// MaxRejected is how many refused receivers the answer of a fan-out lists. It always counts all
-	// of them.
+	// MaxRejected is how many refused receivers the answer of a fan-out lists at most. The answer
+	// counts all refused receivers.
 	MaxRejected int `default:"10000" min:"1"`
-	// BlockReceivers is how many receivers a chunk should hold. A block is this many per partition,
-	// rounded up to a power of two.
+	// BlockReceivers is how many receivers a chunk should contain. A block has this many receivers
+	// for each partition, rounded up to a power of two.
 	BlockReceivers int `default:"8192" min:"1"`
-	// Refuse lists categories that are not admitted, by channel. Default none.
+	// Refuse lists, by channel, the categories that are not admitted. Default: no categories.
 	Refuse map[notify.Channel][]notify.Category
-	// SMS lists the categories SMS takes. Default otp and alert.
+	// SMS lists the categories that may be sent by SMS. Default: otp and alert.
 	SMS []notify.Category
-	// MaxDelay is how far ahead a notification may be scheduled.
+	// MaxDelay is how far into the future a notification may be scheduled.
 	MaxDelay time.Duration `default:"8784h" min:"0"`
-	// Jitter spreads scheduled notifications. It moves them later only, by at most a tenth of the
-	// delay, and never moves otp and alert.
+	// Jitter spreads the fire times of scheduled notifications. It only makes a fire time later, by
+	// at most a tenth of the delay. It never changes the fire time of otp and alert.
 	Jitter time.Duration `min:"0"`
 	// TimerKind is the engine.Timer.Kind of an envelope.
 	TimerKind uint8 `default:"1"`
-	// Lease is how long a request may work on a reserved key before a repeat takes over.
+	// Lease is how long a request may work on a reserved key before a repeat takes over the key.
 	Lease time.Duration `default:"30s" min:"1s"`
-	// Keep is how long a key is kept at least.
+	// Keep is how long a key is stored at least.
 	Keep time.Duration `default:"24h"`
-	// Grace is how long a key of a scheduled request is kept after it fired.
+	// Grace is how long the key of a scheduled request is stored after its fire time.
 	Grace time.Duration `default:"1h" min:"0"`
-	// SpillBytes bounds the spill buffer.
+	// SpillBytes is the largest size of the spill buffer.
 	SpillBytes int64 `default:"64MiB" min:"1"`
-	// Owner names this process in leases; it must differ between processes, and
-	// between starts of one. Default: a fresh id.
+	// Owner is the name of this process in leases. It must differ between processes, and between
+	// two starts of one process. Default: a new id.
 	Owner string
-	// Exclusive: no other process can have Stores.Idem open (request.Once).
+	// Exclusive means that no other process can have Stores.Idem open (see request.Once).
 	Exclusive bool
-	// Admission bounds the work on large requests. Default: unbounded.
+	// Admission bounds the work on large requests. Default: no bound.
 	Admission *limit.Admission
-	// Events are called when something happens. Default: none.
+	// Events are called when something happens. Default: no calls.
 	Events Events
 	// Logger logs failures that do not change an answer.
 	Logger *slog.Logger `default:"discard"`
@@ -141,13 +143,16 @@ type Service struct {
 	rules            rules
 	once             request.Once
 	spillUnreadUntil atomic.Int64 // the spill buffer is not read before this time, ns since 1970
-	spillLooks       sharedLooks  // at the spill buffer
-	spillHeldUntil   atomic.Int64 // until then the buffer counts as filled while it cannot be read, ns since 1970; 0: last seen empty
-	fans             sync.Pool    // *splitter
-	notes            sync.Pool    // *noteWriter
+	spillLooks       sharedLooks  // shared reads of the spill buffer
+	// Before this time the buffer counts as filled while it cannot be read; ns since 1970. 0: the
+	// last read found the buffer empty.
+	spillHeldUntil atomic.Int64
+	fans           sync.Pool // *splitter
+	notes          sync.Pool // *noteWriter
 }
 
-// New returns a Service over st.
+// New returns a Service that uses st. It returns an error if cfg is not valid or a required store
+// is missing.
 func New(st Stores, cfg Config) (*Service, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -167,22 +172,23 @@ func New(st Stores, cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// Events are callbacks for metrics; each may be nil. They are called on the
-// request's goroutine and must not block.
+// Events are callbacks for metrics; each may be nil. The goroutine of the request calls them, so
+// they must not block.
 type Events struct {
-	// Accepted: n receivers are durable, now or as timers.
+	// Accepted: n receivers are durable, as records or as timers.
 	Accepted func(ch notify.Channel, cat notify.Category, caller string, n int)
-	// Rejected: n receivers or items were refused with code.
+	// Rejected: n receivers or items were refused with this error code.
 	Rejected func(caller, code string, n int)
-	// Refused: a whole request was refused or failed.
+	// Refused: a whole request was refused or failed with this error code.
 	Refused func(caller, code string)
-	// Body: a request's body of n bytes was read.
+	// Body: the body of a request, n bytes, was read.
 	Body func(route string, n int)
-	// Done: a request was answered after d; code is empty for an answer.
+	// Done: a request was answered after d. code is the error code, or empty if the request
+	// succeeded.
 	Done func(route, code string, d time.Duration)
-	// Replayed: a repeat got the first answer of its key.
+	// Replayed: a repeat got the stored answer of its key.
 	Replayed func(caller string)
-	// TakenOver: a repeat took over the work of a dead request.
+	// TakenOver: a repeat took over the work of a request that died.
 	TakenOver func(caller string)
 	// Spilled: n records went to the spill buffer instead of the log.
 	Spilled func(n int)
@@ -206,7 +212,8 @@ func (e *Events) spilled(n int) {
 	}
 }
 
-// beginRequest reports the body. The caller calls the result with the error of the request.
+// beginRequest reports the size of the body. The caller must call the returned function with the
+// error of the request.
 func (e *Events) beginRequest(m request.Meta, size int) func(error) {
 	if e.Body != nil {
 		e.Body(m.Route, size)

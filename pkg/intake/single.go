@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Single answers POST /v1/notifications: 201 with the id and the status ACCEPTED or SCHEDULED. Its
-// errors are *notify.Error. Nothing is stored then, except that after KindUnavailable the record
-// may be in the log.
+// Single answers POST /v1/notifications with status 201, the id and the status ACCEPTED or
+// SCHEDULED. Its errors are *notify.Error. If it returns an error, nothing was stored, with one
+// exception: after KindUnavailable the record may be in the log.
 func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
@@ -73,7 +73,7 @@ func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*storeP
 	return p, nil
 }
 
-// appendResult appends the answer for one notification.
+// appendResult appends the answer for one notification to b.
 func appendResult(b []byte, base notify.Base, state notify.State) []byte {
 	b = append(b, `{"notification_id":"ntf_`...)
 	n := len(b)
@@ -95,7 +95,7 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 		return err
 	}
 	if c := &n.content; !mayNeed(c.Body) && !mayNeed(c.Title) && !mayNeed(c.HTML) {
-		return nil // most texts: the closer check took 2% of a batch
+		return nil // true for most texts; the full check took 2% of a batch
 	}
 	var needs textVariables
 	if needs.readTexts(n.channel, &n.content); len(needs.order) == 0 {
@@ -107,8 +107,8 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 	return nil
 }
 
-// partitions returns the number of partitions of topic over which the request of base is spread, or
-// frozen unless that is 0.
+// partitions returns over how many partitions of a topic the request with this base is spread. If
+// frozen is not 0, it returns frozen.
 func (s *Service) partitions(topic string, base notify.Base, frozen uint16) (uint16, error) {
 	if frozen != 0 {
 		return frozen, nil
@@ -120,7 +120,7 @@ func (s *Service) partitions(topic string, base notify.Base, frozen uint16) (uin
 	return uint16(n), nil
 }
 
-// partitionsSum returns a checksum of the partition counts of all lanes for a base.
+// partitionsSum returns a checksum of the partition counts of all lanes for this base.
 func (s *Service) partitionsSum(base notify.Base) uint32 {
 	var b []byte
 	for _, lane := range notify.Lanes() {
@@ -129,11 +129,11 @@ func (s *Service) partitionsSum(base notify.Base) uint32 {
 	return crc32.ChecksumIEEE(b) | 1 // never 0
 }
 
-// noteWriter makes the records or timers of notifications for one receiver. During a request no
-// byte of its buffer is written twice, so earlier records stay valid when the buffer grows. The
-// next request reuses it.
+// noteWriter makes the records or timers of notifications for one receiver. During a request it
+// never overwrites a byte of its buffer. So earlier records stay valid when the buffer grows. The
+// next request reuses the buffer.
 type noteWriter struct {
-	env     notify.Envelope // not on the stack, where clearing it took 30 ns
+	env     notify.Envelope // on the heap: clearing it on the stack took 30 ns
 	buf     []byte
 	col     notify.ReceiverWriter
 	recs    []log.Record
@@ -141,9 +141,9 @@ type noteWriter struct {
 	items   []batchItem
 }
 
-// lend lends the writer's buffers to p, a plan for the request m accepted at accepted. It makes
-// room for about this many items from a body of this many bytes: buffers that grew step by step
-// were copied twice over, 4% of a batch.
+// lend lends the writer's buffers to p, the plan for the request m. It makes room for about this
+// many items from a body of this many bytes. Without that, buffers grew step by step and were
+// copied twice, 4% of a batch. The parameter accepted is the accept time in ms since 1970.
 func (w *noteWriter) lend(p *storePlan, m *request.Meta, accepted int64, body, items int) {
 	w.env = notify.Envelope{Accepted: accepted, Caller: m.Caller, Trace: m.Trace, TraceState: m.TraceState, Count: 1}
 	w.buf = slices.Grow(w.buf[:0], body)
@@ -152,11 +152,11 @@ func (w *noteWriter) lend(p *storePlan, m *request.Meta, accepted int64, body, i
 	p.recs, p.classes = w.recs[:0], w.classes[:0]
 }
 
-// poolWriter keeps a writer for the next request, unless it grew very large.
+// poolWriter puts a writer back for the next request, unless its buffer grew very large.
 func (s *Service) poolWriter(w *noteWriter, p *storePlan) {
 	w.recs, w.classes = p.recs, p.classes // they may have grown
 	const most = 4 << 20
-	w.env = notify.Envelope{} // it refers to the body
+	w.env = notify.Envelope{} // env refers to the body
 	if cap(w.buf) <= most {
 		s.notes.Put(w)
 	}
@@ -166,7 +166,7 @@ func (w *noteWriter) addNote(p *storePlan, kind uint8, n *note, base notify.Base
 	w.col.Reset()
 	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
 	part := notify.Partition(n.user, int(parts))
-	e := &w.env // only the fields that differ between notifications; lend sets the others
+	e := &w.env // set only the fields that differ between notifications; lend has set the others
 	e.Chunk.Base, e.Chunk.Partition = base, uint16(part)
 	e.Channel, e.Category, e.Expires, e.NotBefore = n.channel, n.category, n.expires, fire
 	at := len(w.buf)
@@ -183,7 +183,7 @@ func (w *noteWriter) addNote(p *storePlan, kind uint8, n *note, base notify.Base
 		})
 		return
 	}
-	w.buf = append(w.buf, n.user...) // the key may outlive the request, the body may not
+	w.buf = append(w.buf, n.user...) // copy the user: the key may outlive the request, but the body may not
 	p.recs = append(p.recs, log.Record{
 		Topic: topic, Partition: part, Key: w.buf[mid:len(w.buf):len(w.buf)], Value: w.buf[at:mid:mid],
 	})

@@ -7,23 +7,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Spill is the bounded buffer of critical records while the log is down.
+// Spill is the bounded buffer for critical records while the log is down.
 type Spill interface {
-	// Push stores records in order. It returns notify.KindUnavailable and stores nothing if the
-	// buffer would exceed limit bytes.
+	// Push stores records in order. If the buffer would exceed limit bytes, Push returns
+	// notify.KindUnavailable and stores nothing.
 	Push(ctx context.Context, recs []engine.Spilled, limit int64) error
-	// Peek returns the oldest max records.
+	// Peek returns the oldest records, at most max.
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
-	// Drop removes the records up to seq, once they are in the log.
+	// Drop removes the records up to the sequence number seq. The caller drops records after they
+	// are in the log.
 	Drop(ctx context.Context, seq uint64) error
-	// Stats returns how many records and bytes wait, and since when (ms since
-	// 1970; 0 when empty).
+	// Stats returns the number of records and bytes in the buffer, and the accept time of the
+	// oldest record in ms since 1970 (0 if the buffer is empty).
 	Stats(ctx context.Context) (records, bytes, oldest int64, err error)
 }
 
-// sharedLooks lets requests share reads of the spill buffer, each of which is a round trip to
-// Redis. Every request gets the result of a read that began after the request asked. So a request
-// never overtakes records that were spilled before it came. It is safe for concurrent use.
+// sharedLooks lets several requests share one read of the spill buffer, because each read is a
+// round trip to Redis. Every request gets the result of a read that began after the request called
+// await. So a request never overtakes records that were spilled before it arrived. sharedLooks is
+// safe for concurrent use.
 type sharedLooks struct {
 	mu      sync.Mutex
 	looking bool        // a read is in progress
@@ -32,11 +34,12 @@ type sharedLooks struct {
 
 type sharedLook struct {
 	done   chan struct{}
-	result bool // may be read once done is closed
+	result bool // may be read after done is closed
 }
 
-// await returns the result of a read. If no read is in progress, the request reads the buffer
-// itself. Requests that come during a read share the next one. ok is false if ctx ended first.
+// await returns the result of a read with at. If no read is in progress, the request reads the
+// buffer itself. Requests that arrive during a read share the next read. ok is false if ctx ended
+// first.
 func (l *sharedLooks) await(ctx context.Context, at func(ctx context.Context) bool) (holds, ok bool) {
 	l.mu.Lock()
 	if !l.looking {
@@ -58,7 +61,8 @@ func (l *sharedLooks) await(ctx context.Context, at func(ctx context.Context) bo
 	}
 }
 
-// runNext runs the reads for which requests wait, in a goroutine that ends when none waits.
+// runNext starts a goroutine for the reads for which requests wait. The goroutine ends when no
+// request waits.
 func (l *sharedLooks) runNext(at func(ctx context.Context) bool) {
 	if next := l.takeNext(); next != nil {
 		go func() {
@@ -70,7 +74,7 @@ func (l *sharedLooks) runNext(at func(ctx context.Context) bool) {
 	}
 }
 
-// takeNext returns the read for which requests wait, or nil.
+// takeNext returns the read for which requests wait, or nil if no request waits.
 func (l *sharedLooks) takeNext() *sharedLook {
 	l.mu.Lock()
 	defer l.mu.Unlock()

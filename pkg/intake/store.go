@@ -20,11 +20,13 @@ import (
 type storeClass uint8
 
 const (
-	classCritical storeClass = iota // joins the spill buffer
-	classPrompt                     // shares its lane with critical records: refused while a critical record is spilled
-	classBulk                       // has a lane of its own
-	classLater                      // timers; no record
-	classCount    = int(classLater) + 1
+	classCritical storeClass = iota // added to the spill buffer
+	// These records share a lane with critical records, so they are refused while critical records
+	// are spilled.
+	classPrompt
+	classBulk  // has its own lane
+	classLater // timers, which are not records
+	classCount = int(classLater) + 1
 )
 
 func classOf(cat notify.Category) storeClass {
@@ -37,7 +39,7 @@ func classOf(cat notify.Category) storeClass {
 	return classPrompt
 }
 
-// failures holds, for each class of a request, why its records could not be stored.
+// failures has, for each class, the error with which the records of a request could not be stored.
 type failures [classCount]error
 
 func (f *failures) any() bool {
@@ -51,24 +53,26 @@ func (f *failures) any() bool {
 
 // storePlan is a checked request, ready to be stored. It implements request.Plan.
 type storePlan struct {
-	s           *Service
-	m           *request.Meta
-	basis       request.Basis
-	fire        int64 // latest fire time of its notifications; 0: now
-	parts       uint16
-	block       uint32
-	recs        []log.Record
-	classes     []storeClass // of recs
-	timers      []engine.Timer
-	schedules   []engine.Schedule // of timers
-	campaign    *campaignPart
-	fanoutTopic string // topic of a fan-out, whose recs are split for parts partitions; empty: no fan-out
+	s         *Service
+	m         *request.Meta
+	basis     request.Basis
+	fire      int64 // latest fire time of its notifications, ms since 1970; 0: now
+	parts     uint16
+	block     uint32
+	recs      []log.Record
+	classes   []storeClass // classes of recs
+	timers    []engine.Timer
+	schedules []engine.Schedule // schedules of timers
+	campaign  *campaignPart
+	// The topic of a fan-out, whose recs are split over this number of partitions (parts). Empty:
+	// the request is not a fan-out.
+	fanoutTopic string
 
-	// answer is called once, after Store has stored what it could. failed says for each class why
-	// it could not be stored.
+	// answer is called once, after Store has stored what it could. failed has, for each class, the
+	// error with which it could not be stored, or nil.
 	answer func(failed *failures) (a request.Answer, final bool, err error)
-	// done returns buffers to their pools. It is called only when no store refers to them any more.
-	// It may be nil.
+	// done returns buffers to their pools. It is called only when no store refers to the buffers
+	// any more. done may be nil.
 	done func()
 }
 
@@ -84,9 +88,10 @@ func (p *storePlan) Frozen() (fire int64, partitions uint16, block uint32) {
 	return p.fire, p.parts, p.block
 }
 
-// Store implements request.Plan: it stores what p holds and makes the answer.
+// Store implements request.Plan. It stores the records and timers of p and makes the answer.
 func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
-	s, held := p.s, false // held: the stores may still refer to the records' buffers
+	// If held is true, the stores may still refer to the records' buffers.
+	s, held := p.s, false
 	defer func() {
 		if !held {
 			p.Release()
@@ -110,7 +115,7 @@ func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched
 	var failed failures
 	if len(p.timers) > 0 {
 		failed[classLater] = s.storeLater(ctx, p)
-		held = true // near timers may be in a wheel now, which keeps their payloads
+		held = true // near timers may be in a wheel now, and the wheel keeps their payloads
 	}
 	if len(p.recs) > 0 {
 		held = s.appendRecords(ctx, p, p.basis.Accepted, &failed) || held
@@ -124,13 +129,14 @@ func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched
 	return a, final, true, err
 }
 
-// errPartitionsRaised: the partitions of a topic were raised while a fan-out was split for the old
-// number. Nothing is stored, and the fan-out can be split again at once.
+// errPartitionsRaised means that the number of partitions of a topic was raised after a fan-out was
+// split for the old number. Nothing is stored, and the fan-out can be split again at once.
 var errPartitionsRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the log's partitions were raised while this request was read", RetryAfter: time.Second}
 
-// checkPartitionsRaised returns errPartitionsRaised if users of the fan-out belong to another
-// partition now: their next messages, appended there, could overtake it. A repeat keeps the
-// partition count of its first request, parts of which may be stored.
+// checkPartitionsRaised returns errPartitionsRaised if some users of the fan-out now belong to
+// another partition. Their next messages would be appended to the new partition and could overtake
+// the fan-out. A resumed request is not checked: it keeps the number of partitions of its first
+// request, because some of its records may be stored.
 func (p *storePlan) checkPartitionsRaised() error {
 	if p.fanoutTopic == "" || p.basis.Resumed {
 		return nil
@@ -143,11 +149,11 @@ func (p *storePlan) checkPartitionsRaised() error {
 }
 
 const (
-	retryUnavailable = 2 * time.Second // how long a caller is told to wait
-	spillTimeout     = 2 * time.Second // limit for spilling, which goes on after the caller gave up
+	retryUnavailable = 2 * time.Second // how long a caller must wait before it repeats
+	spillTimeout     = 2 * time.Second // time limit for spilling, which continues even if the caller disconnects
 )
 
-// checkGate returns the error of a gate. A nil gate is open.
+// checkGate returns the error of a gate. A nil gate is always open.
 func checkGate(g Gate) error {
 	if g == nil {
 		return nil
@@ -162,13 +168,13 @@ func checkGate(g Gate) error {
 	return notify.Unavailable("log", 5*time.Second, err)
 }
 
-// appendRecords puts records into the log, or critical ones into the spill buffer while the log is
-// down. While the buffer holds anything, critical records join it and prompt ones are refused, so
-// that nothing overtakes a spilled message of its lane. The buffer is read for every request. The
-// drainer empties it only after the log has acknowledged its records, so a request that sees it
-// empty may append.
+// appendRecords appends the records to the log. While the log is down, it puts critical records
+// into the spill buffer. While the buffer is not empty, it adds critical records to the buffer and
+// refuses prompt records, so that no message overtakes a spilled message of its lane. It checks the
+// buffer for every request. The drainer empties the buffer only after the log has acknowledged the
+// records. So a request that finds the buffer empty may append.
 //
-// held: the log returned an error and may still refer to the records.
+// held is true if the log returned an error and may still refer to the records.
 func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, failed *failures) (held bool) {
 	var has [classCount]int
 	for _, c := range p.classes {
@@ -203,7 +209,8 @@ func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, fai
 	return true
 }
 
-// gateOf returns the gate of p's records. Bulk records leave the last of the room to others.
+// gateOf returns the gate for the records of p. The bulk gate closes first, so that bulk records
+// leave the last room to other records.
 func (s *Service) gateOf(p *storePlan) Gate {
 	if s.stores.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c storeClass) bool { return c != classBulk }) {
 		return s.stores.BulkGate
@@ -211,7 +218,7 @@ func (s *Service) gateOf(p *storePlan) Gate {
 	return s.stores.Gate
 }
 
-// appendBulk appends records of bulk lanes when their turn has come.
+// appendBulk waits for the turn of these bulk records and appends them.
 func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	size := int64(0)
 	for i := range recs {
@@ -226,7 +233,8 @@ func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	return err
 }
 
-// storeLater stores schedules and timers. If all are for bulk lanes, it waits for their turn first.
+// storeLater stores schedules and timers. If all of them are for bulk lanes, it first waits for
+// their turn.
 func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	if slices.ContainsFunc(p.schedules, func(one engine.Schedule) bool { return !one.Category.Bulk() }) {
 		return s.stores.Later.Put(ctx, p.schedules, p.timers)
@@ -244,17 +252,17 @@ func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	return err
 }
 
-// How long a read of the spill buffer may take, and how long it pauses after a failure.
+// The time limit of a read of the spill buffer, and how long no read is made after a failure.
 const (
 	spillReadTimeout = 250 * time.Millisecond
 	spillRetryPause  = 500 * time.Millisecond
-	// spillTrust is how long the last state of the buffer counts while it cannot be read: records
-	// in it must not be overtaken only because the buffer is slow.
+	// spillTrust is how long the last known state of the buffer counts while the buffer cannot be
+	// read. A slow buffer must not be a reason to overtake the records in it.
 	spillTrust = 30 * time.Second
 )
 
-// isSpilling reports whether the spill buffer holds anything. n is the number of records that must
-// not overtake it.
+// isSpilling reports whether the spill buffer contains records. n is the number of records that
+// must not overtake them; for 0 it returns false.
 func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	switch {
 	case s.stores.Spill == nil || n == 0:
@@ -269,17 +277,17 @@ func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	return holds
 }
 
-// lastSeenSpilling answers while the buffer cannot be read. A buffer last seen filled counts as
-// filled for spillTrust; after that the log decides. It would be worse to refuse codes because a
-// buffer that is almost always empty cannot be read, or to let each of them wait for a buffer that
-// does not answer.
+// lastSeenSpilling is used while the buffer cannot be read. If the buffer contained records at the
+// last read, it counts as filled for spillTrust. After that time, only the log decides whether a
+// record is accepted. The buffer is almost always empty. So it would do more harm to refuse otp
+// messages, or to let each otp message wait, only because the buffer cannot be read.
 func (s *Service) lastSeenSpilling() bool { return time.Now().UnixNano() < s.spillHeldUntil.Load() }
 
-// lookAtSpill reads whether the buffer holds anything.
+// lookAtSpill reads whether the buffer contains records.
 func (s *Service) lookAtSpill(ctx context.Context) bool {
 	now := time.Now()
 	held := s.spillHeldUntil.Load()
-	if now.UnixNano() < s.spillUnreadUntil.Load() { // the read before this one failed
+	if now.UnixNano() < s.spillUnreadUntil.Load() { // the previous read failed
 		return s.lastSeenSpilling()
 	}
 	ask, stop := context.WithTimeout(ctx, spillReadTimeout)
@@ -296,11 +304,11 @@ func (s *Service) lookAtSpill(ctx context.Context) bool {
 		s.spillHeldUntil.Store(now.Add(spillTrust).UnixNano())
 		return true
 	}
-	s.spillHeldUntil.CompareAndSwap(held, 0) // unless another request spilled in the meantime
+	s.spillHeldUntil.CompareAndSwap(held, 0) // unless another request has spilled in the meantime
 	return false
 }
 
-// spillCritical pushes critical records into the spill buffer.
+// spillCritical adds critical records to the spill buffer.
 func (s *Service) spillCritical(ctx context.Context, crit []log.Record, at int64) error {
 	if len(crit) == 0 {
 		return nil
@@ -309,7 +317,8 @@ func (s *Service) spillCritical(ctx context.Context, crit []log.Record, at int64
 	for i, r := range crit {
 		out[i] = engine.Spilled{Topic: r.Topic, Key: r.Key, Part: r.Partition, Value: r.Value, At: at}
 	}
-	// The caller may have given up waiting for the log. Its message is stored all the same.
+	// The caller may have disconnected while it waited for the log. Its message is stored all the
+	// same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), spillTimeout)
 	defer cancel()
 	if err := s.stores.Spill.Push(ctx, out, s.cfg.SpillBytes); err != nil {
@@ -337,20 +346,22 @@ type campaignPart struct {
 	accepted, rejected int
 }
 
-// campaignRoute is the scope of the keys of campaign parts.
+// campaignRoute is the route in the keys of campaign parts.
 const campaignRoute = "campaign"
 
-// campaignKey returns the key of a campaign part. It replaces the Idempotency-Key, so that a part
-// goes out once whatever key a client sends with its retry.
+// campaignKey returns the key of a campaign part. It replaces the Idempotency-Key. So a part is
+// sent only once, even if the client repeats it with another Idempotency-Key.
 func campaignKey(caller, campaign string, part uint32) engine.IdemKey {
 	return engine.IdemKey{Caller: caller, Route: campaignRoute, Key: campaign + "/" + strconv.FormatUint(uint64(part), 10)}
 }
 
-// maxCampaignParts is how many parts a campaign may have. Each is a row that is read with every
-// further part and with every view of the campaign. A part may have as many receivers as a fan-out.
+// maxCampaignParts is how many parts a campaign may have. Each part is a row, which is read for
+// every further part and for every view of the campaign. A part may have as many receivers as a
+// fan-out.
 const maxCampaignParts = 100_000
 
-// checkCampaign checks the form of a campaign's id, and that a part comes with a campaign.
+// checkCampaign checks the form of a campaign's id. It returns an error if a part is given without
+// a campaign.
 func checkCampaign(id string, hasPart bool) error {
 	if id == "" {
 		if hasPart {
@@ -365,8 +376,8 @@ func checkCampaign(id string, hasPart bool) error {
 	return nil
 }
 
-// checkCampaignOpen refuses parts of a cancelled campaign and of another caller's campaign, before
-// anything is stored.
+// checkCampaignOpen returns an error, before anything is stored, if the campaign was cancelled,
+// belongs to another caller, or has too many parts.
 func (s *Service) checkCampaignOpen(ctx context.Context, m *request.Meta, id string) error {
 	c, ok, err := s.stores.Campaigns.Get(ctx, id)
 	if err != nil {
@@ -388,7 +399,7 @@ func (s *Service) checkCampaignOpen(ctx context.Context, m *request.Meta, id str
 	return nil
 }
 
-// record stores that a part is durable.
+// record stores that the part is durable.
 func (p *campaignPart) record(ctx context.Context, s *Service, m *request.Meta, l request.Basis) error {
 	return s.stores.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.Base, int64(p.accepted), int64(p.rejected), l.Accepted)
 }

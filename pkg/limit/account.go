@@ -7,11 +7,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Account is one of the accounts, projects or IP pools through which a provider is reached.
+// Account is one account, project or IP pool through which notifyd calls a provider.
 type Account struct {
 	Name  string
 	Rate  float64 // messages per second; Unlimited: notifyd sets no limit
-	Burst int     // messages at once; default: one second's worth, at least 1
+	Burst int     // messages that may be sent at once; default: one second's worth, at least 1
 }
 
 func (a Account) withDefaults() Account {
@@ -35,10 +35,10 @@ func (a Account) validate() error {
 
 // account is the running state of an Account. The lock of its Pool guards it.
 //
-// Bulk draws from two buckets: its own, refilled at share*rate, and the account's. The fast lane
-// draws only from the account's. Bulk therefore takes at most share of burst + rate*t in any t
-// seconds, and the rest is always there for the fast lane. If each lane keeps to its part, neither
-// waits for the other.
+// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate, and the total
+// bucket. Fast messages use only the total bucket. So in any t seconds bulk uses at most share of
+// burst + rate*t, and the rest is always free for the fast lane. If each lane sends no more than
+// its share, neither lane waits for the other.
 type account struct {
 	name    string
 	total   tokens
@@ -58,11 +58,11 @@ func newAccount(now time.Time, a Account, share float64, b BreakerConfig) *accou
 	}
 }
 
-// bulkBurst returns the burst of the bulk bucket. It is at least one message: with less, bulk could
-// never send.
+// bulkBurst returns the burst of the bulk bucket. The burst is at least one message. With a smaller
+// burst bulk could never send.
 func bulkBurst(burst, share float64) float64 { return max(1, math.Floor(burst*share)) }
 
-// maxAtOnce returns how many messages the lane can take at once when its buckets are full.
+// maxAtOnce returns how many messages the lane can send at once when its buckets are full.
 func (a *account) maxAtOnce(l Lane) int {
 	if l == Bulk {
 		return int(min(a.bulk.burst, a.total.burst))
@@ -70,7 +70,8 @@ func (a *account) maxAtOnce(l Lane) int {
 	return int(a.total.burst)
 }
 
-// available reports whether the lane can take least messages now. If not, at is when it can.
+// available reports whether the lane has at least the given number of tokens now. If not, at is the
+// time when it will have them.
 func (a *account) available(now time.Time, l Lane, least int) (ok bool, at time.Time) {
 	wait := a.total.wait(now, float64(least))
 	if l == Bulk {
@@ -79,8 +80,8 @@ func (a *account) available(now time.Time, l Lane, least int) (ok bool, at time.
 	return wait == 0, now.Add(wait)
 }
 
-// take takes up to n messages and returns how many. It takes at least one if available reported
-// true.
+// take uses up to n tokens and returns how many it used. If available reported true, take uses at
+// least one token.
 func (a *account) take(now time.Time, l Lane, n int) int {
 	n = a.total.wholeTokens(now, n)
 	if l == Bulk {
@@ -96,8 +97,8 @@ func (a *account) setRate(now time.Time, rate float64, burst int, share float64)
 	a.bulk.setRate(now, rate*share, bulkBurst(float64(burst), share))
 }
 
-// block refuses the account until a time. Both buckets start empty then. Otherwise bulk, with
-// tokens saved up, would take what the fast lane waits for.
+// block blocks the account until the given time. Both buckets are empty when the block ends.
+// Otherwise the bulk lane could use saved tokens for which the fast lane waits.
 func (a *account) block(now, until time.Time) {
 	if !until.After(a.blocked) {
 		return

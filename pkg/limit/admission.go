@@ -17,81 +17,86 @@ import (
 //	Decode   a processor to decode the body; one is left for single requests
 //	Append   room in the log, in bytes; Store is the same for the timer store
 //
-// Decode, Append and Store each have a queue in front. The bytes in flight to the log and to the
-// store follow their latency: the bound grows while the latency is below a target and is cut while
-// it is above (AIMD). Single requests of otp, alert and transactional never queue and are never
-// refused.
+// Decode, Append and Store each have a queue of waiting requests. Admission adapts the bound of the
+// bytes in flight to the log and to the store (AIMD): the bound grows while the latency is below a
+// target, and is cut while the latency is above the target. Single requests of otp, alert and
+// transactional never wait in a queue and are never refused.
 //
-// The expected wait is the bytes admitted and not finished, divided by the rate at which bytes get
-// finished. The rate is measured while a request waits. The Retry-After of a refused request is the
-// time when its turn would come if all earlier refused requests came again before it, so that they
-// do not all come again together.
+// The expected wait is the bytes that are admitted and not finished, divided by the rate at which
+// bytes are finished. Admission measures this rate only while a request waits. Retry-After assumes
+// that all earlier refused requests are sent again first. It gives each refused request a later
+// turn than the refused request before it, so that callers do not all repeat at the same time.
 //
 // A nil Admission admits everything. Its methods may be called from any goroutine.
 type Admission struct {
 	cfg AdmissionConfig
 
-	lastSingle atomic.Int64 // when the last single request came, ns since 1970
+	lastSingle atomic.Int64 // when the last single request arrived, ns since 1970
 
-	mu                         sync.Mutex
-	decode                     admissionLine
-	append, store              admissionLine
-	pendingBytes               int64       // body bytes admitted and not finished; a body still arriving counts only while it is recent (forgetSlow)
-	arriving                   []*Admitted // requests whose bodies are still arriving, oldest first
-	rate                       float64     // bytes finished a second while a request waits; 0: not known
-	measuredSince              time.Time   // zero: no request waits, the rate is not measured
-	doneBytes                  int64       // bytes finished since measuredSince
-	lastRetryAt                time.Time   // the latest turn that a refused request was given as Retry-After
-	overloadSince, lastRefusal time.Time   // first and last refusal of this overload; overloadSince is zero outside one
-	refused                    int64       // refusals in this overload
-	watching                   bool        // a timer runs checkOverloadEnd
+	mu            sync.Mutex
+	decode        admissionLine
+	append, store admissionLine
+	// Body bytes of requests that are admitted and not finished. A body that is still arriving is
+	// counted for MaxWait at most (see forgetSlow).
+	pendingBytes  int64
+	arriving      []*Admitted // requests whose bodies are still arriving, oldest first
+	rate          float64     // bytes finished a second while requests wait; 0: not measured yet
+	measuredSince time.Time   // zero: no request waits and the rate is not measured
+	doneBytes     int64       // bytes finished since measuredSince
+	lastRetryAt   time.Time   // when the turn of the latest refused request would begin
+	// First and last refusal of the current overload. overloadSince is zero while there is no
+	// overload.
+	overloadSince, lastRefusal time.Time
+	refused                    int64 // refusals in this overload
+	watching                   bool  // a timer runs checkOverloadEnd
 }
 
 // AdmissionConfig configures an Admission. The zero value of a field means its default.
 type AdmissionConfig struct {
-	// Processors is how many bodies are decoded at a time while no single requests come. While they
-	// come it is one less, but at least one.
+	// Processors is how many bodies are decoded at the same time while no single requests arrive.
+	// While single requests arrive, the number is one less, but at least one.
 	Processors int `default:"1" min:"1"`
-	// MaxWait is the longest expected wait with which a request is admitted. A request that waits
-	// twice as long in a queue is refused there.
+	// MaxWait is the longest expected wait with which a request is still admitted. A request that
+	// waits in a queue for twice this time is refused.
 	MaxWait time.Duration `default:"1s" above:"0"`
 	// AppendTarget and StoreTarget are the target latencies of bulk appends and of bulk timer
-	// writes. The bytes in flight are bounded to meet them.
+	// writes. Admission bounds the bytes in flight so that writes stay within these latencies.
 	AppendTarget time.Duration `default:"250ms" above:"0"`
 	StoreTarget  time.Duration `default:"250ms" above:"0"`
-	// Changed is called when an overload begins and when it has ended, with Admission's lock held:
-	// it must not call Admission. nil: it is not called.
+	// Changed is called when an overload begins and when it has ended. Admission holds its lock
+	// during the call, so Changed must not call Admission. nil: no call.
 	Changed func(Overload)
 }
 
 // Overload is a report of Admission's state.
 type Overload struct {
 	Since   time.Time     // start of the current overload; zero: there is none
-	Refused int64         // requests refused in it, or in the last one if it has ended
-	Wait    time.Duration // that a large request would have now
+	Refused int64         // requests refused in the current overload, or in one that just ended
+	Wait    time.Duration // expected wait of a large request that arrives now
 	Ahead   int64         // body bytes admitted and not finished
-	Append  int64         // bound of the bytes of bulk appends in flight
-	Lasted  time.Duration // duration of an overload that has ended; else 0
+	Append  int64         // the most bytes of bulk appends that may be in flight
+	Lasted  time.Duration // how long an overload lasted that has just ended; otherwise 0
 }
 
 const (
 	// minInFlight and maxInFlight bound the bytes in flight to the log and to the store.
-	// startInFlight is the first bound. A fast write raises the bound by at least inFlightStep.
+	// startInFlight is the limit at the start. A fast write raises the limit by at least
+	// inFlightStep.
 	minInFlight, startInFlight, maxInFlight = 2 << 20, 16 << 20, 64 << 20
 	inFlightStep                            = 64 << 10
-	// rateInterval is how long a rate is measured at least.
+	// rateInterval is the shortest time over which a rate is measured.
 	rateInterval = 200 * time.Millisecond
-	// singleRecent is how long after a single request more of them are expected.
+	// singleRecent is how long after a single request Admission expects more single requests.
 	singleRecent = time.Second
 	// minRetryAfter and maxRetryAfter bound the Retry-After of a refused request.
 	minRetryAfter, maxRetryAfter = time.Second, 10 * time.Second
-	// overloadQuiet is how long no request must be refused before an overload has ended.
+	// overloadQuiet is how long an overload lasts after its last refusal.
 	overloadQuiet = 5 * time.Second
-	// unknownBodySize is the size assumed for a body without an announced length.
+	// unknownBodySize is the size in bytes assumed for a body without an announced length.
 	unknownBodySize = 256 << 10
 )
 
-// NewAdmission returns an Admission. It panics if a value of cfg is out of its limits.
+// NewAdmission returns an Admission. It panics if a value of cfg is not allowed.
 func NewAdmission(cfg AdmissionConfig) *Admission {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("admission", &cfg); err != nil {
@@ -103,8 +108,8 @@ func NewAdmission(cfg AdmissionConfig) *Admission {
 	return a
 }
 
-// Single notes that a single request came. It refuses one of the bulk lane while large requests are
-// refused.
+// Single records that a single request arrived. While large requests are refused, it also refuses
+// single requests of the bulk lane, with the error of Enter.
 func (a *Admission) Single(cat notify.Category) error {
 	if a == nil {
 		return nil
@@ -131,9 +136,11 @@ type Admitted struct {
 	counted   bool // its bytes are in Admission.pendingBytes
 }
 
-// Enter admits a request with a body of this many bytes (below 0: not known), or refuses it with
-// notify.KindUnavailable, code "overloaded". A request for which urgent returns true is admitted
-// even so. urgent is called only before a refusal, and may be nil. The caller must call Leave.
+// Enter admits a request with a body of this many bytes. A negative number means that the size is
+// not known. If the expected wait is too long, Enter refuses the request with
+// notify.KindUnavailable, error code "overloaded". It admits the request in spite of the wait if
+// urgent returns true. Enter calls urgent only before a refusal; urgent may be nil. The caller must
+// call Leave on the result.
 func (a *Admission) Enter(bytes int64, urgent func() bool) (*Admitted, error) {
 	if a == nil {
 		return nil, nil
@@ -141,7 +148,7 @@ func (a *Admission) Enter(bytes int64, urgent func() bool) (*Admitted, error) {
 	if bytes < 0 {
 		bytes = unknownBodySize
 	}
-	// Without the lock: urgent may read from the connection.
+	// Call urgent without the lock, because it may read from the connection.
 	letIn := urgent != nil && a.Overload().Wait > a.cfg.MaxWait && urgent()
 	now := time.Now()
 	a.mu.Lock()
@@ -156,8 +163,8 @@ func (a *Admission) Enter(bytes int64, urgent func() bool) (*Admitted, error) {
 	return e, nil
 }
 
-// forgetSlow stops counting bodies that take long to arrive: a slow sender must not keep other
-// requests out. The caller holds mu.
+// forgetSlow stops counting bodies that have been arriving for MaxWait or longer. Otherwise one
+// slow sender could keep other requests out. The caller holds mu.
 func (a *Admission) forgetSlow(now time.Time) {
 	for len(a.arriving) > 0 {
 		e := a.arriving[0]
@@ -179,7 +186,7 @@ func (e *Admitted) uncount() {
 	}
 }
 
-// Arrived notes that the whole body was read.
+// Arrived records that the whole body has been read.
 func (e *Admitted) Arrived() {
 	if e == nil {
 		return
@@ -191,7 +198,7 @@ func (e *Admitted) Arrived() {
 	}
 }
 
-// Leave notes that the request is answered.
+// Leave records that the request has been answered.
 func (e *Admitted) Leave() {
 	if e == nil {
 		return
@@ -208,7 +215,8 @@ func (e *Admitted) Leave() {
 	a.forgetSlow(now)
 }
 
-// measureRate adds finished bytes to the rate. The caller holds mu.
+// measureRate updates the moving average of finished bytes per second. It measures only while
+// requests wait. The caller holds mu.
 func (a *Admission) measureRate(now time.Time, bytes int64) {
 	if !a.anyWaiting() {
 		a.measuredSince, a.doneBytes = time.Time{}, 0
@@ -236,8 +244,8 @@ func (a *Admission) anyWaiting() bool {
 	return a.decode.queue.Len()+a.append.queue.Len()+a.store.queue.Len() > 0
 }
 
-// expectedWait returns the wait of a request that came now: 0 while none waits. The caller holds
-// mu.
+// expectedWait returns how long a request that arrives now would wait. It is 0 while no request
+// waits. The caller holds mu.
 func (a *Admission) expectedWait(now time.Time) (wait time.Duration) {
 	if !a.anyWaiting() {
 		return 0
@@ -246,7 +254,9 @@ func (a *Admission) expectedWait(now time.Time) (wait time.Duration) {
 		wait = seconds(float64(a.pendingBytes) / a.rate)
 	}
 	for _, l := range []*admissionLine{&a.decode, &a.append, &a.store} {
-		if first := l.queue.First(); first != nil { // the rate is useless once nothing is finished any more
+		// If no request finishes any more, the rate says nothing. The time that the first request
+		// has waited still grows.
+		if first := l.queue.First(); first != nil {
 			wait = max(wait, now.Sub(first.Value.since))
 		}
 	}
@@ -257,7 +267,7 @@ func seconds(s float64) time.Duration {
 	return time.Duration(min(s, 3600) * float64(time.Second))
 }
 
-// refuse returns the error for a request that would wait this long. The caller holds mu.
+// refuse returns the error for a request whose expected wait is too long. The caller holds mu.
 func (a *Admission) refuse(now time.Time, wait time.Duration, bytes int64) error {
 	if turn := now.Add(wait); a.lastRetryAt.Before(turn) {
 		a.lastRetryAt = turn
@@ -282,8 +292,8 @@ func (a *Admission) refuse(now time.Time, wait time.Duration, bytes int64) error
 	}
 }
 
-// checkOverloadEnd ends the overload if no request was refused for overloadQuiet. Otherwise it runs
-// again later.
+// checkOverloadEnd ends the overload if no request was refused for overloadQuiet. Otherwise it
+// starts a timer and checks again later.
 func (a *Admission) checkOverloadEnd() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -319,9 +329,10 @@ func (a *Admission) overload(now time.Time) Overload {
 	return Overload{Since: a.overloadSince, Refused: a.refused, Wait: a.expectedWait(now), Ahead: a.pendingBytes, Append: a.append.limit}
 }
 
-// Decode waits for a processor to decode a large body with. Requests of the same category are
-// served in order, more urgent categories first. The caller must call done to give the processor
-// back.
+// Decode waits until a processor is free to decode a large body. More urgent categories are served
+// first; requests of one category are served in order of arrival. The caller must call done when
+// the body is decoded, so that the next request can begin. Decode returns ctx's error, or refuses
+// the request as acquire does.
 func (a *Admission) Decode(ctx context.Context, cat notify.Category) (done func(), err error) {
 	if a == nil {
 		return func() {}, nil
@@ -342,12 +353,12 @@ func (a *Admission) processors(now time.Time) int64 {
 }
 
 // Append waits until a bulk append of this many bytes may begin. The caller must call done with the
-// result of the append.
+// error of the append, or nil. Append returns errors as Decode does.
 func (a *Admission) Append(ctx context.Context, cat notify.Category, bytes int64) (done func(error), err error) {
 	return a.enterLine(ctx, func(a *Admission) *admissionLine { return &a.append }, cat, bytes)
 }
 
-// Store is like Append, for timers.
+// Store is like Append, for writes to the timer store.
 func (a *Admission) Store(ctx context.Context, cat notify.Category, bytes int64) (done func(error), err error) {
 	return a.enterLine(ctx, func(a *Admission) *admissionLine { return &a.store }, cat, bytes)
 }
@@ -377,19 +388,20 @@ type admissionLine struct {
 	lastCut      time.Time     // when limit was last lowered
 }
 
-// lineWaiter is a request that waits for its turn.
+// lineWaiter is a request that waits in the queue of an admissionLine.
 type lineWaiter struct {
 	amount int64
 	since  time.Time
-	turn   chan struct{} // closed once amount is taken for this request
+	turn   chan struct{} // closed when amount is reserved for this request
 }
 
-// fits reports whether n may be taken. A request larger than limit goes alone.
+// fits reports whether n more units may be in use. A request that is larger than limit may run only
+// alone.
 func (l *admissionLine) fits(n int64) bool { return l.inUse == 0 || l.inUse+n <= l.limit }
 
-// adaptLimit adapts limit to the latency of one write. A slow or failed write cuts it by a quarter,
-// once for all writes that were in flight together. A fast write raises it a little if at least
-// half of it was in use.
+// adaptLimit adapts limit to the latency of one write. A slow or failed write cuts limit by a
+// quarter, but several slow writes that were in flight together cut it only once. A fast write
+// raises limit a little if at least half of limit was in use.
 func (l *admissionLine) adaptLimit(began, now time.Time, n int64, err error) {
 	switch slow := now.Sub(began) > l.target || notify.KindOf(err) == notify.KindUnavailable; {
 	case slow && began.After(l.lastCut):
@@ -399,8 +411,8 @@ func (l *admissionLine) adaptLimit(began, now time.Time, n int64, err error) {
 	}
 }
 
-// acquire waits for this request's turn and takes n of the line. It returns ctx's error, or refuses
-// the request after 2*MaxWait.
+// acquire waits for this request's turn and reserves n units of the line. It returns ctx's error
+// when ctx ends. After a wait of 2*MaxWait it refuses the request with the error of Enter.
 func (a *Admission) acquire(ctx context.Context, l *admissionLine, cat notify.Category, n int64) error {
 	now := time.Now()
 	a.mu.Lock()
@@ -424,7 +436,7 @@ func (a *Admission) acquire(ctx context.Context, l *admissionLine, cat notify.Ca
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
-	case <-w.Value.turn: // grant was faster than the timer or ctx
+	case <-w.Value.turn: // grant closed turn before the timer or ctx ended
 		return nil
 	default:
 	}
@@ -437,7 +449,7 @@ func (a *Admission) acquire(ctx context.Context, l *admissionLine, cat notify.Ca
 	return a.refuse(now, a.expectedWait(now), n)
 }
 
-// release gives n of a line back.
+// release ends the use of n units of a line and lets waiting requests begin.
 func (a *Admission) release(l *admissionLine, n int64) {
 	now := time.Now()
 	a.mu.Lock()
@@ -447,7 +459,8 @@ func (a *Admission) release(l *admissionLine, n int64) {
 	a.grant(l)
 }
 
-// grant gives waiting requests their turn, in order, while the first one fits. The caller holds mu.
+// grant lets waiting requests begin, in order, and stops at the first request that does not fit.
+// The caller holds mu.
 func (a *Admission) grant(l *admissionLine) {
 	for {
 		w := l.queue.First()

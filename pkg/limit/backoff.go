@@ -6,7 +6,7 @@ import (
 )
 
 // Backoff computes how long to wait before the next attempt. The zero value waits 1 s, 2 s, 4 s and
-// so on up to a minute, plus up to a fifth.
+// so on up to 1 min, plus a random addition of up to a fifth.
 type Backoff struct {
 	Base          time.Duration // wait after the first attempt; default 1 s
 	Max           time.Duration // the doubling stops here; default 1 min
@@ -22,10 +22,11 @@ func (b Backoff) withDefaults() Backoff {
 	return b
 }
 
-// Delay returns the wait after attempt (0 for the first): the provider's retryAfter (0: none given)
-// or Base doubled attempt times, whichever is longer, plus jitter. Jitter only ever adds, to a
-// Retry-After too: messages that were throttled together must not come back together. random
-// returns numbers in [0, 1), e.g. rand.Float64.
+// Delay returns how long to wait after an attempt. Attempts are numbered from 0. The wait is the
+// longer of two values, plus jitter: the provider's retryAfter (0: none given), and Base doubled
+// once for each earlier attempt. Jitter is only ever added, to a Retry-After too, so that messages
+// that were throttled together are not sent again together. random returns numbers in [0, 1), e.g.
+// rand.Float64.
 func (b Backoff) Delay(attempt int, retryAfter time.Duration, random func() float64) time.Duration {
 	b = b.withDefaults()
 	step := b.Base

@@ -8,21 +8,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Outcome is what a call says about the health of the provider.
+// Outcome is what the result of a call shows about the health of the provider.
 type Outcome uint8
 
 const (
-	// Healthy: the provider answered, even if it refused this one message.
+	// Healthy: the provider answered, even if it refused this message.
 	Healthy Outcome = iota
 	// Unhealthy: 5xx, a refused connection, a timeout.
 	Unhealthy
-	// Misconfigured: 401 or 403. More calls only make it worse.
+	// Misconfigured: 401 or 403. More calls only make the situation worse.
 	Misconfigured
-	// Neutral: a rate limit, which says nothing about health. Blocking the account handles it.
+	// Neutral: a rate limit, which shows nothing about health. The pool blocks the account for it.
 	Neutral
 )
 
-// OutcomeOf returns what the class of a provider's answer says about its health.
+// OutcomeOf returns the outcome for a class of the provider's answer.
 func OutcomeOf(c notify.Class) Outcome {
 	switch c {
 	case notify.ClassUnavailable, notify.ClassAmbiguous:
@@ -42,7 +42,7 @@ type BreakerState uint8
 const (
 	Closed   BreakerState = iota // calls pass
 	Open                         // calls are refused until BreakerStatus.Until
-	HalfOpen                     // a few probes pass and decide
+	HalfOpen                     // a few probes pass, and their outcomes decide
 )
 
 func (s BreakerState) String() string { return [...]string{"closed", "open", "half_open"}[s%3] }
@@ -50,7 +50,7 @@ func (s BreakerState) String() string { return [...]string{"closed", "open", "ha
 // Reason is why a breaker is not closed.
 type Reason uint8
 
-// The reasons. ReasonConfig needs a person to act, so it pages.
+// The reasons. ReasonConfig pages the operator, because only a person can correct it.
 const (
 	ReasonNone   Reason = iota
 	ReasonErrors        // too many errors
@@ -59,30 +59,36 @@ const (
 
 func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3] }
 
-// Hold is the state in which an operator holds a breaker.
+// Hold is the state in which an operator keeps a breaker.
 type Hold uint8
 
-// The holds.
+// The values of Hold.
 const (
-	NotHeld    Hold = iota // outcomes of calls decide
+	NotHeld    Hold = iota // the outcomes of calls decide the state
 	HeldOpen               // no call is made, whatever the outcomes
 	HeldClosed             // every call is made
 )
 
-// holdRecheck is how soon Allow tells callers to ask again while the breaker is held open.
+// holdRecheck is how soon callers should call Allow again while the breaker is held open.
 const holdRecheck = 30 * time.Second
 
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
-	Window        time.Duration `default:"30s"` // period over which errors are counted
-	MinVolume     int           `default:"20"`  // calls in the window before Ratio may open it, so that the first calls of a process do not open it by chance
-	AllBad        int           `default:"3"`   // it also opens after this many calls in the window if none succeeded, so that a single message that is retried opens it before its attempts are used up
-	Ratio         float64       `default:"0.5"` // opens at this share of errors, 0 to 1
-	OpenFor       time.Duration `default:"5s"`  // time until the first probes; doubles each time they fail
+	Window time.Duration `default:"30s"` // period over which errors are counted
+	// Calls that the window must contain before Ratio may open the breaker. Without MinVolume the
+	// first calls of a process could open the breaker by chance.
+	MinVolume int `default:"20"`
+	// The breaker also opens if the window contains at least this many failures and no success. So
+	// one message that is retried opens the breaker before its attempts are used up.
+	AllBad        int           `default:"3"`
+	Ratio         float64       `default:"0.5"` // the breaker opens at this share of errors, 0 to 1
+	OpenFor       time.Duration `default:"5s"`  // time until the first probes; doubles each time the probes fail
 	MaxOpenFor    time.Duration `default:"30s"`
-	ConfigOpenFor time.Duration `default:"5m"`  // the same after a config error; does not double
-	Probes        int           `default:"3"`   // calls let through to decide; all must succeed
-	ProbeTimeout  time.Duration `default:"30s"` // after this, unanswered probes are given up and new ones let through; healthy answers still count
+	ConfigOpenFor time.Duration `default:"5m"` // OpenFor after a config error; does not double
+	Probes        int           `default:"3"`  // calls let through in the half-open state; all must be healthy
+	// If probes are not answered within this time, new probes pass. Healthy answers that already
+	// arrived still count.
+	ProbeTimeout time.Duration `default:"30s"`
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
@@ -103,35 +109,35 @@ func (c BreakerConfig) validate() error {
 	return nil
 }
 
-// Breaker is a circuit breaker: it keeps calls away from a provider, or from one of its accounts,
-// that is in trouble.
+// Breaker is a circuit breaker. It stops calls to a provider, or to one of its accounts, while the
+// provider or the account is in trouble.
 //
 //	closed ──errors or config error──> open ──time──> half-open ──all probes healthy──> closed
 //	                                    ^                  └──one is not──┐
 //	                                    └─────────────────────────────────┘
 //
-// Probes pass in rounds of Probes calls. A probe answered with Neutral decides nothing: another
-// call may take its place. If the answer to a probe never comes (its worker died), a new round
-// begins after ProbeTimeout, so a lost answer cannot keep a breaker open. Healthy answers carry
-// over to the next round, so that low traffic closes the breaker too: it needs Probes healthy
-// answers without an unhealthy one between them, however far apart.
+// Probes pass in rounds of Probes calls. A probe that is answered with Neutral decides nothing, and
+// another call may replace it. If a probe is never answered (its worker died), a new round begins
+// after ProbeTimeout. So a lost answer cannot keep a breaker open. Healthy answers also count in
+// the next round, so that the breaker closes even with low traffic. It needs Probes healthy answers
+// without an unhealthy answer between them, however long that lasts.
 type Breaker struct {
 	cfg BreakerConfig
 
 	mu        sync.Mutex
-	state     BreakerState // Open becomes HalfOpen with the first call that is allowed
+	state     BreakerState // Open becomes HalfOpen when the first call is allowed
 	reason    Reason
-	since     time.Time // when it left Closed, or closed again
+	since     time.Time // when the breaker last left Closed, or last closed
 	until     time.Time // Open: when the first probes pass; HalfOpen: end of the round
 	openFor   time.Duration
 	granted   int // probes of this round that were let through, plus the healthy probes of earlier rounds
-	healthy   int // probes that succeeded since it became half-open
+	healthy   int // probes that succeeded since the breaker became half-open
 	window    outcomeWindow
 	hold      Hold
 	heldSince time.Time
 }
 
-// NewBreaker returns a closed breaker. Its errors are of notify.KindInvalid.
+// NewBreaker returns a closed breaker. It returns notify.KindInvalid if cfg is not valid.
 func NewBreaker(now time.Time, cfg BreakerConfig) (*Breaker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -144,12 +150,12 @@ func newBreaker(now time.Time, cfg BreakerConfig) *Breaker {
 	return &Breaker{cfg: cfg, since: now, window: outcomeWindow{width: max(cfg.Window/windowParts, 1)}}
 }
 
-// probeRecheck is how soon Allow tells callers to ask again while probes are out: their answers may
-// come at any moment.
+// probeRecheck is how soon callers should call Allow again while probes are not answered. The
+// answers may arrive at any moment.
 const probeRecheck = 100 * time.Millisecond
 
-// Allow reports whether a call may be made now. If not, retryAt is when to ask again. In the
-// half-open state each true is one probe, whose outcome the caller must report.
+// Allow reports whether a call may be made now. If ok is false, retryAt is when to call Allow
+// again. In the half-open state each true is one probe, and the caller must report its outcome.
 func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -167,18 +173,18 @@ func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 			return false, at
 		}
 		return false, b.until
-	case !inTime && b.state == Open: // it was open long enough
+	case !inTime && b.state == Open: // the time to stay open has passed
 		b.state, b.healthy = HalfOpen, 0
 		b.newRound(now)
-	case !inTime: // give up the missing probes
+	case !inTime: // stop waiting for the probes without an answer
 		b.newRound(now)
 	}
 	b.granted++
 	return true, time.Time{}
 }
 
-// newRound lets through as many probes as healthy answers are still missing. That is at least one:
-// the breaker closes when none is missing.
+// newRound begins a round of probes. The round lets through as many probes as healthy answers are
+// still missing. At least one is missing, because the breaker closes at the last healthy answer.
 func (b *Breaker) newRound(now time.Time) {
 	b.granted, b.until = b.healthy, now.Add(b.cfg.ProbeTimeout)
 }
@@ -186,7 +192,7 @@ func (b *Breaker) newRound(now time.Time) {
 // Report counts the outcome of one call.
 func (b *Breaker) Report(now time.Time, o Outcome) { b.ReportN(now, o, 1) }
 
-// ReportN counts n calls with the same outcome, e.g. those of a claim window.
+// ReportN counts n calls with the same outcome, e.g. the calls of a claim window.
 func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	if n <= 0 {
 		return
@@ -196,17 +202,17 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	switch {
 	case o == Neutral:
 		if b.state == HalfOpen {
-			b.granted = max(b.granted-1, b.healthy) // never below the number of healthy probes
+			b.granted = max(b.granted-1, b.healthy) // keep all healthy probes counted
 		}
 	case o == Misconfigured:
 		b.open(now, ReasonConfig, b.cfg.ConfigOpenFor)
 	case b.state == Open:
-		// An answer to a call made before the breaker opened. It changes nothing.
+		// This answer belongs to a call made before the breaker opened. It changes nothing.
 	case b.state == HalfOpen && o == Unhealthy:
 		b.openFor = min(2*b.openFor, b.cfg.MaxOpenFor)
 		b.open(now, ReasonErrors, b.openFor)
 	case b.state == HalfOpen:
-		// One call is one probe, however many messages it carried.
+		// One call is one probe, however many messages the call carried.
 		if b.healthy++; b.healthy >= b.cfg.Probes {
 			b.state, b.reason, b.since, b.until = Closed, ReasonNone, now, time.Time{}
 			b.window.reset()
@@ -221,10 +227,10 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	}
 }
 
-// OpenUnproven opens a closed breaker if the window holds failures and no success. The worker calls
-// it after it has reported a failure that would end a message for good. Low traffic may never bring
-// AllBad failures together: after a restart the window is empty, and a long Retry-After lets it run
-// empty between two calls.
+// OpenUnproven opens a closed breaker if the window contains failures and no success. The worker
+// calls it after it has reported a failure that would end a message for good. Without OpenUnproven,
+// low traffic might never put AllBad failures into one window. For example, after a restart the
+// window is empty, and during a long Retry-After the failures drop out of the window.
 func (b *Breaker) OpenUnproven(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -238,7 +244,7 @@ func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
 	switch b.state {
 	case Closed:
 		b.since, b.openFor = now, b.cfg.OpenFor
-	case Open: // a config error among answers to earlier calls
+	case Open: // a config error reported while the breaker is already open
 		if until.Before(b.until) {
 			until = b.until
 		}
@@ -246,20 +252,20 @@ func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
 	b.state, b.reason, b.until = Open, why, until
 }
 
-// Hold keeps the breaker open or closed until Hold is called with NotHeld. Outcomes are still
-// counted in the meantime.
+// Hold keeps the breaker open or closed until Hold is called with NotHeld. In the meantime the
+// breaker still counts outcomes.
 func (b *Breaker) Hold(since time.Time, h Hold) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hold, b.heldSince = h, since
 }
 
-// BreakerStatus is what an operator sees of a breaker.
+// BreakerStatus is the state of a breaker as operators see it.
 type BreakerStatus struct {
 	State  BreakerState
-	Hold   Hold      // what an operator holds State to, unless NotHeld
-	Reason Reason    // why it is not closed
-	Since  time.Time // when it closed, left Closed, or was held
+	Hold   Hold      // NotHeld, or the state in which an operator keeps the breaker
+	Reason Reason    // why the breaker is not closed
+	Since  time.Time // when the breaker closed, left Closed, or was held
 	Until  time.Time // Open and not held: when the first probes pass
 }
 

@@ -8,12 +8,12 @@ import (
 // Unlimited is a rate that lets every message pass at once.
 const Unlimited = math.MaxFloat64
 
-// Forever is the wait for tokens that will never be there.
+// Forever is the wait that means: these tokens will never be available.
 const Forever time.Duration = math.MaxInt64
 
-// tokens is a token bucket without a lock, so that an account can hold two of them under one lock.
-// It holds up to burst tokens and gains rate tokens per second (0: none, Unlimited: no limit). In
-// any t seconds at most burst + rate*t tokens are taken.
+// tokens is a token bucket without a lock, so that an account can keep two buckets under one lock.
+// It contains up to burst tokens and gains rate tokens per second. A rate of 0 adds no tokens;
+// Unlimited means no limit. In any t seconds callers use at most burst + rate*t tokens.
 type tokens struct {
 	rate, burst float64
 	level       float64
@@ -21,15 +21,15 @@ type tokens struct {
 	penaltyEnd  time.Time // end of the penalty; levelAsOf is not before it
 }
 
-// slack absorbs the rounding of float64: a caller that waited as long as it was told must be
-// served. take subtracts the full amount, so slack never adds up.
+// slack absorbs the rounding of float64. Without slack, a caller that waited exactly the returned
+// time could be refused. take subtracts the full amount, so slack never adds up.
 const slack = 1e-6
 
 func newTokens(now time.Time, rate, burst float64) tokens {
 	return tokens{rate: ratePerSecond(rate), burst: burst, level: burst, levelAsOf: now}
 }
 
-// ratePerSecond turns Unlimited, or a share of it, into infinity.
+// ratePerSecond returns +Inf for Unlimited and for a share of Unlimited, and 0 for a negative rate.
 func ratePerSecond(rate float64) float64 {
 	if rate > Unlimited/1e6 {
 		return math.Inf(1)
@@ -50,7 +50,8 @@ func (t *tokens) refill(now time.Time) {
 	t.levelAsOf = now
 }
 
-// wait returns the time until n tokens are available, 0 if they are now, or Forever.
+// wait returns the time until n tokens are available. It returns 0 if they are available now, and
+// Forever if they never will be.
 func (t *tokens) wait(now time.Time, n float64) time.Duration {
 	t.refill(now)
 	penalty := max(t.penaltyEnd.Sub(now), 0)
@@ -77,7 +78,8 @@ func (t *tokens) wait(now time.Time, n float64) time.Duration {
 	return penalty + time.Duration(ns)
 }
 
-// wholeTokens returns how many whole tokens are available, at most n.
+// wholeTokens returns the smaller of n and the number of whole tokens in the bucket. During a
+// penalty it returns 0.
 func (t *tokens) wholeTokens(now time.Time, n int) int {
 	t.refill(now)
 	if t.penaltyEnd.After(now) {
@@ -95,8 +97,8 @@ func (t *tokens) take(n float64) {
 	}
 }
 
-// giveBack undoes a take. It does nothing if a penalty began in the meantime: a throttled account
-// starts empty.
+// giveBack puts back n tokens that take subtracted. During a penalty it does nothing, because a
+// throttled account must start with an empty bucket.
 func (t *tokens) giveBack(now time.Time, n float64) {
 	t.refill(now)
 	if t.penaltyEnd.After(now) || math.IsInf(t.rate, 1) {

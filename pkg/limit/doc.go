@@ -1,13 +1,14 @@
 // Package limit decides when a provider may be called, and on which account: token buckets, circuit
 // breakers, pools of accounts, backoff.
 //
-// Bucket, Breaker, Pool and Backoff have no clock, no goroutine and no source of randomness: the
-// caller passes now and rand in. Shared and Admission read the clock themselves. Time should only
-// move forward: a now before the latest one counts as the latest. Breaker and Pool are safe for
-// concurrent use and hold no lock while they call anything.
+// The token buckets, Breaker, Pool and Backoff have no clock, no goroutine and no source of
+// randomness: the caller passes the current time and a random function. Shared and Admission read
+// the clock themselves. The current time that callers pass should only grow. If a caller passes an
+// earlier time than before, the latest time counts. Breaker and Pool are safe for concurrent use,
+// and they lock nothing while they call other code.
 //
-// Start reading at Pool.Pick in pool.go, which asks an account's buckets (account.go, bucket.go)
-// and its breaker (breaker.go, window.go). Shared (shared.go) holds the buckets that several
+// Start reading at Pool.Pick in pool.go. Pick checks an account's buckets (account.go, bucket.go)
+// and its breaker (breaker.go, window.go). Shared (shared.go) calls the buckets that several
 // processes share. Admission (admission.go) is separate: it bounds the work on large requests.
 package limit
 
@@ -17,13 +18,14 @@ import "github.com/notifyd/notifyd/pkg/notify"
 type Lane uint8
 
 const (
-	// Fast is the lane of otp, alert and transactional.
+	// Fast is the lane of the categories otp, alert and transactional.
 	Fast Lane = iota
-	// Bulk is the lane of marketing and digest. It gets at most PoolConfig.BulkShare of an account.
+	// Bulk is the lane of the categories marketing and digest. It uses at most PoolConfig.BulkShare
+	// of an account.
 	Bulk
 )
 
-// LaneOf returns the lane of an account's capacity that a channel's lane draws from.
+// LaneOf returns the lane of an account's capacity that messages of the channel's lane l use.
 func LaneOf(l notify.Lane) Lane {
 	if l.Bulk {
 		return Bulk

@@ -9,12 +9,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Blocks shares between all workers until when accounts are blocked.
+// Blocks shares between all workers which accounts are blocked, and until when.
 type Blocks interface {
-	// Block marks an account as blocked until a time; an earlier time than the
-	// stored one changes nothing.
+	// Block marks an account as blocked until the given time. If the stored time is later, Block
+	// changes nothing.
 	Block(ctx context.Context, account string, until time.Time) error
-	// Blocked returns until when each account is blocked; a zero time means that it is not.
+	// Blocked returns, for each account, the time at which its block ends. A zero time means that
+	// the account is not blocked.
 	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
 }
 
@@ -22,13 +23,13 @@ type Blocks interface {
 type PoolConfig struct {
 	Accounts  []Account     // at least one, names unique
 	BulkShare float64       // bulk may use at most this share of an account's capacity, up to 1; default 0.5
-	Breaker   BreakerConfig // of each account
-	Blocks    Blocks        // nil: blocked accounts are known to this process only
+	Breaker   BreakerConfig // breaker of each account
+	Blocks    Blocks        // nil: a block applies in this process only
 }
 
-// Pool spreads calls over accounts: round robin over the accounts that are healthy, not blocked and
-// within their rate. The other accounts do not make up for an account that drops out: each keeps
-// its own rate, and messages beyond it wait.
+// Pool spreads calls over accounts, round robin. It uses the accounts that are healthy, not blocked
+// and within their rate. If an account fails, the other accounts do not replace its capacity: each
+// keeps its own rate, and messages above these rates wait.
 type Pool struct {
 	blocks Blocks
 	share  float64
@@ -39,7 +40,7 @@ type Pool struct {
 	next     int // index of the account that the next Pick tries first
 }
 
-// NewPool returns a pool with full buckets. Its errors are of notify.KindInvalid.
+// NewPool returns a pool with full buckets. It returns notify.KindInvalid if cfg is not valid.
 func NewPool(now time.Time, cfg PoolConfig) (*Pool, error) {
 	cfg.BulkShare = cmp.Or(cfg.BulkShare, 0.5)
 	if err := cfg.validate(); err != nil {
@@ -77,18 +78,23 @@ func (c PoolConfig) validate() error {
 type Want struct {
 	Lane Lane
 	N    int // messages, at least 1
-	Min  int // fewer are not worth a call; default 1. Cut to what an account can hold
+	// The smallest number of messages that is worth a call; default 1. Pick lowers Min to the
+	// number that an account's full buckets hold.
+	Min int
 }
 
-// Grant permits N messages over an account in one call. The caller reports the outcome with Report.
+// Grant permits one call with N messages over an account. The caller reports the outcome of the
+// call to Report.
 type Grant struct {
 	Account string
 	N       int
-	Probe   bool // the account was in trouble, and this call tests whether it still is; N is 1
+	// The account's breaker is not closed, and this call tests whether the account works again. N
+	// is then 1.
+	Probe bool
 }
 
-// Pick takes capacity for a call. If no account has any, earliest is the first time one may have
-// some, provided no other caller takes it.
+// Pick reserves capacity for a call. If no account has capacity, ok is false, and earliest is the
+// first time at which an account may have capacity. Another caller may use that capacity first.
 func (p *Pool) Pick(now time.Time, w Want) (g Grant, ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +113,8 @@ func (p *Pool) Pick(now time.Time, w Want) (g Grant, ok bool, earliest time.Time
 	return Grant{}, false, earliest
 }
 
-// grant takes capacity of one account. A Grant with N 0 comes with the time to try again.
+// grant reserves capacity of one account. If Grant.N is 0, the account has no capacity now, and the
+// returned time is when to try again.
 func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	if now.Before(a.blocked) {
 		return Grant{}, a.blocked
@@ -118,8 +125,8 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	if probe {
 		n, least = 1, 1
 	}
-	// Check the bucket before the breaker: each true of Allow is a probe, which an empty bucket
-	// would waste.
+	// Check the bucket before the breaker: in the half-open state each true of Allow uses up a
+	// probe. A probe without tokens would be wasted.
 	if ok, at := a.available(now, w.Lane, least); !ok {
 		return Grant{}, at
 	}
@@ -129,8 +136,8 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	return Grant{Account: a.name, N: a.take(now, w.Lane, n), Probe: probe}, time.Time{}
 }
 
-// Return gives back n messages of a grant that were not sent, so that no call waits for their
-// tokens. It ignores unknown accounts.
+// Return puts back the tokens of n messages that a grant permitted but that were not sent. Without
+// Return, later calls would wait for tokens that nothing used. Return ignores unknown accounts.
 func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	a := p.find(account)
 	if a == nil || n <= 0 {
@@ -144,9 +151,9 @@ func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	}
 }
 
-// Take takes one message of an account for the fast lane, whatever the state of its breaker. It is
-// for an operator's test, whose outcome is not reported to the breaker. If the account is blocked
-// or out of tokens, at is when to try again.
+// Take reserves one message of an account for the fast lane, whatever the state of its breaker. It
+// is for an operator's test, whose outcome is not reported to the breaker. If the account is
+// blocked or out of tokens, ok is false and at is when to try again.
 func (p *Pool) Take(now time.Time, account string) (ok bool, at time.Time) {
 	a := p.find(account)
 	if a == nil {
@@ -163,9 +170,9 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, at time.Time) {
 	return ok, at
 }
 
-// Ready reports whether at least one account is neither blocked nor behind an open breaker,
-// whatever its bucket holds. If there is none, earliest is when the first may be. A lane stops
-// reading while none of its pools is ready.
+// Ready reports whether at least one account is not blocked and its breaker is not open. It does
+// not check the tokens. If no account is ready, earliest is the first time at which an account may
+// be ready. A lane stops reading while none of its pools is ready.
 func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,17 +191,16 @@ func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	return false, earliest
 }
 
-// Report tells the account's breaker the outcome of n messages sent over it. It ignores unknown
-// accounts.
+// Report passes the outcome of n messages to the account's breaker. It ignores unknown accounts.
 func (p *Pool) Report(now time.Time, account string, o Outcome, n int) {
 	if a := p.find(account); a != nil {
 		a.breaker.ReportN(now, o, n)
 	}
 }
 
-// Block refuses an account until a time: in this process at once, in others at their next Sync. The
-// account starts again with empty buckets. If Blocks fails, Block returns its error, and the
-// account is still blocked in this process.
+// Block blocks an account until the given time: in this process at once, in other processes at
+// their next Sync. After the block the account starts with empty buckets. If cfg.Blocks fails,
+// Block returns the error, and the account is still blocked in this process.
 func (p *Pool) Block(ctx context.Context, now time.Time, account string, until time.Time) error {
 	a := p.find(account)
 	if a == nil {
@@ -209,9 +215,9 @@ func (p *Pool) Block(ctx context.Context, now time.Time, account string, until t
 	return p.blocks.Block(ctx, account, until)
 }
 
-// Sync reads which accounts other workers blocked. Between two calls a pool may use an account that
-// another worker blocked, so call it about every 250 ms. If it fails, what this process knows still
-// holds.
+// Sync reads which accounts other workers blocked. Call Sync about every 250 ms: between two calls
+// this pool may use an account that another worker blocked. If Sync fails, the blocks that this
+// process already has stay in force.
 func (p *Pool) Sync(ctx context.Context, now time.Time) error {
 	if p.blocks == nil {
 		return nil
@@ -230,8 +236,8 @@ func (p *Pool) Sync(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Rate returns an account's limits over both lanes: messages per second, and burst. Unknown
-// accounts are unlimited.
+// Rate returns the limits of an account for both lanes together: messages per second, and burst in
+// messages. For an unknown account it returns Unlimited and 0.
 func (p *Pool) Rate(account string) (rate float64, burst int) {
 	a := p.find(account)
 	if a == nil {
@@ -258,7 +264,7 @@ func (p *Pool) SetRate(now time.Time, account string, rate float64, burst int) e
 	return nil
 }
 
-// AccountStatus is what an operator sees of an account.
+// AccountStatus is the state of an account as operators see it.
 type AccountStatus struct {
 	Name    string
 	Blocked time.Time // zero: not blocked
@@ -281,7 +287,8 @@ func (p *Pool) Status(now time.Time) []AccountStatus {
 	return out
 }
 
-// find returns the account, or nil. It takes no lock because names and the slice never change.
+// find returns the account with this name, or nil. It needs no lock because names and the slice
+// accounts never change.
 func (p *Pool) find(name string) *account {
 	for i, n := range p.names {
 		if n == name {

@@ -6,8 +6,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Queue orders requests that wait for capacity by category (otp first), then by place. The zero
-// value is empty. A Queue is not safe for concurrent use.
+// Queue orders requests that wait for capacity. Requests of a more urgent category are first (otp
+// before all others). Within a category the request with the lowest place is first. The zero value
+// is empty. A Queue is not safe for concurrent use.
 type Queue[T any] struct {
 	heap      waitingHeap[T]
 	lastPlace uint64 // the place that the latest Add gave
@@ -19,16 +20,17 @@ type Waiting[T any] struct {
 
 	category  notify.Category
 	place     uint64
-	heapIndex int // index in the heap; -1 once w was removed
+	heapIndex int // index in the heap; -1 after Remove
 }
 
-// Add puts v behind all other requests of its category.
+// Add appends v after all other requests of its category.
 func (q *Queue[T]) Add(cat notify.Category, v T) *Waiting[T] {
 	q.lastPlace++
 	return q.AddAt(cat, q.lastPlace, v)
 }
 
-// AddAt puts v at a place among the requests of its category. The lowest place is served first.
+// AddAt inserts v at a place among the requests of its category. The request with the lowest place
+// is served first.
 func (q *Queue[T]) AddAt(cat notify.Category, place uint64, v T) *Waiting[T] {
 	w := &Waiting[T]{Value: v, category: cat, place: place}
 	heap.Push(&q.heap, w)
@@ -46,7 +48,7 @@ func (q *Queue[T]) First() *Waiting[T] {
 	return q.heap[0]
 }
 
-// Remove removes w from the queue. It does nothing if w was removed before.
+// Remove removes w from the queue. It does nothing if w is not in the queue any more.
 func (q *Queue[T]) Remove(w *Waiting[T]) {
 	if w.heapIndex >= 0 {
 		heap.Remove(&q.heap, w.heapIndex)

@@ -6,27 +6,29 @@ import (
 	"time"
 )
 
-// Limits keeps the token buckets and blocked accounts that all workers share.
+// Limits stores the token buckets and the blocked accounts that all workers share.
 type Limits interface {
 	Blocks
-	// Take takes up to n tokens of a bucket that is refilled at rate per second up to burst. It
-	// returns how many it took and, if fewer than n, how long until the next token is available.
+	// Take uses up to n tokens of a bucket that is refilled at rate per second up to burst. got is
+	// how many tokens it used. If got is less than n, wait is the time until the next token is
+	// available.
 	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error)
 }
 
 // SharedConfig configures a Shared. The zero value means the defaults.
 type SharedConfig struct {
-	Timeout time.Duration // limit of one call to Limits; default 100 ms
-	Retry   time.Duration // pause after a failed call, without further calls; default 1 s
+	Timeout time.Duration // time limit of one call to Limits; default 100 ms
+	Retry   time.Duration // after a failed call, how long no call is made; default 1 s
 }
 
-// Shared calls the Limits that several processes share. While the Limits do not answer, or not in
-// time, each process uses its own buckets at the full rate. No message waits then. The provider
-// refuses what is too much, and its refusals block the account here.
+// Shared calls the Limits that several processes share. While the Limits fail or do not answer in
+// time, each process uses only its own buckets, at the full rate. So no message waits for the
+// Limits. The processes together may then send too much: the provider refuses the excess, and its
+// refusals block the account here.
 type Shared struct {
 	limits       Limits
 	cfg          SharedConfig
-	restUntil    atomic.Int64 // no calls until then, ns since 1970
+	restUntil    atomic.Int64 // no calls before this time, ns since 1970
 	failed       atomic.Uint64
 	decidedAlone atomic.Uint64
 }
@@ -42,11 +44,11 @@ func NewShared(l Limits, cfg SharedConfig) *Shared {
 	return &Shared{limits: l, cfg: cfg}
 }
 
-// SharedStats are counts since the start.
+// SharedStats are counts since the process started.
 type SharedStats struct {
 	Failed uint64 // calls that failed or were not answered in time
-	Alone  uint64 // TakeUpTo calls decided by the process's own bucket
-	Off    bool   // calls are paused now
+	Alone  uint64 // TakeUpTo calls that only the process's own bucket decided
+	Off    bool   // no calls are made now, because a call failed
 }
 
 // Stats returns the counts.
@@ -56,8 +58,8 @@ func (s *Shared) Stats(now time.Time) SharedStats {
 
 func (s *Shared) resting(now time.Time) bool { return now.UnixNano() < s.restUntil.Load() }
 
-// callShared calls fn with the time limit. A failure pauses further calls, except when the caller
-// itself gave up (ctx ended).
+// callShared calls fn with the time limit. If fn fails, calls are paused, except if fn failed
+// because the caller's ctx ended.
 func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx context.Context) error) error {
 	call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer stop()
@@ -69,9 +71,9 @@ func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx cont
 	return err
 }
 
-// TakeUpTo takes up to n tokens of the bucket that all processes share. If the Limits do not
-// answer, it returns n: the process's own bucket has decided. If got is 0, wait is the time until
-// the next token is available, provided no other process takes it.
+// TakeUpTo uses up to n tokens of the bucket that all processes share. If the Limits do not answer,
+// it returns n, because the caller has already checked this process's own bucket. If got is 0, wait
+// is the time until the next token is available. Another process may use that token first.
 func (s *Shared) TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration) {
 	asked := !s.resting(now) && s.callShared(ctx, now, func(ctx context.Context) (err error) {
 		got, wait, err = s.limits.Take(ctx, bucket, n, rate, burst)
@@ -84,14 +86,14 @@ func (s *Shared) TakeUpTo(ctx context.Context, now time.Time, bucket string, n i
 	return got, wait
 }
 
-// Block blocks the account in all processes; see Blocks. It makes the call even while calls are
-// paused: the news that an account is blocked must not be lost because of a short failure.
+// Block blocks the account in all processes; see Blocks. It calls the Limits even while calls are
+// paused, because the other processes must learn of the block even after a short failure.
 func (s *Shared) Block(ctx context.Context, account string, until time.Time) error {
 	return s.callShared(ctx, time.Now(), func(ctx context.Context) error { return s.limits.Block(ctx, account, until) })
 }
 
-// Blocked reads from all processes until when accounts are blocked. While calls are paused it
-// returns zero times: what this process knows about blocked accounts still holds.
+// Blocked reads until when accounts are blocked, by any process. While calls are paused it returns
+// zero times. The blocks that this process already has stay in force.
 func (s *Shared) Blocked(ctx context.Context, accounts []string) (until []time.Time, err error) {
 	now := time.Now()
 	if s.resting(now) {

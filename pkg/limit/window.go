@@ -2,13 +2,14 @@ package limit
 
 import "time"
 
-// windowParts is the number of parts of a window. A window slides by dropping its oldest tenth.
+// windowParts is the number of parts of a window. The window slides when its oldest part is
+// dropped.
 const windowParts = 10
 
 // outcomeWindow counts outcomes over the latest windowParts parts, each of length width.
 type outcomeWindow struct {
 	width      time.Duration
-	latestPart int64 // number of the latest part: its start / width
+	latestPart int64 // number of the latest part: its start time divided by width
 	all        [windowParts]int
 	bad        [windowParts]int
 }
@@ -31,7 +32,8 @@ func (w *outcomeWindow) totals(now time.Time) (all, bad int) {
 	return all, bad
 }
 
-// slide moves the window up to now. It empties the slots that parts since the latest one reuse.
+// slide moves the window to now. It sets the counts of each new part to 0, in the slot of an old
+// part.
 func (w *outcomeWindow) slide(now time.Time) {
 	part := now.UnixNano() / int64(w.width)
 	if part-w.latestPart >= windowParts {

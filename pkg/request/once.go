@@ -14,14 +14,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Basis fixes the ids and times of a request, besides its body. The reservation keeps it, so that a
-// repeat makes the same records again.
+// Basis contains all inputs of a request's records besides the body: ids and times. The reservation
+// stores the Basis, so that a repeat makes the same records again.
 type Basis struct {
 	Base     notify.Base
 	Accepted int64 // ms since 1970
-	// Resumed: an earlier request with this key began to store and was not answered. Parts of it
-	// may be stored. Fire, Partitions and Block are then those of that request; otherwise they are
-	// 0.
+	// Resumed means that an earlier request with this key began to store and was not answered. Some
+	// records of that request may be stored. If Resumed is true, Fire, Partitions and Block are the
+	// values of the earlier request. Otherwise they are 0.
 	Resumed    bool
 	Fire       int64 // ms since 1970; 0: now
 	Partitions uint16
@@ -30,52 +30,59 @@ type Basis struct {
 
 // Plan is a request that was checked and can be stored.
 type Plan interface {
-	// Frozen returns what the reservation keeps besides base and accept time (Basis).
+	// Frozen returns the values that the reservation stores besides the base and the accept time:
+	// fire time, number of partitions and block size (see Basis).
 	Frozen() (fire int64, partitions uint16, block uint32)
-	// Store stores as much as it can and releases the plan. final: repeats get this answer too.
-	// touched: parts may be stored despite the error, so a repeat must get the same ids.
+	// Store stores as much as it can and releases the plan. If final is true, repeats get the
+	// answer a too. touched is about errors: if it is true, some records may be stored despite err,
+	// so a repeat must use the same ids.
 	Store(ctx context.Context) (a Answer, final, touched bool, err error)
-	// Release is called instead of Store if the plan is not needed.
+	// Release releases the plan without storing it. Each plan gets one call: Store or Release.
 	Release()
 }
 
-// Once answers each request once per Idempotency-Key: it reserves the key, stores the request and
-// keeps the answer. A repeat with the key gets that answer, or finishes the work of a request that
-// died. The fields must not change after the first Do.
+// Once answers each request once per Idempotency-Key. It reserves the key, stores the request and
+// stores the answer. A repeat with the same key gets the stored answer. If the process of the first
+// request died, the repeat finishes its work. The fields must not change after the first Do.
 type Once struct {
-	Idem    Idem
-	Version uint16 // version of the records this build makes; builds of different versions cannot make the same records
-	Newer   error  // returned for a key that another version reserved; notify.KindUnavailable
-	// Lease is how long a request may work on a key before a repeat takes over.
+	Idem Idem
+	// Version of the records that this build makes. Builds with different versions cannot make the
+	// same records.
+	Version uint16
+	// Error for a key that a build of another version reserved; of notify.KindUnavailable.
+	Newer error
+	// Lease is how long a request may work on a key before a repeat takes over the key.
 	Lease time.Duration
-	// Keep is how long a key is kept at least. Grace is how long it is kept after its fire time.
+	// Keep is how long a key is stored at least. Grace is how long a key is stored after the fire
+	// time of its request.
 	Keep, Grace time.Duration
-	// Owner names this process in leases. It must differ between processes and between starts of
-	// one process.
+	// Owner is the name of this process in leases. It must differ between processes. It must also
+	// differ between two starts of one process.
 	Owner string
-	// Exclusive: no other process can have the keys open. A lease of another owner is then a dead
-	// process's, and a repeat takes the key over at once.
+	// Exclusive means that no other process can have the keys open. So a lease of another owner
+	// belongs to a dead process, and a repeat takes over the key at once.
 	Exclusive bool
-	Replayed  func(caller string) // called when a repeat got the first answer; may be nil
+	Replayed  func(caller string) // called when a repeat got the stored answer; may be nil
 	TakenOver func(caller string) // called when a repeat took over the work of a dead request; may be nil
 	Hit       func(point string)  // nil: killpoint.Hit
 	Logger    *slog.Logger
 
-	ownerSeq atomic.Uint64 // number of the next request with a key; makes its owner unique
+	// Number of the latest request with a key. It makes the owner of each reservation unique.
+	ownerSeq atomic.Uint64
 }
 
-// How long a caller is told to wait before it repeats, and the time limit of clean-up.
+// How long a caller must wait before it repeats, and the time limit of cleanup.
 const (
 	retryRunning   = time.Second // another request works on the same key
 	retryLater     = 2 * time.Second
-	cleanupTimeout = 2 * time.Second // limit for releasing a key after the request
+	cleanupTimeout = 2 * time.Second // time limit for releasing a key after the request
 )
 
-// Do answers a request, once per key if it has one. plan checks the body. It stores nothing, and
-// makes the same plan from the same basis.
+// Do answers a request. With a key, it answers each key once. plan checks the body and stores
+// nothing. From the same basis, plan must make the same plan.
 //
-// Once the key is reserved, Do does not stop when the caller hangs up: a store call that is cut off
-// would leave open what was stored. The stores have time limits of their own.
+// After Do has reserved the key, it does not stop when the caller disconnects: an aborted store
+// call would leave it unknown what was stored. The stores have their own time limits.
 func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte, plan func(Basis) (Plan, error)) (Answer, error) {
 	now := time.Now()
 	b := Basis{Base: notify.NewBase(now), Accepted: now.UnixMilli()}
@@ -88,8 +95,8 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 		a, _, _, err := p.Store(ctx)
 		return a, err
 	}
-	// Look up the key of a refused body too: the first answer may have been given while the body
-	// was still valid (a deadline that has passed since).
+	// Look up the key even if the body is refused now. The first answer may have been given while
+	// the body was still valid, for example before its deadline.
 	r := engine.Reservation{
 		Key: key, Fingerprint: m.Fingerprint(body), Base: b.Base, Accepted: b.Accepted,
 		Owner:      o.Owner + "/" + strconv.FormatUint(o.ownerSeq.Add(1), 10),
@@ -101,8 +108,8 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 	stored, won, err := o.Idem.Reserve(ctx, r, b.Accepted)
 	switch {
 	case err != nil && m.AtLeastOnce && refusal == nil && notify.KindOf(err) == notify.KindUnavailable:
-		// Store under the ids of the reservation: the failed Reserve may have stored it, and then a
-		// repeat uses the same ids.
+		// Store under the ids of the reservation. The failed Reserve may still have stored the
+		// reservation. A repeat would then use the same ids.
 		a, _, _, err := p.Store(ctx)
 		a.Unguarded = err == nil
 		return a, err
@@ -121,15 +128,15 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 	return o.answerRepeat(ctx, stored, r, plan)
 }
 
-// freezeBasis copies the basis of p into r. From here on parts of the request may be stored.
+// freezeBasis copies the basis of p into r. After this call, records of the request may be stored.
 func (o *Once) freezeBasis(r *engine.Reservation, p Plan) {
 	r.Fire, r.Partitions, r.BlockSize = p.Frozen()
 	r.Version = o.Version
 	r.Expires = r.Accepted + max(o.Keep.Milliseconds(), r.Fire-r.Accepted+o.Grace.Milliseconds())
 }
 
-// answerRepeat answers a request whose key is already reserved. stored is that reservation, mine
-// the one that this request tried to store.
+// answerRepeat answers a request whose key is already reserved. stored is the reservation in the
+// store. mine is the reservation that this request tried to store.
 func (o *Once) answerRepeat(ctx context.Context, stored, mine engine.Reservation, plan func(Basis) (Plan, error)) (Answer, error) {
 	running := &notify.Error{Kind: notify.KindConflict, Code: "idempotency_running", Field: "Idempotency-Key", Msg: "a request with this key is being worked on", RetryAfter: retryRunning}
 	switch {
@@ -178,14 +185,14 @@ func (o *Once) answerRepeat(ctx context.Context, stored, mine engine.Reservation
 	return o.storeAndFinish(ctx, r, b, p)
 }
 
-// heldByOther reports whether another request may be working on a reservation at now, in ms since
-// 1970.
+// heldByOther reports whether another request may still be working on the reservation r. The
+// parameter now is in ms since 1970.
 func (o *Once) heldByOther(r *engine.Reservation, now int64) bool {
 	dead := o.Exclusive && !strings.HasPrefix(r.Owner, o.Owner+"/")
 	return !dead && r.LeaseUntil > now
 }
 
-// storeAndFinish stores the request for which r was reserved, and then its answer.
+// storeAndFinish stores the request of reservation r, and then its answer.
 func (o *Once) storeAndFinish(ctx context.Context, r engine.Reservation, b Basis, p Plan) (Answer, error) {
 	o.hitKillpoint("request-reserved")
 	a, final, touched, err := p.Store(ctx)
@@ -198,8 +205,8 @@ func (o *Once) storeAndFinish(ctx context.Context, r engine.Reservation, b Basis
 		return a, nil
 	}
 	o.hitKillpoint("request-stored")
-	// The request is durable, so the answer stands even if it cannot be kept: a repeat then takes
-	// the key over and writes the same records again.
+	// The request is durable, so the caller gets the answer even if the answer cannot be stored. A
+	// repeat then takes over the key and writes the same records again.
 	if err := o.Idem.Finish(ctx, r.Key, a.Status, a.Body, r.Expires); err != nil {
 		o.Logger.Warn("the answer of an idempotency key was not kept; a repeat stores the request again", slog.String("base", r.Base.String()), slog.Any("error", err))
 		o.endLease(ctx, r)
@@ -215,8 +222,8 @@ func (o *Once) hitKillpoint(point string) {
 	killpoint.Hit(point)
 }
 
-// releaseOrKeep ends the work on a key that got no answer. If parts of the request may be stored
-// (touched), the reservation stays, so that a repeat gets the same ids.
+// releaseOrKeep ends the work on a key whose request got no answer. If records of the request may
+// be stored (touched), the reservation stays, so that a repeat uses the same ids.
 func (o *Once) releaseOrKeep(ctx context.Context, r engine.Reservation, touched bool) {
 	if touched {
 		o.endLease(ctx, r)
@@ -225,7 +232,7 @@ func (o *Once) releaseOrKeep(ctx context.Context, r engine.Reservation, touched 
 	o.releaseKey(ctx, r)
 }
 
-// endLease ends the lease at once, so that a repeat need not wait until it expires.
+// endLease ends the lease at once. Otherwise a repeat would wait until the lease expires.
 func (o *Once) endLease(ctx context.Context, r engine.Reservation) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
@@ -242,7 +249,7 @@ func (o *Once) releaseKey(ctx context.Context, r engine.Reservation) {
 	}
 }
 
-// asUnavailable turns an internal error of the key store into one that a caller may see.
+// asUnavailable replaces an internal error of the key store by an error that a caller may see.
 func asUnavailable(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
 		return err

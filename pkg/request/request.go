@@ -1,9 +1,9 @@
-// Package request holds what every route with a body shares: strict JSON decoding (Decode), one
+// Package request contains what all routes with a body share: strict JSON decoding (Decode), one
 // answer per Idempotency-Key (Once), and the error entries of a batch (AppendProblem).
 //
 // A route fills a Meta, checks it, and passes it to Once.Do with a function that makes a Plan from
-// the body. If the store of the keys is down, Do refuses the request, unless Meta.AtLeastOnce
-// allows it without its key. Start reading at Once.Do in once.go.
+// the body. If the store of the keys is down, Do refuses the request. With Meta.AtLeastOnce it
+// accepts the request without its key instead. Start reading at Once.Do in once.go.
 package request
 
 import (
@@ -27,15 +27,16 @@ import (
 
 // Meta is what the server knows about a request besides its body.
 type Meta struct {
-	Caller      string // the token's sub
-	Users       string // prefix that ids of receivers must have; empty: any
+	Caller      string // the claim sub of the caller's token
+	Users       string // prefix that user ids of receivers must have; empty: any user id
 	Key         string // Idempotency-Key; empty: none
-	AtLeastOnce bool   // while the key store is down, take the request without its key instead of refusing it
+	AtLeastOnce bool   // while the key store is down, accept the request without its key instead of refusing it
 	Route       string // scope of the key, e.g. "POST /v1/notifications"
-	ContentType string // of the body; empty: JSON
+	ContentType string // media type of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
-	TraceState  string // W3C tracestate beside it
-	Load        *Load  // limits of the load grant with which the request came; nil: no grant
+	TraceState  string // W3C tracestate; used with Trace
+	// Limits of the load grant that the request used. nil: the request used no grant.
+	Load *Load
 
 	fingerprint *[32]byte // cached result of Fingerprint
 }
@@ -43,12 +44,12 @@ type Meta struct {
 // Load is what a load grant allows.
 type Load struct {
 	Targets []string          // names of channels, and "trigger"
-	Take    func(n int) error // counts n messages; returns an error once the grant's rate is used up
+	Take    func(n int) error // counts n messages; returns an error if the grant's rate is used up
 }
 
-// Admit counts n messages to a target: the name of a channel, or trigger. It returns
-// notify.KindForbidden if the grant does not name the target, and notify.KindThrottled if the
-// grant's rate is used up. A nil Load admits everything.
+// Admit counts n messages to a target. A target is the name of a channel, or "trigger". Admit
+// returns notify.KindForbidden if the grant does not name the target, and notify.KindThrottled if
+// the grant's rate is used up. A nil Load admits everything.
 func (l *Load) Admit(target string, n int) error {
 	if l == nil {
 		return nil
@@ -61,13 +62,13 @@ func (l *Load) Admit(target string, n int) error {
 
 // Limits of a Meta, in bytes.
 const (
-	maxKey        = 255 // of Key
-	MaxTrace      = 128 // of Trace
-	MaxTraceState = 512 // of TraceState
+	maxKey        = 255 // longest Key
+	MaxTrace      = 128 // longest Trace
+	MaxTraceState = 512 // longest TraceState
 )
 
-// Check refuses a Meta that exceeds its limits. It drops a trace that is too long: no request is
-// refused because of its trace.
+// Check returns notify.KindInvalid if a field exceeds its limit. It removes a trace that is too
+// long, because no request should be refused for its trace.
 func (m *Meta) Check() error {
 	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
 		return notify.Invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
@@ -104,9 +105,9 @@ func (m *Meta) Fingerprint(body []byte) (sum [32]byte) {
 type Answer struct {
 	Status   int
 	Body     []byte // JSON
-	Replayed bool   // a repeat got the first answer of its key
-	// Unguarded: the key could not be looked up, and the request was accepted without it
-	// (Meta.AtLeastOnce). A repeat may store and send everything again.
+	Replayed bool   // a repeat got the stored answer of its key
+	// Unguarded means that the key could not be looked up, and the request was accepted without its
+	// key (Meta.AtLeastOnce). A repeat may store and send everything again.
 	Unguarded bool
 }
 
@@ -126,7 +127,8 @@ func Media(contentType string) string {
 	return m
 }
 
-// Unsupported returns the error for a body of a type that the route does not accept.
+// Unsupported returns the error for a body whose media type the route does not accept. It lists the
+// allowed types.
 func Unsupported(allowed ...string) error {
 	return notify.Invalid("unsupported_media_type", "Content-Type", "must be "+strings.Join(allowed, " or "))
 }
@@ -136,8 +138,8 @@ func TooManyItems(most int) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", most)}
 }
 
-// AppendProblem appends {"error":{code,field,detail}}, the result of a refused item. It leaves out
-// field if there is none.
+// AppendProblem appends {"error":{code,field,detail}}, the result of a refused item. It omits field
+// if the error names no field.
 func AppendProblem(b []byte, err error) []byte {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
@@ -178,9 +180,9 @@ func Decode(b []byte, v any) error {
 	return nil
 }
 
-// DecodeError turns an error of the JSON library into a notify.KindInvalid. It names the field, the
-// rule and, if the JSON itself is wrong, the byte. It quotes nothing of the body, which may hold
-// addresses.
+// DecodeError turns an error of the JSON library into a notify.KindInvalid error. The error names
+// the field and the rule and, if the JSON itself is wrong, the position of the byte. It quotes
+// nothing of the body, because the body may contain addresses.
 func DecodeError(err error) error {
 	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return notify.Invalid("bad_json", "", "the body is empty")
@@ -206,7 +208,7 @@ func DecodeError(err error) error {
 		return notify.Invalid("bad_utf8", field, fmt.Sprintf("invalid UTF-8 at byte %d", e.ByteOffset))
 	}
 	why := e.Err.Error()
-	if i := strings.IndexByte(why, '`'); i >= 0 { // from there on the library quotes the body
+	if i := strings.IndexByte(why, '`'); i >= 0 { // from this character on the library quotes the body
 		why = strings.TrimSpace(why[:i])
 	}
 	return notify.Invalid("bad_json", field, fmt.Sprintf("not valid JSON at byte %d: %s", e.ByteOffset, why))

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Due is what becomes due in one minute, of one kind.
+// Due counts what becomes due in one minute, of one kind.
 type Due struct {
 	Minute int64  // minutes since 1970
 	What   string // "push", "sms", "email", "trigger"
@@ -17,12 +17,12 @@ type Due struct {
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast adds up by minute and kind what is due in [from, to), in ms since 1970. It reads the
-// rows. After most rows it stops and returns complete as false. Cancelled and moved notifications
-// are left out. Cancelled triggers are not: their rows stay until their time, and Forecast does not
-// read the state of each trigger. Parked retries are not schedules but are counted, because they
-// will be sent. A row stays for a moment after its time, so a from of now leaves out what was
-// released in this minute.
+// Forecast counts, by minute and kind, the timers that are due in [from, to), in ms since 1970. It
+// reads the timer rows. After most rows it stops and returns complete as false. It does not count
+// cancelled or moved notifications. It does count cancelled triggers: their rows stay until their
+// time, and Forecast does not read the state of each trigger. It counts parked retries, which are
+// not schedules, because they will be sent. A row stays stored for a moment after its time. With
+// the current time as from, Forecast does not count rows that were released earlier in this minute.
 func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due []Due, complete bool, err error) {
 	f := forecast{s: s, rowsLeft: most, sums: map[dueKey]*Due{}, views: map[notify.Base]*View{}}
 	first, last := from/60_000, (to-1)/60_000
@@ -51,8 +51,8 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 			return nil, false, err
 		}
 		for _, d := range days {
-			// The hints of a cold row are stored at its minute. To use them Forecast would have to
-			// read the hints of every minute of the day, so it reads the head of each row.
+			// The hints of a cold row are stored at its minute. Forecast would have to read the
+			// hints of every minute of the day. So it reads the head of each row instead.
 			touched := func(notify.Base) bool { return true }
 			if err := f.addPartition(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, from, to, touched); err != nil {
 				return nil, false, err
@@ -85,7 +85,7 @@ type forecast struct {
 
 const forecastPage = 256
 
-// addPartition adds the rows of a partition in [from, to).
+// addPartition adds the rows of a partition that are due in [from, to).
 func (f *forecast) addPartition(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, from, to int64, touched func(notify.Base) bool) error {
 	after := engine.TimerCursor{FireAt: from}
 	for f.rowsLeft > 0 {

@@ -19,37 +19,38 @@ type Config struct {
 	Cold      engine.ColdTimers
 	Shards    engine.Shards // the same as the timer engine's
 
-	// Park stores timers for the timer engine. A nil error means that they are durable.
+	// Park stores timers for the timer engine. If it returns nil, the timers are durable.
 	Park func(ctx context.Context, ts []engine.Timer) error
-	// Store stores schedules and their timers, the schedules no later than the timers. A nil error
-	// means that they are durable. Default: Schedules.Put, then Park.
+	// Store stores schedules and their timers. It stores the schedules before the timers or
+	// together with them. If it returns nil, both are durable. Default: Schedules.Put, then Park.
 	Store func(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
-	// Forget removes rows of generations that no longer count. Default: they stay until their
+	// Forget removes rows of generations that no longer count. Default: the rows stay until their
 	// minute is closed.
 	Forget func(ctx context.Context, shards notify.Spread, ts []engine.Timer) error
-	// Gate returns an error for the caller while nothing more can be stored. It is called before a
-	// move, never before a cancel.
+	// Gate returns an error while the process cannot store more; the caller gets that error. It is
+	// called before a move, never before a cancel.
 	Gate func() error
-	// Clock returns an error for the caller while this process's clock cannot tell whether a
-	// schedule is due. It is called before a cancel and before a move.
+	// Clock returns an error while the clock of this process is not reliable, so that nothing can
+	// decide whether a schedule is due. The caller gets that error. It is called before a cancel
+	// and before a move.
 	Clock func() error
-	// Ended records that the notifications in these timers were cancelled before they were due. A
-	// nil error means that this is durable. A second call with the same timers changes nothing.
+	// Ended records that the notifications in these timers were cancelled before they were due. If
+	// it returns nil, the record is durable. A second call with the same timers changes nothing.
 	Ended func(ctx context.Context, ts []engine.Timer) error
 
-	// Guard is how long before its fire time a schedule can last be touched. It must cover the
-	// timer engine's look-ahead, its write timeout and the clock skew between processes. Default
-	// 4.5 s.
+	// Guard is how long before its fire time a schedule can be cancelled or moved for the last
+	// time. Guard must be at least the sum of the timer engine's look-ahead, its write timeout and
+	// the clock skew between processes. Default 4.5 s.
 	Guard time.Duration
-	// MaxDelay is how far ahead a schedule may be moved. Default 366 days.
+	// MaxDelay is how far into the future a schedule may be moved. Default 366 days.
 	MaxDelay time.Duration
 	// MaxMoves is how often one schedule may be moved. Default 1,000.
 	MaxMoves int
 	Logger   *slog.Logger // default: discarded
 }
 
-// Service stores, reads, cancels and moves schedules. Its methods are safe for concurrent use, also
-// by other processes over the same store.
+// Service stores, reads, cancels and moves schedules. Its methods are safe for concurrent use, even
+// if other processes use the same store.
 type Service struct{ cfg Config }
 
 // New returns a service. It starts no goroutine.
@@ -78,18 +79,19 @@ func New(cfg Config) *Service {
 // View is the current state of a schedule.
 type View struct {
 	engine.Schedule
-	State   engine.ScheduleState // SchedulePending also after a release that did not ask the head
+	// The state in the head. A release that did not check the head leaves SchedulePending.
+	State   engine.ScheduleState
 	Gen     uint32
-	FireAt  int64 // of the current generation, ms since 1970
-	Touched int64 // when it was last cancelled or moved, ms since 1970; 0: never
-	MovedAt int64 // when it was last moved, ms since 1970; 0: never, or not known
+	FireAt  int64 // fire time of the current generation, ms since 1970
+	Touched int64 // when the schedule was last cancelled or moved, ms since 1970; 0: never
+	MovedAt int64 // when the schedule was last moved, ms since 1970; 0: never or not known
 	MovedBy string
 	moves   uint32
 	version uint64
 }
 
-// Put stores schedules and their timers. A nil error means that they are durable. A second call
-// with the same values changes nothing.
+// Put stores schedules and their timers. If it returns nil, both are durable. A second call with
+// the same values changes nothing.
 func (s *Service) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	if s.cfg.Store != nil {
 		return s.cfg.Store(ctx, ss, ts)
@@ -100,7 +102,8 @@ func (s *Service) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Tim
 	return s.cfg.Park(ctx, ts)
 }
 
-// Get returns a schedule, or notify.KindNotFound.
+// Get returns the schedule with this base. It returns notify.KindNotFound if there is no such
+// schedule.
 func (s *Service) Get(ctx context.Context, base notify.Base) (View, error) {
 	sch, ok, err := s.cfg.Schedules.Get(ctx, base)
 	switch {
@@ -131,8 +134,8 @@ func (s *Service) viewOf(ctx context.Context, sch engine.Schedule) (View, error)
 	return v, nil
 }
 
-// List returns at most max schedules of a caller ("": of all callers) that come after the base
-// after, newest request first.
+// List returns at most max schedules of a caller, newest request first. It begins after the
+// schedule whose base is the parameter after. An empty caller means all callers.
 func (s *Service) List(ctx context.Context, caller string, after notify.Base, max int) ([]View, error) {
 	ss, err := s.cfg.Schedules.List(ctx, caller, after, max)
 	if err != nil {
@@ -153,12 +156,12 @@ func (s *Service) List(ctx context.Context, caller string, after notify.Base, ma
 	return out, nil
 }
 
-// headsAtOnce is how many heads List reads at a time. Each is a quorum read.
+// headsAtOnce is how many heads List reads at the same time. Each head is a quorum read.
 const headsAtOnce = 32
 
-// Timers returns the rows of a schedule's current generation that are still stored, and the view to
-// which they belong. That view is later than v if the schedule was moved in the meantime. The
-// receivers are in the payloads.
+// Timers returns the rows of the schedule's current generation that are still stored, and the view
+// to which they belong. If the schedule was moved in the meantime, that view is newer than v. The
+// payloads of the rows contain the receivers.
 func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, error) {
 	for range maxSwapTries {
 		ts, err := s.timerRows(ctx, &v)
@@ -168,7 +171,7 @@ func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, err
 		if sumWeight(ts) == v.Accepted {
 			return v, ts, nil
 		}
-		// Rows are missing: a move may have forgotten those of the generation before.
+		// Rows are missing. A move may have removed the rows of the earlier generation.
 		now, err := s.viewOf(ctx, v.Schedule)
 		if err != nil || now.version == v.version {
 			return v, ts, err
@@ -178,7 +181,7 @@ func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, err
 	return v, nil, notify.Unavailable("schedule_contended", time.Second, nil)
 }
 
-// sumWeight returns for how many receivers the rows stand.
+// sumWeight returns the number of receivers of the rows.
 func sumWeight(ts []engine.Timer) (n uint32) {
 	for i := range ts {
 		n += ts[i].Weight
@@ -186,7 +189,7 @@ func sumWeight(ts []engine.Timer) (n uint32) {
 	return n
 }
 
-// timerRows reads the rows of v's generation.
+// timerRows reads the rows of the generation in v.
 func (s *Service) timerRows(ctx context.Context, v *View) ([]engine.Timer, error) {
 	shards, err := s.cfg.Shards()
 	if err != nil {
@@ -205,7 +208,7 @@ func (s *Service) timerRows(ctx context.Context, v *View) ([]engine.Timer, error
 	return out, nil
 }
 
-// chunks yields every chunk the schedule may have.
+// chunks yields every chunk that the schedule may have.
 func (v *View) chunks() func(yield func(notify.Chunk) bool) {
 	return func(yield func(notify.Chunk) bool) {
 		if !v.Fan {
@@ -222,7 +225,7 @@ func (v *View) chunks() func(yield func(notify.Chunk) bool) {
 	}
 }
 
-// timerRow reads one timer from the hot or the cold table.
+// timerRow reads one timer, from the hot table or, if it is not there, from the cold table.
 func (s *Service) timerRow(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64, shards notify.Spread) (engine.Timer, bool, error) {
 	id := c.TimerID(gen)
 	shard := engine.ShardOf(id, shards)
@@ -242,7 +245,7 @@ func (s *Service) timerRow(ctx context.Context, c notify.Chunk, gen uint32, fire
 	return rows[0], true, nil
 }
 
-// timerIDBefore returns the greatest timer id, of at most 64 bytes, below id.
+// timerIDBefore returns the greatest timer id that is lower than id and has at most 64 bytes.
 func timerIDBefore(id []byte) []byte {
 	n := len(id) - 1
 	out := append(make([]byte, 0, 64), id[:n]...)

@@ -12,18 +12,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxSwapTries bounds the swaps of one call: other calls may move the same schedule at the same
-// time.
+// maxSwapTries is how often one call tries to swap the head. A try fails if another call changes
+// the same schedule at the same time.
 const maxSwapTries = 8
 
-// conflictError returns the error of a cancel or a move that is not allowed.
+// conflictError returns the error for a cancel or a move that is not allowed.
 func conflictError(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
 func formatTime(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// checkTouchable returns an error if a schedule can no longer be cancelled or moved.
+// checkTouchable returns an error if the schedule can no longer be cancelled or moved.
 func (s *Service) checkTouchable(v *View) error {
 	switch v.State {
 	case engine.ScheduleCancelled:
@@ -31,9 +31,11 @@ func (s *Service) checkTouchable(v *View) error {
 	case engine.ScheduleReleased:
 		return conflictError("too_late", "it was released at its fire time, "+formatTime(v.FireAt))
 	}
-	now := time.Now() // read before Clock is called: if the clock is set after that, now is still right
+	// Read the time before calling Clock. If the clock is set after that call, the time in now is
+	// still right.
+	now := time.Now()
 	if err := s.cfg.Clock(); err != nil {
-		return err // whether it is due cannot be known
+		return err // without a reliable clock it is unknown whether the schedule is due
 	}
 	if now.Add(s.cfg.Guard).UnixMilli() >= v.FireAt {
 		return conflictError("too_late", fmt.Sprintf("it is due at %s and can be cancelled or moved only until %s before that", formatTime(v.FireAt), s.cfg.Guard))
@@ -41,7 +43,7 @@ func (s *Service) checkTouchable(v *View) error {
 	return nil
 }
 
-// storeHints stores hints that make a release of v's generation ask the head first.
+// storeHints stores the hints that make a release of v's generation check the head first.
 func (s *Service) storeHints(ctx context.Context, v *View) error {
 	shards, err := s.cfg.Shards()
 	if err != nil {
@@ -63,13 +65,13 @@ func (s *Service) storeHints(ctx context.Context, v *View) error {
 type swapResult uint8
 
 const (
-	swapLost    swapResult = iota // another call's head is stored
+	swapLost    swapResult = iota // the head of another call is stored
 	swapWon                       // this call stored its head
-	swapUnknown                   // this call may have stored its head, which was then replaced
+	swapUnknown                   // this call may have stored its head; another call may have replaced it
 )
 
-// swapHead replaces the head that v was read from, and returns the stored head. If the answer of
-// the store is lost, it reads the head to learn the result.
+// swapHead replaces the head from which v was read, and returns the stored head. If the store's
+// answer is lost, swapHead reads the head to find out the result.
 func (s *Service) swapHead(ctx context.Context, v *View, h engine.ScheduleHead) (engine.ScheduleHead, swapResult, error) {
 	h.Base, h.At = v.Base, time.Now().UnixMilli()
 	got, first, err := s.cfg.Schedules.Swap(ctx, v.version, h)
@@ -79,13 +81,14 @@ func (s *Service) swapHead(ctx context.Context, v *View, h engine.ScheduleHead) 
 	case err == nil:
 		return got, swapLost, nil
 	}
-	// An equal head of another call says the same about the schedule, so it counts as won.
+	// Another call may have stored an equal head. That head has the same effect, so it counts as
+	// won.
 	got, ok, again := s.cfg.Schedules.Head(ctx, v.Base)
 	switch {
 	case again != nil:
 		return got, swapUnknown, errors.Join(err, again)
 	case !ok && v.version == 0 || ok && got.Version == v.version:
-		return got, swapUnknown, err // not applied, or not yet: the caller tries again
+		return got, swapUnknown, err // not stored, or not yet: the caller tries again
 	case ok && got.Version > v.version+1:
 		return got, swapUnknown, nil
 	}
@@ -96,21 +99,23 @@ func (s *Service) swapHead(ctx context.Context, v *View, h engine.ScheduleHead) 
 	return got, swapLost, nil
 }
 
-// nextHead returns v's head for a cancel or a move. It keeps when and by whom v was last moved.
+// nextHead returns the head that a cancel or a move stores. It copies from v when and by whom the
+// schedule was last moved.
 func (v *View) nextHead(state engine.ScheduleState, gen uint32, fireAt int64) engine.ScheduleHead {
 	return engine.ScheduleHead{State: state, Gen: gen, FireAt: fireAt, MovedAt: v.MovedAt, MovedBy: v.MovedBy, Moves: v.moves}
 }
 
-// applyHead sets v to what a stored head says.
+// applyHead copies the fields of a stored head into v.
 func (v *View) applyHead(h *engine.ScheduleHead) {
 	v.State, v.Gen, v.FireAt, v.Touched, v.version = h.State, h.Gen, h.FireAt, h.At, h.Version
 	v.MovedAt, v.MovedBy, v.moves = h.MovedAt, h.MovedBy, h.Moves
 }
 
-// Cancel cancels a schedule before it is due. To cancel one twice is no error: the first cancel
-// counts. It returns notify.KindConflict with code too_late if the schedule is due or nearly so.
+// Cancel cancels a schedule before it is due. A second cancel is no error: the first cancel stays.
+// Cancel returns notify.KindConflict with error code too_late if the schedule is due, or will be
+// due within Guard.
 //
-// Once Cancel returned nil, no provider call for it starts, whatever happens.
+// After Cancel has returned nil, no provider call for the schedule starts, not even after a crash.
 func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 	for range maxSwapTries {
 		v, err := s.Get(ctx, base)
@@ -130,7 +135,7 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 			return v, err
 		}
 		killpoint.Hit("hinted-before-head")
-		if err := s.checkTouchable(&v); err != nil { // by the clock after the hint is stored
+		if err := s.checkTouchable(&v); err != nil { // check the clock again, now that the hint is stored
 			return v, err
 		}
 		h, how, err := s.swapHead(ctx, &v, v.nextHead(engine.ScheduleCancelled, v.Gen, v.FireAt))
@@ -138,7 +143,7 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 			return v, err
 		}
 		if how != swapWon {
-			continue // safe to retry: a stored cancel stays, and the next Get shows it
+			continue // safe to repeat: if the cancel was stored, the next Get returns it
 		}
 		killpoint.Hit("head-before-cancelled")
 		s.recordCancelled(ctx, v)
@@ -148,8 +153,8 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
 }
 
-// recordCancelled records the outcome of a cancelled schedule now, so that it is visible before the
-// fire time. If that fails, the release records it at the fire time.
+// recordCancelled records the outcome of a cancelled schedule at once, so that it is visible before
+// the fire time. If that fails, the release records the outcome at the fire time.
 func (s *Service) recordCancelled(ctx context.Context, v View) {
 	ts, err := s.timerRows(ctx, &v)
 	if err == nil && len(ts) > 0 {
@@ -160,12 +165,13 @@ func (s *Service) recordCancelled(ctx context.Context, v View) {
 	}
 }
 
-// Move changes the fire time of a schedule to at, in ms since 1970. A time that has passed means
-// now. by is the caller that asks for it. It returns notify.KindInvalid for a time too far ahead or
-// not before the notification expires, and notify.KindConflict with the codes too_late, cancelled
-// or moved_too_often.
+// Move changes the fire time of a schedule to the time at, in ms since 1970. A time in the past
+// means now. The parameter by is the name of the caller. Move returns notify.KindInvalid if the
+// time is too far in the future or not before the notification expires. It returns
+// notify.KindConflict with error code too_late, cancelled or moved_too_often.
 //
-// After notify.KindUnavailable the schedule may have been moved: the caller has to look.
+// After notify.KindUnavailable the schedule may or may not have been moved, so the caller must read
+// it.
 func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by string) (View, error) {
 	if err := s.cfg.Gate(); err != nil {
 		return View{}, err
@@ -209,8 +215,8 @@ func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by strin
 	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
 }
 
-// moveOnce tries to move a hinted schedule from the state in v. done is false if another call was
-// faster.
+// moveOnce tries to move a schedule whose hints are stored, from the state in v. It returns done as
+// false, without an error, if another call changed the schedule first.
 func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (done bool, err error) {
 	gen := uint32(v.version + 1)
 	old, copied, err := s.copyRows(ctx, v, gen, at)
@@ -225,10 +231,11 @@ func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (d
 	case err != nil:
 		return false, err
 	case how == swapUnknown:
-		// A second try could move the schedule again, and undo a later move.
+		// A second try could move the schedule again and so undo a later move by another call.
 		return false, notify.Unavailable("schedule_contended", time.Second, nil)
 	case how == swapLost:
-		// Two moves to the same time write the same rows, so the winner needs these.
+		// Two moves to the same time write the same rows. If the winner has the same generation and
+		// time, it needs these rows.
 		if h.Gen != gen || h.FireAt != at {
 			s.forgetRows(ctx, copied)
 		}
@@ -240,8 +247,8 @@ func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (d
 	return true, nil
 }
 
-// forgetRows removes rows that no longer count, so that repeated moves do not fill the disk. Rows
-// that it fails to remove go when their minute is closed.
+// forgetRows removes rows that no longer count, so that repeated moves do not fill the disk. If
+// that fails, the rows are removed when their minute is closed.
 func (s *Service) forgetRows(ctx context.Context, ts []engine.Timer) {
 	if s.cfg.Forget == nil || len(ts) == 0 {
 		return
@@ -255,8 +262,9 @@ func (s *Service) forgetRows(ctx context.Context, ts []engine.Timer) {
 	}
 }
 
-// copyRows stores the rows of v's generation again, as generation gen, due at at. It returns the
-// old rows and the copies, or none if the schedule was moved in the meantime.
+// copyRows stores the rows of v's generation again, with the generation gen and the fire time at.
+// It returns the old rows and the copies. If the schedule was moved in the meantime, it returns nil
+// slices.
 func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, at int64) (old, copied []engine.Timer, err error) {
 	if old, err = s.timerRows(ctx, v); err != nil {
 		return nil, nil, err
@@ -277,10 +285,10 @@ func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, at int64) (
 	if accepted != v.Accepted {
 		now, err := s.viewOf(ctx, v.Schedule)
 		if err != nil || now.version != v.version {
-			return nil, nil, err // another move has removed the rows
+			return nil, nil, err // another move has already removed the rows
 		}
-		// The schedule is stored, but its request has not stored the timers yet, or died before
-		// that.
+		// The schedule is stored, but its timers are not. Its request is still storing them, or
+		// died before it did.
 		return nil, nil, &notify.Error{Kind: notify.KindConflict, Code: "not_stored", Msg: "its request has not been answered yet; repeat that request", RetryAfter: time.Second}
 	}
 	return old, copied, s.cfg.Park(ctx, copied)

@@ -14,14 +14,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxProfile bounds how long a profile or trace takes. net/http/pprof moves the
-// connection's WriteTimeout to whatever seconds asks for, so it is checked here.
+// maxProfile is the longest duration of a profile or trace. net/http/pprof raises the connection's
+// WriteTimeout to any duration in seconds, so the duration is checked here.
 const maxProfile = 90 * time.Second
 
-// adminMux serves the admin listener: metrics, profiles and probes. It asks for no token.
-// Therefore a request over loopback must name a loopback host. Profiles hold secrets of the
-// process's memory and use its cores, so they are served over loopback only: kubectl
-// port-forward and ssh -L make such connections.
+// adminMux serves the admin listener: metrics, profiles and probes. It requires no token. Therefore
+// a request over loopback must name a loopback host. Profiles contain secrets from the memory of
+// the process and use its CPU, so they are served only over loopback. kubectl port-forward and ssh
+// -L make such connections.
 func (s *Server) adminMux() http.Handler {
 	mux := http.NewServeMux()
 	if s.deps.Metrics != nil {
@@ -75,12 +75,12 @@ type health struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// answerHealth reports that the process answers, and its version.
+// answerHealth answers that the process is running, and its version.
 func answerHealth(x *exchange) error {
 	return x.json(http.StatusOK, health{Status: "ok", Version: x.srv.deps.Version})
 }
 
-// answerReady reports whether load balancers should send requests here.
+// answerReady answers whether load balancers should send requests to this server.
 func answerReady(x *exchange) error {
 	if x.srv.isDraining() {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "draining", Msg: "this server is about to stop"}
@@ -97,8 +97,8 @@ func answerReady(x *exchange) error {
 	return x.json(http.StatusOK, h)
 }
 
-// notReady returns the error of a probe. It shows the code and message of our own errors, but not
-// the text of a disk's or a library's error.
+// notReady returns the error of a probe. It shows the error code and message of a *notify.Error,
+// but not the text of an error from a disk or a library.
 func notReady(err error) error {
 	out := &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now", Err: err}
 	if e, ok := errors.AsType[*notify.Error](err); ok {

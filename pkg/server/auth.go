@@ -21,11 +21,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// AuthConfig says which tokens are valid. Exactly one key source is set: JWKSURL (https, or http
-// on loopback), JWKSFile, KeyFile (public keys, or private keys whose public halves count) or
-// SecretFile (at least 32 bytes). The source also fixes the algorithms: RS256, ES256 and EdDSA,
-// each only with its own kind of key, or HS256. The tagged fields are the section auth of the
-// configuration file; the program sets the others.
+// AuthConfig says which tokens are valid. Exactly one source of keys is set: JWKSURL (https, or
+// http on loopback), JWKSFile, KeyFile or SecretFile (at least 32 bytes). KeyFile has public keys,
+// or private keys, of which only the public half is used.
+//
+// The source also determines the algorithms: RS256, ES256 and EdDSA, each only for its own kind of
+// key, or HS256. The tagged fields are the section auth of the configuration file. The program sets
+// the other fields.
 type AuthConfig struct {
 	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
 	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
@@ -34,26 +36,26 @@ type AuthConfig struct {
 	KeyFile    string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
 	SecretFile string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
 
-	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // tolerance for clocks that differ, at most 30 s
+	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // allowed difference between clocks, at most 30 s
 	MaxLifetime time.Duration `default:"744h"`                  // longest lifetime of a token
 	CacheFor    time.Duration `default:"1m" min:"0" max:"1m"`   // how long a verified token is cached, at most 60 s
-	CacheSize   int           `default:"10000"`                 // verified tokens kept
+	CacheSize   int           `default:"10000"`                 // number of verified tokens in the cache
 
-	Refresh    time.Duration `default:"5m"`  // of the JWK set
-	MinRefresh time.Duration `default:"10s"` // between fetches caused by unknown keys
-	MaxStale   time.Duration `default:"24h"` // how long old keys hold while fetching fails
+	Refresh    time.Duration `default:"5m"`  // time between two fetches of the JWK set
+	MinRefresh time.Duration `default:"10s"` // shortest time between fetches for unknown keys
+	MaxStale   time.Duration `default:"24h"` // how long old keys stay valid while fetching fails
 
 	HTTPClient *http.Client     // for JWKSURL; default: one with a timeout of 5 s
 	Now        func() time.Time // default time.Now
 }
 
-// KeySources returns the values that name a source of keys.
+// KeySources returns the values of all settings that name a source of keys.
 func (c *AuthConfig) KeySources() []string {
 	return slices.DeleteFunc([]string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile}, func(s string) bool { return s == "" })
 }
 
-// Check returns notify.KindInvalid if c names no key source. The defaults name none, so the check
-// of a configuration file cannot report this.
+// Check returns notify.KindInvalid if c has no source of keys. The check of a configuration file
+// cannot report this, because the defaults have no source either.
 func (c *AuthConfig) Check() error {
 	if len(c.KeySources()) > 0 {
 		return nil
@@ -61,7 +63,7 @@ func (c *AuthConfig) Check() error {
 	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file; without a key no token can be checked")
 }
 
-// maxToken bounds a token, in bytes.
+// maxToken is the longest token, in bytes.
 const maxToken = 8 << 10
 
 // Verifier checks tokens. It may be used from many goroutines.
@@ -78,8 +80,9 @@ type cached struct {
 	until time.Time
 }
 
-// NewVerifier returns a Verifier and reads the configured keys. A JWK set is fetched later, by
-// Run or by the first token.
+// NewVerifier returns a Verifier and reads the configured keys. It does not fetch a JWK set: Run or
+// the first token does. It returns notify.KindInvalid if cfg is not valid or the keys cannot be
+// read.
 func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	if cfg.Issuer == "" || cfg.Audience == "" {
 		return nil, notify.Invalid("bad_config", "auth", "issuer and audience must be set")
@@ -102,7 +105,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	case cfg.KeyFile != "":
 		var data []byte
 		if data, err = os.ReadFile(cfg.KeyFile); err == nil && bytes.Contains(data, []byte("PRIVATE KEY-----")) {
-			data, err = secrets.ReadFile(cfg.KeyFile) // refuses a file that others can read: its key signs any token
+			data, err = secrets.ReadFile(cfg.KeyFile) // refuses a file that other users can read: its key can sign any token
 		}
 		if err == nil {
 			v.fixed, err = parsePEM(data)
@@ -138,7 +141,7 @@ func readHMAC(path string) (keySet, error) {
 	return keySet{{alg: "HS256", key: secret}}, nil
 }
 
-// Run refreshes a JWK set until ctx ends; with other keys it only waits. It calls report with the
+// Run refreshes a JWK set until ctx ends. With other keys it only waits. It calls report with the
 // error of each failed fetch.
 func (v *Verifier) Run(ctx context.Context, report func(error)) error {
 	if v.set == nil {
@@ -148,15 +151,17 @@ func (v *Verifier) Run(ctx context.Context, report func(error)) error {
 	return v.set.run(ctx, report)
 }
 
-// Verify checks a token and returns its identity. It caches a valid token by its hash, for at
-// most CacheFor and never past its expiry: one ES256 check costs some 100 us, a cache hit about
-// one (BenchmarkVerify).
+// Verify checks a token and returns its identity. It caches a valid token by its hash, for at most
+// CacheFor and never longer than until its expiry. An ES256 check costs about 100 us, a cache hit
+// about 1 us (BenchmarkVerify).
 func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) {
 	if len(token) > maxToken {
 		return nil, unauthorized("token_too_long", "the token is longer than 8 KiB", nil)
 	}
 	now := v.cfg.Now()
-	sum := sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token))) // only read; a copy would be the only allocation of a cache hit
+	// No copy of the token, because it would be the only allocation of a cache hit. The bytes are
+	// only read.
+	sum := sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token)))
 	if c, ok := v.cache.get(sum); ok {
 		if now.Before(c.until) {
 			return c.id, nil
@@ -200,8 +205,8 @@ func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Ide
 	return id, c.ExpiresAt.Time, nil
 }
 
-// keysFor checks the token's header and returns the keys that may have signed the token. It
-// ignores jku, x5u and jwk: keys only come from the configuration.
+// keysFor checks the header of the token and returns the keys that may have signed the token. It
+// ignores jku, x5u and jwk, because keys must only come from the configuration.
 func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationKeySet, error) {
 	var none jwt.VerificationKeySet
 	if _, ok := t.Header["crit"]; ok {
@@ -236,8 +241,8 @@ func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationK
 	return none, nil
 }
 
-// translateJWT returns an error of ours for an error of the JWT library, without the token's
-// contents.
+// translateJWT returns a *notify.Error for an error of the JWT library. The error does not contain
+// parts of the token.
 func translateJWT(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok { // from claims.UnmarshalJSON
 		return e

@@ -19,15 +19,15 @@ import (
 )
 
 // A client only announces the length of a body, so the announced length must not reserve memory
-// that others need. initialReadSize is reserved before anything has come. The buffer is at most
-// maxBufferGrowth times as large as what has come. With a growth of 8, an eighth of a body is
-// copied; with 2, all of it would be.
+// that other requests need. initialReadSize bytes are reserved before any byte has arrived. Later
+// the buffer is at most maxBufferGrowth times as large as the bytes that have arrived. With a
+// growth of 8, an eighth of a body is copied; with a growth of 2, all of it would be copied.
 const (
 	initialReadSize = 16 << 10
 	maxBufferGrowth = 8
 )
 
-// body holds the body of one request. release returns its memory.
+// body contains the body of one request. release gives its memory back.
 type body struct {
 	data      []byte
 	wireBytes int64 // bytes read from the connection, compressed or not
@@ -45,8 +45,8 @@ func (b *body) release() {
 	*b = body{}
 }
 
-// grow makes the buffer at least n bytes large and keeps its first used bytes. It returns the
-// error of memory.reserve.
+// grow makes the buffer at least n bytes large. It keeps the first bytes of the buffer, as many as
+// used says. It returns the error of memory.reserve.
 func (b *body) grow(ctx context.Context, n int64, used int) error {
 	if b.buf != nil && int64(len(b.buf.b)) >= n {
 		return nil
@@ -65,12 +65,13 @@ func (b *body) grow(ctx context.Context, n int64, used int) error {
 	return nil
 }
 
-// read reads r's body of at most limit bytes, decompressed if it is gzip. It reserves its memory
-// in from, on the account of by. While it waits for memory it extends pace, which may be nil.
+// read reads the body of r, at most limit bytes, and decompresses it if it is gzip. It reserves
+// memory in the parameter from and charges it to the share by. While it waits for memory, it
+// extends the deadline in pace, which may be nil.
 func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace *bodyPace) error {
 	b.memory, b.share = from, by
 	if r.ContentLength > limit {
-		return tooLarge(limit) // refused before any of it is read
+		return tooLarge(limit) // refused before any byte is read
 	}
 	src := io.Reader(r.Body)
 	if pace != nil {
@@ -102,8 +103,8 @@ func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace 
 	return nil
 }
 
-// readAll reads src to its end, at most limit bytes. length is the announced number of bytes;
-// below 0 it is unknown.
+// readAll reads src to its end, at most limit bytes. length is the announced number of bytes; a
+// negative length means not known.
 func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, pace *bodyPace) (n int, err error) {
 	if err := b.grow(ctx, min(initialReadSize, limit), 0); err != nil {
 		return 0, err
@@ -123,7 +124,7 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 		if n < len(b.buf.b) {
 			continue
 		}
-		if int64(n) >= maxBuffer { // the buffer is full: only the end may follow
+		if int64(n) >= maxBuffer { // the buffer is full: no more bytes may follow
 			var one [1]byte
 			if m, _ := io.ReadFull(src, one[:]); m > 0 {
 				return n, tooLarge(limit)
@@ -145,7 +146,7 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 	}
 }
 
-// inflater decompresses gzip. Its reader stops exactly at the end of a member.
+// inflater decompresses gzip. Its reader stops exactly at the end of each gzip member.
 type inflater struct {
 	gzip.Reader
 	src bufio.Reader
@@ -153,14 +154,14 @@ type inflater struct {
 
 var errTrailingBytes = errors.New("the gzip data is followed by other bytes")
 
-// Read reads the members of the stream one after another (RFC 1952).
+// Read reads one gzip member after another (RFC 1952).
 func (z *inflater) Read(p []byte) (int, error) {
 	n, err := z.Reader.Read(p)
 	switch {
 	case !errors.Is(err, io.EOF):
 		return n, err
 	case n > 0:
-		return n, nil // the next call returns the end
+		return n, nil // the next call reports the end
 	}
 	next, err := z.src.Peek(2)
 	switch {
@@ -192,7 +193,7 @@ func (b *body) inflate(ctx context.Context, from io.Reader, limit int64, pace *b
 	} else {
 		err = readError(err)
 	}
-	if src.n > limit { // LimitReader cut off the rest
+	if src.n > limit { // LimitReader has cut off further bytes
 		return tooLarge(limit)
 	}
 	return err
@@ -213,7 +214,7 @@ func tooLarge(limit int64) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: "the body is larger than " + byteSize(limit)}
 }
 
-// readError translates an error of reading a body.
+// readError returns the *notify.Error for an error of reading a body.
 func readError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		return e

@@ -31,7 +31,7 @@ func callerToAPI(c *engine.Caller) api.Caller {
 	return out
 }
 
-// callerID returns the caller id in the path.
+// callerID returns the caller id in the path, if it is valid.
 func callerID(x *exchange) (string, error) {
 	id := x.r.PathValue("id")
 	if !checkCaller(id) {
@@ -57,9 +57,9 @@ func getCaller(x *exchange) (api.Caller, error) {
 	return callerToAPI(&c), err
 }
 
-// checkOutcomesURL refuses a URL that the egress policy does not allow, because outcomes would
-// wait for it forever. It accepts the stored URL even so: otherwise a caller whose URL is no
-// longer allowed could not be disabled.
+// checkOutcomesURL returns an error if the egress policy does not allow the URL, because outcomes
+// for such a URL would wait forever. It accepts the URL if it is already stored. Otherwise a caller
+// whose URL is no longer allowed could not be disabled.
 func checkOutcomesURL(x *exchange, id, url string) error {
 	deps := &x.srv.deps
 	if deps.AdmitURL == nil {
@@ -76,7 +76,8 @@ func checkOutcomesURL(x *exchange, id, url string) error {
 	return err
 }
 
-// checkCallerSettings refuses settings that break a rule, and normalises URLs and statuses.
+// checkCallerSettings returns an error if a setting breaks a rule. It puts URLs and statuses into
+// canonical form.
 func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
 	plain := trigger.Plain(x.srv.deps.PlainCallbacks)
 	switch {
@@ -133,7 +134,7 @@ func putCaller(x *exchange, in api.Caller) (api.Caller, error) {
 		switch {
 		case in.OutcomesURL == "":
 			c.OutcomesSince = 0
-		case c.OutcomesURL == "": // a changed URL continues where the old one was
+		case c.OutcomesURL == "": // a changed URL continues where the old URL stopped
 			c.OutcomesSince = x.srv.deps.Now().UnixMilli()
 		}
 		c.OutcomesURL = in.OutcomesURL
@@ -172,9 +173,9 @@ func rotateSecret(x *exchange) error {
 	return x.json(http.StatusCreated, out)
 }
 
-// updateCaller reads, changes and stores a caller. It tries again if another request changed the
-// caller meanwhile. A version other than 0 must be the stored one. It returns caller_contended
-// after 8 tries.
+// updateCaller reads, changes and stores a caller. If another request changes the caller in the
+// meantime, it tries again, at most 8 times. Then it returns the error code caller_contended. If
+// version is not 0, it must equal the stored version.
 func updateCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
 	for range 8 {
 		c, _, err := x.srv.deps.Callers.Get(x.r.Context(), id)

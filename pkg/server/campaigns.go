@@ -17,11 +17,11 @@ import (
 
 // CampaignHolds stores which campaigns are paused or have a rate.
 type CampaignHolds interface {
-	// Get returns a campaign's hold; ok is false if it has none.
+	// Get returns the hold of a campaign. ok is false if the campaign has no hold.
 	Get(id string) (h api.CampaignHold, ok bool)
-	// Set changes a campaign's hold in the name of by and returns the new hold. The zero hold
-	// means that nothing holds the campaign back any more. The change is durable when Set returns
-	// nil.
+	// Set changes the hold of a campaign and returns the new hold. The parameter by is the name of
+	// the operator or caller. A zero hold means that the campaign is no longer held. When Set
+	// returns nil, the change is durable.
 	Set(ctx context.Context, id, by string, to api.CampaignChange) (api.CampaignHold, error)
 }
 
@@ -31,7 +31,7 @@ const (
 	maxCampaignRate = 10_000_000
 )
 
-// listCampaigns lists the campaigns of the caller; for operators, those of any caller.
+// listCampaigns lists the caller's campaigns. For operators it lists campaigns of any caller.
 func listCampaigns(x *exchange) (out api.CampaignPage, err error) {
 	limit, caller := x.query.number("limit", 100), x.listedCaller()
 	bound := []string{"campaigns", caller, x.id.Caller}
@@ -40,7 +40,7 @@ func listCampaigns(x *exchange) (out api.CampaignPage, err error) {
 		return out, err
 	}
 	var after engine.Campaign
-	if len(place) > 8 { // the seal proves that it is a position; the first page has none
+	if len(place) > 8 { // the first page has no position; the seal proves that any other position is valid
 		after = engine.Campaign{ID: string(place[8:]), Created: int64(binary.BigEndian.Uint64(place))}
 	}
 	cs, err := x.srv.deps.Campaigns.List(x.r.Context(), caller, after, limit)
@@ -65,7 +65,7 @@ func holdOf(x *exchange, id string) *api.CampaignHold {
 	return nil
 }
 
-// findCampaign returns the campaign in the path, if x may see it.
+// findCampaign returns the campaign in the path if the request may see it.
 func findCampaign(x *exchange) (engine.Campaign, error) {
 	id := x.r.PathValue("id")
 	if !campaignID(id) {
@@ -115,7 +115,8 @@ func setCampaign(x *exchange, in api.CampaignChange) (hold api.CampaignHold, err
 	return x.srv.deps.CampaignHolds.Set(x.r.Context(), c.ID, x.id.Caller, in)
 }
 
-// cancelCampaign cancels what has not started of a campaign, including its later parts.
+// cancelCampaign cancels all calls of a campaign that have not started. Later parts of the campaign
+// are cancelled too.
 func cancelCampaign(x *exchange) error {
 	c, err := findCampaign(x)
 	if err != nil {
@@ -129,11 +130,11 @@ func cancelCampaign(x *exchange) error {
 	return nil
 }
 
-// receiverCounter counts receivers by state. It walks requests receiver by receiver.
+// tally counts receivers by state. It reads requests receiver by receiver.
 type tally struct {
 	status       engine.Status
-	remaining    int64                                    // receivers still to count
-	findSchedule func(notify.Base) (schedule.View, error) // for a request that the history does not know
+	remaining    int64                                    // receivers that may still be counted
+	findSchedule func(notify.Base) (schedule.View, error) // for a request that is not in the history
 	counts       [notify.States]int64
 	counted      int64
 
@@ -143,14 +144,15 @@ type tally struct {
 
 var errCountedEnough = errors.New("enough counted")
 
-// countPosition is where counting continues: in which base, after how many receivers.
+// countPosition is where counting continues: the index of the base, and how many of its receivers
+// to skip.
 type countPosition struct {
 	base int
 	skip int64
 }
 
-// count counts the receivers of bases from position from on. complete is false if it stopped
-// because it has counted enough; next is then the position to continue at.
+// count counts the receivers of bases. It begins at the position from. If it has counted enough, it
+// returns complete as false, and next is the position at which to continue.
 func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base, from countPosition) (next countPosition, complete bool, err error) {
 	for i := from.base; i < len(bases); i++ {
 		skip := int64(0)
@@ -173,7 +175,8 @@ func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base
 		case err != nil && !isMissing(err):
 			return countPosition{}, false, err
 		case seen == 0 && t.findSchedule != nil:
-			// Not released yet, or cancelled before its time: all its receivers have one state.
+			// The request is not released yet, or was cancelled before its time. So all its
+			// receivers have the same state.
 			v, err := t.findSchedule(bases[i])
 			if err == nil {
 				t.counts[waitingState(&v)] += int64(v.Accepted)
@@ -213,9 +216,9 @@ func (t *tally) byName() map[string]int {
 	return out
 }
 
-// countPage fills in the counts of the page that the query asks for. The number of accepted
-// receivers does not come from counting: each part of a fan-out names the total, so that a
-// missing part shows as pending.
+// countPage sets the counts of the page that the query asks for. The number of accepted receivers
+// is not counted: each part of a fan-out contains the total. So a missing part is visible as
+// pending.
 func countPage(x *exchange, out *api.Summary, bases []notify.Base) error {
 	limit, most := x.query.number("limit", x.srv.cfg.CountLimit), 10*x.srv.cfg.CountLimit
 	if limit < 1 || limit > most {
@@ -270,7 +273,7 @@ func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	return out, err
 }
 
-// noteCancellation stores the earliest cancellation of these scopes in out.
+// noteCancellation sets the time of the earliest cancellation of these scopes in out.
 func noteCancellation(x *exchange, out *api.Summary, scopes ...string) error {
 	for _, scope := range scopes {
 		if scope == "" {

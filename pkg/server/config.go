@@ -23,8 +23,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// Config holds the server's addresses and limits. The tagged fields are the section api of the
-// configuration file; the program sets the others.
+// Config contains the server's addresses and limits. The tagged fields are the section api of the
+// configuration file. The program sets the other fields.
 type Config struct {
 	Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`
 	Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where HTTP without TLS may listen: loopback, or anywhere, if a proxy in front encrypts"`
@@ -34,52 +34,54 @@ type Config struct {
 	Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests that such a caller may make at once"`
 	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // the minimum holds a fan-out of 64 MiB of each of two callers
 
-	// Listener serves the API, AdminListener the admin routes; a nil AdminListener means none.
+	// Listener serves the API, AdminListener the admin routes. A nil AdminListener means that the
+	// admin routes are not served.
 	Listener, AdminListener net.Listener
 
 	ReadHeaderTimeout time.Duration `default:"5s" above:"0"`
-	ReadTimeout       time.Duration `default:"15s" above:"0"`   // a whole request, except batches and fan-outs
-	BulkReadTimeout   time.Duration `default:"1m" above:"0"`    // a batch or a fan-out
-	BodyRate          int64         `default:"64KiB" above:"0"` // bytes per second at which a batch or a fan-out must arrive
+	ReadTimeout       time.Duration `default:"15s" above:"0"`   // time limit of a whole request, except batches and fan-outs
+	BulkReadTimeout   time.Duration `default:"1m" above:"0"`    // time limit of a batch or a fan-out
+	BodyRate          int64         `default:"64KiB" above:"0"` // lowest speed of a batch or a fan-out, bytes per second
 	BodyWindow        time.Duration `default:"5s" above:"0"`    // period over which BodyRate is measured
 	WriteTimeout      time.Duration `default:"30s" above:"0"`   // time for the handler and the answer
-	IdleTimeout       time.Duration `default:"1m" above:"0"`    // of a connection between requests
+	IdleTimeout       time.Duration `default:"1m" above:"0"`    // how long a connection may be idle between two requests
 	MaxHeaderBytes    int           `default:"16KiB" above:"0"`
 
-	MaxSingle int64 `default:"512KiB" above:"0"` // bytes of a body
+	MaxSingle int64 `default:"512KiB" above:"0"` // largest body in bytes
 	MaxBatch  int64 `default:"8MiB" above:"0"`
 	MaxFanout int64 `default:"64MiB" above:"0"`
 
-	// MaxConns is how many connections the API has at most. At the limit a new connection closes
-	// an idle one, first those of clients that never showed a token.
+	// MaxConns is the largest number of connections of the API. If it is reached, a new connection
+	// closes an idle connection. Connections of clients that never showed a token are closed first.
 	MaxConns int `default:"16384" above:"0"`
-	// The next four are shared between callers: a caller may use as much as it leaves free,
-	// so a caller alone may use half. Over that it gets 429.
-	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; over it 503
+	// Callers share each of the next four limits. A caller may use as much as it leaves free. So a
+	// caller that is alone may use half. Above that the caller gets 429.
+	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this 503
 	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails and waiting feed requests
-	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of bodies of single requests at once
+	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of the bodies of single requests at the same time
 	BulkMemory  int64 `min:"0"`                   // the same for batches and fan-outs; default: BodyMiB
 	// MemoryWait is how long a batch or fan-out waits for memory before it is refused.
 	MemoryWait time.Duration `default:"2s" above:"0"`
 
-	MaxCallers int `default:"10000" above:"0"` // callers whose rates are kept in memory
+	MaxCallers int `default:"10000" above:"0"` // number of callers whose rates are kept in memory
 
-	PageSize    int `default:"50" above:"0"` // items of a page if the request names no limit
+	PageSize    int `default:"50" above:"0"` // items of a page if the request gives no limit
 	MaxPageSize int `default:"1000" above:"0" max:"1000"`
-	CountLimit  int `default:"1000000" above:"0"` // receivers that one summary counts by default; a request may ask for ten times that
+	// Receivers that one summary counts by default. A request may ask for up to ten times that.
+	CountLimit int `default:"1000000" above:"0"`
 
-	// CursorKey signs cursors and has at least 32 bytes. Servers behind one address share it.
-	// Default: a random key, so that cursors become invalid when the process ends.
+	// CursorKey signs cursors. It must have at least 32 bytes. Servers behind one address must use
+	// the same key. Default: a random key, so cursors become invalid when the process ends.
 	CursorKey []byte
 
-	// MaxWait is how long reading a user's history or a timeline may take; then the answer is
-	// 503. It is below WriteTimeout.
+	// MaxWait is the time limit for reading a user's history or a timeline. After that the answer
+	// is 503. It must be below WriteTimeout.
 	MaxWait time.Duration `default:"10s" above:"0"`
 
 	FeedPoll     time.Duration `default:"250ms" above:"0"` // poll interval of a waiting feed request
 	Heartbeat    time.Duration `default:"15s" above:"0"`   // interval of heartbeats in a silent tail
-	DrainDelay   time.Duration `min:"0"`                   // time between not ready and closing the listeners; 0: none
-	DrainTimeout time.Duration `default:"20s" above:"0"`   // time for requests under way at the end
+	DrainDelay   time.Duration `min:"0"`                   // time between "not ready" and closing the listeners; 0: no delay
+	DrainTimeout time.Duration `default:"20s" above:"0"`   // at the end: time for requests in progress
 }
 
 func (c Config) withDefaults() Config {
@@ -88,7 +90,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns an error for values that no configuration file can lead to.
+// validate returns an error for values that cannot come from a configuration file.
 func (c Config) validate() error {
 	switch {
 	case c.Listener == nil:
@@ -101,8 +103,8 @@ func (c Config) validate() error {
 	return setting.Err("api", &c)
 }
 
-// requireTLSOrLoopback refuses to serve plain HTTP beyond this machine unless the configuration
-// allows it.
+// mayListen returns an error if plain HTTP would be reachable from other machines, unless the
+// configuration allows it.
 func (c Config) mayListen(key string, ln net.Listener) error {
 	if ln == nil {
 		return nil // there is no admin listener
@@ -125,118 +127,122 @@ type Intake interface {
 
 // Users stores users' profiles.
 type Users interface {
-	// Get returns the profile of a user, or notify.KindNotFound.
+	// Get returns the profile of a user. It returns notify.KindNotFound if the user has no profile.
 	Get(ctx context.Context, user string) (engine.Profile, error)
-	// Put checks and stores a profile and returns it as stored. An opt-out in it then binds every
-	// call that starts a second later. p.Version other than 0 must be the stored one, else the
-	// result is notify.KindConflict. Put keeps the stored suppressions.
+	// Put checks and stores a profile, and returns the stored profile. An opt-out in the profile
+	// stops all calls that start at least a second later. If p.Version is not 0, it must equal the
+	// stored version; otherwise Put returns notify.KindConflict. Put keeps the stored suppressions.
 	Put(ctx context.Context, p engine.Profile) (engine.Profile, error)
 }
 
-// Tail publishes the outcomes that a filter selects as they happen. The channel is closed when
-// ctx ends. Tail never waits for a slow reader; such a reader loses events, and missed returns
-// how many so far.
+// Tail publishes the outcomes that a filter selects, when they happen. The channel is closed when
+// ctx ends. Tail never waits for a slow reader: a slow reader loses events. missed returns how many
+// events were lost so far.
 type Tail interface {
 	Subscribe(ctx context.Context, f api.TailFilter) (events <-chan api.Event, missed func() int64)
 }
 
 // Receipt accepts a provider's delivery receipts.
 type Receipt struct {
-	// Signature is the header that carries the provider's signature. A request
-	// without it is refused (401 bad_signature) before its body is read.
+	// Signature is the name of the header with the provider's signature. A request without this
+	// header is refused with 401 bad_signature before its body is read.
 	Signature string
-	// Take verifies the signature over the request and its body, which can be read once more from
-	// r, and stores the receipts. It must not keep the body.
+	// Take verifies the signature of the request and its body, and stores the receipts. The body
+	// can also be read once from r. Take must not keep a reference to body.
 	Take func(r *http.Request, body []byte) error
 }
 
-// Report returns the answer to an operator's question, in a form that marshals to JSON.
+// Report returns an answer for an operator, as a value that can be marshalled to JSON.
 type Report func(ctx context.Context) (any, error)
 
-// Lister is a history that can also list without a user.
+// Lister is a history that can also list notifications without a user.
 type Lister interface {
-	// List calls fn with receivers of the chunks that q selects: the newest request
-	// first, within a request by the first index of the chunk, within a chunk by
-	// index. It stops before the receiver for which fn returns false, and when it has
-	// read as much as one call may, which can be before fn was called at all. The
-	// cursor continues there; nil means there is no more. Found is reused, and its
-	// slices are fn's until it returns.
+	// List calls fn with the receivers of the chunks that q selects. The newest request is first.
+	// Within a request the chunk with the lowest first index is first, and within a chunk the order
+	// is by index. List stops before the receiver for which fn returns false. It also stops when it
+	// has read as much as one call may read, even if it has not called fn. The returned cursor
+	// continues there. A nil cursor means that nothing follows. Found is reused, so fn must not
+	// keep its slices.
 	List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error)
 }
 
-// Cancels stores cancellations: users.CancelStore.
+// Cancels stores cancellations. users.CancelStore implements it.
 type Cancels interface {
 	Put(ctx context.Context, c engine.Cancel) (version uint64, err error)
 	Get(ctx context.Context, scope string) (c engine.Cancel, ok bool, err error)
 }
 
-// Campaigns reads campaigns: store.Campaigns.
+// Campaigns reads campaigns. store.Campaigns implements it.
 type Campaigns interface {
 	Get(ctx context.Context, id string) (c engine.Campaign, ok bool, err error)
 	List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error)
 }
 
-// Deps are the parts that the server uses. Auth, Intake, Users, History, Status, DeadLetters,
+// Deps are the components that the server uses. Auth, Intake, Users, History, Status, DeadLetters,
 // Cancels, Campaigns, CampaignHolds and Tail are required.
 type Deps struct {
 	Auth          *Verifier
 	Intake        Intake
 	Users         Users
 	History       history.Reader
-	List          Lister // nil: GET /v1/notifications needs a user
-	OmitsFanouts  bool   // the history of a user lacks fan-outs
+	List          Lister // nil: GET /v1/notifications requires a user
+	OmitsFanouts  bool   // the history of a user does not contain fan-outs
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters
 	Cancels       Cancels
 	Campaigns     Campaigns
 	CampaignHolds CampaignHolds
 	Schedules     Schedules            // nil: nothing was ever scheduled
-	Triggers      Triggers             // nil: the routes of triggers are 503
-	Circuits      Circuits             // nil: the routes of circuits are 503
-	TestProvider  TestProvider         // nil: tests of providers are 503
-	Jobs          Jobs                 // nil: the routes of jobs and plans are 503
+	Triggers      Triggers             // nil: the routes of triggers answer 503
+	Circuits      Circuits             // nil: the routes of circuits answer 503
+	TestProvider  TestProvider         // nil: tests of providers answer 503
+	Jobs          Jobs                 // nil: the routes of jobs and plans answer 503
 	Audit         *deadletter.AuditLog // nil: operators' changes are not recorded
-	Lanes         Lanes                // nil: the routes of lanes are 503
-	// Suppressions; nil: their routes are 503.
+	Lanes         Lanes                // nil: the routes of lanes answer 503
+	// Suppressions stores the suppressed addresses. nil: its routes answer 503.
 	Suppressions Suppressions
-	// Conservation checks what was accepted since then (zero: all) against outcomes; nil: GET
-	// /v1/ops/audit:run is 503.
+	// Conservation compares everything that was accepted since a time with its outcomes. A zero
+	// time means everything. nil: GET /v1/ops/audit:run answers 503.
 	Conservation func(ctx context.Context, since time.Time) (api.Conservation, error)
-	CheckURL     URLCheck // nil: GET /v1/ops/url-check is 503
-	// AdmitURL returns an error, which names the field, for a callback URL that the egress policy
-	// never allows; nil: all are accepted.
+	CheckURL     URLCheck // nil: GET /v1/ops/url-check answers 503
+	// AdmitURL returns an error for a callback URL that the egress policy never allows. The error
+	// contains the name in field. nil: all URLs are accepted.
 	AdmitURL func(field, raw string) error
 	Callers  engine.Callers // nil: every caller has the default rate
-	Grants   LoadGrants     // nil: no load run has a grant, and the routes of grants are 503
-	// LoadLocal accepts load runs without a grant over loopback. It is for an embedded notifyd
-	// that calls no real providers: a tunnel from another machine may end on loopback, too.
+	Grants   LoadGrants     // nil: no load run has a grant, and the routes of grants answer 503
+	// LoadLocal accepts load runs without a grant over loopback. Set it only for an embedded
+	// notifyd that calls no real providers, because a tunnel from another machine may end on
+	// loopback too.
 	LoadLocal bool
-	// SharedTokens enforce callers' rates over all processes; nil: there is one process.
+	// SharedTokens enforce callers' rates for all processes together. nil: there is only one
+	// process.
 	SharedTokens SharedTokens
-	Receipts     map[string]Receipt // by provider; nil: none
+	Receipts     map[string]Receipt // by provider; nil: no receipts
 	Tail         Tail               // required
-	Doctor       Report             // nil: GET /v1/ops/doctor is 503
-	Lag          Report             // nil: GET /v1/ops/lag is 503
-	Debug        Report             // nil: GET /v1/ops/debug is 503
-	// Backup takes a snapshot for a backup; nil: GET /v1/ops/backup is 503.
+	Doctor       Report             // nil: GET /v1/ops/doctor answers 503
+	Lag          Report             // nil: GET /v1/ops/lag answers 503
+	Debug        Report             // nil: GET /v1/ops/debug answers 503
+	// Backup takes a snapshot for a backup. nil: GET /v1/ops/backup answers 503.
 	Backup   func(context.Context) (Snapshot, error)
-	Rates    Report // nil: GET /v1/ops/rates is 503
-	Accounts Report // nil: GET /v1/ops/accounts is 503
-	// Page makes the operator page, which is served under /ui/. The page calls api with the token
-	// of the person who uses it; nil: there is no page.
-	Page     func(api http.Handler) http.Handler
-	Ready    func(context.Context) error // nil: ready unless draining
-	Warnings func() []string             // short codes of problems that do not stop the server from accepting requests; nil: none
-	Version  string                      // of the program, for /healthz; empty: not shown
-	// Standing returns why no call of a lane can be made now; ok is false if calls can be made.
-	// nil: unknown.
+	Rates    Report // nil: GET /v1/ops/rates answers 503
+	Accounts Report // nil: GET /v1/ops/accounts answers 503
+	// Page makes the operator page, which is served under /ui/. The page calls the handler api with
+	// the token of its user. nil: there is no page.
+	Page  func(api http.Handler) http.Handler
+	Ready func(context.Context) error // nil: ready unless draining
+	// Returns short codes of problems that do not stop the server from accepting requests. nil: no
+	// warnings.
+	Warnings func() []string
+	Version  string // version of the program, for /healthz; empty: not shown
+	// Standing returns why no call of a lane can be made now. ok is false if calls can be made.
+	// nil: not known.
 	Standing func(notify.Lane) (why Standing, ok bool)
-	// Admission admits batches and fan-outs under overload; nil: all are admitted.
+	// Admission refuses batches and fan-outs during an overload. nil: all are admitted.
 	Admission *limit.Admission
-	// MailHold is the longest time a worker holds a mail to batch it with others of the same
-	// content; 0: it does not hold mails.
+	// MailHold is the longest time for which a worker holds a mail, to send it together with other
+	// mails of the same content. 0: workers hold no mails.
 	MailHold time.Duration
-	Metrics  prometheus.Gatherer // nil: no /metrics
+	Metrics  prometheus.Gatherer // nil: no route /metrics
 	Hooks    Hooks
 	Tracer   *trace.Tracer // nil: no spans; a traceparent is still passed on
 
@@ -246,23 +252,24 @@ type Deps struct {
 	Now            func() time.Time // nil: time.Now
 }
 
-// Hooks are callbacks for metrics; each may be nil. They run on the request's
-// goroutine and must not block.
+// Hooks are callbacks for metrics; each may be nil. The goroutine of the request calls them, so
+// they must not block.
 type Hooks struct {
-	// Request: a request was answered. route is its pattern, or "other" without a route.
-	// in and out are bytes of bodies, in as read from the connection.
+	// Request: a request was answered. route is the pattern of its route, or "other" if it matched
+	// no route. The parameters in and out are the bytes of the bodies; in counts the bytes read
+	// from the connection.
 	Request func(route, method string, status int, took time.Duration, in, out int64)
-	// InFlight: the number of requests under way changed by delta.
+	// InFlight: the number of requests in progress changed by delta.
 	InFlight func(delta int)
-	// Refused: a request was refused before its handler. reason is "in_flight", "overload",
-	// "memory", "receipts", "pages", "slow" (the body of a request without a token was cut
-	// off because it took longest), "connections" (a connection was closed to make room for
-	// another), "streams", "rate", "load" (a load run without a valid grant) or "disabled";
-	// or "caller_in_flight", "caller_memory" or "caller_streams" if only this caller has used
-	// its share.
+	// Refused: a request was refused before its handler. reason is one of these: "in_flight",
+	// "overload", "memory", "receipts", "pages", "streams", "rate" or "disabled". "slow": the body
+	// of a request without a token was cut off because its read had lasted longest. "connections":
+	// a connection was closed to make room for another connection. "load": a load run without a
+	// valid grant. "caller_in_flight", "caller_memory" or "caller_streams": only this caller has
+	// used its share.
 	Refused func(reason string)
-	// Unguarded: a request was accepted without checking its idempotency key, because its
-	// caller allowed at-least-once. name is the scope of the key, "POST /v1/triggers".
+	// Unguarded: a request was accepted without checking its idempotency key, because its caller
+	// allowed at-least-once. name is the scope of the key, for example "POST /v1/triggers".
 	Unguarded func(name string)
 }
 

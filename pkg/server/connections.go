@@ -17,33 +17,34 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Anybody may open connections to the API, and each holds memory for as long as it is open. At
-// MaxConns a new connection closes another one, so that a client that opens many keeps no other
-// client out. The connection of the lowest rank goes first, and among equals the oldest.
-// Connections without a verified token go before callers' connections, and a caller's request is
-// never cut off.
+// Anybody may open connections to the API, and each connection needs memory while it is open. If
+// there are MaxConns connections, a new connection closes another one. So a client that opens many
+// connections cannot keep other clients out. The connection with the lowest rank is closed first,
+// and within a rank the oldest. Connections without a verified token have lower ranks than
+// connections of callers. A connection with a caller's request in progress is never closed.
 
-// rank orders connections by how much is lost when they are closed.
+// rank orders connections by the harm of closing them, lowest first.
 type rank uint8
 
 const (
-	idleStranger rank = iota // no token, no request: new, in a handshake, or kept alive
-	busyStranger             // no token, a request under way
-	idleCaller               // a token was verified on it; no request
-	busyCaller               // a caller's request is under way: never closed
+	idleStranger rank = iota // no token and no request: new, in a handshake, or kept alive
+	busyStranger             // no token, a request in progress
+	idleCaller               // a token was verified on it; no request in progress
+	busyCaller               // a caller's request in progress: never closed
 	ranks
 )
 
-// slowStrangerAfter is how long a request without a token may be under way. After that it is
-// closed before a caller's idle connection.
+// slowStrangerAfter is how long a request without a token may be in progress. After that its
+// connection is closed before an idle connection of a caller.
 const slowStrangerAfter = 5 * time.Second
 
-// maxEvictSearch bounds the search for a connection from the new connection's own address.
+// maxEvictSearch bounds the search for a connection with the same source as the new connection.
 const maxEvictSearch = 256
 
-// addConn adds c to the open connections. At the limit it first removes another one and returns
-// it in closes; the caller closes it after unlocking. ok is false if none may be closed; c is not
-// added then. It needs the lock.
+// addConn adds c to the open connections. If there are already maxOpen connections, it first
+// removes another connection and returns it in closes. The code that calls addConn must close that
+// connection after it has unlocked mu. If no connection may be closed, ok is false and c is not
+// added. The caller holds mu.
 func (l *connListener) addConn(c *listenerConn) (closes *listenerConn, ok bool) {
 	if l.open >= l.maxOpen {
 		if closes = l.connToClose(c.source); closes == nil {
@@ -57,26 +58,27 @@ func (l *connListener) addConn(c *listenerConn) (closes *listenerConn, ok bool) 
 	return closes, true
 }
 
-// setRank moves c to the end of a rank. It needs the lock.
+// setRank adds c to the end of a rank. The caller holds mu.
 func (l *connListener) setRank(c *listenerConn, to rank) {
 	c.rank, c.since = to, time.Now()
 	c.place = l.byRank[to].PushBack(c)
 }
 
-// oldestInRank returns the connection that is in a rank for longest, or nil. It needs the lock.
+// oldestInRank returns the connection that has been in a rank for the longest time, or nil. The
+// caller holds mu.
 func (l *connListener) oldestInRank(of rank) *listenerConn {
 	if e := l.byRank[of].Front(); e != nil {
-		return e.Value.(*listenerConn) //nolint:forcetypeassert // it holds nothing else
+		return e.Value.(*listenerConn) // the list contains only *listenerConn
 	}
 	return nil
 }
 
-// connToClose returns the connection to close for a new one from source, or nil if none may be
-// closed. It needs the lock.
+// connToClose returns the connection to close for a new connection from source. It returns nil if
+// no connection may be closed. The caller holds mu.
 func (l *connListener) connToClose(source netip.Prefix) *listenerConn {
-	if l.bySource[source] > l.maxOpen/2 { // this source holds over half: it gives up one of its own
+	if l.bySource[source] > l.maxOpen/2 { // this source has more than half: close one of its connections
 		for e, n := l.byRank[idleStranger].Front(), 0; e != nil && n < maxEvictSearch; e, n = e.Next(), n+1 {
-			if c := e.Value.(*listenerConn); c.source == source { //nolint:forcetypeassert // as in longest
+			if c := e.Value.(*listenerConn); c.source == source { //nolint:forcetypeassert // as in oldestInRank
 				return c
 			}
 		}
@@ -91,7 +93,7 @@ func (l *connListener) connToClose(source netip.Prefix) *listenerConn {
 	return busy
 }
 
-// removeConn removes c from the open connections. It needs the lock.
+// removeConn removes c from the open connections. The caller holds mu.
 func (l *connListener) removeConn(c *listenerConn) {
 	if c.place == nil {
 		return
@@ -105,7 +107,7 @@ func (l *connListener) removeConn(c *listenerConn) {
 	l.room.Signal()
 }
 
-// updateRank moves c into the rank for its state. It takes the lock.
+// updateRank moves c to the rank for its state. It locks mu.
 func (l *connListener) updateRank(c *listenerConn, busy, caller bool) {
 	to := idleStranger
 	switch {
@@ -130,13 +132,13 @@ func (l *connListener) updateRank(c *listenerConn, busy, caller bool) {
 
 type connKey struct{}
 
-// withConn is the server's ConnContext. It lets a request find its connection.
+// withConn is the server's ConnContext. It stores the connection in the context of its requests.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	w, _ := c.(*listenerConn)
 	return context.WithValue(ctx, connKey{}, w)
 }
 
-// markCallerConn marks the connection of a request whose token was verified.
+// markCallerConn records that a token was verified on the connection of a request.
 func markCallerConn(r *http.Request) {
 	c, _ := r.Context().Value(connKey{}).(*listenerConn)
 	if c == nil || c.caller.Swap(true) {
@@ -145,8 +147,8 @@ func markCallerConn(r *http.Request) {
 	c.wire.updateRank(c, true, true)
 }
 
-// sourceOf returns the network of a client: the address for IPv4, and for IPv6 the /64 that one
-// host is usually given.
+// sourceOf returns the network of a client: the address for IPv4, and for IPv6 the /64 prefix,
+// which usually belongs to one host.
 func sourceOf(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -161,20 +163,20 @@ func sourceOf(a net.Addr) netip.Prefix {
 	return p
 }
 
-// connListener is the API's listener. It bounds the number of open connections.
+// connListener is the listener of the API. It bounds the number of open connections.
 type connListener struct {
 	net.Listener
 	newID            func() string // makes request ids
 	maxOpen          int
-	onEvict          func()        // called when a connection was closed for another one
+	onEvict          func()        // called when a connection was closed for another connection
 	firstByteTimeout time.Duration // how long a connection may wait for the first byte of its first request
-	headerTimeout    time.Duration // time for the header, after the first byte
-	requestTimeout   time.Duration // time for the whole request, after the first byte
+	headerTimeout    time.Duration // time limit of the header, after the first byte
+	requestTimeout   time.Duration // time limit of the whole request, after the first byte
 
 	mu       sync.Mutex
 	room     *sync.Cond // uses mu; signals that a waiting Accept may try again
 	closed   bool
-	open     int // connections
+	open     int // number of open connections
 	bySource map[netip.Prefix]int
 	byRank   [ranks]list.List // of *listenerConn, the oldest first
 }
@@ -188,8 +190,8 @@ func newConnListener(cfg Config, newID func() string, crowded func()) *connListe
 	return l
 }
 
-// Accept returns the next connection. At the limit it closes another one, or waits while none may
-// be closed.
+// Accept returns the next connection. If there are too many, it closes another connection. If no
+// connection may be closed, it waits.
 func (l *connListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -214,7 +216,7 @@ func (l *connListener) Accept() (net.Conn, error) {
 	return w, nil
 }
 
-// Close ends Accept. Open connections stay open.
+// Close makes Accept return. Open connections stay open.
 func (l *connListener) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -223,7 +225,7 @@ func (l *connListener) Close() error {
 	return l.Listener.Close()
 }
 
-// onConnState is the server's ConnState.
+// onConnState is the server's ConnState callback.
 func (l *connListener) onConnState(c net.Conn, s http.ConnState) {
 	w, ok := c.(*listenerConn)
 	if !ok {
@@ -234,7 +236,7 @@ func (l *connListener) onConnState(c net.Conn, s http.ConnState) {
 	}
 	if s == http.StateActive && !w.headerRead {
 		w.headerRead = true
-		_ = w.Conn.SetReadDeadline(w.firstByteAt.Add(l.requestTimeout)) // net/http counts from when it accepted the connection
+		_ = w.Conn.SetReadDeadline(w.firstByteAt.Add(l.requestTimeout)) // net/http counts from the accept of the connection
 	}
 	w.mu.Lock()
 	w.requestUnderWay, w.answered = s == http.StateActive, false
@@ -247,7 +249,7 @@ func (l *connListener) closeAll() {
 	l.mu.Lock()
 	for i := range l.byRank {
 		for e := l.byRank[i].Front(); e != nil; e = e.Next() {
-			all.Go(e.Value.(*listenerConn).answerAndClose) //nolint:forcetypeassert // as in longest
+			all.Go(e.Value.(*listenerConn).answerAndClose) //nolint:forcetypeassert // as in oldestInRank
 		}
 	}
 	l.mu.Unlock()
@@ -260,28 +262,28 @@ type listenerConn struct {
 	wire *connListener
 
 	mu              sync.Mutex
-	requestUnderWay bool // a request is under way
-	answered        bool // its answer has begun
+	requestUnderWay bool // a request is in progress
+	answered        bool // the answer of that request has begun
 	closedByDrain   bool // closed by answerAndClose
 
-	// Used only by the connection's goroutine in net/http, so no lock is needed.
-	firstByteAt time.Time // when the first byte came
+	// Only the connection's goroutine in net/http uses these fields, so they need no lock.
+	firstByteAt time.Time // when the first byte arrived
 	headerRead  bool      // the header of the first request was read
 
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
-	// Guarded by connListener.mu: the rank, since when, and the element in that rank. place is
-	// nil if the connection is not among the open ones.
+	// connListener.mu guards these fields: the rank, since when, and the element in the list of
+	// that rank. place is nil if the connection is not in byRank.
 	rank  rank
 	since time.Time
 	place *list.Element
 }
 
 // Read gives a new connection as much time for its first byte as a connection has between two
-// requests. In net/http the time for the header starts when a connection is accepted. But clients
-// (Go's own, too) open connections in advance: a request sent on such a connection just when the
-// time is over would find it closed.
+// requests. In net/http the time for the header starts when the connection is accepted. But
+// clients, Go's client too, open connections in advance. Without Read, such a connection could be
+// closed just when its client sends a request.
 func (c *listenerConn) Read(p []byte) (int, error) {
 	if !c.firstByteAt.IsZero() {
 		return c.Conn.Read(p)
@@ -316,11 +318,11 @@ func (c *listenerConn) Close() error {
 	return c.Conn.Close()
 }
 
-// drainAnswerTime is how long a client has to read the answer of a request that a drain cuts off.
+// drainAnswerTime is how long a client has to read the answer of a request that a drain interrupts.
 const drainAnswerTime = time.Second
 
-// answerAndClose closes the connection. If a request on it has no answer yet, it first answers
-// 503: the handler may hang, so only the connection can answer.
+// answerAndClose closes the connection. If a request on it has no answer yet, it first answers 503.
+// The handler may hang, so the connection must answer itself.
 func (c *listenerConn) answerAndClose() {
 	c.mu.Lock()
 	c.closedByDrain = true

@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// exchange is one request and its answer. The server reuses it for another request once this one
-// is answered: a goroutine that lives longer must not use it.
+// exchange is one request and its answer. After the answer the server reuses the exchange for
+// another request. So a goroutine that lives longer than the request must not use it.
 type exchange struct {
 	srv   *Server
 	route *route
@@ -28,19 +28,19 @@ type exchange struct {
 
 	query           query     // parameters; empty on routes without a token
 	id              *Identity // nil on routes without a token
-	caller          *caller   // the same
+	caller          *caller   // nil on routes without a token
 	inFlightCounter *atomic.Int64
 	requestID       string
 	admitted        *limit.Admitted // set for a batch or a fan-out
-	load            *request.Load   // the load run that the request belongs to; nil: none
+	load            *request.Load   // the load run to which the request belongs; nil: no load run
 	body            body
 	audits          bool         // the audit log records the request
-	auditRow        api.AuditRow // its row in the audit log; Seq 0: none yet
+	auditRow        api.AuditRow // the request's row in the audit log; Seq 0: no row yet
 	status          int          // 0: nothing written yet
 	bytesOut        int64
 }
 
-// Header values that are the same in every answer. They are shared and never changed.
+// Header values that are the same in every answer. Answers share them, so they are never changed.
 var (
 	typeJSON    = []string{api.TypeJSON}
 	typeNDJSON  = []string{api.TypeNDJSON}
@@ -50,7 +50,7 @@ var (
 	atLeastOnce = []string{api.AtLeastOnce}
 )
 
-// bytes answers with a body that already is JSON.
+// bytes answers with a body that is already JSON.
 func (x *exchange) bytes(status int, body []byte) error {
 	h := x.w.Header()
 	if body != nil {
@@ -81,7 +81,7 @@ func (x *exchange) reply(v any, err error) error {
 	return x.json(http.StatusOK, v)
 }
 
-// write sends the answer. It ignores a write error: the client is gone.
+// write sends the answer. It ignores a write error, because the client has then disconnected.
 func (x *exchange) write(status int, body []byte) {
 	x.status = status
 	x.w.WriteHeader(status)
@@ -92,15 +92,15 @@ func (x *exchange) write(status int, body []byte) {
 	x.bytesOut += int64(n)
 }
 
-// deadlines sets the connection's deadlines for this request: for reading the body and for
-// writing the answer. The zero time means none.
+// deadlines sets the deadlines of the connection for this request: the deadline read for reading
+// the body, and the deadline write for writing the answer. A zero time means no deadline.
 func (x *exchange) deadlines(read, write time.Time) {
 	rc := http.NewResponseController(x.w)
 	_ = rc.SetReadDeadline(read) // an error is ignored: the recorders of tests have no deadlines
 	_ = rc.SetWriteDeadline(write)
 }
 
-// decode reads the body as one JSON value, strictly (request.Decode).
+// decode decodes the body as one JSON value, strictly (see request.Decode).
 func (x *exchange) decode(v any) error {
 	if request.Media(x.r.Header.Get("Content-Type")) != request.JSON {
 		return request.Unsupported(request.JSON)
@@ -108,17 +108,17 @@ func (x *exchange) decode(v any) error {
 	return request.Decode(x.body.data, v)
 }
 
-// operator reports whether the token may read what belongs to any caller or, in a request that
-// changes something, may change it.
+// operator reports whether the token may read the data of any caller. If the request changes
+// something, it reports whether the token may change that data.
 func (x *exchange) operator() bool {
 	return x.id.Has(api.ScopeOperate) || x.isRead() && x.id.Has(api.ScopeObserve)
 }
 
-// sees reports whether the request may see what belongs to a caller.
+// sees reports whether the request may see the data of a caller.
 func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
 
-// listedCaller returns the caller whose items a list shows: the token's caller, or for an
-// operator the caller in the query. Empty means all callers.
+// listedCaller returns the caller whose items a list shows. That is the token's caller or, for an
+// operator, the caller in the query. Empty means all callers.
 func (x *exchange) listedCaller() string {
 	if x.operator() {
 		return x.query.text("caller")
@@ -126,13 +126,13 @@ func (x *exchange) listedCaller() string {
 	return x.id.Caller
 }
 
-// isRead reports whether the request changes nothing.
+// isRead reports whether the request cannot change anything.
 func (x *exchange) isRead() bool {
 	return x.r.Method == http.MethodGet || x.r.Method == http.MethodHead
 }
 
-// scopeAllows reports whether the token may use the route: it has the scope of the route, or the
-// scope observe for a read that callers can do.
+// scopeAllows reports whether the token may use the route. It may if it has the scope of the route.
+// With the scope observe it may also read on the routes of callers.
 func (x *exchange) scopeAllows() bool {
 	if x.id.Has(x.route.scope) {
 		return true
@@ -141,13 +141,13 @@ func (x *exchange) scopeAllows() bool {
 	return ofCallers && x.isRead() && x.id.Has(api.ScopeObserve)
 }
 
-// fail answers with an error. Internal errors are logged, and the client is not told their text.
+// fail answers with an error. It logs internal errors, and does not show their text to the client.
 func (x *exchange) fail(err error) {
 	e := x.classify(err)
 	status := api.StatusOf(e.Kind, e.Code)
 	x.report(status, err)
 	if x.status != 0 {
-		return // the answer has begun, so no problem can be sent
+		return // the answer has begun, so no error can be sent
 	}
 	h := x.w.Header()
 	h["Content-Type"] = typeProblem
@@ -170,7 +170,7 @@ func (x *exchange) fail(err error) {
 	x.write(status, append(b, '\n'))
 }
 
-// classify returns err as one of our errors, without details that a caller must not see.
+// classify returns err as a *notify.Error, without details that a caller must not see.
 func (x *exchange) classify(err error) *notify.Error {
 	e, ok := errors.AsType[*notify.Error](err)
 	switch {
@@ -193,8 +193,8 @@ func problemOf(e *notify.Error, status int) api.Problem {
 	}
 }
 
-// challenge returns the value of WWW-Authenticate (RFC 6750). Without a token in the request it
-// has no error code.
+// challenge returns the value of the header WWW-Authenticate (RFC 6750). If the request had no
+// token, the value has no error code.
 func challenge(e *notify.Error) string {
 	if e.Code == "no_token" {
 		return `Bearer realm="notifyd"`
@@ -202,8 +202,8 @@ func challenge(e *notify.Error) string {
 	return `Bearer realm="notifyd", error="invalid_token", error_description="` + e.Msg + `"`
 }
 
-// report logs what callers are not told: internal failures, and failures of dependencies. The
-// latter are logged only sometimes (Server.unavailable).
+// report logs errors whose text callers do not see: internal failures, and failures of
+// dependencies. Server.unavailable limits how often failures of dependencies are logged.
 func (x *exchange) report(status int, err error) {
 	log := x.srv.deps.Log
 	attrs := []slog.Attr{
@@ -220,15 +220,15 @@ func (x *exchange) report(status int, err error) {
 	}
 }
 
-// pagePath is the path of the operator page. The API's listener serves it, and not the admin
+// pagePath is the path of the operator page. The listener of the API serves it, not the admin
 // listener, because the page needs TLS and tokens.
 const pagePath = "/ui/"
 
-// maxPages is how many requests of the page are under way at once. Anybody who reaches the API
-// can open the sign-in form, so the page must not use places of callers.
+// maxPages is how many requests of the page may be in progress. Anybody who reaches the API can
+// open the sign-in form, so the page has its own limit and does not use the limit of callers.
 const maxPages = 256
 
-// servePage passes the request to the page. The page answers in HTML, including its errors.
+// servePage passes the request to the page. The page answers in HTML, also for errors.
 func servePage(x *exchange) error {
 	x.srv.page.ServeHTTP(&statusRecorder{x.w, x}, x.r)
 	return nil

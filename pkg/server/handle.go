@@ -31,7 +31,7 @@ func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// finish releases what the request held and calls the hooks. It also turns a panic of a handler
+// finish gives back what the request used and calls the hooks. It also turns a panic of a handler
 // into a 500, so that other requests are not affected.
 func (s *Server) finish(x *exchange) {
 	if v := recover(); v != nil {
@@ -49,7 +49,7 @@ func (s *Server) finish(x *exchange) {
 		if x.id != nil {
 			caller = x.id.Caller
 		}
-		// Log the pattern and not the path: a path may hold a user id.
+		// Log the pattern and not the path, because a path may contain a user id.
 		s.deps.Log.LogAttrs(ctx, slog.LevelDebug, "request",
 			slog.String("method", methodLabel(x.r.Method)), slog.String("route", x.route.path), slog.Int("status", x.status),
 			slog.String("caller", caller), slog.String("request_id", x.requestID),
@@ -63,9 +63,9 @@ func (s *Server) finish(x *exchange) {
 	s.exchanges.Put(x)
 }
 
-// methodLabel returns the method as metrics and logs name it. A client may send any token as a
-// method, and each distinct label value stays in memory for as long as the process runs. So every
-// method that no route has is "other".
+// methodLabel returns the name of a method in metrics and logs. A client may send any text as a
+// method, and each different label stays in memory while the process runs. So methods that no route
+// uses get the label "other".
 func methodLabel(method string) string {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
@@ -78,7 +78,7 @@ func methodLabel(method string) string {
 func (s *Server) handle(x *exchange) error {
 	rt := x.route
 	open := rt.scope == "" && rt.body != noBody
-	if open { // before the request takes a place: a slow client without a token must not hold one
+	if open { // before the request is counted, so that a slow client without a token does not use a place
 		if err := readOpenBody(x); err != nil {
 			return err
 		}
@@ -125,14 +125,15 @@ func (s *Server) handle(x *exchange) error {
 	return err
 }
 
-// requestLimit counts the requests of a class that are under way.
+// requestLimit counts the requests of a class that are in progress.
 type requestLimit struct {
 	max      int64
-	reason   string // of Hooks.Refused
+	reason   string // reason of Hooks.Refused
 	underWay atomic.Int64
 }
 
-// enterClass takes a place for the request, or returns an error if there are too many.
+// enterClass counts the request in its class. It returns an error if too many requests of the class
+// are in progress.
 func (s *Server) enterClass(c routeClass) error {
 	p := &s.places[c]
 	if p.underWay.Add(1) > p.max {
@@ -146,7 +147,7 @@ func (s *Server) enterClass(c routeClass) error {
 	return nil
 }
 
-// leaveClass returns the place that enterClass took.
+// leaveClass undoes enterClass.
 func (s *Server) leaveClass(c routeClass) {
 	s.places[c].underWay.Add(-1)
 	if hook := s.deps.Hooks.InFlight; hook != nil {
@@ -181,9 +182,9 @@ func (s *Server) authorise(x *exchange) error {
 	return s.enterCaller(x)
 }
 
-// enterCaller counts the request for its caller. A caller may have as many requests under way as
-// are left free for others (see memory): a caller alone may have half of the places. A caller
-// with no other request is always admitted.
+// enterCaller counts the request for its caller. A caller may have as many requests in progress as
+// it leaves places free for others (see memory). So a caller that is alone may use half of the
+// places. A caller without another request is always admitted.
 func (s *Server) enterCaller(x *exchange) error {
 	all, own, code := &s.places[x.route.class], &x.caller.inFlight, "caller_in_flight"
 	if x.route.class == classStream {
@@ -214,10 +215,10 @@ func bearer(r *http.Request) (string, error) {
 	return strings.TrimLeft(h[len(scheme):], " "), nil
 }
 
-// readBody reads the body within the limits of the route. Small and large bodies have separate
-// memory, so that a one-time code never waits behind a campaign.
+// readBody reads the body within the limits of the route. Small and large bodies use separate
+// memory, so that an otp message never waits for a campaign.
 func (s *Server) readBody(x *exchange) error {
-	// Programs on the way disagree on which of two headers counts, so two are refused.
+	// Proxies disagree about which of two equal headers counts, so two are refused.
 	for _, name := range [...]string{"Content-Type", "Content-Encoding"} {
 		if len(x.r.Header[name]) > 1 {
 			return notify.Invalid(api.CodeUnsupportedMediaType, name, "more than one "+name+" header")
@@ -250,18 +251,19 @@ func (s *Server) readBody(x *exchange) error {
 	return err
 }
 
-// peekBytes is how much of a body is read to find its category, before the body is refused.
+// peekBytes is how much of a body is read to find its category before the body is refused.
 const peekBytes = 512
 
-// startsUrgent reports whether the first bytes of a body name a category that is not bulk. The
-// head of a fan-out and the first item of a batch do. It reads only peekBytes. A compressed body
-// shows nothing, and a body with Expect: 100-continue is not requested for this.
+// startsUrgent reports whether the first bytes of a body contain a category that is not bulk. The
+// head of a fan-out and the first item of a batch contain a category. It reads at most peekBytes.
+// It returns false for a compressed body. It also returns false for a body with Expect:
+// 100-continue, because the client has not sent that body yet.
 func (x *exchange) startsUrgent() bool {
 	if x.r.Header.Get("Content-Encoding") != "" || x.r.Header.Get("Expect") != "" {
 		return false
 	}
 	b := make([]byte, peekBytes)
-	n, _ := x.r.Body.Read(b) // reading the body returns the error again
+	n, _ := x.r.Body.Read(b) // an error is ignored here, because reading the body returns it again
 	x.r.Body = struct {
 		io.Reader
 		io.Closer
@@ -279,7 +281,7 @@ func (x *exchange) startsUrgent() bool {
 	return ok && known && !cat.Bulk()
 }
 
-// requestID returns the client's request id if it is safe in a log, or else a new one.
+// requestID returns the client's request id if it is safe in a log, otherwise a new id.
 func (s *Server) requestID(r *http.Request) string {
 	if hs := r.Header[api.HeaderRequestID]; len(hs) == 1 && checkCaller(hs[0]) {
 		return hs[0]

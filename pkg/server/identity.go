@@ -16,11 +16,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// Identity is the caller of a verified token, and what the token allows.
+// Identity is the caller of a verified token, with the rights of the token.
 type Identity struct {
-	Caller string // the token's sub
-	// Users is the prefix of the user ids that the token may read, write and send to (claim
-	// users); empty: all users. Such a token never has operators' scopes, because operators
+	Caller string // the claim sub of the token
+	// Users is the prefix of the user ids that the token may read, write and send to (claim users).
+	// Empty means all users. A token with a prefix never has operators' scopes, because operators
 	// see every user.
 	Users  string
 	scopes uint8
@@ -38,13 +38,13 @@ func NewIdentity(caller string, scopes ...string) *Identity {
 	return id
 }
 
-// bind restricts the token to user ids with this prefix, and removes operators' scopes.
+// bind restricts the token to user ids with this prefix. It also removes operators' scopes.
 func (id *Identity) bind(users string) {
 	id.Users = users
 	id.scopes &^= scopeBit(api.ScopeOperate) | scopeBit(api.ScopeObserve)
 }
 
-// Has reports whether the token has a scope of package api.
+// Has reports whether the token has this scope (a constant of package api).
 func (id *Identity) Has(scope string) bool {
 	bit := scopeBit(scope)
 	return bit != 0 && id.scopes&bit != 0
@@ -59,8 +59,8 @@ func scopeBit(scope string) uint8 {
 	return 0
 }
 
-// checkCaller reports whether s is a valid caller id, safe in keys, labels and logs. "." and ".."
-// are invalid: clients remove them from paths, so no URL could name such a caller.
+// checkCaller reports whether s is a valid caller id, which is safe in keys, labels and logs. "."
+// and ".." are not valid: clients remove them from paths, so no URL could name such a caller.
 func checkCaller(s string) bool {
 	if s == "" || s == "." || s == ".." || len(s) > notify.MaxCaller {
 		return false
@@ -77,18 +77,18 @@ func checkCaller(s string) bool {
 	return true
 }
 
-// claims are the claims of a token that are read; others are ignored.
+// claims are the claims of a token that notifyd reads. It ignores all other claims.
 type claims struct {
 	jwt.RegisteredClaims
 	Scope string  `json:"scope"`
 	Users *string `json:"users,omitempty"` // nil: all users
 }
 
-// UnmarshalJSON reads claims strictly: each name in its exact case, at most once, and with its
-// type. encoding/json would accept a claim "Scope" as "scope", and identity providers let people
-// choose names of additional claims.
+// UnmarshalJSON reads claims strictly: each name with its exact case, at most once, and with the
+// right type. encoding/json would read a claim "Scope" as "scope", and some identity providers let
+// users choose the names of additional claims.
 func (c *claims) UnmarshalJSON(b []byte) error {
-	type plain claims // without this method
+	type plain claims // a type without this method
 	err := json.Unmarshal(b, (*plain)(c), json.WithUnmarshalers(json.UnmarshalFunc(readDate)))
 	if e, ok := errors.AsType[*json.SemanticError](err); ok && e.JSONPointer != "" {
 		return badClaim(request.FieldPath(e.JSONPointer), err)
@@ -96,14 +96,15 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(e.Err, jsontext.ErrDuplicateName) {
 		return unauthorized("token_claims", "a claim of the token is given twice", err)
 	}
-	if err == nil && c.Users != nil && notify.CheckUserID(*c.Users) != "" { // an empty prefix is refused too: it would restrict nothing
+	// An empty prefix is refused too, because it would restrict nothing.
+	if err == nil && c.Users != nil && notify.CheckUserID(*c.Users) != "" {
 		return badClaim("users", nil)
 	}
 	return err
 }
 
-// readDate reads a time of a claim. The library would accept a quoted one, and one that
-// overflows.
+// readDate reads the time in a claim. The JWT library would also accept a time in quotes, and a
+// time that overflows.
 func readDate(b []byte, to *jwt.NumericDate) error {
 	seconds, err := strconv.ParseFloat(string(b), 64)
 	if err != nil || math.Abs(seconds) > 1<<40 { // 36,812 years
@@ -113,7 +114,7 @@ func readDate(b []byte, to *jwt.NumericDate) error {
 	return nil
 }
 
-// badClaim returns an error that names the type of a claim.
+// badClaim returns an error that says which type a claim must have.
 func badClaim(name string, err error) error {
 	is := "a string"
 	switch name {

@@ -54,11 +54,11 @@ func listDeadLetters(x *exchange) (page api.DeadLetterPage, err error) {
 	return page, err
 }
 
-// someDeadLetters returns a page of the dead letters that f selects. With attempts or an
-// expression, a page may hold fewer items than requested, even none, and not be the last.
+// someDeadLetters returns a page of the dead letters that f selects. If f has attempts or an
+// expression, a page may have fewer items than requested, or no items, although more pages follow.
 func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []engine.DeadLetter, next []byte, err error) {
 	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
-	f.Since, f.Until = 0, 0 // List filters by time; a matcher would refuse an empty period, as a plan does
+	f.Since, f.Until = 0, 0 // List filters by time; a matcher, like a plan, refuses an empty period
 	match, err := deadletter.NewMatcher(f)
 	if err != nil {
 		return nil, nil, err
@@ -84,8 +84,8 @@ func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []eng
 	return out, next, nil
 }
 
-// getDeadLetter returns the dead letter of the epoch in the query. Without one, it searches from
-// the notification's latest epoch down to 0.
+// getDeadLetter returns the dead letter of the epoch in the query. If the query has no epoch, it
+// searches from the notification's latest epoch down to 0.
 func getDeadLetter(x *exchange) (api.DeadLetter, error) {
 	name, ctx, deps := x.r.PathValue("id"), x.r.Context(), &x.srv.deps
 	id, err := deadletter.ParseLetterID(name)
@@ -119,9 +119,9 @@ func topDeadLetters(x *exchange, f api.LetterFilter) (api.LetterTop, error) {
 	return x.srv.deps.Jobs.Top(x.r.Context(), f, x.query.number("limit", 20))
 }
 
-// makePlan makes a plan. It changes nothing.
+// makePlan makes a plan, and changes nothing.
 func makePlan(x *exchange, spec api.JobSpec) (api.Plan, error) {
-	if spec.Kind == deadletter.KindReconcile { // it reads everything that is kept, which takes long
+	if spec.Kind == deadletter.KindReconcile { // reads everything that is stored, which takes long
 		x.deadlines(time.Time{}, time.Time{})
 	}
 	defer func() { x.deadlines(time.Time{}, time.Now().Add(x.srv.cfg.WriteTimeout)) }()
@@ -144,10 +144,10 @@ func applyPlan(x *exchange) error {
 	return x.reply(j, err)
 }
 
-// items is a list without a cursor.
+// items is the JSON form of a list without a cursor.
 type items[T any] struct {
 	Items []T     `json:"items"`
-	Next  *uint64 `json:"next,omitempty"` // of a job's report: where to continue; 0 at its end
+	Next  *uint64 `json:"next,omitempty"` // in a job's report: where to continue; 0 at the end
 }
 
 func listJobs(x *exchange) (out items[api.Job], err error) {
@@ -177,7 +177,8 @@ func changeJob(x *exchange, in jobChange) (api.Job, error) {
 	return x.srv.deps.Jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by)
 }
 
-// listAudit returns audit rows after a sequence number, or the latest rows without one.
+// listAudit returns audit rows after a sequence number. If the query has no sequence number, it
+// returns the latest rows.
 func listAudit(x *exchange) (out items[api.AuditRow], err error) {
 	limit, after := x.pageSize(), x.query.unsigned("after")
 	if _, named := x.query["after"]; !named {

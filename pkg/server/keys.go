@@ -27,8 +27,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// verifyKey is a key and the one algorithm it may be used with. The algorithm follows from the
-// key and never from the token.
+// verifyKey is a key and the only algorithm for which it may be used. The key determines the
+// algorithm, never the token.
 type verifyKey struct {
 	id  string
 	alg string
@@ -47,8 +47,8 @@ func (ks keySet) find(kid, alg string) (found []verifyKey) {
 	return found
 }
 
-// algorithm returns the signature algorithm of a public key. It returns "" for keys that are too
-// weak or of a kind that is not supported.
+// algorithm returns the signature algorithm of a public key. It returns "" if the key is too weak
+// or of a kind that is not supported.
 func algorithm(pub any) string {
 	switch k := pub.(type) {
 	case *rsa.PublicKey:
@@ -65,9 +65,9 @@ func algorithm(pub any) string {
 	return ""
 }
 
-// parseJWKS returns the keys of a JWK set that can verify a token. It leaves out keys of other
-// kinds, for encryption, and without an id. It also leaves out private and symmetric keys: a
-// published one is compromised.
+// parseJWKS returns the keys of a JWK set that can verify a token. It ignores keys of other kinds,
+// keys for encryption, and keys without an id. It also ignores private and symmetric keys, because
+// such a key is compromised when it is published.
 func parseJWKS(data []byte) (keySet, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -93,8 +93,8 @@ func parseJWKS(data []byte) (keySet, error) {
 	return ks, nil
 }
 
-// mayVerify reports whether the key_ops of a JWK, if it has any, include "verify" (RFC 7517,
-// 4.3). go-jose does not read key_ops.
+// mayVerify reports whether the key_ops of a JWK include "verify" (RFC 7517, 4.3). It returns true
+// if the JWK has no key_ops. go-jose does not read key_ops.
 func mayVerify(raw json.RawMessage) bool {
 	var k struct {
 		Ops *[]string `json:"key_ops"`
@@ -102,7 +102,7 @@ func mayVerify(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &k) == nil && (k.Ops == nil || slices.Contains(*k.Ops, "verify"))
 }
 
-// parsePEM reads public keys, or the public halves of private ones.
+// parsePEM reads public keys from PEM data. For a private key it uses the public half.
 func parsePEM(data []byte) (keySet, error) {
 	var ks keySet
 	for {
@@ -137,8 +137,8 @@ func parsePEM(data []byte) (keySet, error) {
 	return ks, nil
 }
 
-// parseBlock returns the public or private key of a PEM block. It returns nil for other blocks,
-// such as "EC PARAMETERS".
+// parseBlock returns the public or private key of a PEM block. It returns nil for blocks without a
+// key, such as "EC PARAMETERS".
 func parseBlock(block *pem.Block) (any, error) {
 	switch block.Type {
 	case "PUBLIC KEY":
@@ -161,7 +161,7 @@ func parseBlock(block *pem.Block) (any, error) {
 	return nil, nil
 }
 
-// thumbprint returns the id of a key that has no name (RFC 7638).
+// thumbprint returns an id for a key without a name (RFC 7638).
 func thumbprint(pub any) (string, error) {
 	k := jose.JSONWebKey{Key: pub}
 	sum, err := k.Thumbprint(crypto.SHA256)
@@ -171,15 +171,15 @@ func thumbprint(pub any) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(sum), nil
 }
 
-// minSecret is the shortest HS256 secret, in bytes: the size of its hash.
+// minSecret is the shortest HS256 secret, in bytes. It is the size of the hash.
 const minSecret = 32
 
-// maxJWKS bounds a key set, in bytes.
+// maxJWKS is the largest size of a key set, in bytes.
 const maxJWKS = 1 << 20
 
-// jwks caches the keys of a JWK set that changes. It fetches the set every refresh, and when a
-// token names an unknown key, but never more often than minWait. While fetching fails, the last
-// set stays valid for maxStale.
+// jwks caches the keys of a JWK set that may change. It fetches the set every refresh. It also
+// fetches the set when a token names an unknown key, but not more often than every minWait. While
+// fetching fails, the last set stays valid for maxStale.
 type jwks struct {
 	fetch    func(ctx context.Context) ([]byte, error)
 	refresh  time.Duration
@@ -196,7 +196,7 @@ type jwks struct {
 	fetching singleflight.Group
 }
 
-// find returns the keys for a token's kid. It fetches the set if the kid is unknown.
+// find returns the keys for the kid of a token. If the kid is not known, it fetches the set.
 func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 	j.mu.Lock()
 	found := j.keys.find(kid, alg)
@@ -216,8 +216,8 @@ func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 	return j.keys.find(kid, alg), nil
 }
 
-// update fetches the set, or waits for a fetch under way. It returns only ctx's error; the error
-// of the fetch goes into lastErr.
+// update fetches the set. If a fetch is already in progress, it waits for that fetch. It only
+// returns the error of ctx; it stores the error of the fetch in lastErr.
 func (j *jwks) update(ctx context.Context) error {
 	done := j.fetching.DoChan("", func() (any, error) {
 		j.mu.Lock()
@@ -230,7 +230,7 @@ func (j *jwks) update(ctx context.Context) error {
 		if early {
 			return nil, nil
 		}
-		// Other requests wait for this fetch, so it must not end with this request.
+		// Other requests wait for this fetch too, so it must not end with this request.
 		fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		data, err := j.fetch(fctx)
@@ -253,12 +253,12 @@ func (j *jwks) update(ctx context.Context) error {
 	}
 }
 
-// run fetches the set at once and then every refresh, until ctx ends. It calls report with each
-// error.
+// run fetches the set at once and then every refresh, until ctx ends. It calls report with the
+// error of each fetch that failed.
 func (j *jwks) run(ctx context.Context, report func(error)) error {
 	for {
 		if err := j.update(ctx); err != nil {
-			return nil // ctx ended
+			return nil // ctx has ended
 		}
 		j.mu.Lock()
 		err := j.lastErr
@@ -272,8 +272,9 @@ func (j *jwks) run(ctx context.Context, report func(error)) error {
 	}
 }
 
-// urlFetcher fetches a set over https, or over http from this machine. It does not follow
-// redirects: another host would then decide which keys are trusted.
+// urlFetcher returns a function that fetches a set over https, or over http from this machine. The
+// function does not follow redirects, because another host would then decide which keys are
+// trusted.
 func urlFetcher(raw string, client *http.Client) (func(context.Context) ([]byte, error), error) {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -18,12 +18,13 @@ import (
 // LoadGrants makes and checks load grants. cluster.Grants implements it.
 type LoadGrants interface {
 	List(ctx context.Context) (api.LoadGrants, error)
-	// Create makes a grant for the operator by. Create and Change call notify.BeforeAct.
+	// Create makes a grant for the operator with the name by. Create and Change call
+	// notify.BeforeAct.
 	Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error)
-	// Change approves or revokes a grant.
+	// Change approves or revokes a grant. The parameter to is "approved" or "revoked".
 	Change(ctx context.Context, id, by, to string) (api.LoadGrant, error)
-	// Check returns the grant of a token that was sent to host, as this process last read
-	// it. Look reads the stored grants first.
+	// Check returns the grant of a token that was sent to host. It uses the grants that this
+	// process read last. Look reads the stored grants first.
 	Check(token, host string) (api.LoadGrant, error)
 	Look(ctx context.Context, token, host string) (api.LoadGrant, error)
 }
@@ -43,7 +44,7 @@ func changeGrant(x *exchange, in api.LoadGrantChange) (api.LoadGrant, error) {
 	return x.srv.deps.Grants.Change(x.r.Context(), x.r.PathValue("id"), x.id.Caller, in.To)
 }
 
-// ownGrant answers a generator that asks whether its grant is active.
+// ownGrant answers a generator that wants to know whether its grant is active.
 func ownGrant(x *exchange) (api.LoadGrant, error) {
 	token := x.r.Header.Get(api.HeaderLoad)
 	if token == "" || token == api.LoadLocal {
@@ -52,8 +53,8 @@ func ownGrant(x *exchange) (api.LoadGrant, error) {
 	return x.srv.deps.Grants.Look(x.r.Context(), token, x.r.Host)
 }
 
-// admitLoad checks the grant of a request that is marked as a load run's. It admits every
-// request without the mark, and counts each refusal under the reason "load".
+// admitLoad checks the load grant of a request with the header HeaderLoad. It admits every request
+// without this header. It counts each refusal with the reason "load".
 func admitLoad(s *Server, x *exchange) (err error) {
 	marks := x.r.Header[api.HeaderLoad]
 	if len(marks) == 0 {
@@ -73,7 +74,7 @@ func admitLoad(s *Server, x *exchange) (err error) {
 		return loadRefused("load_grant_missing", "this notifyd takes the load of a load run only with a grant: notifyctl load grant")
 	}
 	g, err := s.deps.Grants.Check(marks[0], x.r.Host)
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // another process may have made the grant just now
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made it
 		g, err = s.deps.Grants.Look(x.r.Context(), marks[0], x.r.Host)
 	}
 	if err != nil {
@@ -87,36 +88,37 @@ func loadRefused(code, msg string) error {
 	return &notify.Error{Kind: notify.KindForbidden, Code: code, Msg: msg}
 }
 
-// fromLoopback reports whether a request came over loopback: both ends of its connection and
-// the host in it are loopback addresses.
+// fromLoopback reports whether a request arrived over loopback: both addresses of its connection
+// and its Host must be loopback.
 func fromLoopback(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	to, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return err == nil && from.Addr().Unmap().IsLoopback() && ok && notify.OnLoopback(to) && notify.LoopbackHost(r.Host)
 }
 
-// loadMeters holds the meter of each grant in use.
+// loadMeters contains the meter of each grant in use.
 type loadMeters struct {
 	mu   sync.Mutex
 	byID map[string]*loadMeter
 }
 
-// loadMeter holds one grant to its rate. It counts messages when a request is read. A
-// request is taken whole, so both counts may fall below 0; then the next request waits until
-// they are above.
+// loadMeter enforces the rate of one grant. It counts messages when a request has been read. A
+// request is accepted as a whole, so own and left may fall below 0. Then later requests are refused
+// until both are high enough again.
 type loadMeter struct {
 	until time.Time
 	id    string
 	rate  float64 // messages a second
 
 	mu sync.Mutex
-	// own is what this process may take by itself. It holds the rate where there is one
-	// process, and bounds it where the shared bucket cannot be reached.
+	// own is how many messages this process may still accept now by its own count. If there is only
+	// one process, own enforces the rate. Otherwise it limits the process while the shared bucket
+	// cannot be reached.
 	own float64
 	at  time.Time // when own was filled
-	// left is what this process took from the shared bucket and has not used.
+	// left is how many tokens this process got from the shared bucket and has not used.
 	left    float64
-	retryAt time.Time // before it the shared bucket is not asked: it was empty
+	retryAt time.Time // the shared bucket was empty; do not ask it before this time
 }
 
 func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
@@ -138,9 +140,9 @@ func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
 	return one
 }
 
-// take counts n messages. It returns notify.KindThrottled if the rate is used up, and
-// notify.KindForbidden if no request of this grant may have so many. With shared the rate is
-// that of all processes together.
+// take counts n messages. It returns notify.KindThrottled if the rate is used up. It returns
+// notify.KindForbidden if n is more than one request of this grant may have. If shared is not nil,
+// the rate is for all processes together.
 func (m *loadMeter) take(ctx context.Context, now time.Time, shared SharedTokens, n int) error {
 	if most := api.MostInLoadRequest(m.rate); float64(n) > most {
 		return loadRefused("load_grant_exceeded", fmt.Sprintf("one request has %d messages, and this load grant allows %.0f: what it allows in ten seconds", n, most))
@@ -182,6 +184,8 @@ func (m *loadMeter) usedUp(wait time.Duration) error {
 }
 
 const (
-	loadBurst = 2  // a process may send a half of a second's messages at once
-	loadLease = 20 // from the shared bucket it takes a twentieth of a second's messages, or as many as a request needs
+	loadBurst = 2 // a process may accept half of a second's messages at the same moment
+	// At a time a process gets a twentieth of a second's messages from the shared bucket, or as
+	// many as a request needs.
+	loadLease = 20
 )

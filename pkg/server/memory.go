@@ -15,27 +15,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Bodies are read whole into pooled buffers whose sizes are powers of two. A fan-out of a
-// megabyte is then read from the socket into memory that is already mapped and need not be zeroed
+// A body is read as a whole into a pooled buffer, whose size is a power of two. So even a fan-out
+// of a megabyte is read from the socket into memory that is already mapped and need not be zeroed
 // (BenchmarkReadBody).
 const (
 	minBuffer = 1 << 10
 	maxBuffer = 64 << 20
 )
 
-// buffer is pooled memory for a body; b has the size of its class.
+// buffer is pooled memory for a body. The length of b is the size of its class.
 type buffer struct{ b []byte }
 
-// share is how many bytes one caller holds of a memory. The memory's lock guards it.
+// share is how many bytes the bodies of one caller use in a memory. The lock of the memory guards
+// it.
 type share struct{ held int64 }
 
-// memory bounds the bytes of bodies held at once, shares them between callers, and pools their
-// buffers.
+// memory bounds the bytes that all bodies use at the same time, shares them between callers, and
+// pools the buffers.
 //
-// A caller's bodies may hold as much as they leave free. So a caller alone gets half. The next
-// one finds the other half and may take half of that, and so on. Once earlier bodies are
-// released, n greedy callers hold 1/(n+1) each. A caller's only body needs free memory, but no
-// share.
+// The bodies of a caller may use as much memory as they leave free. So a caller that is alone gets
+// half. A second caller finds the other half and may use half of that, and so on. After earlier
+// bodies are released, n callers that use as much as they can get 1/(n+1) each. If a caller has
+// only one body, the body needs free memory, but is not limited by the share.
 type memory struct {
 	size int64
 	wait time.Duration // how long a body waits for memory; 0: it does not wait
@@ -48,11 +49,11 @@ type memory struct {
 	inflaters sync.Pool          // of *inflater
 }
 
-// waiter is a body that waits to hold want bytes instead of have.
+// waiter is a body that uses have bytes and waits until it may use want bytes.
 type waiter struct {
 	by         *share
 	have, want int64
-	ready      chan struct{} // closed by wakeWaiters once the bytes are reserved
+	ready      chan struct{} // closed by wakeWaiters after the bytes are reserved
 }
 
 func newMemory(bytes int64, wait time.Duration) *memory { return &memory{size: bytes, wait: wait} }
@@ -69,17 +70,17 @@ func (m *memory) get(n int64) *buffer {
 
 func (m *memory) put(b *buffer) { m.buffers[classOf(int64(len(b.b)))].Put(b) }
 
-// reserveResult says whether a body may hold more bytes.
+// reserveResult says whether a body may use more bytes.
 type reserveResult uint8
 
 const (
 	reserveOK  reserveResult = iota
-	memoryFull               // not enough is free
-	shareUsed                // there is, but not for this caller
+	memoryFull               // not enough memory is free
+	shareUsed                // memory is free, but this caller has used its share
 )
 
-// checkReserve reports whether a body of by may hold want bytes instead of have. It needs the
-// lock.
+// checkReserve reports whether a body that uses have bytes may use want bytes. The parameter by is
+// the share of its caller. The caller of checkReserve holds mu.
 func (m *memory) checkReserve(by *share, have, want int64) reserveResult {
 	free := m.size - (m.held - have + want)
 	switch {
@@ -91,7 +92,8 @@ func (m *memory) checkReserve(by *share, have, want int64) reserveResult {
 	return reserveOK
 }
 
-// adjustHeld accounts for a body of by that holds want bytes instead of have. It needs the lock.
+// adjustHeld records that a body uses want bytes instead of have, and charges the share by. The
+// caller holds mu.
 func (m *memory) adjustHeld(by *share, have, want int64) {
 	m.held += want - have
 	if by != nil {
@@ -99,13 +101,14 @@ func (m *memory) adjustHeld(by *share, have, want int64) {
 	}
 }
 
-// reserve lets a body of by hold want bytes instead of have, and waits up to m.wait for them. by
-// is nil for bodies that belong to no caller. It returns a busy or caller_memory error if the
-// bytes do not become free in time or ctx ends.
+// reserve reserves memory, so that a body may use want bytes instead of have. It charges the bytes
+// to the share by, which is nil for bodies without a caller. It waits up to m.wait. If the bytes do
+// not become free in time, or ctx ends, it returns an error with the error code busy or
+// caller_memory.
 func (m *memory) reserve(ctx context.Context, by *share, have, want int64) error {
 	m.mu.Lock()
-	// If a body already waits for free memory, a later body must queue behind it. Otherwise
-	// small bodies could keep a large one out forever.
+	// If an earlier body waits for free memory, a later body must wait too. Otherwise small bodies
+	// could keep a large body waiting forever.
 	now := m.checkReserve(by, have, want)
 	if now == reserveOK && slices.ContainsFunc(m.waiting, func(w *waiter) bool { return m.checkReserve(w.by, w.have, w.want) == memoryFull }) {
 		now = memoryFull
@@ -135,15 +138,15 @@ func (m *memory) reserve(ctx context.Context, by *share, have, want int64) error
 	defer m.mu.Unlock()
 	i := slices.Index(m.waiting, w)
 	if i < 0 {
-		return nil // wakeWaiters reserved the bytes just now
+		return nil // wakeWaiters has just reserved the bytes
 	}
 	m.waiting = slices.Delete(m.waiting, i, i+1)
 	now = m.checkReserve(by, have, want)
-	m.wakeWaiters() // the waiters behind this one
+	m.wakeWaiters() // the waiters after this one may fit now
 	return reserveError(max(now, memoryFull))
 }
 
-// release returns n bytes of by.
+// release gives back n bytes of the share by.
 func (m *memory) release(by *share, n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -151,9 +154,9 @@ func (m *memory) release(by *share, n int64) {
 	m.wakeWaiters()
 }
 
-// wakeWaiters reserves memory for waiting bodies that now fit. It may skip a body whose caller
-// has used its share, but never one that only waits for free memory, so that large bodies are not
-// starved. It needs the lock.
+// wakeWaiters reserves memory for waiting bodies that now fit. It may skip a body whose caller has
+// used its share. It never skips a body that only waits for free memory, so that large bodies are
+// not starved. The caller holds mu.
 func (m *memory) wakeWaiters() {
 	for i := 0; i < len(m.waiting); {
 		w := m.waiting[i]
@@ -177,24 +180,26 @@ func reserveError(why reserveResult) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many large requests are being read", RetryAfter: time.Second}
 }
 
-// overShare returns the error for a caller that has used its share while others have room.
+// overShare returns the error for a caller that has used its share. There may still be room for
+// other callers.
 func overShare(code, msg string) error {
 	return &notify.Error{Kind: notify.KindThrottled, Code: code, Msg: msg, RetryAfter: time.Second}
 }
 
-// bodyPace reads a large body and cuts it off if it comes too slowly: within any window,
-// minWindowBytes must arrive, or the end. A body that is under way holds memory and a place among
-// the requests. Only the goroutine that reads the body uses a bodyPace.
+// bodyPace reads a large body and stops if the body arrives too slowly: in each window,
+// minWindowBytes or the rest of the body must arrive. This matters because a body that is being
+// read uses memory and a place among the requests. Only the goroutine that reads the body uses a
+// bodyPace.
 type bodyPace struct {
 	r              io.Reader
 	conn           *http.ResponseController
 	window         time.Duration
-	minWindowBytes int64     // bytes of a window
-	end            time.Time // of the window
+	minWindowBytes int64     // bytes that must arrive in a window
+	end            time.Time // end of the window
 	until          time.Time // deadline of the whole body
 
-	bytesRead, windowBytes int64 // bytes so far, and the count at which the next window starts
-	slowErr                error // error of a body that was cut off within a window
+	bytesRead, windowBytes int64 // bytes read so far, and the value at which the next window starts
+	slowErr                error // error of a body that was too slow in a window
 }
 
 // newBodyPace returns the bodyPace of x's body.
@@ -207,7 +212,7 @@ func newBodyPace(x *exchange, rate int64, window, all time.Duration) *bodyPace {
 			Msg: "the body came slower than " + byteSize(rate) + " a second over " + window.String(),
 		},
 	}
-	_ = p.conn.SetWriteDeadline(p.until.Add(x.srv.cfg.WriteTimeout)) // a recorder in a test has none
+	_ = p.conn.SetWriteDeadline(p.until.Add(x.srv.cfg.WriteTimeout)) // the recorder of a test has no deadline
 	p.startWindow()
 	return p
 }
@@ -226,8 +231,8 @@ func (p *bodyPace) setWindowEnd(end time.Time) {
 	_ = p.conn.SetReadDeadline(end)
 }
 
-// extendWindow extends the window by d, a time in which the server did not read. A nil bodyPace
-// does nothing.
+// extendWindow extends the window by d, a time in which the server did not read. On a nil bodyPace
+// it does nothing.
 func (p *bodyPace) extendWindow(d time.Duration) {
 	if p != nil && d > time.Millisecond {
 		p.setWindowEnd(p.end.Add(d))
@@ -236,7 +241,7 @@ func (p *bodyPace) extendWindow(d time.Duration) {
 
 func (p *bodyPace) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
-	if p.bytesRead += int64(n); p.bytesRead >= p.windowBytes && err == nil { // after the end, the deadline belongs to the answer
+	if p.bytesRead += int64(n); p.bytesRead >= p.windowBytes && err == nil { // after its end the deadline belongs to the answer
 		p.startWindow()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(p.until) {

@@ -10,8 +10,8 @@ import (
 // Standing is the reason why no call of a lane can be made now.
 type Standing struct {
 	Account string    // the provider or account that answered last
-	Code    string    // code of that answer
-	Blocked bool      // it asked to wait; otherwise its circuit is open
+	Code    string    // error code of that answer
+	Blocked bool      // true: it asked to wait; false: its circuit is open
 	Until   time.Time // time of the next try
 }
 
@@ -22,7 +22,7 @@ func (s Standing) String() string {
 	return "the circuit of " + s.Account + " is open (" + orUnknown(s.Code) + ")"
 }
 
-// nextStep returns one or two sentences about what happens next, and when.
+// nextStep returns one or two sentences that say what happens next, and when.
 func nextStep(d *Deps, k *knownNotification, cancelled bool) string {
 	e := &k.found.Envelope
 	left := k.pending(d.Now())
@@ -91,7 +91,7 @@ func waitReason(d *Deps, k *knownNotification, left *pending) string {
 	return "It waits until " + formatTime(x.Wake) + " (" + orUnknown(x.Code) + ")."
 }
 
-// laneWaitReason returns what keeps the workers of a lane from the notifications in it.
+// laneWaitReason returns why the workers of a lane do not read the notifications in it.
 func laneWaitReason(d *Deps, e *notify.Envelope) string {
 	if d.Lanes != nil {
 		if since, by, reason, ok := d.Lanes.Paused(e.Lane()); ok {
@@ -109,16 +109,16 @@ func laneWaitReason(d *Deps, e *notify.Envelope) string {
 	return " for a worker"
 }
 
-// pending is what has no outcome yet in the current epoch of a notification.
+// pending describes what has no outcome yet in the current epoch of a notification.
 type pending struct {
-	open         bool              // something has no outcome yet
-	deferred     *notify.Exception // the open deferral with the earliest wake
-	attempt      uint16            // attempt of the row with that deferral or claim
-	heldByWorker bool              // a worker holds it; deferred says why
-	claimed      *notify.Row       // the row of a worker that has claimed it
+	open         bool              // some attempt has no outcome yet
+	deferred     *notify.Exception // the open deferral that ends first
+	attempt      uint16            // attempt of the row with deferred or claimed
+	heldByWorker bool              // a worker holds the notification; deferred has the reason
+	claimed      *notify.Row       // row of a worker that has claimed the notification
 }
 
-// afterReceipt returns what becomes of an open attempt after a receipt has ended the
+// afterReceipt returns what happens with an open attempt after a receipt has ended the
 // notification.
 func (o *pending) afterReceipt(k *knownNotification) string {
 	switch {
@@ -130,7 +130,7 @@ func (o *pending) afterReceipt(k *knownNotification) string {
 	return "Its retry at " + formatTime(o.deferred.Wake) + " will find the receipt and end without a call."
 }
 
-// pending walks the rows in order: each row answers the deferral of the one before.
+// pending reads the rows in order. Each row ends the deferral of the row before it.
 func (k *knownNotification) pending(now time.Time) (o pending) {
 	for _, r := range ordered(k.rows) {
 		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
@@ -148,7 +148,7 @@ func (k *knownNotification) pending(now time.Time) (o pending) {
 			o = pending{open: true, claimed: r, attempt: r.Key.Attempt}
 			continue
 		}
-		o = pending{} // this row answers the earlier ones
+		o = pending{} // this row ends the earlier deferrals and claims
 		for _, x := range outcomesAt(r, pos) {
 			if x.State == notify.Deferred && (o.deferred == nil || x.Wake < o.deferred.Wake) {
 				o = pending{open: true, deferred: &x, attempt: r.Key.Attempt}

@@ -14,28 +14,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
-// cancelBinds is how long after its answer a cancel applies to every call.
+// cancelBinds is how long after the answer a cancel is certain to apply to every new call.
 const cancelBinds = time.Second
 
-// errNoNotification is the same error for a missing notification and for one of another caller,
-// so that a caller cannot tell them apart.
+// errNoNotification returns the same error for a missing notification and for a notification of
+// another caller, so that a caller cannot tell the difference.
 func errNoNotification() error { return notify.NotFound("notification") }
 
-// indexMissing returns the error for a fan-out's id where one receiver is required.
+// indexMissing returns the error for the id of a fan-out on a route that needs a single receiver.
 func indexMissing(k *knownNotification) error {
 	return notify.Invalid("index_missing", "id", "this is a fan-out; give one receiver by its index, e.g. "+k.found.ID.String())
 }
 
 // knownNotification is one notification with everything stored about it.
 type knownNotification struct {
-	found     engine.Found
-	rows      []notify.Row
-	out       notify.Outcome
-	scheduled *schedule.View // set if history does not know it: it is scheduled, or was cancelled before it was due
+	found engine.Found
+	rows  []notify.Row
+	out   notify.Outcome
+	// Set if the notification is not in the history: it is scheduled, or was cancelled before it
+	// was due.
+	scheduled *schedule.View
 }
 
-// findNotification returns a notification that x may see. fanout is true if raw names a fan-out
-// request and not one of its receivers; found is then its first receiver.
+// findNotification returns a notification that the request may see. fanout is true if raw is the id
+// of a fan-out request and not of one of its receivers. Then k.found is the first receiver of the
+// fan-out.
 func findNotification(x *exchange, raw string) (k knownNotification, fanout bool, err error) {
 	ctx, st := x.r.Context(), x.srv.deps
 	id, err := notify.ParseID(raw)
@@ -72,7 +75,8 @@ func findNotification(x *exchange, raw string) (k knownNotification, fanout bool
 	return k, false, err
 }
 
-// findWaitingOr returns findWaiting, or why (history's error) if that finds nothing.
+// findWaitingOr returns the result of findWaiting. If findWaiting finds nothing, it returns the
+// error why, which is the error of the history.
 func findWaitingOr(x *exchange, id notify.ID, why error) (knownNotification, bool, error) {
 	k, fanout, err := findWaiting(x, id)
 	if err != nil && notify.KindOf(err) == notify.KindNotFound {
@@ -81,14 +85,14 @@ func findWaitingOr(x *exchange, id notify.ID, why error) (knownNotification, boo
 	return k, fanout, err
 }
 
-// isMissing reports whether err means that nothing is found, or that the log has lost the record.
-// Other parts of a fan-out may still exist.
+// isMissing reports whether err means that nothing was found, or that the log has lost the record.
+// In both cases other parts of a fan-out may still exist.
 func isMissing(err error) bool {
 	e, ok := errors.AsType[*notify.Error](err)
 	return notify.KindOf(err) == notify.KindNotFound || ok && e.Code == history.CodeRecordLost
 }
 
-// load reads the rows of a found notification and folds them.
+// load reads the rows of a found notification and computes its state from them.
 func (k *knownNotification) load(ctx context.Context, st engine.Status) (err error) {
 	if k.rows, err = st.Chunk(ctx, k.found.Envelope.Chunk); err != nil {
 		return err
@@ -134,7 +138,7 @@ func getNotification(x *exchange) error {
 	return x.json(http.StatusOK, statusOf(&k))
 }
 
-// statusOf returns the wire form of a notification's status.
+// statusOf returns the status of a notification as it is sent to clients.
 func statusOf(k *knownNotification) api.Status {
 	e := &k.found.Envelope
 	return api.Status{
@@ -156,8 +160,8 @@ func statusOf(k *knownNotification) api.Status {
 	}
 }
 
-// attempts counts the attempts of the current epoch that called a provider. An outcome or a
-// receipt proves a call.
+// attempts returns how many attempts of the current epoch called a provider. An outcome or a
+// receipt proves that there was a call.
 func attempts(k *knownNotification) int {
 	tried := map[uint16]bool{}
 	for i := range k.rows {
@@ -179,8 +183,9 @@ func attempts(k *knownNotification) int {
 	return len(tried)
 }
 
-// calledProvider reports whether an outcome follows a call to a provider. A retry does, and so
-// does a deferral after an answer that left open whether the message was accepted.
+// calledProvider reports whether an outcome was written after a call to a provider. That is also
+// true for a retry. It is true for a deferral too if the answer left open whether the message was
+// accepted.
 func calledProvider(x *notify.Exception) bool {
 	if x.Class == notify.ClassReceipt {
 		return false
@@ -196,7 +201,7 @@ func calledProvider(x *notify.Exception) bool {
 	return false
 }
 
-// position returns the position of a receiver in r's envelope.
+// position returns the position of a receiver in the envelope of r.
 func position(r *notify.Row, index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == notify.RowReceipt:
@@ -209,7 +214,8 @@ func position(r *notify.Row, index, pos uint32) (uint32, bool) {
 
 func isSettled(r *notify.Row, pos uint32) bool { return r.Done || pos < r.DoneUpTo }
 
-// outcomesAt returns the outcomes that a row has for a position: its exceptions, or its default.
+// outcomesAt returns the outcomes of a row for a position: its exceptions or, if there are none,
+// its default.
 func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 	if ex := r.At(pos); len(ex) > 0 {
 		return ex
@@ -219,8 +225,8 @@ func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 	return []notify.Exception{d}
 }
 
-// cancelNotification cancels what has not started of a notification, a fan-out request, or one
-// receiver of it.
+// cancelNotification cancels all calls that have not started: of a notification, of a fan-out
+// request, or of one receiver of a fan-out.
 func cancelNotification(x *exchange) error {
 	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
@@ -233,8 +239,8 @@ func cancelNotification(x *exchange) error {
 func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	whole := fanout || !k.found.ID.Fan
 	if k.found.Envelope.NotBefore != 0 && whole {
-		// A schedule that is not released yet ends for good, and an earlier cancel of it
-		// stands. A released one is cancelled like a notification that was sent at once.
+		// A schedule that is not released yet is cancelled for good, and an earlier cancel of it
+		// stays. A released schedule is cancelled like a notification that was sent at once.
 		v, err := findSchedule(x, k.found.ID.Base)
 		switch {
 		case err == nil && (k.scheduled != nil || v.State == engine.ScheduleCancelled):
@@ -255,8 +261,8 @@ func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	})
 }
 
-// storeCancel stores a cancellation once. A repeat gets the first answer again. allowed is called
-// only if there is no cancellation yet; its error refuses the cancel.
+// storeCancel stores a cancellation once. A repeat gets the first answer again. It calls allowed
+// only if no cancellation is stored yet. If allowed returns an error, the cancel is refused.
 func storeCancel(x *exchange, scope, caller string, allowed func() error) error {
 	ctx, cancels := x.r.Context(), x.srv.deps.Cancels
 	c, ok, err := cancels.Get(ctx, scope)
@@ -279,7 +285,7 @@ func storeCancel(x *exchange, scope, caller string, allowed func() error) error 
 	return x.json(http.StatusAccepted, api.Cancelled{Scope: c.Scope, CancelledAt: at, BindsAt: at.Add(cancelBinds)})
 }
 
-// cancellation returns the earliest cancellation that covers a notification.
+// cancellation returns the earliest cancellation that applies to a notification.
 func cancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
 	scopes := []string{k.found.ID.String()}
 	if k.found.ID.Fan {
@@ -300,10 +306,10 @@ func cancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, 
 	return c, ok, nil
 }
 
-// timeOf converts ms since 1970 to the API's time.
+// timeOf converts ms since 1970 to a time in UTC, as the API uses it.
 func timeOf(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
 
-// optionalTimeOf is timeOf; it returns nil for 0, which means no time.
+// optionalTimeOf is like timeOf, but returns nil for 0, which means no time.
 func optionalTimeOf(ms int64) *time.Time {
 	if ms == 0 {
 		return nil

@@ -11,21 +11,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Receipts and the operator page's forms come without a token, so anybody who reaches the API can
-// send them. They have places and memory of their own, apart from those of callers. They take a
-// place only after the body has arrived: a client that sends its body slowly holds only its
-// connection and a few KiB.
+// Receipts and the forms of the operator page have no token, so anybody who reaches the API can
+// send them. They have their own places and memory, separate from callers. They get a place only
+// after the body has arrived. So a client that sends its body slowly uses only its connection and a
+// few KiB.
 const (
-	maxReceipts = 256      // receipts handled at a time
-	maxReceipt  = 4 << 20  // bytes of one receipt: a batch of SendGrid's events
-	maxForm     = 1 << 20  // bytes of one form: the largest holds a plan's spec
-	postsMemory = 32 << 20 // bytes of all bodies above initialReadSize or of unknown length
+	maxReceipts = 256      // receipts processed at the same time
+	maxReceipt  = 4 << 20  // bytes of one receipt: a batch of events from SendGrid
+	maxForm     = 1 << 20  // bytes of one form: the largest contains the spec of a plan
+	postsMemory = 32 << 20 // bytes of all bodies that are above initialReadSize or of unknown length
 
-	// maxReading is how many bodies of one kind are read at once. Above it, the body that has
-	// taken longest is cut off: a provider's body arrives at once.
+	// maxReading is how many bodies of one kind are read at the same time. If there are more, the
+	// body whose read has lasted longest is cut off. A provider's body arrives at once, so it is
+	// not affected.
 	maxReading = 1024
-	// notesMemory is enough for every body of up to initialReadSize that can be under way, so
-	// that none of them ever waits for memory that slow or large bodies hold.
+	// notesMemory is enough for all bodies of up to initialReadSize that can be in progress. So
+	// such a body never waits for memory that slow or large bodies use.
 	notesMemory = initialReadSize * (2*maxReading + maxReceipts + maxPages)
 )
 
@@ -42,13 +43,14 @@ type openBody struct {
 	cutOff bool
 }
 
-// addBody adds a body that comes over conn. Above maxReading it ends the read of the oldest body.
-// leave removes the body and reports whether it was cut off; conn is not used after that.
+// addBody adds a body that is read from conn. If there are maxReading bodies, it stops the read of
+// the oldest body. The returned function leave removes the body and reports whether its read was
+// stopped. conn is not used after leave.
 func (g *openBodies) addBody(conn *http.ResponseController) (leave func() (cutOff bool)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.bodies.Len() >= maxReading {
-		oldest := g.bodies.Remove(g.bodies.Front()).(*openBody) //nolint:forcetypeassert // it holds nothing else
+		oldest := g.bodies.Remove(g.bodies.Front()).(*openBody) // the list contains only *openBody
 		oldest.cutOff = true
 		_ = oldest.conn.SetReadDeadline(time.Unix(1, 0)) // an error is ignored: the recorders of tests have no deadlines
 	}
@@ -57,14 +59,14 @@ func (g *openBodies) addBody(conn *http.ResponseController) (leave func() (cutOf
 	return func() bool {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.bodies.Remove(e) // does nothing if it was cut off
+		g.bodies.Remove(e) // does nothing if the body was cut off
 		return b.cutOff
 	}
 }
 
-// readOpenBody reads the body of a request without a token. It refuses a receipt that cannot be
-// genuine before it reads any of it: from an unknown provider, or without the header of its
-// signature.
+// readOpenBody reads the body of a request without a token. Some receipts cannot be genuine: from
+// an unknown provider, or without the header of the signature. It refuses these before it reads the
+// body.
 func readOpenBody(x *exchange) error {
 	s := x.srv
 	from := &s.formsRead
@@ -97,8 +99,8 @@ func readOpenBody(x *exchange) error {
 	return err
 }
 
-// openBodyMemory returns the largest size of the body of a request without a token, and the
-// memory for it.
+// openBodyMemory returns the size limit for the body of a request without a token, and the memory
+// for that body.
 func openBodyMemory(x *exchange) (limit int64, from *memory) {
 	limit = maxReceipt
 	if x.route.body == formBody {
@@ -110,7 +112,7 @@ func openBodyMemory(x *exchange) (limit int64, from *memory) {
 	return limit, x.srv.posts
 }
 
-// takeReceipt handles a provider's delivery receipts. There is no token: the provider's own
+// takeReceipt processes a provider's delivery receipts. There is no token. Instead the provider's
 // signature is checked over the unchanged body.
 func takeReceipt(x *exchange) error {
 	if err := x.srv.deps.Receipts[x.r.PathValue("provider")].Take(x.r, x.body.data); err != nil {

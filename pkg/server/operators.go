@@ -15,38 +15,42 @@ import (
 type Lanes interface {
 	// List returns every lane.
 	List() []api.Lane
-	// Set pauses or resumes a lane in the name of by. The change is durable when it returns nil.
-	// It returns notify.KindNotFound for an unknown name.
+	// Set pauses or resumes a lane. The parameter by is the name of the operator. When Set returns
+	// nil, the change is durable. It returns notify.KindNotFound if the name is not known.
 	Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error)
-	// Paused returns since when, by whom and why a lane is paused; ok is false if it is not.
+	// Paused returns since when, by whom and why a lane is paused. ok is false if the lane is not
+	// paused.
 	Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool)
 }
 
 // Circuits lists and changes the breakers of all processes.
 type Circuits interface {
-	// List returns the breakers by name and process, and the processes that did not answer.
+	// List returns the breakers, ordered by name and process, and the processes that did not
+	// answer.
 	List(ctx context.Context) api.Circuits
 	// Set holds a breaker "open" or "closed", or ends the hold ("reset"). It returns
-	// notify.KindNotFound for an unknown name. It calls notify.BeforeAct.
+	// notify.KindNotFound if the name is not known. It calls notify.BeforeAct.
 	Set(ctx context.Context, name, to string) (api.Circuit, error)
 }
 
 // Suppressions stores the suppressed addresses.
 type Suppressions interface {
-	// Suppressions returns a page of the list and the position of the next one; nil at the end.
+	// Suppressions returns a page of the list, and the position of the next page. A nil position
+	// means that this page is the last.
 	Suppressions(ctx context.Context, q users.SuppressionQuery) (list []users.Suppression, next []byte, err error)
-	// Lift removes the suppression of an address from the user's profile, or from every profile
-	// if user is empty. It returns how many profiles had it, and whether another one still has
-	// it. It calls notify.BeforeAct.
+	// Lift removes the suppression of an address from the user's profile, or from every profile if
+	// user is empty. lifted is how many profiles had the suppression. still is true if another
+	// profile still has it. Lift calls notify.BeforeAct.
 	Lift(ctx context.Context, user, address string) (lifted int, still bool, err error)
 }
 
-// TestProvider calls a provider or one of its accounts once: its dry run, or with in.To one real
-// message. It returns notify.KindNotFound for an unknown name, and notify.KindConflict if this
-// process does not call the provider. It calls notify.BeforeAct before the provider.
+// TestProvider calls a provider, or one of its accounts, once. The call is a dry run or, if in.To
+// is set, one real message. It returns notify.KindNotFound if the name is not known, and
+// notify.KindConflict if this process does not call the provider. It calls notify.BeforeAct before
+// the call.
 type TestProvider func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error)
 
-// URLCheck resolves a callback URL and says for each address whether it may be called.
+// URLCheck resolves a callback URL. For each address it returns whether the address may be called.
 type URLCheck func(ctx context.Context, url string) (api.URLVerdict, error)
 
 func listLanes(x *exchange) (api.Lanes, error) {
@@ -133,8 +137,8 @@ func testProvider(x *exchange, in api.ProviderTestRequest) (api.ProviderTest, er
 	return x.srv.deps.TestProvider(x.r.Context(), x.r.PathValue("name"), in)
 }
 
-// runConservation checks what was accepted against outcomes. It has no deadline, because it reads
-// everything that was accepted in the requested time.
+// runConservation compares what was accepted with its outcomes. It has no deadline, because it
+// reads everything that was accepted in the requested time.
 func runConservation(x *exchange) (api.Conservation, error) {
 	if x.srv.deps.Conservation == nil {
 		return api.Conservation{}, unavailable("audit_unavailable")
@@ -152,7 +156,7 @@ func unavailable(code string) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: code, Msg: "no role of this process answers this request; ask another process"}
 }
 
-// report returns the Report of GET /v1/ops/name, or nil if this process has none.
+// report returns the Report of GET /v1/ops/<name>, or nil if this process does not have it.
 func (d *Deps) report(name string) Report {
 	switch name {
 	case "doctor":
@@ -167,7 +171,8 @@ func (d *Deps) report(name string) Report {
 	return d.Debug
 }
 
-// listReport returns a Report whose list is answered like every list of the API, under "items".
+// listReport returns a Report that puts the list of another Report under "items", as in all lists
+// of the API.
 func listReport(ask Report) Report {
 	if ask == nil {
 		return nil
@@ -181,8 +186,8 @@ func listReport(ask Report) Report {
 	}
 }
 
-// reportHandler returns a handler that answers with the report of name, or with 503 and the code
-// name_unavailable if there is none.
+// reportHandler returns a handler that answers with the report of this name. If there is no such
+// report, it answers 503 with the error code <name>_unavailable.
 func reportHandler(name string) handler {
 	return func(x *exchange) error {
 		ask := x.srv.deps.report(name)

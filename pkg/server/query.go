@@ -16,15 +16,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// query holds a request's parameters by name. readQuery has checked them, so the methods return
-// no errors.
+// query contains a request's parameters by name. readQuery has already checked them, so the methods
+// return no errors.
 type query map[string]string
 
-// readQuery reads a request's parameters strictly: each at most once, each valid for its kind,
-// and none that the route does not have. spec lists them: "a" is a text, "a=operator" a text that
-// is ignored unless an operator gives it, "a=time" a time, "a=30s" a duration up to that,
-// "a=count" a number from 0, "a=200" a number from 1 to 200, and "a=page" a number from 1 to
-// Config.MaxPageSize.
+// readQuery reads a request's parameters strictly. Each parameter may be given once, must be valid
+// for its kind, and must be in spec. spec lists the parameters of the route: "a" is a text.
+// "a=operator" is a text that is ignored unless an operator sends it. "a=time" is a time. "a=30s"
+// is a duration of at most 30 s. "a=count" is a number from 0. "a=200" is a number from 1 to 200.
+// "a=page" is a number from 1 to Config.MaxPageSize.
 func (x *exchange) readQuery(spec string) error {
 	if x.r.URL.RawQuery == "" {
 		return nil
@@ -59,7 +59,7 @@ func (x *exchange) readQuery(spec string) error {
 	return nil
 }
 
-// checkParam checks a parameter of a kind. It returns an empty code if s is valid.
+// checkParam checks a parameter of this kind. If s is valid, it returns an empty error code.
 func checkParam(kind, s string) (code, rule string) {
 	if kind == "" || kind == "operator" || s == "" {
 		return "", ""
@@ -86,7 +86,7 @@ func checkParam(kind, s string) (code, rule string) {
 		}
 		return "", ""
 	}
-	most, _ := strconv.ParseInt(kind, 10, 64) // kind comes from the route table
+	most, _ := strconv.ParseInt(kind, 10, 64) // the route table contains kind, so it is a number
 	if n, err := strconv.ParseInt(s, 10, 64); err != nil || n < 1 || n > most {
 		return "out_of_range", "must be a number from 1 to " + kind
 	}
@@ -101,10 +101,10 @@ func parseSpan(s string) (time.Duration, error) {
 	return time.ParseDuration(s)
 }
 
-// text returns a parameter, or "" if it was not given.
+// text returns a parameter, or "" if the request does not have it.
 func (q query) text(name string) string { return q[name] }
 
-// number returns a number, or def if it was not given.
+// number returns a parameter as a number, or def if the request does not have it.
 func (q query) number(name string, def int) int {
 	if n, err := strconv.Atoi(q[name]); err == nil {
 		return n
@@ -112,17 +112,17 @@ func (q query) number(name string, def int) int {
 	return def
 }
 
-// unsigned returns a number, or 0 if it was not given.
+// unsigned returns a parameter as a number, or 0 if the request does not have it.
 func (q query) unsigned(name string) uint64 {
 	n, _ := strconv.ParseUint(q[name], 10, 64)
 	return n
 }
 
-// lastMoment is the end of the year 9999 in ms since 1970: answers use RFC 3339, which ends
-// there.
+// lastMoment is the end of the year 9999 in ms since 1970. Answers use RFC 3339, which has no later
+// time.
 const lastMoment = 253_402_300_799_999
 
-// moment returns a time in ms since 1970, or 0 if it was not given.
+// moment returns a time parameter in ms since 1970, or 0 if the request does not have it.
 func (q query) moment(name string) int64 {
 	if t, err := time.Parse(time.RFC3339, q[name]); err == nil {
 		return t.UnixMilli()
@@ -130,11 +130,11 @@ func (q query) moment(name string) int64 {
 	return 0
 }
 
-// pageSize returns how many items a page has.
+// pageSize returns how many items a page may have.
 func (x *exchange) pageSize() int { return x.query.number("limit", x.srv.cfg.PageSize) }
 
-// cursorPosition returns the position in the request's cursor. The cursor is only valid with the
-// same strings of bound.
+// cursorPosition returns the position in the request's cursor. The strings in bound must be the
+// same as when the cursor was made. Otherwise it returns notify.KindInvalid.
 func (x *exchange) cursorPosition(bound []string) ([]byte, error) {
 	return x.srv.cursors.openCursor(x.query.text("cursor"), bound...)
 }
@@ -148,14 +148,15 @@ func mapSlice[A, B any](list []A, to func(*A) B) []B {
 	return out
 }
 
-// cursorSealer makes cursors from positions in listings. A cursor carries a MAC over the
-// position, the listing, its owner and the caller. A changed cursor, or one of another caller, is
-// refused, so that an engine never gets bytes it did not write.
+// cursorSealer makes cursors from positions in lists. A cursor contains a MAC over the position,
+// the list, its owner and the caller. A cursor that was changed, or that belongs to another caller,
+// is refused. So an engine never gets bytes that it did not write.
 type cursorSealer struct{ key []byte }
 
 const macSize = 16
 
-// sealCursor returns an opaque cursor, or "" for a nil position, which means the end.
+// sealCursor returns an opaque cursor. For a nil position, which means the end of the list, it
+// returns "".
 func (c cursorSealer) sealCursor(place []byte, bound ...string) string {
 	if place == nil {
 		return ""
@@ -163,7 +164,8 @@ func (c cursorSealer) sealCursor(place []byte, bound ...string) string {
 	return base64.RawURLEncoding.EncodeToString(append(c.mac(place, bound), place...))
 }
 
-// openCursor is the inverse of sealCursor. It returns nil for "", which means the beginning.
+// openCursor returns the position in a cursor that sealCursor made. For "", which means the
+// beginning of the list, it returns nil.
 func (c cursorSealer) openCursor(s string, bound ...string) ([]byte, error) {
 	if s == "" {
 		return nil, nil

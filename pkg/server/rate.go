@@ -18,36 +18,40 @@ import (
 // callerTTL is how long the settings of a caller are used before they are read again.
 const callerTTL = 30 * time.Second
 
-// callerTable keeps the rate, the settings and the requests under way of each caller. It keeps
-// MaxCallers of them; a caller that was dropped starts with a full bucket.
+// callerTable keeps for each caller the rate, the settings and the number of requests in progress.
+// It keeps about MaxCallers callers. A caller that was dropped from it starts again with a full
+// bucket.
 type callerTable struct {
-	store  engine.Callers // nil: all callers have the defaults
+	store  engine.Callers // nil: all callers have the default settings
 	shared SharedTokens   // nil: this is the only process
 	rate   float64
 	burst  int
 	known  *recentCache[string, *caller]
 }
 
-// SharedTokens are token buckets that all processes share: limit.Shared. If the shared store does
-// not answer, it grants all that is requested, and each process relies on its own buckets.
+// SharedTokens are token buckets that all processes share. limit.Shared implements it. If the
+// shared store does not answer, TakeUpTo grants all tokens that are requested. Then only the own
+// buckets of each process limit the callers.
 type SharedTokens interface {
 	TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration)
 }
 
 type caller struct {
-	limiter     *rate.Limiter
-	lease       tokenLease
-	disabled    atomic.Bool
-	storeReadAt atomic.Int64 // when the store was last read, ns since 1970; 0: never, or changed since
+	limiter  *rate.Limiter
+	lease    tokenLease
+	disabled atomic.Bool
+	// When the store was last read, ns since 1970. 0: it was never read, or must be read again.
+	storeReadAt atomic.Int64
 
-	mu      sync.Mutex // guards version, and applying settings of that version
-	version uint64     // of the settings in use
+	mu      sync.Mutex // guards version and every change of the settings
+	version uint64     // version of the settings in use
 
-	inFlight, streams atomic.Int64 // requests under way
-	small, bulk       share        // shares of the memories for bodies
+	inFlight, streams atomic.Int64 // requests in progress
+	small, bulk       share        // shares of the memory for bodies
 }
 
-// share returns the caller's share of a memory. A nil caller (no token) has none.
+// share returns the caller's share of a memory. A nil caller, for a request without a token, has no
+// share.
 func (c *caller) share(ofBulk bool) *share {
 	switch {
 	case c == nil:
@@ -62,8 +66,8 @@ func newCallers(store engine.Callers, shared SharedTokens, perSecond float64, bu
 	return &callerTable{store: store, shared: shared, rate: perSecond, burst: burst, known: newRecentCache[string, *caller](max/2 + 1)}
 }
 
-// admitRequest takes one token of the rate of id. It fails open: while the store cannot be read,
-// a caller keeps its last settings.
+// admitRequest uses one token of the rate of the caller id, or returns an error. While the store
+// cannot be read, a caller keeps its last settings and is not refused for that.
 func (c *callerTable) admitRequest(ctx context.Context, id string, now time.Time) (*caller, error) {
 	who, ok := c.known.get(id)
 	if !ok {
@@ -92,25 +96,27 @@ func (c *callerTable) admitRequest(ctx context.Context, id string, now time.Time
 	}
 }
 
-// tokenLease is what this process has taken from a caller's shared bucket and not used yet.
+// tokenLease contains the tokens that this process has taken from a caller's shared bucket and not
+// used yet.
 //
-// A lease holds about as many tokens as the process uses in leaseTarget. Tokens that the process
-// does not use are lost to the other processes. With large leases in each of many processes, a
+// A lease has about as many tokens as the process uses in leaseTarget. Other processes cannot use
+// these tokens, even if this process does not use them. If many processes had large leases, a
 // caller would be refused far below its rate.
 type tokenLease struct {
 	mu        sync.Mutex
-	size      int       // tokens at its start
+	size      int       // tokens when the lease began
 	remaining int       // unused tokens
-	taken     time.Time // when it began; its tokens expire leaseLifetime later
+	taken     time.Time // when the lease began; its tokens expire after leaseLifetime
 }
 
 const (
 	leaseTarget   = 200 * time.Millisecond
 	leaseLifetime = time.Second
-	leaseShare    = 20 // a lease holds at most 1/leaseShare of a second's requests
+	leaseShare    = 20 // a lease has at most 1/leaseShare of a second's requests
 )
 
-// takeToken takes one token. If there is none, wait says when the next one comes.
+// takeToken uses one token. If there is no token, ok is false and wait is the time until the next
+// token is available.
 func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTokens, bucket string, perSecond float64, burst int) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,8 +132,8 @@ func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTo
 	return 0, true
 }
 
-// nextSize returns the size of the next lease: what the last one used in leaseTarget, at most
-// twice its use.
+// nextSize returns the size of the next lease: the number of tokens that the last lease used per
+// leaseTarget, but at most twice the number that it used.
 func (l *tokenLease) nextSize(now time.Time) int {
 	used := float64(l.size - l.remaining)
 	if passed := now.Sub(l.taken); passed > 0 {
@@ -136,8 +142,8 @@ func (l *tokenLease) nextSize(now time.Time) int {
 	return max(1, int(2*used))
 }
 
-// refresh reads the caller's settings if they are older than callerTTL. One request does it;
-// concurrent requests continue with the known settings.
+// refresh reads the caller's settings if they are older than callerTTL. One request reads them.
+// Meanwhile other requests continue with the known settings.
 func (c *callerTable) refresh(ctx context.Context, who *caller, id string, now time.Time) {
 	last := who.storeReadAt.Load()
 	if now.UnixNano()-last < int64(callerTTL) || !who.storeReadAt.CompareAndSwap(last, now.UnixNano()) {
@@ -152,7 +158,7 @@ func (c *callerTable) refresh(ctx context.Context, who *caller, id string, now t
 	who.mu.Lock()
 	defer who.mu.Unlock()
 	if set.Version < who.version {
-		return // a later read already applied newer settings
+		return // a later read has already applied newer settings
 	}
 	who.version = set.Version
 	perSecond, burst := c.rate, c.burst
@@ -169,15 +175,15 @@ func (c *callerTable) refresh(ctx context.Context, who *caller, id string, now t
 	}
 }
 
-// forgetSettings makes the next request of id read the settings again. Other processes read them
-// within callerTTL.
+// forgetSettings makes the next request of the caller id read the settings again. Other processes
+// read them within callerTTL.
 func (c *callerTable) forgetSettings(id string) {
 	if who, ok := c.known.get(id); ok {
 		who.storeReadAt.Store(0)
 	}
 }
 
-// throttled is a refusal that also names the limit.
+// throttled is the error for a used-up rate. It also contains the limit.
 type throttled struct {
 	err   *notify.Error
 	limit float64
@@ -187,21 +193,21 @@ type throttled struct {
 func (t *throttled) Error() string { return t.err.Error() }
 func (t *throttled) Unwrap() error { return t.err }
 
-// headers sets the RateLimit fields of the IETF draft: requests per window of one second, and
-// when the next request is allowed.
+// headers sets the RateLimit fields of the IETF draft: requests per window of one second, and the
+// time until the next request is allowed.
 func (t *throttled) headers(h http.Header) {
 	h.Set("RateLimit-Policy", `"caller";q=`+strconv.FormatFloat(math.Ceil(t.limit), 'f', 0, 64)+`;w=1;burst=`+strconv.Itoa(t.burst))
 	h.Set("RateLimit", `"caller";r=0;t=`+strconv.FormatInt(seconds(t.err.RetryAfter), 10))
 }
 
-// seconds rounds up, so that a client that waits this long is allowed.
+// seconds rounds d up to seconds, so that a client that waits this long is not refused again.
 func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
-// recentCache is a bounded map that drops entries that were not used lately. It has two
-// generations; when the younger is full, the older is dropped. Every operation is O(1), and a
-// hit, which happens in every request, updates no list.
+// recentCache is a bounded map that drops entries that were not used recently. It has two
+// generations. When the younger generation is full, the older generation is dropped. Every
+// operation is O(1). A hit, which happens in every request, does not update a list.
 type recentCache[K comparable, V any] struct {
-	max int // entries per generation
+	max int // largest number of entries of a generation
 
 	mu         sync.Mutex
 	young, old map[K]V
@@ -217,7 +223,7 @@ func (r *recentCache[K, V]) get(k K) (V, bool) {
 	return r.find(k)
 }
 
-// find returns the value of k and moves it to the younger generation. It needs the lock.
+// find returns the value of k and moves it to the younger generation. The caller holds mu.
 func (r *recentCache[K, V]) find(k K) (V, bool) {
 	if v, ok := r.young[k]; ok {
 		return v, true
@@ -235,7 +241,7 @@ func (r *recentCache[K, V]) put(k K, v V) {
 	r.store(k, v)
 }
 
-// putNew stores v unless k has a value already, and returns the stored value.
+// putNew stores v if k has no value yet. It returns the stored value.
 func (r *recentCache[K, V]) putNew(k K, v V) V {
 	r.mu.Lock()
 	defer r.mu.Unlock()

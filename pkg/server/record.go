@@ -12,13 +12,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// startAudit makes the audit log record the request. The row is written before the act: by the
-// handler, which calls recordAct, or by a service through notify.BeforeAct, after its own checks.
-// The answer then names the first row.
+// startAudit makes the audit log record the request. The first row is written before the act, after
+// all checks. Either the handler writes it by calling recordAct, or a service writes it through
+// notify.BeforeAct. The header HeaderAuditID of the answer contains the number of that row.
 func (x *exchange) startAudit() {
 	x.audits = x.srv.deps.Audit != nil
 	h := x.w.Header()
-	ctx := deadletter.Witness(x.r.Context(), func(a api.AuditRow) { // jobs write their rows themselves
+	ctx := deadletter.Witness(x.r.Context(), func(a api.AuditRow) { // jobs write their own rows
 		if x.auditRow.Seq == 0 {
 			x.auditRow = a
 			h.Set(api.HeaderAuditID, strconv.FormatUint(a.Seq, 10))
@@ -27,17 +27,17 @@ func (x *exchange) startAudit() {
 	x.r = x.r.WithContext(notify.WithBeforeAct(ctx, x.recordAct))
 }
 
-// auditIfForeign makes the audit log record the request if it changes what belongs to another
-// caller. Only operators can do that.
+// auditIfForeign makes the audit log record the request if it changes data of another caller. Only
+// operators can do that.
 func (x *exchange) auditIfForeign(owner string) {
 	if owner != x.id.Caller {
 		x.startAudit()
 	}
 }
 
-// recordAct writes the row for an audited act. A handler calls it when its own checks have
-// passed, immediately before the act. If it returns an error, the act must not happen. Later
-// calls for the same request write no further row.
+// recordAct writes the row of an audited act. A handler calls it after its own checks, immediately
+// before the act. If recordAct returns an error, the act must not happen. Later calls for the same
+// request write nothing.
 func (x *exchange) recordAct() error {
 	if !x.audits || x.auditRow.Seq != 0 {
 		return nil
@@ -47,15 +47,15 @@ func (x *exchange) recordAct() error {
 		_, err = x.srv.deps.Audit.Record(x.r.Context(), act)
 	}
 	if err != nil {
-		x.audits = false // the act does not happen, and its refusal could not be recorded either
+		x.audits = false // the act does not happen, and a row about its refusal cannot be written either
 	}
 	return err
 }
 
-// recordRefusal writes the row of a request that ends with err, and returns err. A request that
-// was refused by a check has only this row. A request that a store refused during the act has
-// two, of which api.FoldAudit shows the second. "failed" leaves open whether the act happened,
-// because the store did not say.
+// recordRefusal writes the row of a request that ends with err, and returns err. If a check refused
+// the request, this is its only row. If a store refused it during the act, the request has two
+// rows, and api.FoldAudit shows only the second. The result "failed" means that the act may have
+// happened, because the store did not report it.
 func (x *exchange) recordRefusal(err error) error {
 	act := x.auditRow
 	if act.Seq == 0 {
@@ -75,7 +75,7 @@ func (x *exchange) recordRefusal(err error) error {
 	return err
 }
 
-// describeAct returns the row of the request. It returns notify.KindInvalid for a header that is
+// describeAct returns the audit row of the request. It returns notify.KindInvalid if a header is
 // too long.
 func (x *exchange) describeAct() (api.AuditRow, error) {
 	by, err := x.actor()
@@ -84,7 +84,7 @@ func (x *exchange) describeAct() (api.AuditRow, error) {
 		Context: by.Context, Reason: by.Reason, Request: by.Request,
 	}
 	act.Action, act.Set = x.route.act(x.body.data)
-	if len(x.body.data) > 0 { // the digest and not the body, which may hold a secret
+	if len(x.body.data) > 0 { // only a digest, because the body may contain a secret
 		sum := sha256.Sum256(x.body.data)
 		act.Digest = hex.EncodeToString(sum[:16])
 	} else {
@@ -93,10 +93,11 @@ func (x *exchange) describeAct() (api.AuditRow, error) {
 	return act, err
 }
 
-// maxRemark is how long the reason and the context of a change may be, in bytes.
+// maxRemark is the longest reason or context of a change, in bytes.
 const maxRemark = 512
 
-// actor returns who makes the request: the token's caller, with its context and reason.
+// actor returns who makes the request: the token's caller, with the context and the reason in the
+// headers.
 func (x *exchange) actor() (deadletter.By, error) {
 	by := deadletter.By{Caller: x.id.Caller, Request: x.requestID}
 	for name, to := range map[string]*string{api.HeaderContext: &by.Context, api.HeaderReason: &by.Reason} {

@@ -22,13 +22,13 @@ type routeClass uint8
 const (
 	classProbe   routeClass = iota // answered under any load
 	classNormal                    // counts against MaxInFlight
-	classStream                    // may take long; counts against MaxStreams
+	classStream                    // may last long; counts against MaxStreams
 	classReceipt                   // without a token; counts against maxReceipts
 	classPage                      // the operator page; counts against maxPages
 	classes
 )
 
-// bodySize says how large a route's body may be.
+// bodySize says how large the body of a route may be.
 type bodySize uint8
 
 const (
@@ -37,45 +37,45 @@ const (
 	batchBody
 	fanoutBody
 	receiptBody
-	formBody // of the operator page; few requests of it have one
+	formBody // forms of the operator page; only few of its requests have a body
 )
 
 // route is a row of the route table.
 type route struct {
 	method  string
 	path    string // ServeMux pattern without method
-	scope   string // the token needs it; empty: no token
+	scope   string // scope that the token must have; empty: no token
 	class   routeClass
 	body    bodySize
 	handler handler
-	query   string // parameters in the form of readQuery; routes without a token ignore theirs
+	query   string // parameters in the form of readQuery; routes without a token ignore parameters
 }
 
-// handler answers a request. An error that it returns is answered as a problem.
+// handler answers a request. If it returns an error, the error is sent as an api.Problem.
 type handler func(*exchange) error
 
-// audited reports whether the audit log records every request of the route: operators' changes,
-// and backups, which hold every secret. A change of a caller's item is recorded only if the owner
-// is another caller (exchange.auditIfForeign).
+// audited reports whether the audit log records every request of the route. It does for operators'
+// changes, and for backups, which contain every secret. A change by the route of a caller is
+// recorded only if the changed data belongs to another caller (see exchange.auditIfForeign).
 func (rt *route) audited() bool {
 	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath)
 }
 
-// describeFunc returns the name of an act for the audit log and, if the body holds no secret, the
-// part of the body to show in the row. It shows known fields only, because a body may hold
-// anything.
+// describeFunc returns the name of an act for the audit log. If the body contains no secret, it
+// also returns the part of the body to show in the row. It shows only known fields, because other
+// fields may contain anything.
 type describeFunc func(body []byte) (action string, shown json.RawMessage)
 
-// fixedAction is for routes of which only the name is recorded.
+// fixedAction is for routes whose audit rows contain only this name.
 func fixedAction(action string) describeFunc {
 	return func([]byte) (string, json.RawMessage) { return action, nil }
 }
 
-// maxShown is how many bytes of a change an audit row shows.
+// maxShown is how many bytes of a body an audit row may show.
 const maxShown = 1 << 10
 
-// bodyAction is for routes whose body determines the name of the act. name gets the zero value if
-// the body is not strictly a T.
+// bodyAction is for routes whose body determines the name of the act. If the body is not strictly a
+// T, name gets the zero value of T.
 func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	return func(body []byte) (string, json.RawMessage) {
 		in := new(T)
@@ -92,7 +92,8 @@ func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	}
 }
 
-// pauseAction returns the name of a pause or a resume, or otherwise the name ending in or.
+// pauseAction returns the name of a pause or a resume. If paused is nil, it returns the name that
+// ends with the parameter or.
 func pauseAction(what string, paused *bool, or string) string {
 	switch {
 	case paused == nil:
@@ -132,7 +133,7 @@ var routeActs = map[string]describeFunc{
 		return "load.revoke"
 	}),
 	"POST " + testProviderPath: bodyAction(false, func(in *api.ProviderTestRequest) string {
-		if in.To != "" { // the log keeps no address
+		if in.To != "" { // the log must not contain addresses
 			return "provider.test-send"
 		}
 		return "provider.test"
@@ -154,7 +155,7 @@ var routeActs = map[string]describeFunc{
 	}),
 }
 
-// act returns the name of a request of the route, and what the audit log shows of its body.
+// act returns the name of the act of a request, and what the audit log shows of its body.
 func (rt *route) act(body []byte) (action string, shown json.RawMessage) {
 	name := rt.method + " " + rt.path
 	if a := routeActs[name]; a != nil {
@@ -171,7 +172,8 @@ const (
 	testProviderPath = "/v1/ops/providers/{name}/test"
 )
 
-// routes is the route table: the whole API. A test compares it with the OpenAPI document.
+// routes returns the route table, which is the whole API. A test compares it with the OpenAPI
+// document.
 func routes() []route {
 	const (
 		get, post, put, del, patch = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch
@@ -259,8 +261,8 @@ func routes() []route {
 	}
 }
 
-// requireDep wraps the handlers of routes that need a dependency. Without it they answer 503 and
-// code, before they read the request.
+// requireDep returns a wrapper for the handlers of routes that need a dependency. Without the
+// dependency they answer 503 with this error code, before they read the request.
 func requireDep(code string, has func(*Deps) bool) func(handler) handler {
 	return func(h handler) handler {
 		return func(x *exchange) error {
@@ -272,12 +274,12 @@ func requireDep(code string, has func(*Deps) bool) func(handler) handler {
 	}
 }
 
-// answerHandler makes a handler of a function that returns an answer.
+// answerHandler makes a handler from a function that returns an answer.
 func answerHandler[T any](f func(*exchange) (T, error)) handler {
 	return func(x *exchange) error { return x.reply(f(x)) }
 }
 
-// bodyHandler makes a handler of a function that gets the body, one JSON value, and returns an
+// bodyHandler makes a handler from a function that gets the decoded JSON body and returns an
 // answer.
 func bodyHandler[In, Out any](f func(*exchange, In) (Out, error)) handler {
 	return func(x *exchange) error {
@@ -289,8 +291,8 @@ func bodyHandler[In, Out any](f func(*exchange, In) (Out, error)) handler {
 	}
 }
 
-// withMaxWait limits a handler that reads history to MaxWait. A late reader or a slow store would
-// otherwise block it until the connection's deadline.
+// withMaxWait limits a handler that reads the history to MaxWait. Otherwise a slow store could
+// block the handler until the connection's deadline.
 func withMaxWait(h handler) handler {
 	return func(x *exchange) error {
 		r := x.r
@@ -306,8 +308,8 @@ func withMaxWait(h handler) handler {
 	}
 }
 
-// mux builds the handler of the route table. Methods that a path does not have, and unknown
-// paths, are answered with a problem too.
+// mux builds the handler of the route table. A method that a path does not allow, and an unknown
+// path, are answered with an api.Problem too.
 func (s *Server) mux(table []route) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, rt *route) {
@@ -332,7 +334,7 @@ func (s *Server) mux(table []route) http.Handler {
 	}
 	unknown := &route{path: "other", class: classProbe, handler: func(x *exchange) error {
 		if s.page != nil && x.r.Method == http.MethodGet && x.r.URL.Path == "/" && strings.Contains(x.r.Header.Get("Accept"), "text/html") {
-			http.Redirect(&statusRecorder{x.w, x}, x.r, pagePath, http.StatusSeeOther) // a person with a browser
+			http.Redirect(&statusRecorder{x.w, x}, x.r, pagePath, http.StatusSeeOther) // the client is a browser
 			return nil
 		}
 		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
@@ -347,15 +349,15 @@ func (s *Server) mux(table []route) http.Handler {
 		s.page = s.deps.Page(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { mux.ServeHTTP(w, r) }))
 		handle(pagePath, &route{path: pagePath, class: classPage, body: formBody, handler: servePage})
 	}
-	// ServeMux would redirect a path that is not clean, without a request id or a problem.
-	// Here such a path is an unknown path.
+	// ServeMux would redirect a path that is not clean, and the answer would have no request id and
+	// no api.Problem. So such a path is treated as an unknown path.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.RawPath
-		if p == "" { // then the path has no escapes that matter here
+		if p == "" { // the path has no escapes that matter here
 			p = r.URL.Path
 		}
 		switch {
-		case r.Method == http.MethodConnect || !strings.HasPrefix(p, "/"): // "*", for example
+		case r.Method == http.MethodConnect || !strings.HasPrefix(p, "/"): // for example "*"
 			s.serve(noPath, w, r)
 		case isClean(p):
 			mux.ServeHTTP(w, r)
@@ -365,8 +367,8 @@ func (s *Server) mux(table []route) http.Handler {
 	})
 }
 
-// isClean reports whether a path has no empty, "." or ".." element; ServeMux redirects those. An
-// escaped dot is part of a name.
+// isClean reports whether a path has no empty, "." or ".." element. ServeMux redirects paths with
+// such elements. An escaped dot counts as part of a name.
 func isClean(p string) bool {
 	if !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
 		return true

@@ -14,23 +14,24 @@ import (
 
 // Schedules stores the notifications that are scheduled.
 type Schedules interface {
-	// Get returns a schedule, or notify.KindNotFound.
+	// Get returns a schedule. It returns notify.KindNotFound if there is no such schedule.
 	Get(ctx context.Context, base notify.Base) (schedule.View, error)
-	// List returns the schedules of a caller ("": of all), newest first, after the base after.
+	// List returns the schedules of a caller, newest first. It begins after the schedule with the
+	// base after. An empty caller means all callers.
 	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
-	// Timers returns the stored timers of a schedule, and the view of it that they belong to.
+	// Timers returns the stored timers of a schedule, and the view to which they belong.
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
-	// Cancel ends a schedule for good. Move makes it due at another time, in ms since 1970. Both
-	// return notify.KindConflict if it is too late, and both call notify.BeforeAct.
+	// Cancel cancels a schedule for good. Move changes its fire time to the time at, in ms since
+	// 1970. Both return notify.KindConflict if it is too late. Both call notify.BeforeAct.
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
 	Move(ctx context.Context, base notify.Base, at int64, by string) (schedule.View, error)
-	// Forecast counts per minute what is due in [from, to), in ms since 1970. It reads at most
-	// most rows; complete is false if there are more.
+	// Forecast counts by minute what is due in [from, to), in ms since 1970. It reads at most most
+	// rows. If there are more rows, complete is false.
 	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
 }
 
-// findSchedule returns the schedule of a base that x may see. It returns notify.KindNotFound if
-// there is none, or if it belongs to another caller.
+// findSchedule returns the schedule of a base if the request may see it. It returns
+// notify.KindNotFound if the schedule does not exist or belongs to another caller.
 func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 	if x.srv.deps.Schedules == nil {
 		return schedule.View{}, errNoNotification()
@@ -43,8 +44,8 @@ func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 	return v, err
 }
 
-// findWaiting finds a notification that history does not know, because it was scheduled and not
-// released yet, or was cancelled before. fanout is as in findNotification.
+// findWaiting finds a notification that is not in the history. It is scheduled and not released
+// yet, or it was cancelled before its release. fanout has the same meaning as in findNotification.
 func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, err error) {
 	v, err := findSchedule(x, id.Base)
 	switch {
@@ -84,12 +85,12 @@ func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, e
 		}
 	}
 	if id.Fan && len(ts) > 0 {
-		return k, false, errNoNotification() // the request refused this receiver
+		return k, false, errNoNotification() // the fan-out request refused this receiver
 	}
-	return k, false, nil // no timers: it was released, or cancelled long ago
+	return k, false, nil // no timers: the schedule was released, or cancelled long ago
 }
 
-// waitingState returns the state of a schedule that is not released.
+// waitingState returns the state of the notifications of a schedule that was not released.
 func waitingState(v *schedule.View) notify.State {
 	if v.State == engine.ScheduleCancelled {
 		return notify.Cancelled
@@ -97,14 +98,14 @@ func waitingState(v *schedule.View) notify.State {
 	return notify.Scheduled
 }
 
-// waitingSummary returns the summary of a scheduled fan-out. One page holds all of it.
+// waitingSummary returns the summary of a scheduled fan-out. It always fits into one page.
 func waitingSummary(v *schedule.View) api.Summary {
 	out := api.Summary{
 		NotificationID: notify.ID{Base: v.Base}.String(), CampaignID: v.Campaign, Caller: v.Caller,
 		Channel: v.Channel.String(), Category: v.Category.String(), CreatedAt: timeOf(v.Created),
 		ScheduledAt: optionalTimeOf(v.FireAt), Accepted: int64(v.Accepted), Rejected: int64(v.Receivers - v.Accepted),
 		Counted: int64(v.Accepted), Counts: map[string]int{waitingState(v).String(): int(v.Accepted)}, Complete: true,
-		Pending: new(int64), // 0: every receiver is counted as scheduled
+		Pending: new(int64), // 0, because every receiver is counted as scheduled
 	}
 	if v.State == engine.ScheduleCancelled {
 		out.CancelledAt = optionalTimeOf(v.Touched)
@@ -131,7 +132,7 @@ func scheduleEvents(v *schedule.View) []api.TimelineEvent {
 	return evs
 }
 
-// cancelWaiting cancels a schedule for good.
+// cancelWaiting cancels a schedule for good and sends the answer.
 func cancelWaiting(x *exchange, base notify.Base) error {
 	v, err := x.srv.deps.Schedules.Cancel(x.r.Context(), base)
 	if err != nil {
@@ -141,9 +142,9 @@ func cancelWaiting(x *exchange, base notify.Base) error {
 	return x.json(http.StatusOK, api.Cancelled{Scope: notify.ID{Base: base}.String(), CancelledAt: at, BindsAt: at, Final: true})
 }
 
-// cancelScheduledParts cancels the scheduled parts of a campaign, so that they show as cancelled
-// at once. Parts that it does not reach are cancelled by the campaign's own cancellation when
-// they are due.
+// cancelScheduledParts cancels the scheduled parts of a campaign, so that they are shown as
+// cancelled at once. If it stops because of an error, the cancellation of the campaign cancels the
+// remaining parts when they are due.
 func cancelScheduledParts(x *exchange, bases []notify.Base) {
 	if x.srv.deps.Schedules == nil {
 		return
@@ -185,7 +186,7 @@ func rescheduleNotification(x *exchange, in scheduledAt) (none api.Scheduled, er
 	}
 	at := in.ScheduledAt.UnixMilli()
 	if in.ScheduledAt.After(timeOf(at)) {
-		at++ // round up: nothing is sent early
+		at++ // round up, so that nothing is sent early
 	}
 	x.auditIfForeign(v.Caller)
 	v, err = x.srv.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller)
@@ -223,9 +224,9 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 		return out, err
 	}
 	var after notify.Base
-	copy(after[:], place) // the seal proves that it is a base; the first page has none
-	// Many listed schedules may be over. Search up to 20 pages for matching ones, then return
-	// a cursor.
+	copy(after[:], place) // the seal proves that place is a base; the first page has no place
+	// Many of the schedules may be over. Read at most 20 pages to find matching schedules. Then
+	// return a cursor.
 	for range 20 {
 		vs, err := x.srv.deps.Schedules.List(x.r.Context(), caller, after, limit)
 		if err != nil {
@@ -252,13 +253,13 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 	return out, nil
 }
 
-// Limits of a forecast: how far it reaches, and how many timers it reads.
+// Limits of a forecast: the length of its period, and how many timers it reads.
 const (
 	forecastMinutes = 7 * 24 * 60
 	maxForecastRows = 2_000_000
 )
 
-// forecast counts what is due per minute and channel.
+// forecast counts what is due, by minute and channel.
 func forecast(x *exchange) (out api.Forecast, err error) {
 	from, to := x.query.moment("from"), x.query.moment("to")
 	if from == 0 {

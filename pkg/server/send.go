@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// sendFunc handles a body once per Idempotency-Key.
+// sendFunc processes a body once for each Idempotency-Key.
 type sendFunc = func(context.Context, request.Meta, []byte) (request.Answer, error)
 
 func sendSingle(d *Deps) sendFunc     { return d.Intake.Single }
@@ -18,8 +18,8 @@ func sendFanout(d *Deps) sendFunc     { return d.Intake.Fanout }
 func createTrigger(d *Deps) sendFunc  { return d.Triggers.Register }
 func createTriggers(d *Deps) sendFunc { return d.Triggers.RegisterBatch }
 
-// sendHandler makes a handler that passes the body to intake or to triggers. Keys are scoped by
-// route, so that the same key may be used on two routes.
+// sendHandler makes a handler that passes the body to intake or to triggers. Each route has its own
+// keys, so the same key may be used on two routes.
 func sendHandler(to func(*Deps) sendFunc) handler {
 	return func(x *exchange) error {
 		name := x.r.Pattern // set by ServeMux, e.g. "POST /v1/triggers"
@@ -58,7 +58,7 @@ func sendTraced(x *exchange, name string, span *trace.Span, to sendFunc) error {
 		}
 		m.AtLeastOnce = true
 	}
-	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // at most one: readBody refuses more
+	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // only one value: readBody refuses more
 		m.ContentType = ts[0]
 	}
 	a, err := to(ctx, m, x.body.data)

@@ -38,16 +38,17 @@ type Server struct {
 
 	loads loadMeters
 
-	idPrefix string // of request ids, unique to this process
+	idPrefix string // prefix of request ids; differs between processes
 	idNext   atomic.Uint64
 
-	unavailable rate.Sometimes // limits log lines about an unavailable dependency
-	draining    chan struct{}  // closed by drain: streams end, /readyz answers 503
+	unavailable rate.Sometimes // limits log lines about a dependency that is not available
+	draining    chan struct{}  // closed by drain: then streams end, and /readyz answers 503
 	drainOnce   sync.Once
 }
 
-// New checks the configuration. It serves nothing before Run. If Run is never called, Close
-// closes the listeners.
+// New returns a Server. It returns an error if the configuration is not valid. The Server serves
+// nothing before Run. If Run is never called, the caller must call Close, which closes the
+// listeners.
 func New(cfg Config, deps Deps) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -102,7 +103,7 @@ func (d Deps) withDefaults() (Deps, error) {
 	return d, nil
 }
 
-// Close closes the listeners of a server that was not run.
+// Close closes the listeners of a Server whose Run was not called.
 func (s *Server) Close() error {
 	err := s.cfg.Listener.Close()
 	if s.cfg.AdminListener != nil {
@@ -122,16 +123,16 @@ func (s *Server) AdminAddr() string {
 	return s.cfg.AdminListener.Addr().String()
 }
 
-// Handler returns the API, for tests and for other listeners than Run's.
+// Handler returns the handler of the API, for tests and for additional listeners.
 func (s *Server) Handler() http.Handler { return s.api }
 
 // AdminHandler serves /metrics, /debug/pprof, /healthz and /readyz.
 func (s *Server) AdminHandler() http.Handler { return s.admin }
 
-// Run serves until ctx ends, then drains: /readyz answers 503, DrainDelay passes, the listeners
-// close, tails and waiting requests end at once, and other requests get DrainTimeout to end.
-// Requests that are not answered by then get 503 and are cut off; Run then returns an error. It
-// returns nil after a clean end.
+// Run serves until ctx ends and then drains. At the start of the drain, /readyz answers 503, and
+// tails and waiting feed requests end. After DrainDelay the listeners close, and other requests get
+// DrainTimeout to end. A request that is not answered within DrainTimeout gets 503, and its
+// connection is closed; Run then returns an error. After a clean end Run returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)
@@ -139,7 +140,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ln := newConnListener(s.cfg, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
 	main.ConnState, main.ConnContext = ln.onConnState, withConn
 
-	// Serving ends with the drain and not with ctx.
+	// Serving ends when the drain ends, not when ctx ends.
 	g, serving := errgroup.WithContext(context.WithoutCancel(ctx))
 	background, stop := context.WithCancel(serving)
 	g.Go(func() error { return serveError(ln, main.Serve(ln)) })
@@ -169,7 +170,7 @@ func serveError(ln net.Listener, err error) error {
 	return fmt.Errorf("serving on %s: %w", ln.Addr(), err)
 }
 
-// drain ends serving. The admin listener closes last, so that the drain can be observed.
+// drain ends serving. It closes the admin listener last, so that operators can watch the drain.
 func (s *Server) drain(main, admin *http.Server, ln *connListener) error {
 	s.drainOnce.Do(func() { close(s.draining) })
 	if s.cfg.DrainDelay > 0 {
@@ -203,7 +204,7 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 		IdleTimeout:       s.cfg.IdleTimeout,
 		MaxHeaderBytes:    s.cfg.MaxHeaderBytes,
 
-		DisableGeneralOptionsHandler: true, // "OPTIONS *" is an unknown method here
+		DisableGeneralOptionsHandler: true, // the server treats "OPTIONS *" as an unknown method
 		ErrorLog:                     slog.NewLogLogger(s.deps.Log.Handler(), slog.LevelDebug),
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// failedFeed returns the caller's failures after a position. With wait it answers as soon as
-// there is one, so that a service can follow the feed.
+// failedFeed returns the caller's failures after a position. If the query has wait and there is no
+// failure yet, it waits for the next failure, so that a service can follow the feed.
 func failedFeed(x *exchange) (api.FailedPage, error) {
 	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
 	wait, _ := parseSpan(x.query.text("wait"))
@@ -24,14 +24,14 @@ func failedFeed(x *exchange) (api.FailedPage, error) {
 	ds, err := waitFeed(x, page.After, wait)
 	for i := range ds {
 		page.After = ds[i].Seq
-		if ds[i].Channel != deadletter.ChannelTrigger { // the feed is for notifications; triggers show failures in their status
+		if ds[i].Channel != deadletter.ChannelTrigger { // triggers show failures in their status, not in the feed
 			page.Items = append(page.Items, deadLetter(&ds[i]))
 		}
 	}
 	return page, err
 }
 
-// waitFeed polls until there is an entry, the wait is over, or the server drains.
+// waitFeed polls until the feed has an entry, the time wait is over, or the server drains.
 func waitFeed(x *exchange, after uint64, wait time.Duration) ([]engine.DeadLetter, error) {
 	ctx := x.r.Context()
 	over := time.NewTimer(wait)
@@ -76,8 +76,8 @@ func tailOutcomes(x *exchange) error {
 	return streamEvents(x, events, missed)
 }
 
-// tailFilter returns the filter of the request: the caller's own outcomes, unless an operator
-// names another caller.
+// tailFilter returns the filter of the request. It selects the caller's own outcomes, unless an
+// operator names another caller.
 func tailFilter(x *exchange) (api.TailFilter, error) {
 	f := api.TailFilter{Caller: x.id.Caller, Channel: x.query.text("channel"), Category: x.query.text("category"), Status: x.query.text("status")}
 	switch name := x.query.text("caller"); name {
@@ -99,8 +99,8 @@ func tailFilter(x *exchange) (api.TailFilter, error) {
 	return f, nil
 }
 
-// withoutProcesses removes what only operators may see: names and places of processes. A caller
-// still learns that outcomes are missing.
+// withoutProcesses removes names and places of processes, which only operators may see. A caller
+// can still see that outcomes are missing.
 func withoutProcesses(e *api.Event) {
 	e.Processes = nil
 	if e.Process != "" {
@@ -114,8 +114,8 @@ func withoutProcesses(e *api.Event) {
 	}
 }
 
-// streamEvents writes events until they end. It flushes when no further event is queued, and cuts
-// off a client that does not read within WriteTimeout.
+// streamEvents writes events until the channel is closed. It flushes when no further event is
+// queued. If a client does not read within WriteTimeout, it ends the stream.
 func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) error {
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)
@@ -136,7 +136,7 @@ func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) err
 	}
 	now := func() time.Time { return x.srv.deps.Now().UTC().Truncate(time.Millisecond) }
 	if line(api.Event{Type: api.EventHeartbeat, At: now()}) != nil || rc.Flush() != nil {
-		return nil // the client is gone
+		return nil // the client has disconnected
 	}
 	for {
 		var err error
@@ -161,20 +161,20 @@ func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) err
 			err = rc.Flush()
 		}
 		if err != nil {
-			return nil // the client is gone, or does not read
+			return nil // the client has disconnected or does not read
 		}
 	}
 }
 
-// Snapshot is everything the server keeps, at one point in time.
+// Snapshot contains all data that the server stores, at one point in time.
 type Snapshot interface {
-	// Write writes the snapshot. It may fail after a part of it.
+	// Write writes the snapshot to w. It may fail after it has written some of it.
 	Write(ctx context.Context, w io.Writer) error
 	Close() error
 }
 
-// streamBackup streams a backup. The manifest comes first, so that a reader notices by the
-// missing files that a backup broke off.
+// streamBackup streams a backup. The manifest is sent first. So if the backup is interrupted, a
+// reader notices that files are missing.
 func streamBackup(x *exchange) error {
 	if x.srv.deps.Backup == nil {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "backup_unavailable", Msg: "this server stores nothing itself; back up its engines"}
@@ -188,8 +188,8 @@ func streamBackup(x *exchange) error {
 	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	draining := x.srv.draining // a copy: x is reused for another request once this one is answered
-	go func() {                // ends the backup when the server drains; stops with ctx at the latest
+	draining := x.srv.draining // a copy, because x is reused after the answer
+	go func() {                // ends the backup when the server drains; stops at the latest when ctx ends
 		select {
 		case <-draining:
 			cancel()
@@ -211,13 +211,13 @@ func streamBackup(x *exchange) error {
 	x.status = http.StatusOK
 	if err := snap.Write(ctx, &paced{x}); err != nil {
 		x.srv.deps.Log.Warn("backup broke off", "err", err, "bytes", x.bytesOut)
-		panic(http.ErrAbortHandler) // breaks the connection: a normal end would look like a complete backup
+		panic(http.ErrAbortHandler) // closes the connection: after a normal end the backup would seem complete
 	}
 	return nil
 }
 
-// paced is the body of the answer with a deadline for each write, so that a client that does not
-// read is cut off.
+// paced writes the body of the answer, with a new deadline for each write. So a client that does
+// not read is disconnected.
 type paced struct{ x *exchange }
 
 func (p *paced) Write(b []byte) (int, error) {

@@ -50,8 +50,8 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	return t, nil
 }
 
-// events returns the rows as events, oldest first. Rows keep the last state of an envelope and
-// not every step, so an attempt with an outcome has no event for its claim.
+// events returns the events of the rows, oldest first. Rows contain the last state of an envelope,
+// not every step. So if an attempt has an outcome, it has no event for its claim.
 func events(k *knownNotification) []api.TimelineEvent {
 	e := &k.found.Envelope
 	out := []api.TimelineEvent{{At: optionalTimeOf(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.place()}}
@@ -110,8 +110,9 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	return ev
 }
 
-// ordered returns rows as they happened: by epoch, attempt and deferral. A receipt comes after
-// the outcome of its attempt, and among later outcomes by its time.
+// ordered returns the rows in the order in which they happened: by epoch, attempt and deferral. A
+// receipt follows the outcome of its own attempt. Relative to outcomes of later attempts it is
+// ordered by time.
 func ordered(rows []notify.Row) []*notify.Row {
 	rs := make([]*notify.Row, len(rows))
 	for i := range rows {
@@ -149,7 +150,7 @@ func ordered(rows []notify.Row) []*notify.Row {
 	return rs
 }
 
-// withCancel inserts the cancellation at its place among the events.
+// withCancel inserts an event for the cancellation into the events, by its time.
 func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	ev := api.TimelineEvent{At: optionalTimeOf(c.At), Type: "cancel", Detail: "cancelled " + c.Scope}
 	if c.By != "" {
@@ -162,7 +163,8 @@ func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	return slices.Insert(evs, i, ev)
 }
 
-// place returns where the record is in the log, or nil if it is not there yet.
+// place returns the position of the notification's record in the log. It returns nil if there is no
+// record yet.
 func (k *knownNotification) place() *api.LogPlace {
 	if k.scheduled != nil || k.found.Topic == "" {
 		return nil
@@ -188,8 +190,8 @@ func lettersOf(x *exchange, k *knownNotification) ([]engine.DeadLetter, error) {
 	return out, nil
 }
 
-// withLetters inserts each dead letter, and what a job did with it, after the events of its
-// epoch.
+// withLetters inserts events for each dead letter, and for what a job did with it, after the events
+// of its epoch.
 func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.TimelineEvent {
 	for i := range letters {
 		d := &letters[i]
@@ -213,8 +215,8 @@ func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.Tim
 	return evs
 }
 
-// afterLetter returns what a job decided about the last failure, as long as that has had no
-// effect yet.
+// afterLetter returns what a job decided about the last failure, while that decision has had no
+// effect yet. Otherwise it returns "".
 func afterLetter(k *knownNotification, letters []engine.DeadLetter) string {
 	if len(letters) == 0 || !k.out.State.InFailedFeed(k.found.Envelope.Category) {
 		return ""

@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Signer signs tokens, for development and for a single machine. With an identity provider, that
-// provider signs tokens.
+// Signer signs tokens, for development and for a single machine. If there is an identity provider,
+// it signs the tokens instead.
 type Signer struct {
 	method jwt.SigningMethod
 	key    any
@@ -29,17 +29,17 @@ type Signer struct {
 
 // TokenSpec is the content of a token.
 type TokenSpec struct {
-	Caller   string // claim sub
+	Caller   string // claim sub of the token
 	Scopes   []string
-	Users    string // prefix of the user ids that it may use; empty: all
+	Users    string // prefix of the user ids that the token may use; empty: all user ids
 	Issuer   string
 	Audience string
 	TTL      time.Duration
 	Now      time.Time
 }
 
-// NewSigningKey returns a new ES256 key as a PKCS #8 PEM file. AuthConfig.KeyFile accepts the
-// same file. Keep it with mode 0600.
+// NewSigningKey returns a new ES256 key as a PKCS #8 PEM file. AuthConfig.KeyFile accepts the same
+// file. Store the file with mode 0600.
 func NewSigningKey() ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -52,8 +52,8 @@ func NewSigningKey() ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// OpenSigner reads a private key (PEM: P-256, RSA or Ed25519) or, if the file holds no PEM block,
-// an HS256 secret. It refuses a file that others can read.
+// OpenSigner reads a private key in PEM form (P-256, RSA or Ed25519). If the file has no PEM block,
+// it reads an HS256 secret. It returns an error if other users can read the file.
 func OpenSigner(path string) (*Signer, error) {
 	data, err := secrets.ReadFile(path)
 	if err != nil {
@@ -66,7 +66,7 @@ func OpenSigner(path string) (*Signer, error) {
 	return s, nil
 }
 
-// NewSigner is OpenSigner for a key that was read already.
+// NewSigner is like OpenSigner, for the contents of the file.
 func NewSigner(data []byte) (*Signer, error) {
 	for rest := data; ; {
 		var block *pem.Block

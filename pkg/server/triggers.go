@@ -13,8 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// Triggers registers and changes triggers: *trigger.Service. Get, Cancel and Reschedule only find
-// triggers of the given caller; Find and ListAll find those of every caller.
+// Triggers registers and changes triggers. *trigger.Service implements it. Get, Cancel and
+// Reschedule only find triggers of the given caller. Find and ListAll find triggers of every
+// caller.
 type Triggers interface {
 	Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
@@ -27,7 +28,7 @@ type Triggers interface {
 	Reschedule(ctx context.Context, caller, id string, body []byte) (engine.Trigger, error)
 }
 
-// findTrigger returns a trigger that x may see.
+// findTrigger returns the trigger in the path if the request may see it.
 func findTrigger(x *exchange) (engine.Trigger, error) {
 	if x.operator() {
 		return x.srv.deps.Triggers.Find(x.r.Context(), x.r.PathValue("id"))
@@ -40,7 +41,7 @@ func getTrigger(x *exchange) (api.TriggerStatus, error) {
 	return triggerStatus(&t, x.srv.deps.Now(), true), err
 }
 
-// changesTrigger returns a handler that changes a trigger which the request may see.
+// changesTrigger returns a handler that finds a trigger, if the request may see it, and changes it.
 func changesTrigger(to func(*exchange, *engine.Trigger) (engine.Trigger, error)) handler {
 	return func(x *exchange) error {
 		t, err := findTrigger(x)
@@ -61,8 +62,8 @@ func rescheduleTrigger(x *exchange, t *engine.Trigger) (engine.Trigger, error) {
 	return x.srv.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data)
 }
 
-// listTriggers lists a caller's triggers, newest first; those of every caller for an operator who
-// names none.
+// listTriggers lists a caller's triggers, newest first. If an operator names no caller, it lists
+// the triggers of every caller.
 func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 	var state engine.TriggerState
 	if name := x.query.text("status"); name != "" {
@@ -92,8 +93,8 @@ func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 
 var latePolicies = [...]string{engine.LateFire: "fire", engine.LateDrop: "drop", engine.LateDeadLetter: "dead_letter"}
 
-// triggerStatus returns the wire form of a state row. It shows the query of a callback URL, which
-// may hold a secret, because the URL belongs to the caller.
+// triggerStatus returns a state row in the form that is sent to clients. It shows the query of the
+// callback URL, which may contain a secret, because the URL belongs to the caller.
 func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus {
 	out := api.TriggerStatus{
 		TriggerID: t.ID, Status: trigger.StateName(t.State), Caller: t.Caller, CallbackURL: t.URL, PayloadBytes: len(t.Payload),

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// userID returns the path's user id.
+// userID returns the user id in the path, if the token may use it.
 func userID(x *exchange) (string, error) {
 	id := x.r.PathValue("id")
 	if rule := notify.CheckUserID(id); rule != "" {
@@ -31,8 +31,8 @@ func getUser(x *exchange) (u api.User, err error) {
 	return u, err
 }
 
-// putUser stores a user's profile. It ignores suppressed in the body: providers report dead
-// addresses, they are not a preference.
+// putUser stores a user's profile. It ignores suppressed in the body, because only providers report
+// dead addresses.
 func putUser(x *exchange, u api.User) (api.UserVersion, error) {
 	id, err := userID(x)
 	if err == nil && u.UserID != "" && u.UserID != id {
@@ -47,30 +47,30 @@ func putUser(x *exchange, u api.User) (api.UserVersion, error) {
 	return api.UserVersion{UserID: id, Version: p.Version}, err
 }
 
-// selection is what the query of a list selects, and the page being filled.
+// selection contains the filters of a list's query, and the page that is being filled.
 type selection struct {
 	user, caller, template, campaign, code string // empty: all
 	channel                                notify.Channel
 	status                                 notify.State
-	since, until                           int64 // accepted in [since, until), ms since 1970; 0: no bound
+	since, until                           int64 // accepted in [since, until), ms since 1970; 0: no limit
 	limit                                  int
 	after                                  []byte
 
-	bound  []string // strings that the cursor is bound to
+	bound  []string // strings to which the cursor is bound
 	page   api.UserHistory
 	known  knownNotification // the last receiver that was checked
-	loaded bool              // known holds a receiver with all rows of its chunk
+	loaded bool              // known has a receiver and all rows of its chunk
 }
 
-// readSelection reads the query of a list for this user, or for every user if empty.
+// readSelection reads the query of a list for this user. An empty user means all users.
 func readSelection(x *exchange, user string) (*selection, error) {
 	q := x.query
 	sel := &selection{user: user, caller: x.listedCaller(), limit: x.pageSize()}
 	channel, status := q.text("channel"), q.text("status")
 	sel.template, sel.campaign, sel.code = q.text("template"), q.text("campaign"), q.text("code")
 	sel.since, sel.until = q.moment("since"), q.moment("until")
-	// The filters are not part of bound, so that they may change between pages: a relative
-	// --since, for example, is another time for each page.
+	// bound does not contain the filters, so they may change between pages. For example, a relative
+	// --since is a different time for each page.
 	sel.bound = []string{"user", user, sel.caller, x.id.Caller, x.id.Users}
 	var err error
 	if sel.after, err = x.cursorPosition(sel.bound); err != nil {
@@ -90,15 +90,15 @@ func readSelection(x *exchange, user string) (*selection, error) {
 	return sel, nil
 }
 
-// chunk reports whether receivers of a chunk can match.
+// chunk reports whether receivers of a chunk can match the filters.
 func (sel *selection) chunk(e *notify.Envelope) bool {
 	return (sel.caller == "" || e.Caller == sel.caller) && (sel.template == "" || e.Content.Template == sel.template) &&
 		(sel.campaign == "" || e.Campaign == sel.campaign) && (sel.channel == 0 || e.Channel == sel.channel) &&
 		e.Accepted >= sel.since && (sel.until == 0 || e.Accepted < sel.until)
 }
 
-// take adds a receiver of a matching chunk to the page, unless its status or code differs. It
-// returns false, and adds nothing, if the page is full.
+// take adds a receiver of a matching chunk to the page, unless its status or error code does not
+// match. If the page is already full, it adds nothing and returns false.
 func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 	if !strings.HasPrefix(string(f.User), x.id.Users) {
 		return true, nil
@@ -129,8 +129,9 @@ func (sel *selection) answer(x *exchange, next engine.HistoryCursor) (api.UserHi
 	return sel.page, nil
 }
 
-// userHistory lists what was sent to a user, newest first: by the caller, and for an operator by
-// every caller. Filters apply to each page, so a page may be short.
+// userHistory lists the notifications to a user, newest first. A caller sees the notifications that
+// it sent. An operator sees the notifications of all callers. The filters are applied to each page,
+// so a page may be short.
 func userHistory(x *exchange) (page api.UserHistory, err error) {
 	user, err := userID(x)
 	if err != nil {
@@ -153,13 +154,13 @@ func userHistory(x *exchange) (page api.UserHistory, err error) {
 		}
 	}
 	if n := len(found); n > 0 && found[n-1].Envelope.NotBefore == 0 && found[n-1].Envelope.Accepted < sel.since {
-		next = nil // the list is ordered by time, so all that follows is older than since
+		next = nil // the list is ordered by time, so the rest is older than since
 	}
 	return sel.answer(x, next)
 }
 
-// listNotifications lists what was sent to every user, newest request first: by the caller, and
-// for an operator by every caller.
+// listNotifications lists the notifications to all users, newest request first. A caller sees the
+// notifications that it sent. An operator sees the notifications of all callers.
 func listNotifications(x *exchange) (page api.UserHistory, err error) {
 	sel, err := readSelection(x, "")
 	if err != nil {
@@ -176,9 +177,9 @@ func listNotifications(x *exchange) (page api.UserHistory, err error) {
 	return sel.answer(x, next)
 }
 
-// getContent returns the content and the addresses of a notification to the caller that sent it
-// and to operators, whose reads are audited. The scope observe is not enough: the content may
-// hold a sign-in code.
+// getContent returns the content and the addresses of a notification. It is for the caller that
+// sent the notification, and for operators, whose reads are audited. The scope observe is not
+// enough, because the content may contain a sign-in code.
 func getContent(x *exchange) (c api.NotificationContent, err error) {
 	address := x.query.text("address")
 	if address != "" && address != api.FullAddress {
@@ -211,8 +212,8 @@ func getContent(x *exchange) (c api.NotificationContent, err error) {
 	return c, x.recordAct()
 }
 
-// contentOf returns what a receiver was sent. If the request named no address, the addresses come
-// from the profile as it is now.
+// contentOf returns the content that was sent to a receiver. If the request contained no address,
+// the addresses are those in the profile now.
 func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	e, c := &f.Envelope, &f.Envelope.Content
 	out := api.NotificationContent{
@@ -238,8 +239,8 @@ func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	return out, nil
 }
 
-// maskAddress keeps the domain of a mail address, and of other addresses the last four
-// characters, or fewer of a short one.
+// maskAddress masks an address. Of a mail address it keeps the domain. Of any other address it
+// keeps the last four characters, or fewer if the address is short.
 func maskAddress(a string) string {
 	local, domain, mail := strings.Cut(a, "@")
 	if mail {

@@ -10,7 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// catchUp loads the backlog of a shard, in due order and as far as there is room, until ctx ends.
+// catchUp loads the overdue rows of a shard, in due order, while there is room in memory. It runs
+// until ctx ends.
 func (t *tenure) catchUp(ctx context.Context) {
 	for ctx.Err() == nil {
 		from, until, ok := t.catchUpRange()
@@ -29,20 +30,22 @@ func (t *tenure) catchUp(ctx context.Context) {
 	}
 }
 
-// catchUpRange returns the range to catch up, [from, until).
+// catchUpRange returns the range of fire times that must be caught up, [from, until) in ms since
+// 1970. ok is false if nothing can be loaded now.
 func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 	t.e.mu.Lock()
 	defer t.e.mu.Unlock()
 	t.catchUpFrom = min(t.catchUpFrom, t.catchUpAgain)
 	t.catchUpAgain = math.MaxInt64
 	if t.catchUpFrom >= t.catchUpUntil && t.loads[CatchUp].unacked == 0 && len(t.uncounted) == 0 && !t.counting {
-		t.leftCount = 0 // rows written or forgotten in the meantime were not counted exactly
+		t.leftCount = 0 // correct the count: rows written or forgotten meanwhile made it inexact
 	}
 	return t.catchUpFrom, t.catchUpUntil, t.catchUpFrom < t.catchUpUntil && !t.loads[CatchUp].full && !t.lost
 }
 
-// loadBacklog loads the rows in [from, until). It marks a minute that was closed before as
-// complete, so that the minute need not be scanned again before it is dropped.
+// loadBacklog loads the rows with fire times in [from, until). If a minute was closed before the
+// scan, loadBacklog marks the minute as complete. Then closeMinutes need not scan it again before
+// it drops it.
 func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 	e := t.e
 	minutes, err := e.cfg.Store.Buckets(ctx, t.shard, from/60_000, (until-1)/60_000)
@@ -66,7 +69,7 @@ func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 		}
 		e.mu.Lock()
 		if reached < last {
-			t.catchUpFrom = max(from, reached) // goes on there when there is room
+			t.catchUpFrom = max(from, reached) // continues from this fire time when there is room
 			e.mu.Unlock()
 			return nil
 		}
@@ -82,8 +85,8 @@ func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 	return nil
 }
 
-// tallySpans counts the rows of the backlog. The catch-up is paced and so much slower than a scan,
-// so the count tells early how long it will take.
+// tallySpans counts the rows of the backlog. The catch-up has a limited rate and is much slower
+// than a scan, so the count shows early how long the catch-up will take.
 func (t *tenure) tallySpans(ctx context.Context) {
 	for ctx.Err() == nil {
 		t.e.mu.Lock()
@@ -137,13 +140,13 @@ func (t *tenure) tallySpan(ctx context.Context, s dueSpan) error {
 	return nil
 }
 
-// paceBacklog hands on the backlog of all shards, earliest due first, at this engine's share of the
-// configured rate.
+// paceBacklog sends the waiting entries of all shards to out. Entries that are due earliest are
+// sent first. Its rate is this engine's share of the configured rate.
 func (r *releaser) paceBacklog(ctx context.Context, out chan<- []*entry) {
-	free := r.clock() // when the next batch may go
+	free := r.clock() // Engine.clock at which the next batch may be sent
 	for ctx.Err() == nil {
 		rate := max(float64(r.cfg.CatchUpRate)*r.Share(), 1)
-		// At most twenty batches a second, which is smooth enough for the log and the delay queue.
+		// At most twenty batches a second. That is smooth enough for the log and the delay queue.
 		batch := r.takeEarliest(max(1, min(r.cfg.Batch, int(rate/20))))
 		if len(batch) == 0 {
 			select {
@@ -152,7 +155,7 @@ func (r *releaser) paceBacklog(ctx context.Context, out chan<- []*entry) {
 			}
 			continue
 		}
-		free = max(free, r.clock()-100*time.Millisecond) // unused time is not saved up
+		free = max(free, r.clock()-100*time.Millisecond) // at most 100 ms of unused time is saved for later batches
 		if !notify.Sleep(ctx, free-r.clock()) {
 			return
 		}
@@ -164,7 +167,8 @@ func (r *releaser) paceBacklog(ctx context.Context, out chan<- []*entry) {
 	}
 }
 
-// takeEarliest removes the first entries of the backlog and returns them.
+// takeEarliest removes the earliest entries from the backlog, at most size of them, and returns
+// them.
 func (r *releaser) takeEarliest(size int) (batch []*entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,7 +183,7 @@ func (r *releaser) takeEarliest(size int) (batch []*entry) {
 	return batch
 }
 
-// publishBacklog publishes the batches of paceBacklog.
+// publishBacklog publishes the batches that paceBacklog sends.
 func (r *releaser) publishBacklog(ctx context.Context, in <-chan []*entry) {
 	for {
 		select {
@@ -200,17 +204,17 @@ func (r *releaser) publishBacklog(ctx context.Context, in <-chan []*entry) {
 	}
 }
 
-// releaseRate measures releases per second. Engine.mu guards it.
+// releaseRate measures the releases per second of the catch-up. Engine.mu guards it.
 type releaseRate struct {
 	since     time.Duration
 	count     int
 	perSecond float64
 }
 
-// add counts n releases at a moment of Engine.clock.
+// add counts n releases at the time at of Engine.clock.
 func (r *releaseRate) add(n int, at time.Duration) {
 	switch passed := at - r.since; {
-	case passed > 10*time.Second: // belongs to an earlier backlog
+	case passed > 10*time.Second: // the old count belongs to an earlier backlog
 		*r = releaseRate{since: at, count: n}
 	case passed >= time.Second:
 		r.perSecond = float64(r.count) / passed.Seconds()
@@ -220,8 +224,8 @@ func (r *releaseRate) add(n int, at time.Duration) {
 	}
 }
 
-// leftLocked returns how many rows a shard has to catch up: the loaded ones, and what was counted
-// beyond that. The caller holds mu.
+// leftLocked returns how many rows of a shard the catch-up still has to release: the loaded rows,
+// or the counted rows if these are more. The caller holds mu.
 func (t *tenure) leftLocked() int64 {
 	loaded := int64(t.loads[CatchUp].unacked)
 	if min(t.catchUpFrom, t.catchUpAgain) >= t.catchUpUntil && len(t.uncounted) == 0 && !t.counting {

@@ -7,18 +7,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// lookBehind is how often an owner looks for rows below its watermark.
+// lookBehind is how often an owner searches for rows before its watermark.
 const lookBehind = time.Hour
 
-// closeMinutes closes the minutes that ended Grace ago:
+// closeMinutes closes the minutes that ended at least Grace ago, in these steps:
 //
-//	closed is moved (durable): from now on writers write elsewhere
-//	the minute is scanned from end to end; missed rows are released
-//	once all rows are acknowledged the partition is dropped
-//	the watermark moves up to the first minute that is still there
+//	the state Closed is raised (durable): from now on writers store rows of this minute
+//	under the current minute
+//	the minute is scanned from start to end; rows that were missed are released
+//	when all rows are acknowledged, the partition is dropped
+//	the watermark is raised to just before the first minute that is not dropped
 //
-// A minute that cannot be dropped, because one of its timers is always refused, holds up the
-// watermark, but no other minute.
+// A minute cannot be dropped while one of its timers is refused again and again. Such a minute
+// stops the watermark, but it does not stop other minutes from being dropped.
 func (t *tenure) closeMinutes(ctx context.Context) error {
 	e := t.e
 	e.mu.Lock()
@@ -35,7 +36,7 @@ func (t *tenure) closeMinutes(ctx context.Context) error {
 	}
 	from := state.Watermark + 1
 	if fresh {
-		from = 0 // rows of writers that died before they could write elsewhere
+		from = 0 // for rows whose writers died before they stored them again
 	}
 	if from > state.Closed {
 		return nil
@@ -67,13 +68,14 @@ func (t *tenure) closeMinutes(ctx context.Context) error {
 	return t.advanceState(ctx, state)
 }
 
-// finishMinute scans a closed minute for missed rows, and drops it once all rows are acknowledged.
-// It reports whether it dropped the minute. If not, the next poll tries again.
+// finishMinute scans a closed minute for missed rows, and drops the minute when all rows are
+// acknowledged. It returns true if it dropped the minute. If it returns false, the next poll tries
+// again.
 func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	e := t.e
 	e.mu.Lock()
-	// Rows that loading and catching up have not passed are left to them. Read here, they would be
-	// read twice and released before rows that are due earlier.
+	// Rows that loading or catching up has not reached yet are left for them. If finishMinute
+	// loaded such rows, they would be read twice and released before rows that are due earlier.
 	behind := min(t.scannedUntil, t.missedFrom, t.catchUpAgain)
 	if t.catchUpFrom < t.catchUpUntil {
 		behind = min(behind, t.catchUpFrom)
@@ -111,8 +113,8 @@ func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	return true, nil
 }
 
-// advanceState writes the state of the shard under the tenure's term, if the tenure is still
-// trusted.
+// advanceState stores the state of the shard with the tenure's term. It returns an error if the
+// tenure is no longer trusted.
 func (t *tenure) advanceState(ctx context.Context, state engine.ShardState) error {
 	if err := t.checkTrust(); err != nil {
 		return err
@@ -125,7 +127,7 @@ func (t *tenure) advanceState(ctx context.Context, state engine.ShardState) erro
 	t.state = state
 	for at, m := range t.minutes {
 		if at <= state.Watermark && m.unacked == 0 {
-			delete(t.minutes, at) // dropped, although the answer of the drop may have been lost
+			delete(t.minutes, at) // the minute was dropped, even if the answer of the drop was lost
 		}
 	}
 	return nil

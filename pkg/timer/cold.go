@@ -10,21 +10,22 @@ import (
 )
 
 const (
-	dayMs = 86_400_000 // ms
-	// A day is promoted a day before it begins. The cold table is checked this often: rows that one
-	// check missed, or that are overdue already, come with the next.
+	dayMs = 86_400_000 // milliseconds of a day
+	// A day is moved to the hot table a day before it begins. The cold table is checked this often.
+	// A check also finds rows that an earlier check missed, and overdue rows.
 	promoteEvery = 10 * time.Minute
 )
 
-// housekeeper moves cold timers into the hot table before they are due, and deletes schedules that
-// are over.
+// housekeeper moves cold timers to the hot table before they are due, and deletes old schedules.
 type housekeeper struct {
 	*Engine
 
-	overdue []promoted // days for which the purge waits; guarded by Engine.mu
+	// Days that were overdue when they were moved. purge waits for their release. Engine.mu guards
+	// overdue.
+	overdue []promoted
 }
 
-// promote moves the rows of the shards that this engine owns from the cold table to the hot one,
+// promote moves rows from the cold table to the hot table, for the shards that this engine owns,
 // until ctx ends.
 func (k *housekeeper) promote(ctx context.Context) {
 	begun := map[int]uint64{} // by shard: term of the last successful check
@@ -34,7 +35,7 @@ func (k *housekeeper) promote(ctx context.Context) {
 		failed := false
 		for n := range k.shards() {
 			term, ok := k.termOf(uint16(n))
-			// A shard that was just taken over is checked without delay.
+			// A shard that this engine has just taken over is checked at once.
 			if !ok || !all && begun[n] == term {
 				continue
 			}
@@ -62,10 +63,10 @@ func (k *housekeeper) promote(ctx context.Context) {
 	}
 }
 
-// promoteShard moves every day up to tomorrow. Storing a row twice changes nothing, so a day that
-// was interrupted is done again. A day is dropped once all of it is in the hot table. No writer
-// adds to it any more, because writers use the cold table only for timers more than ColdAfter
-// ahead.
+// promoteShard moves the rows of every day up to tomorrow. If a move is interrupted, the whole day
+// is moved again, because storing a row twice changes nothing. A day is dropped after all its rows
+// are in the hot table. No writer adds rows to such a day, because writers use the cold table only
+// for timers that are due more than ColdAfter from now.
 func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 	days, err := k.cfg.Cold.Buckets(ctx, n, 0, k.now()/dayMs+1)
 	if err != nil {
@@ -90,9 +91,9 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 			if _, owned := k.termOf(n); !owned {
 				return nil // the next owner begins again
 			}
-			// An overdue row is put under the current minute and released at once. It must never be
-			// put under its own minute: a scan might find it there long after its head was purged,
-			// and release a cancelled timer.
+			// An overdue row is stored under the current minute and released at once. It must never
+			// be stored under its own minute. A scan could find it there long after its head was
+			// purged, and would then release a cancelled timer.
 			spread, err := k.cfg.Spread()
 			if err != nil {
 				return err
@@ -118,8 +119,8 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 	return nil
 }
 
-// promoted is a day whose rows were overdue when they came into the hot table. They are stored
-// under minutes up to minute, long after their fire time.
+// promoted is a day whose rows were overdue when they were moved to the hot table. The rows are
+// stored under the current minutes of the move, up to minute, long after their fire times.
 type promoted struct {
 	shard       uint16
 	day, minute int64
@@ -127,7 +128,7 @@ type promoted struct {
 
 func (k *housekeeper) notePromoted(n uint16, d int64) {
 	now := k.now()
-	if d > now/dayMs { // no row of it is due
+	if d > now/dayMs { // none of its rows is due
 		return
 	}
 	k.mu.Lock()
@@ -135,8 +136,9 @@ func (k *housekeeper) notePromoted(n uint16, d int64) {
 	k.overdue = append(k.overdue, promoted{n, d, now/60_000 + 1})
 }
 
-// overdueBefore returns before, or the first day of a shard whose rows may not be released yet at
-// this watermark. It forgets the days that are released.
+// overdueBefore returns the time before which all overdue rows of a shard are released, at most the
+// parameter before. watermark is the current watermark of the shard. overdueBefore forgets days
+// whose rows are all released.
 func (k *housekeeper) overdueBefore(n uint16, watermark, before int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

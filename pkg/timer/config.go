@@ -9,75 +9,79 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config configures an Engine. The zero value of a number means its default. All processes over one
+// Config configures an Engine. A number that is 0 means the default. All processes that use one
 // store must have the same Spread, Poll, Lookahead, WriteTimeout and Skew.
 type Config struct {
 	Store engine.Timers
-	// Schedules holds the heads that decide about timers with a Head. Nil: no schedule can be
-	// cancelled or moved.
+	// Schedules stores the heads, which decide whether timers with a Head are released. nil:
+	// schedules cannot be cancelled or moved.
 	Schedules engine.Schedules
-	// Cold keeps timers more than ColdAfter ahead. Nil: Store keeps them.
+	// Cold stores timers that are due more than ColdAfter from now. nil: Store stores them too.
 	Cold engine.ColdTimers
 	// Queue carries near timers from writers to the engine that publishes them. No other package
-	// may use it. Without it, a near timer of a shard that this process does not own waits until
-	// its minute is closed. So it is needed if several processes share a store.
+	// may use it. Without Queue, a near timer of a shard that this process does not own waits until
+	// its minute is closed. So Queue is needed if several processes share a store.
 	Queue engine.Queue
-	// Lease and Heartbeats let several engines share the shards. Without Lease an engine assumes
-	// that it is alone, which is true for an engine with a store of its own; terms prevent harm if
-	// it is not. Without Heartbeats an engine keeps every shard it has.
+	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes
+	// that no other engine uses its store. If that is wrong, terms prevent harm. An engine without
+	// Heartbeats keeps every shard that it owns.
 	Lease      engine.Lease
 	Heartbeats engine.Heartbeats
-	Owner      string // name of this engine; no two running engines may have the same
+	Owner      string // name of this engine; no two running engines may have the same name
 
-	// Publish hands on due timers. A nil error means that each is durable where it was sent. It is
-	// called again with the same timers until it succeeds, by several goroutines.
+	// Publish sends due timers to where they are processed. If it returns nil, all timers are
+	// durable there. The engine calls it again with the same timers until it succeeds. Several
+	// goroutines call it.
 	Publish func(ctx context.Context, ts []engine.Timer) error
 	// CaughtUp is called instead of Publish for timers that are caught up after an outage, so that
-	// they can be kept apart. It slows the catch-up down by returning late. Nil: Publish.
+	// they can be kept apart. If CaughtUp returns later, the catch-up is slower. nil: Publish is
+	// called.
 	CaughtUp func(ctx context.Context, ts []engine.Timer) error
-	// Cancelled records the outcome of timers whose schedule was cancelled, in place of Publish and
-	// in the same way. A nil error means that this is durable. Without it such timers are dropped.
+	// Cancelled is called instead of Publish for timers whose schedule was cancelled. It records
+	// their outcome. If it returns nil, the outcome is durable. Without Cancelled such timers are
+	// dropped.
 	Cancelled func(ctx context.Context, ts []engine.Timer) error
 
-	// Spread returns over how many shards timers are spread. The engine calls it for each write
-	// and, every Poll, to learn for which shards it competes. Nil: always Shards.
+	// Spread returns the number of shards over which timers are spread. The engine calls Spread for
+	// each write. It also calls Spread every Poll to find out for which shards it competes. nil:
+	// always Shards.
 	Spread       engine.Shards
 	Shards       int           `default:"16"`    // partitions of a minute
-	Poll         time.Duration `default:"1s"`    // between loads
-	Lookahead    time.Duration `default:"2s"`    // how far ahead of now rows are loaded
+	Poll         time.Duration `default:"1s"`    // between two loads
+	Lookahead    time.Duration `default:"2s"`    // how long before their fire time rows are loaded
 	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected; see lead
 	Skew         time.Duration `default:"500ms"` // largest difference between two clocks
-	Grace        time.Duration `default:"10s"`   // from a minute's end to its close
-	Batch        int           `default:"512"`   // most timers of a Publish, and rows of a scan
-	BatchSize    int           `default:"4MiB"`  // most bytes of payload of a Publish, unless a single timer has more
-	Publishers   int           `default:"4"`     // concurrent Publish calls for timers that are on time
+	Grace        time.Duration `default:"10s"`   // time from the end of a minute until it is closed
+	Batch        int           `default:"512"`   // most timers of a Publish, and most rows of a page
+	// Most payload bytes of a Publish. A single timer may have more.
+	BatchSize  int `default:"4MiB"`
+	Publishers int `default:"4"` // concurrent Publish calls for timers that are on time
 
-	// Loading pauses at either limit while Publish is slow or fails. The catch-up may use a quarter
-	// as much in addition.
-	MaxPending int `default:"131072"` // timers loaded and not yet acknowledged
-	MaxBytes   int `default:"128MiB"` // their payload, in bytes
+	// Loading pauses at either limit, for example while Publish is slow or fails. The catch-up may
+	// use a quarter of each limit in addition.
+	MaxPending int `default:"131072"` // timers loaded and not acknowledged
+	MaxBytes   int `default:"128MiB"` // bytes of the payload of these timers
 
-	// Timers that were due more than CatchUpAfter before an engine loads them are released by a
-	// lane of their own, in due order, at a bounded rate. The rate is for all engines together:
-	// each uses the share of it that corresponds to its shards.
-	CatchUpAfter      time.Duration `default:"10s"`   // at least 2 s more than a take-over lasts
+	// Timers that are overdue by more than CatchUpAfter when an engine loads them are released in a
+	// separate lane: in due order and at a limited rate. The rate is for all engines together. Each
+	// engine uses a share of the rate that is equal to its share of the shards.
+	CatchUpAfter      time.Duration `default:"10s"`   // at least 2 s more than a take-over needs
 	CatchUpRate       int           `default:"20000"` // timers a second
 	CatchUpPublishers int           `default:"2"`     // concurrent CaughtUp calls
 
-	LeaseTTL    time.Duration `default:"5s"`     // of a shard
-	LeaseRenew  time.Duration `default:"1500ms"` // between renewals
-	LeaseMargin time.Duration `default:"1s"`     // the owner stops trusting its lease this long before its end
-	LeaseLook   time.Duration `default:"250ms"`  // between a standby's attempts to acquire a lease
-	Beat        time.Duration `default:"5s"`     // between heartbeats
+	LeaseTTL    time.Duration `default:"5s"`     // TTL of the lease of a shard
+	LeaseRenew  time.Duration `default:"1500ms"` // time between two renewals
+	LeaseMargin time.Duration `default:"1s"`     // the owner trusts its lease until this long before its end
+	LeaseLook   time.Duration `default:"250ms"`  // time between two attempts of a standby to acquire a lease
+	Beat        time.Duration `default:"5s"`     // time between two heartbeats
 
 	ColdAfter time.Duration `default:"720h"`
-	Retention time.Duration `default:"720h"` // of schedules after their fire time
+	Retention time.Duration `default:"720h"` // how long schedules are kept after their fire time
 
-	// Wall is the clock with which due times are compared; nil: time.Now. Leases and waits use the
-	// monotonic clock.
+	// Wall is the clock for due times; nil: time.Now. Leases and waits use the monotonic clock.
 	Wall func() time.Time
-	// ClockOffset returns the known offset of Wall; nil: it is not known. It must not block. An
-	// engine whose offset exceeds MaxClockOffset owns nothing.
+	// ClockOffset returns the known offset of Wall from the true time; nil: not known. ClockOffset
+	// must not block. An engine whose offset exceeds MaxClockOffset owns no shards.
 	ClockOffset    func() time.Duration
 	MaxClockOffset time.Duration `default:"500ms"`
 
@@ -87,28 +91,28 @@ type Config struct {
 
 // Events are callbacks; each may be nil. They are called from many goroutines and must not block.
 type Events struct {
-	// Released is called for each batch after it was published. The lateness of a timer is at -
-	// FireAt.
+	// Released is called for each batch after it was published. The lateness of a timer is the time
+	// at minus FireAt.
 	Released func(lane Lane, ts []engine.Timer, at time.Time)
-	// Dropped is called for each timer that was not released because of its schedule's head: the
-	// schedule was cancelled, or has another generation.
+	// Dropped is called for each timer that was not released because of the head of its schedule:
+	// the schedule was cancelled or has another generation.
 	Dropped func(t engine.Timer, head engine.ScheduleHead)
 	// Owned and Lost are called when this engine takes over or loses a shard.
 	Owned func(shard uint16, term uint64)
 	Lost  func(shard uint16, term uint64, cause error)
-	// Unhealthy is called once three heartbeats were missed, with the age of the last one. Healthy
-	// is called for the first heartbeat after that.
+	// Unhealthy is called once when three heartbeats were missed, with the age of the last
+	// heartbeat. Healthy is called for the first heartbeat after that.
 	Unhealthy func(age time.Duration)
 	Healthy   func()
 }
 
-// Lane is the way in which a timer was released.
+// Lane is the way in which a timer is released.
 type Lane uint8
 
 // The lanes.
 const (
-	OnTime  Lane = iota // by the wheel
-	CatchUp             // paced, after an outage
+	OnTime  Lane = iota // from the wheel
+	CatchUp             // at a limited rate, after an outage
 	Near                // through the queue
 )
 
@@ -151,14 +155,15 @@ func (ev Events) withDefaults() Events {
 	return ev
 }
 
-// lead returns how close a fire time must be for a scan to possibly pass it before the row is
-// durable. A row that is this close is also handed on at once.
+// lead returns how long before its fire time a row is in danger: a scan may have read past the fire
+// time before the row was durable. A writer therefore also sends such a row directly to the engine
+// that releases it.
 func (c *Config) lead() time.Duration {
 	return c.Lookahead + max(c.Poll, c.WriteTimeout) + c.Skew
 }
 
-// Guard returns how long before its fire time a schedule can last be touched. A hint that is
-// durable by then is read together with the row it concerns.
+// Guard returns how long before its fire time a schedule can be cancelled or moved for the last
+// time. If a hint is durable by that time, the release reads it together with its row.
 func (c Config) Guard() time.Duration {
 	c = c.withDefaults()
 	return c.Lookahead + c.WriteTimeout + c.Skew

@@ -11,24 +11,25 @@ import (
 
 const (
 	nearBatch = 64
-	// A near timer that cannot be decided this many times is left to the sweep, because its row is
-	// stored.
+	// If a near timer cannot be decided after this many receives, its message is dropped. Its row
+	// is stored, so the scan at the close of its minute releases it.
 	nearLooks = 5
 )
 
-// nearDelivery is a received message of a near timer.
+// nearDelivery is a message of a near timer that was received from the queue.
 type nearDelivery struct {
 	parked
 	receipt  string
 	receives int
 }
 
-// nearLine releases timers that writers send through the queue because a scan may have passed them.
+// nearLine releases near timers. Writers send a near timer through the queue because a scan may
+// have read past its fire time.
 type nearLine struct{ *Engine }
 
-// consume releases near timers from the queue until ctx ends. Timers of shards that this engine
-// owns go into its wheel, which knows what it has loaded. Others are published here, and their
-// owner may publish them again.
+// consume releases near timers from the queue until ctx ends. It puts timers of shards that this
+// engine owns into the wheel; the tenure knows which rows it has already loaded. It publishes
+// timers of other shards itself. The owners of these shards may publish the same timers again.
 func (l *nearLine) consume(ctx context.Context) {
 	for ctx.Err() == nil {
 		if l.clockOff() {
@@ -46,22 +47,24 @@ func (l *nearLine) consume(ctx context.Context) {
 	}
 }
 
-// nearFate is what to do with a received near timer.
+// nearFate is what publishNear does with a received near timer.
 type nearFate uint8
 
 const (
-	fateAgain   nearFate = iota // nothing: it is received again when its visibility ends
-	fateForget                  // acknowledge: its row is or was released in another way
-	fateWait                    // put off until it is due
-	fateRelease                 // publish here
+	fateAgain nearFate = iota // do nothing: the message is received again when its visibility timeout ends
+	// Acknowledge: the row is or was released in another way.
+	fateForget
+	fateWait    // queue again until it is due
+	fateRelease // publish in this process
 )
 
-// publishNear publishes deliveries and acknowledges them. A delivery that fails is received again.
+// publishNear publishes near timers and acknowledges their messages. A message that fails is
+// received again.
 func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	stop := l.keepVisible(ctx, ds)
 	defer stop()
 	spread, err := l.cfg.Spread()
-	if err != nil { // the deliveries are received again
+	if err != nil { // the messages are received again
 		l.complaints.report("cannot tell the shards of near timers", err)
 		return
 	}
@@ -100,8 +103,8 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	}
 }
 
-// judgeDelivery reads a message into n and returns what to do with it. It puts a timer of a shard
-// that this engine owns into the wheel.
+// judgeDelivery decodes a message into n and returns what to do with it. If this engine owns the
+// timer's shard, judgeDelivery puts the timer into the wheel.
 func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelivery, now int64, spread notify.Spread) nearFate {
 	p, whole, err := readNear(body)
 	n.parked = p
@@ -109,7 +112,7 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 	case err != nil:
 		l.cfg.Logger.Error("the message of a near timer is dropped; its row is released when its minute is closed", "bytes", len(body), "err", err)
 		return fateForget
-	case p.due > now: // farther away than one hop, or a clock was set back
+	case p.due > now: // due later than one delay of the queue, or a clock was set back
 		return fateWait
 	}
 	if !whole {
@@ -118,18 +121,19 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 			l.complaints.report("cannot read the rows of near timers", err)
 			return fateAgain
 		}
-		if !there { // its minute was closed, so it was released
+		if !there { // its minute was closed, so the timer was released
 			return fateForget
 		}
 	}
 	if others := l.loadParked([]parked{n.parked}, spread); len(others) == 0 {
-		return fateForget // it is in the wheel, and its row is durable
+		return fateForget // the timer is in the wheel, and its row is durable
 	}
 	return fateRelease
 }
 
-// keepVisible keeps deliveries invisible to other consumers until stop is called. It uses the times
-// of the shard leases: when a consumer dies, another gets its near timers as soon as its shards.
+// keepVisible extends the visibility timeout of deliveries, so that other consumers do not receive
+// them, until stop is called. It uses the same times as the shard leases. So if a consumer dies,
+// another consumer gets its near timers as soon as its shards.
 func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	receipts := make([]string, len(ds))
@@ -147,7 +151,8 @@ func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop 
 	return func() { cancel(); wg.Wait() }
 }
 
-// readPayload reads the payload that was too large for the message from the row.
+// readPayload reads from the row a payload that was too large for the message. there is false if
+// the row does not exist any more.
 func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread notify.Spread) (there bool, err error) {
 	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, spread)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: timerIDBefore(n.ID)}
@@ -159,7 +164,7 @@ func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread noti
 	return true, nil
 }
 
-// timerIDBefore returns the greatest id, of at most 64 bytes, below id.
+// timerIDBefore returns the greatest timer id that is lower than id and has at most 64 bytes.
 func timerIDBefore(id []byte) []byte {
 	last := len(id) - 1
 	out := bytes.Clone(id)
@@ -173,8 +178,9 @@ func timerIDBefore(id []byte) []byte {
 	return out
 }
 
-// askHeads reads the heads of touched schedules. It returns the timers to release and the receipts
-// of the others.
+// askHeads reads the heads of schedules that were cancelled or moved. It returns the timers to
+// release in due. It returns in done the receipts of timers that are discarded or left for the scan
+// of their minute.
 func (l *nearLine) askHeads(ctx context.Context, ns []nearDelivery, spread notify.Spread) (due []nearDelivery, done []string) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, n := range ns {
@@ -219,8 +225,9 @@ func (l *nearLine) decideNear(ctx context.Context, n *nearDelivery, spread notif
 	return l.heads.decide(ctx, headDecision{n.Head, n.Gen}, n.due, func() bool { return true })
 }
 
-// publishDue publishes timers until that succeeds or ctx ends, and returns the receipts to
-// acknowledge. It leaves a timer that is refused for its content to the sweep.
+// publishDue publishes timers until that succeeds or ctx ends. It returns the receipts to
+// acknowledge. A timer that is refused for its content is acknowledged too: the scan at the close
+// of its minute tries it again.
 func (l *nearLine) publishDue(ctx context.Context, ns []nearDelivery) (done []string) {
 	if len(ns) == 0 {
 		return nil

@@ -1,25 +1,26 @@
-// Package timer stores timers and releases them at their fire time. It is the one mechanism behind
-// parked retries, quiet hours, schedules and triggers.
+// Package timer stores timers and releases them at their fire time. Parked retries, quiet hours,
+// schedules and triggers all use it.
 //
 // A timer is a row of the timer store, in the partition (minute, shard) of its fire time. Each
-// shard has one owner at a time, an Engine with the shard's lease. The owner does this per shard:
+// shard has one owner at a time: the Engine that has the shard's lease. The owner does these steps
+// for each shard:
 //
-//	load    every Poll: rows up to now + Lookahead go into the wheel
-//	release the wheel releases each timer at its millisecond, never before; it is
-//	        published again until the publish is acknowledged
-//	close   Grace after a minute's end: closed is moved (durable), the minute is
-//	        scanned once more, missed rows are released, the partition is
-//	        dropped with one delete, and the watermark moves
+//	load    every Poll: rows that are due up to now + Lookahead go into the wheel
+//	release the wheel releases each timer at its millisecond, never before. The timer
+//	        is published again until the publish is acknowledged.
+//	close   Grace after the end of a minute: the state Closed is raised (durable), the
+//	        minute is scanned once more, missed rows are released, the partition is
+//	        dropped with one delete, and the watermark is raised
 //
-// If an owner crashes before the watermark moves, the next owner releases the rows of the open
-// minutes again; receivers recognize them by their id. A row written behind the load cursor goes
-// into the wheel at once. A row written into a closed minute is written again under the current
-// minute.
+// If an owner crashes before the watermark is raised, the next owner releases the rows of the open
+// minutes again. Receivers recognize these timers by their id. If a row is written after loading
+// has read past its fire time, the row goes into the wheel at once. If a row is written into a
+// closed minute, the writer stores it again under the current minute.
 //
-// An owner acts only while it trusts its lease, and the store refuses writes of an earlier term, so
-// a paused owner cannot harm the next one. It may only publish twice.
+// An owner works only while it trusts its lease. The store refuses writes with an earlier term. So
+// a paused owner cannot harm the next owner. At most it publishes a timer twice.
 //
-// Start reading at Engine.Run in engine.go. Leases are in owner.go, members.go and tenure.go;
-// loading in load.go; releases in release.go; touched schedules in heads.go; closed minutes in
-// close.go; outages in catchup.go; writes in writer.go.
+// Start reading at Engine.Run in engine.go. Leases are in owner.go, members.go and tenure.go.
+// Loading is in load.go, releases in release.go, cancelled and moved schedules in heads.go, closed
+// minutes in close.go, outages in catchup.go, and writes in writer.go.
 package timer

@@ -14,13 +14,14 @@ import (
 )
 
 // Engine owns as many shards as it can get, and releases their timers. Park may be called from any
-// goroutine, also before Run.
+// goroutine, even before Run.
 //
 // The tenures of the shards load timers and close minutes. The releaser publishes the loaded
-// timers. One mutex guards both, because a lost shard must take its timers with it.
+// timers. One mutex guards both, because when a shard is lost, its timers must be removed in the
+// same step.
 type Engine struct {
 	cfg   Config
-	began time.Time // start of the monotonic clock by which trust is measured
+	began time.Time // start of the monotonic clock with which trust is measured
 
 	writer      *writer
 	releaser    *releaser
@@ -29,15 +30,17 @@ type Engine struct {
 	members     *membership
 	housekeeper *housekeeper
 
-	shardGained chan struct{}    // a token after each take-over; wakes the housekeeper
+	shardGained chan struct{}    // gets a token after each take-over; wakes the housekeeper
 	scans       [2]chan struct{} // limits concurrent page reads, by lane
 
 	counters   counters
 	complaints complaints
 
-	mu           sync.Mutex
-	tenures      []*tenure // by shard; nil: not owned. A newly added shard gets its place before its keeper starts
-	watermarkEnd []int64   // by shard: end of the watermark when last read, ms since 1970
+	mu sync.Mutex
+	// By shard; nil: this engine does not own the shard. A new shard gets its entry before its
+	// keeper starts.
+	tenures      []*tenure
+	watermarkEnd []int64 // by shard: end of the watermark's minute when last read, ms since 1970
 	owned        int
 }
 
@@ -55,9 +58,10 @@ func New(cfg Config) *Engine {
 	return e
 }
 
-// Run competes for the shards, and loads, releases and closes what it owns, until ctx ends. It then
-// returns its leases, and nil. It retries while the store, the log or the lease service is down,
-// and it competes again for a lost shard. Run must be called only once.
+// Run competes for the shards until ctx ends. It loads, releases and closes the timers of the
+// shards that it owns. When ctx ends, it gives back its leases and returns nil. While the store,
+// the log or the lease service is down, Run retries. After it has lost a shard, it competes for the
+// shard again. Run must be called only once.
 func (e *Engine) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { e.compete(ctx, g); return nil })
@@ -80,7 +84,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// compete starts a keeper for each shard, also for shards that are added before ctx ends.
+// compete starts a keeper for each shard. It also starts keepers for shards that are added before
+// ctx ends.
 func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
 	for kept, wait := 0, time.Duration(0); notify.Sleep(ctx, wait); wait = e.cfg.Poll {
 		for e.addShards(); kept < e.shards(); kept++ {
@@ -90,8 +95,8 @@ func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
 	}
 }
 
-// addShards makes places for shards that were added. While the number of shards cannot be read, the
-// known ones stay.
+// addShards adds entries for shards that were added. If the number of shards cannot be read, it
+// adds nothing.
 func (e *Engine) addShards() {
 	spread, err := e.cfg.Spread()
 	if err != nil {
@@ -101,7 +106,7 @@ func (e *Engine) addShards() {
 	defer e.mu.Unlock()
 	for len(e.tenures) < spread.Most() {
 		e.tenures = append(e.tenures, nil)
-		e.watermarkEnd = append(e.watermarkEnd, e.now()) // no read has shown its watermark yet
+		e.watermarkEnd = append(e.watermarkEnd, e.now()) // its watermark was not read yet
 	}
 }
 
@@ -120,9 +125,10 @@ func (e *Engine) tenureOfLocked(n uint16) *tenure {
 	return e.tenures[n]
 }
 
-// Share returns this engine's part, from 0 to 1, of what all engines may do together: the part of
-// the shards that it owns. A shard has at most one owner, so the parts never add up to more than 1,
-// whichever engines start, stop or are cut off.
+// Share returns this engine's share of the total work of all engines, from 0 to 1. The share is the
+// number of shards that it owns, divided by the number of all shards. A shard has at most one
+// owner. So the shares never add up to more than 1, even while engines start, stop or lose their
+// connection.
 func (e *Engine) Share() float64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,40 +139,45 @@ func (e *Engine) shareLocked() float64 {
 	return float64(e.owned) / float64(max(len(e.tenures), 1))
 }
 
-// Park stores timers. A nil error means that each is durable where its shard's owner will find it.
-// A timer whose time has passed is released at once. After an error any of them may be stored, so
-// the caller must park them again.
+// Park stores timers. If it returns nil, every timer is durable where the owner of its shard will
+// find it. A timer whose time has passed is released at once. If Park returns an error, any of the
+// timers may be stored, so the caller must park all of them again.
 func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.park(ctx, ts) }
 
-// ParkScheduled stores schedules and their timers like Park, no schedule later than its timers. It
-// uses one commit if the store can and no timer is cold.
+// ParkScheduled stores schedules and their timers like Park. It stores the schedules before the
+// timers, or together with them. If no timer is cold and the store supports it, there is only one
+// commit.
 func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	return e.writer.parkScheduled(ctx, ss, ts)
 }
 
-// entry is a timer in the wheel, in the backlog, or being published. Engine.mu guards it, except
-// while one releaser goroutine holds it in a batch.
+// entry is a timer that is in the wheel, in the backlog, or being published. Engine.mu guards it,
+// except while a goroutine of the releaser has it in a batch.
 type entry struct {
-	timer   engine.Timer
-	due     int64 // timer.FireAt, or earlier for a row that was written again under a later key
+	timer engine.Timer
+	// timer.FireAt, or an earlier time if the row was stored again with a later fire time as its
+	// key.
+	due     int64
 	minute  *minute
-	lane    Lane // OnTime or CatchUp: the lane whose room it uses
+	lane    Lane // OnTime or CatchUp: the lane whose room the entry uses
 	pending headQuestion
 }
 
-// headQuestion is what must be known before an entry is released.
+// headQuestion is what the releaser must find out before it releases an entry.
 type headQuestion uint8
 
 const (
-	needNothing headQuestion = iota // whether it is hinted, because it went into the wheel without a scan
-	needHints                       // what the head of its schedule says
-	needHead                        // what its head says
+	needNothing headQuestion = iota // nothing
+	// Whether the schedule has a hint. The entry went into the wheel without a scan, so its hints
+	// were not read.
+	needHints
+	needHead // what the head of its schedule says
 )
 
-// entryQueue is a queue of due entries. push never blocks; MaxPending bounds the queue. pop takes
-// all waiting entries up to one batch, so that a slow Publish makes larger batches.
+// entryQueue is a queue of due entries. push never blocks; MaxPending bounds the queue. pop returns
+// all waiting entries, at most one batch. So while Publish is slow, batches get larger.
 type entryQueue struct {
-	cut    func([]*entry) int // how many of the first entries make one batch
+	cut    func([]*entry) int // returns how many of the first entries make one batch
 	mu     sync.Mutex
 	q      []*entry
 	filled chan struct{}
@@ -196,7 +207,7 @@ func (f *entryQueue) pop() (batch []*entry) {
 	batch = slices.Clone(f.q[:n])
 	clear(f.q[:n])
 	if f.q = f.q[n:]; len(f.q) > 0 {
-		wakeUp(f.filled) // for the next goroutine that pops
+		wakeUp(f.filled) // wake the next goroutine that pops
 	}
 	return batch
 }
@@ -230,7 +241,7 @@ func (b *backlog) Pop() any {
 	return x
 }
 
-// deleteFunc removes the entries for which del is true.
+// deleteFunc removes the entries for which del returns true.
 func (b *backlog) deleteFunc(del func(*entry) bool) {
 	kept := (*b)[:0]
 	for _, x := range *b {
@@ -243,7 +254,7 @@ func (b *backlog) deleteFunc(del func(*entry) bool) {
 	heap.Init(b)
 }
 
-// wakeUp puts a token into a channel of capacity 1, unless it has one.
+// wakeUp puts a token into a channel of capacity 1, unless the channel has a token already.
 func wakeUp(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -251,14 +262,14 @@ func wakeUp(c chan struct{}) {
 	}
 }
 
-// now returns the wall clock in ms since 1970.
+// now returns the time of the wall clock in ms since 1970.
 func (e *Engine) now() int64 { return e.cfg.Wall().UnixMilli() }
 
-// clock returns the monotonic clock.
+// clock returns the time of the monotonic clock since the engine was made.
 func (e *Engine) clock() time.Duration { return time.Since(e.began) }
 
-// clockOff reports whether the clock is too wrong to own shards: a fast clock releases early, and
-// closes minutes into which others still write.
+// clockOff reports whether the clock is too wrong to own shards. An engine with a fast clock would
+// release timers early, and would close minutes into which other engines still write.
 func (e *Engine) clockOff() bool { return e.offset().Abs() > e.cfg.MaxClockOffset }
 
 func (e *Engine) offset() time.Duration {

@@ -12,22 +12,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// headVerdict says what to do with a timer whose schedule was touched.
+// headVerdict is what to do with a timer whose schedule was cancelled or moved.
 type headVerdict uint8
 
 const (
-	verdictOpen    headVerdict = iota // a move has stored it and has not swapped the head yet
-	verdictPublish                    // release it at this generation
-	verdictDiscard                    // its schedule was cancelled, or has another generation
+	verdictOpen    headVerdict = iota // undecided: a move has stored the row and has not swapped the head yet
+	verdictPublish                    // release the timer
+	verdictDiscard                    // drop the timer: its schedule was cancelled or has another generation
 )
 
-// headDecision names a decision. All chunks of a fan-out share it.
+// headDecision identifies a decision. All chunks of a fan-out share it.
 type headDecision struct {
 	base notify.Base
 	gen  uint32
 }
 
-// headReader decides about timers whose schedules may have been touched.
+// headReader decides about timers whose schedules may have been cancelled or moved.
 type headReader struct{ *Engine }
 
 // hints returns the schedules that have a hint in a partition.
@@ -43,8 +43,8 @@ func (hs *headReader) hints(ctx context.Context, p engine.TimerPartition) (map[n
 	return out, nil
 }
 
-// questionOf returns what must be known about a row before it is released. For nearly all rows that
-// is nothing, so that an untouched row costs no read.
+// questionOf returns what must be found out about a row before it is released. For nearly all rows
+// that is nothing, so a row of an unchanged schedule costs no read.
 func (hs *headReader) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) headQuestion {
 	if hs.cfg.Schedules == nil || row.Head.IsZero() {
 		return needNothing
@@ -55,8 +55,9 @@ func (hs *headReader) questionOf(row *engine.Timer, hints map[notify.Base]struct
 	return needNothing
 }
 
-// askHeads releases the entries of a batch as the heads of their schedules say. It puts off an
-// entry that cannot be decided now, so that it holds up no other.
+// askHeads reads the heads for the entries of a batch. It publishes, drops or records each entry as
+// its head says. If an entry cannot be decided now, askHeads tries it again after Poll, so that
+// other entries do not wait for it.
 func (r *releaser) askHeads(ctx context.Context, lane Lane, batch []*entry) {
 	if len(batch) == 0 {
 		return
@@ -106,8 +107,8 @@ func (r *releaser) askHeads(ctx context.Context, lane Lane, batch []*entry) {
 	r.publishBatch(ctx, lane, out)
 }
 
-// readHints reads the hints of entries that went into the wheel without a scan. It puts off entries
-// whose hints cannot be read.
+// readHints reads the hints of entries that went into the wheel without a scan. If the hints of an
+// entry cannot be read, readHints leaves the entry out and tries it again after Poll.
 func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, x := range batch {
@@ -132,14 +133,14 @@ func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry)
 	return out
 }
 
-// decideEntry is decide for an entry. It remembers in the entry's minute that a generation is to be
-// published, which is final.
+// decideEntry is decide for an entry. If the verdict is verdictPublish, it stores the verdict in
+// the entry's minute, because that verdict is final.
 func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (headVerdict, engine.ScheduleHead) {
 	r.mu.Lock()
 	known, ok := x.minute.decided[d]
 	alive := x.minute.t.aliveLocked()
-	// Read before the head: a move that swaps the head after this finds the minute closed, and
-	// writes the row elsewhere.
+	// Read this before the head. If a move swaps the head after this read, the move finds the
+	// minute closed and stores its row under the current minute.
 	closed := x.minute.t.state.Closed >= x.minute.number
 	r.mu.Unlock()
 	if ok && known == verdictPublish {
@@ -166,10 +167,11 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	return v, h
 }
 
-// fenceMove settles a row whose generation is ahead of its head: a move has stored it and not
-// swapped the head, although the minute is closed. Raising the head's version makes that swap fail,
-// whenever it comes, so that the row can be dropped. Otherwise a move that wins late would leave a
-// schedule without rows.
+// fenceMove decides about a row whose generation is higher than the generation of its head, after
+// the minute was closed. A move has stored the row and has not swapped the head. fenceMove raises
+// the version of the head. Then the swap of the move fails, even if it is tried much later, so the
+// row can be dropped. Without fenceMove, a move that swaps the head late would leave a schedule
+// without rows.
 func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.ScheduleHead) headVerdict {
 	next := h
 	next.Base, next.At = d.base, hs.now()
@@ -180,13 +182,14 @@ func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.Sc
 	ctx, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
 	defer stop()
 	if _, won, err := hs.cfg.Schedules.Swap(ctx, h.Version, next); err != nil || !won {
-		return verdictOpen // decided at the next try
+		return verdictOpen // the next try decides
 	}
 	return verdictDiscard
 }
 
-// decide finds out whether a timer of a touched schedule is released, and swaps the head to
-// released if that is still open. After an error the timer must wait.
+// decide finds out whether a timer of a cancelled or moved schedule is released. If the head is
+// still pending, it swaps the head to released. The function may reports whether this engine may
+// still swap. If decide returns an error, the timer must wait.
 func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may func() bool) (headVerdict, engine.ScheduleHead, error) {
 	h, ok, err := hs.head(ctx, d.base)
 	for tries := 0; err == nil; tries++ {
@@ -204,7 +207,7 @@ func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may
 		case !may():
 			return verdictOpen, h, errExpired
 		}
-		next := h // keeps when and by whom it was moved
+		next := h // a copy, so that it keeps when and by whom the schedule was moved
 		next.Base, next.State, next.Gen, next.At = d.base, engine.ScheduleReleased, d.gen, hs.now()
 		if !ok {
 			next.FireAt = due
@@ -215,7 +218,7 @@ func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may
 		stop()
 		switch {
 		case swapErr != nil:
-			// The swap may have won. The stored head tells.
+			// The swap may have won. Read the stored head to find out.
 			if h, ok, err = hs.head(ctx, d.base); err != nil || ok && h.State == engine.SchedulePending || !ok {
 				return verdictOpen, h, swapErr
 			}
@@ -235,7 +238,7 @@ func (hs *headReader) head(ctx context.Context, base notify.Base) (engine.Schedu
 	return hs.cfg.Schedules.Head(ctx, base)
 }
 
-// discardEntry drops an entry because of its head.
+// discardEntry drops an entry because its head says so.
 func (r *releaser) discardEntry(x *entry, h engine.ScheduleHead) {
 	r.mu.Lock()
 	over := x.minute.t.lost

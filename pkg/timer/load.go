@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// runSweep loads the next timers and closes past minutes every Poll, until ctx ends.
+// runSweep loads the next timers and closes past minutes, every Poll, until ctx ends.
 func (t *tenure) runSweep(ctx context.Context) {
 	tick := time.NewTicker(t.e.cfg.Poll)
 	defer tick.Stop()
@@ -33,7 +33,8 @@ func (t *tenure) runSweep(ctx context.Context) {
 	}
 }
 
-// handleError ends the tenure if its term is stale or the clock is off, and logs other errors.
+// handleError ends the tenure if another engine has a later term or the clock is off. It logs other
+// errors.
 func (t *tenure) handleError(ctx context.Context, err error) {
 	switch {
 	case err == nil:
@@ -51,9 +52,9 @@ func (t *tenure) handleError(ctx context.Context, err error) {
 	}
 }
 
-// loadAhead puts every row due up to now + Lookahead into the wheel, or as many as there is room
-// for. loadedUntil moves before the scan. A row that becomes durable too late for the scan finds it
-// moved, and goes into the wheel when it is stored.
+// loadAhead puts every row that is due up to now + Lookahead into the wheel, or fewer rows if there
+// is not enough room. It raises loadedUntil before the scan. If a row becomes durable too late for
+// the scan, its writer finds the raised loadedUntil and puts the row into the wheel at once.
 func (t *tenure) loadAhead(ctx context.Context) error {
 	if err := t.checkTrust(); err != nil {
 		return err
@@ -66,7 +67,7 @@ func (t *tenure) loadAhead(ctx context.Context) error {
 		e.mu.Unlock()
 		return errExpired
 	}
-	from := min(t.scannedUntil, t.missedFrom, until) // until is less if the clock was set back
+	from := min(t.scannedUntil, t.missedFrom, until) // until is the lowest if the clock was set back
 	t.missedFrom = math.MaxInt64
 	from = t.skipLocked(from, now)
 	t.loadedUntil, t.scannedUntil = until, from
@@ -78,24 +79,24 @@ func (t *tenure) loadAhead(ctx context.Context) error {
 			return err
 		}
 		e.mu.Lock()
-		t.scannedUntil = max(from, reached) // rows of that millisecond are read again, so none is missed
+		t.scannedUntil = max(from, reached) // rows of that millisecond are read again, so that no row is missed
 		e.mu.Unlock()
 		if reached < last {
-			return nil // loading goes on there when there is room
+			return nil // loading continues from there when there is room
 		}
 	}
 	return nil
 }
 
-// skipLocked leaves rows that are overdue by more than CatchUpAfter to the catch-up. It returns
-// where on-time loading begins. The caller holds mu.
+// skipLocked leaves rows that are overdue by more than CatchUpAfter for the catch-up. It returns
+// the fire time from which on-time loading begins. The caller holds mu.
 func (t *tenure) skipLocked(from, now int64) int64 {
 	late := now - t.e.cfg.CatchUpAfter.Milliseconds()
 	if from >= late {
 		return from
 	}
 	if t.catchUpFrom >= t.catchUpUntil {
-		t.catchUpFrom = from // the catch-up has loaded everything before it
+		t.catchUpFrom = from // the catch-up has loaded all rows that are due before from
 		if t.lookBehindDue {
 			t.catchUpFrom = 0
 		}
@@ -109,12 +110,12 @@ func (t *tenure) skipLocked(from, now int64) int64 {
 	return late
 }
 
-// scan loads the rows of a minute with from <= FireAt <= until. It returns how far it came, which
-// is less than until if the lane is full, and how many rows were new.
+// scan loads the rows of the minute at with from <= FireAt <= until. reached is the fire time up to
+// which it loaded. It is less than until if the lane became full. loaded is how many rows were new.
 func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (reached int64, loaded int, err error) {
 	e := t.e
 	p := engine.TimerPartition{Bucket: at, Shard: t.shard}
-	cursor := engine.TimerCursor{FireAt: from} // no id: before every row of that millisecond
+	cursor := engine.TimerCursor{FireAt: from} // without an id, so before every row of that millisecond
 	var hints map[notify.Base]struct{}
 	for size := firstPage; ; {
 		e.mu.Lock()
@@ -130,8 +131,8 @@ func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (re
 		if err != nil {
 			return 0, loaded, err
 		}
-		// Read the hints after the rows, so that a hint that was durable when the rows came within
-		// reach is among them.
+		// Read the hints after the rows. Then a hint that was durable when its row could first be
+		// read is among them.
 		if hints == nil && e.cfg.Schedules != nil && anyHead(rows) {
 			if hints, err = e.heads.hints(ctx, p); err != nil {
 				return 0, loaded, err
@@ -149,20 +150,20 @@ func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (re
 // firstPage is the number of rows of a scan's first page.
 const firstPage = 16
 
-// nextPage returns how many rows the next page should have: chunks are large, single notifications
-// small.
+// nextPage returns how many rows the next page should have, by the average size of the last page.
+// Chunks are large, single notifications are small.
 func (c *Config) nextPage(rows, bytes int) int {
 	return min(max(c.BatchSize*rows/(bytes+1), 8), c.Batch)
 }
 
-// cursorAfter returns the cursor behind a page.
+// cursorAfter returns the cursor after the last row of a page.
 func cursorAfter(rows []engine.Timer) engine.TimerCursor {
 	last := &rows[len(rows)-1]
 	return engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}
 }
 
-// readPage reads a page of rows. Only a few shards read at a time, because pages of large payloads
-// for all shards at once could exceed MaxBytes.
+// readPage reads a page of rows. Only a few shards may read at the same time. Otherwise pages of
+// large payloads for all shards could together exceed MaxBytes.
 func (t *tenure) readPage(ctx context.Context, lane Lane, p engine.TimerPartition, cursor engine.TimerCursor, until int64, size int) ([]engine.Timer, error) {
 	select {
 	case t.e.scans[lane] <- struct{}{}:
@@ -173,7 +174,8 @@ func (t *tenure) readPage(ctx context.Context, lane Lane, p engine.TimerPartitio
 	return t.e.cfg.Store.Scan(ctx, p, cursor, until, size)
 }
 
-// loadPage loads a page. It returns how many rows were new, and the bytes of all.
+// loadPage loads a page. It returns how many rows were new, and the payload bytes of all rows of
+// the page.
 func (t *tenure) loadPage(rows []engine.Timer, hints map[notify.Base]struct{}) (loaded, bytes int) {
 	now := t.e.now()
 	t.e.mu.Lock()
@@ -181,7 +183,8 @@ func (t *tenure) loadPage(rows []engine.Timer, hints map[notify.Base]struct{}) (
 	for i := range rows {
 		bytes += len(rows[i].Payload)
 		lane := OnTime
-		// A row of the backlog that is not due, because the clock was set back, is no longer late.
+		// A row of the backlog may not be due yet, because the clock was set back. Then it counts
+		// as on time.
 		if rows[i].FireAt < t.catchUpUntil && rows[i].FireAt <= now {
 			lane = CatchUp
 		}

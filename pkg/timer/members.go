@@ -9,35 +9,37 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// group is the name under which engines are members.
+// group is the name of the group whose members are the engines.
 const group = "timers"
 
-// membership exchanges heartbeats with the other engines, and decides which shards each should
-// have.
+// membership exchanges heartbeats with the other engines. From the members it computes which engine
+// should own each shard.
 type membership struct {
 	*Engine
 
-	// The state below is guarded by Engine.mu. It is what the latest beats have shown.
-	beatAt         time.Duration     // Engine.clock of this engine's latest beat
-	alive          []string          // owners, sorted
-	unhealthy      bool              // Events.Unhealthy was called
-	standbyFor     []bool            // by shard: this engine must try to acquire its lease; nil: members not known
-	lastStandbyFor []bool            // the last standbyFor that was not nil; nil: there was none
+	// Engine.mu guards the fields below. They contain what the latest heartbeats showed.
+	beatAt    time.Duration // Engine.clock at this engine's latest heartbeat
+	alive     []string      // owner names of the live engines, sorted
+	unhealthy bool          // Events.Unhealthy was called, and no heartbeat has succeeded since
+	// By shard: true if this engine must try to acquire the lease. nil: the members are not known.
+	standbyFor     []bool
+	lastStandbyFor []bool            // the last standbyFor that was not nil; nil: no such list yet
 	standbyChanged chan struct{}     // closed and replaced when standbyFor changes
 	handOvers      map[uint16]string // shards to hand over, and their new owners
 }
 
-// runHeartbeats beats every Beat and decides which of this engine's shards others should have. An
-// engine whose clock is off leaves the group, because it must not be given any shard.
+// runHeartbeats sends a heartbeat every Beat and decides which shards of this engine other engines
+// should own. If the clock is off, the engine leaves the group, because it must not get any shard.
 func (m *membership) runHeartbeats(ctx context.Context) {
 	m.mu.Lock()
 	m.beatAt = m.clock()
 	m.mu.Unlock()
-	var before []string  // members at the beat before: a new member counts from its second beat
+	// The members at the previous heartbeat. A new member counts from its second heartbeat.
+	var before []string
 	var members []string // the members read last
-	known := int64(0)    // version of the group to which members belongs
-	unseen := 1          // consecutive beats that did not show this engine as a member
-	stoodFor := 0        // number of shards at the last setStandbys
+	known := int64(0)    // version of the group for which members was read
+	unseen := 1          // consecutive heartbeats that did not show this engine as a member
+	stoodFor := 0        // number of shards at the last call of setStandbys
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, m.cfg.Beat/2)
 		off, began := m.clockOff(), m.clock()
@@ -62,7 +64,7 @@ func (m *membership) runHeartbeats(ctx context.Context) {
 		stop()
 		alive := members
 		if err != nil {
-			alive = nil // the present members are not known
+			alive = nil // the current members are not known
 		}
 		if err != nil && ctx.Err() == nil {
 			m.complaints.report("cannot exchange heartbeats of timer engines", err)
@@ -83,7 +85,7 @@ func (m *membership) runHeartbeats(ctx context.Context) {
 		}
 		if !off {
 			m.planHandOvers(slices.DeleteFunc(slices.Clone(alive), func(owner string) bool {
-				_, was := slices.BinarySearch(before, owner) // Alive returns them sorted
+				_, was := slices.BinarySearch(before, owner) // Alive returns the members sorted
 				return !was
 			}))
 		}
@@ -107,7 +109,7 @@ func (m *membership) noteBeat(at time.Duration) {
 	}
 }
 
-// checkHealth calls Unhealthy once when three beats were missed.
+// checkHealth calls Unhealthy once when three heartbeats were missed.
 func (m *membership) checkHealth() {
 	m.mu.Lock()
 	age := m.clock() - m.beatAt
@@ -121,20 +123,20 @@ func (m *membership) checkHealth() {
 	}
 }
 
-// planHandOvers chooses shards of this engine that rendezvous hashing over the members gives to
-// others. It moves an eighth of the owned shards at a time, because the new owner of a shard reads
-// its open minutes again.
+// planHandOvers chooses shards of this engine that should belong to another member, by rendezvous
+// hashing. It chooses at most an eighth of the owned shards at a time, because the new owner of a
+// shard must read its open minutes again.
 func (m *membership) planHandOvers(members []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.handOvers)
 	if !slices.Contains(members, m.cfg.Owner) {
-		return // the others do not see this engine, so what they own is unknown
+		return // the other engines do not see this engine, so it cannot know what they own
 	}
 	may := (m.owned + 7) / 8
 	for n, t := range m.tenures {
-		// A shard taken over recently may have belonged to a dead engine that still counts as a
-		// member.
+		// A shard taken over recently may have belonged to an engine that died and still counts as
+		// a member.
 		if t == nil || may == 0 || m.clock()-t.tookOverAt < 3*m.cfg.Beat {
 			continue
 		}
@@ -146,13 +148,14 @@ func (m *membership) planHandOvers(members []string) {
 	}
 }
 
-// standbys is how many engines try to acquire the lease of a shard: the possible successors of its
-// owner. All others leave it alone, so that a thousand engines put no more load on the lease
-// service than three.
+// standbys is how many engines try to acquire the lease of a shard. These engines are the possible
+// successors of its owner. All other engines do not try. So a thousand engines put no more load on
+// the lease service than three engines.
 const standbys = 3
 
-// setStandbys stores for which shards this engine is a standby. If members is nil, because they are
-// not known, it is a standby for all shards. It returns the number of shards.
+// setStandbys stores for which shards this engine is a standby. If members is nil, the members are
+// not known, and this engine is a standby for all shards. setStandbys returns the length of the new
+// list of shards.
 func (m *membership) setStandbys(members []string) int {
 	var stands []bool
 	if members != nil {
@@ -171,31 +174,32 @@ func (m *membership) setStandbys(members []string) int {
 	return len(stands)
 }
 
-// isStandby reports whether this engine must try to acquire the lease of a shard. change is closed
-// when the result may have changed.
+// isStandby reports whether this engine must try to acquire the lease of a shard. The channel
+// change is closed when the result may have changed.
 func (m *membership) isStandby(n uint16) (is bool, change <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// For a newly added shard every engine is a standby, until the next setStandbys.
+	// For a new shard every engine is a standby until the next setStandbys.
 	return int(n) >= len(m.standbyFor) || m.standbyFor[n], m.standbyChanged
 }
 
 // watchesLocked reports whether this engine must watch the watermark of a shard that it does not
-// own. Only its standbys do, because otherwise the store would get processes times shards reads.
-// While the members are not known, the last standbys do. The caller holds mu.
+// own. Only the standbys of the shard watch it. If every engine did, the store would get one read
+// per engine and shard. While the members are not known, the last known standbys watch. The caller
+// holds mu.
 func (m *membership) watchesLocked(n uint16) bool {
 	return int(n) >= len(m.lastStandbyFor) || m.lastStandbyFor[n]
 }
 
-// heir returns the engine to which a shard must be handed over; "": none.
+// heir returns the engine to which this engine must hand over a shard, or "" if it must not.
 func (m *membership) heir(n uint16) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.handOvers[n]
 }
 
-// preferredMember returns the member with the highest weight for a shard. When a member comes or
-// goes, only its own shards move.
+// preferredMember returns the member with the highest weight for a shard. When a member joins or
+// leaves, only the shards of that member move.
 func preferredMember(members []string, shard uint16) (best string) {
 	var top uint64
 	for _, m := range members {
@@ -206,7 +210,7 @@ func preferredMember(members []string, shard uint16) (best string) {
 	return best
 }
 
-// rankOf returns how many members come before one of them for a shard.
+// rankOf returns how many members have a higher rank for a shard than the member one.
 func rankOf(members []string, shard uint16, one string) (n int) {
 	mine := rendezvousWeight(one, shard)
 	for _, m := range members {
@@ -217,7 +221,7 @@ func rankOf(members []string, shard uint16, one string) (n int) {
 	return n
 }
 
-// rendezvousWeight returns a member's weight for a shard in rendezvous hashing.
+// rendezvousWeight returns the weight of a member for a shard in rendezvous hashing.
 func rendezvousWeight(member string, shard uint16) uint64 {
 	return notify.HashUser(append([]byte{byte(shard >> 8), byte(shard)}, member...))
 }

@@ -8,16 +8,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Format of a near timer in the queue: version, flags, numbers as uvarints, byte strings with their
-// length before them.
+// Format of a near timer in the queue: version, flags and kind (one byte each), numbers as
+// uvarints, then byte strings. The length is written before a byte string.
 const (
 	nearVersion = 1
-	// A larger payload is read from the row instead.
+	// A payload larger than nearPayload is not in the message. It is read from the row.
 	flagPayload = 1
 	nearPayload = 48 << 10
 )
 
-// nearMessage returns a near timer as a message that becomes visible when the timer is due.
+// nearMessage returns a message for a near timer. The message becomes visible when the timer is
+// due.
 func nearMessage(p *parked, now int64) engine.Message {
 	flags := byte(0)
 	if len(p.Payload) <= nearPayload {
@@ -37,7 +38,8 @@ func nearMessage(p *parked, now int64) engine.Message {
 	return engine.Message{Body: b, Delay: nearDelay(p.due, now)}
 }
 
-// nearDelay returns how long a message waits. A timer farther away is queued again.
+// nearDelay returns the delay of a message, at most engine.MaxQueueDelay. If the timer is due later
+// than that, its message is queued again.
 func nearDelay(due, now int64) time.Duration {
 	return time.Duration(min(max(due-now, 0), engine.MaxQueueDelay.Milliseconds())) * time.Millisecond
 }
@@ -46,7 +48,7 @@ func appendBytes(b, s []byte) []byte { return append(binary.AppendUvarint(b, uin
 
 var errNearMessage = errors.New("the message of a near timer cannot be decoded")
 
-// readNear decodes a message of nearMessage. whole: the payload is in the message.
+// readNear decodes a message that nearMessage made. whole is true if the payload is in the message.
 func readNear(b []byte) (p parked, whole bool, err error) {
 	if len(b) < 3 || b[0] != nearVersion {
 		return p, false, errNearMessage

@@ -21,13 +21,13 @@ var (
 	errNoStore    = errors.New("the store did not answer the take-over")
 )
 
-// handOverReserve is how long a shard that is handed over is reserved for its new owner.
+// handOverReserve is how long a shard is reserved for its new owner during a hand-over.
 const handOverReserve = 2 * time.Second
 
 func lockName(n uint16) string     { return fmt.Sprintf("lock:%d", n) }
 func handOverName(n uint16) string { return fmt.Sprintf("handover:%d", n) }
 
-// keepShard competes for a shard, and serves it while it has the lease, until ctx ends.
+// keepShard competes for a shard until ctx ends. While it has the lease, it serves the shard.
 func (e *Engine) keepShard(ctx context.Context, n uint16) {
 	wait := time.Duration(0)
 	for notify.Sleep(ctx, wait) {
@@ -53,8 +53,9 @@ func (e *Engine) keepShard(ctx context.Context, n uint16) {
 	}
 }
 
-// acquire takes the lease of a shard if it is free. Trust counts from before the call, because the
-// lease may have begun at any moment of the call.
+// acquire acquires the lease of a shard if it is free. It returns nil if another engine has the
+// lease or the shard is reserved. Trust is counted from before the call, because the lease may have
+// begun at any time during the call.
 func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 	if e.cfg.Lease == nil {
 		return newTenure(e, n, math.MaxInt64), nil
@@ -67,8 +68,8 @@ func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 		return nil, err
 	}
 	if e.cfg.Heartbeats != nil {
-		// A shard that is being handed over is reserved for one engine. Without this check it would
-		// move from engine to engine.
+		// During a hand-over the shard is reserved for one engine. Without this check any other
+		// engine could acquire it, and the shard would move from engine to engine.
 		mine, err := e.cfg.Lease.Acquire(call, handOverName(n), e.cfg.Owner, e.cfg.LeaseLook)
 		if err == nil && mine {
 			err = e.cfg.Lease.Release(call, handOverName(n), e.cfg.Owner)
@@ -80,7 +81,8 @@ func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 	return newTenure(e, n, trusted), nil
 }
 
-// serve runs a tenure from its lease to its end. It returns how long to keep away from the shard.
+// serve runs a tenure until it ends. It returns how long this engine must not compete for the
+// shard.
 func (e *Engine) serve(ctx context.Context, t *tenure) time.Duration {
 	ctx, end := context.WithCancelCause(ctx)
 	t.end = end
@@ -93,7 +95,7 @@ func (e *Engine) serve(ctx context.Context, t *tenure) time.Duration {
 	t.renew(ctx, expire)
 	expire.Stop()
 	cause := context.Cause(ctx)
-	e.dropTenure(t) // before anything that may block
+	e.dropTenure(t) // before any call that may block
 	end(nil)
 	work.Wait()
 
@@ -114,13 +116,13 @@ func (e *Engine) serve(ctx context.Context, t *tenure) time.Duration {
 	case errors.Is(cause, errHandedOver):
 		return handOverReserve
 	case errors.Is(cause, errStale), errors.Is(cause, errNoStore):
-		return e.cfg.LeaseTTL // time for an engine that reaches the store to take the shard
+		return e.cfg.LeaseTTL // time for an engine that reaches the store to acquire the shard
 	}
 	return e.cfg.LeaseLook
 }
 
-// giveBack releases the lease once no entry of the shard is being published, so that the next owner
-// need not wait until the lease expires.
+// giveBack releases the lease after no entry of the shard is being published any more. So the next
+// owner need not wait until the lease expires.
 func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	if e.cfg.Lease == nil {
 		return
@@ -130,7 +132,7 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	select {
 	case <-t.idle:
 	case <-ctx.Done():
-		return // the lease expires by itself
+		return // the lease expires without a release
 	}
 	if errors.Is(cause, errHandedOver) {
 		if _, err := e.cfg.Lease.Acquire(ctx, handOverName(t.shard), t.heir, handOverReserve); err != nil {
@@ -142,11 +144,12 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	}
 }
 
-// storePatience is how long an owner may fail to reach its store while other engines exist that may
-// reach it.
+// storePatience is how long an owner may fail to reach its store if other engines exist. These may
+// still reach the store.
 const storePatience = 30 * time.Second
 
-// storeUnreachable reports whether another engine should try to own the shard.
+// storeUnreachable reports whether the owner should give back the shard, because another engine may
+// reach the store.
 func (e *Engine) storeUnreachable(t *tenure) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,27 +9,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// KindEnvelope marks a timer whose payload is an envelope, to be appended to
-// the topic in its Target.
+// KindEnvelope is the kind of a timer whose payload is an envelope. The envelope is appended to the
+// topic in the timer's Target.
 const KindEnvelope = 1
 
-// isRefused reports whether a publish failed because of the content of a timer: it would fail again
-// each time, and hold up the others.
+// isRefused reports whether a publish failed because of the content of a timer. Such a timer would
+// fail each time, and other timers in its batch would wait.
 func isRefused(err error) bool {
 	kind := notify.KindOf(err)
 	return kind == notify.KindTooLarge || kind == notify.KindInvalid || errors.Is(err, notify.ErrNewer)
 }
 
-// Log appends records. A nil error means that every record is acknowledged.
+// Log appends records. If Append returns nil, every record is acknowledged.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// ToLog returns a Publish that appends envelopes to their topics: single notifications by their
-// user, parts of fan-outs in the partition of their chunk, so that a user's records are in one
-// partition. If one of them is of a newer release, it returns notify.ErrNewer and appends nothing.
-// The engine then puts that timer off, so that it holds up no other, until a process of the newer
-// release owns the shard and publishes it.
+// ToLog returns a Publish that appends envelopes to their topics. A single notification is keyed by
+// its user; a part of a fan-out goes to the partition of its chunk. So all records of a user are in
+// one partition. If a timer was written by a newer release, the Publish returns notify.ErrNewer and
+// appends nothing. The engine then delays that timer, so that other timers do not wait for it. A
+// process of the newer release publishes it when it owns the shard.
 func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]log.Record, 0, len(ts))
@@ -43,8 +43,8 @@ func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 				return err
 			}
 			if err != nil {
-				// The consumer stores it as poison, with its origin. Here it would hold up the
-				// timers behind it.
+				// Append it without decoding. The consumer stores it as poison, with its origin. An
+				// error here would stop the timers after it.
 				recs = append(recs, log.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
 				continue
 			}

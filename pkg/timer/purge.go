@@ -12,8 +12,8 @@ const (
 	purgeBatch = 1000
 )
 
-// purge deletes schedules Retention after their fire time, every hour, until ctx ends. Only the
-// owner of shard 0 does it.
+// purge deletes schedules Retention after their fire time. It runs every hour until ctx ends. Only
+// the owner of shard 0 purges.
 func (k *housekeeper) purge(ctx context.Context) {
 	for notify.Sleep(ctx, purgeEvery) {
 		if err := k.purgeOnce(ctx); err != nil && ctx.Err() == nil {
@@ -43,14 +43,14 @@ func (k *housekeeper) purgeOnce(ctx context.Context) error {
 	return nil
 }
 
-// settledBefore returns the time before which no schedule can be pending: Retention ago, or earlier
-// while an outage that long is caught up. If a head were deleted before its timers were released, a
-// cancelled timer would be released.
+// settledBefore returns the time before which no schedule can be pending. That is Retention ago, or
+// an earlier time while older timers are still being caught up. If a head were deleted before its
+// timers are released, a cancelled timer would be released.
 func (k *housekeeper) settledBefore(ctx context.Context) (int64, error) {
 	before := k.now() - k.cfg.Retention.Milliseconds()
 	for n := range k.shards() {
-		// Read the cold days first: a day that is promoted after this read still counts, and a day
-		// promoted before it has been noted.
+		// Read the cold days before the watermark. A day that is promoted after this read is still
+		// in the list. A day that was promoted before this read is in k.overdue.
 		var days []int64
 		if k.cfg.Cold != nil {
 			var err error

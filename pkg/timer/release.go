@@ -14,31 +14,31 @@ import (
 )
 
 const (
-	// While timers wait, a sleep lasts at most this long, so that a wall clock that was set ahead
-	// is noticed.
+	// While timers wait, a sleep lasts at most this long, so that the engine notices a wall clock
+	// that was set ahead.
 	longestSleep = 250 * time.Millisecond
-	// A clock that goes back by less than this is waited for: clocks are corrected by milliseconds
-	// all the time, and a rewind of the wheel touches every timer.
+	// If the wall clock goes back by less than this, the wheel just waits. Clocks are corrected by
+	// milliseconds all the time, and Rewind touches every timer of the wheel.
 	rewindFrom = 20 * time.Millisecond
-	// A timer that is always refused is tried again this often.
+	// How often a timer is tried again that is refused each time.
 	refusedPause = time.Minute
 )
 
-// releaser publishes loaded timers: those in the wheel at their time, those in the backlog at a
-// rate.
+// releaser publishes loaded timers. It publishes timers of the wheel at their due time, and timers
+// of the backlog at a limited rate.
 type releaser struct {
 	*Engine
 
-	wheelFilled   chan struct{} // a token when something went into the wheel
-	backlogFilled chan struct{} // a token when something went into the backlog
+	wheelFilled   chan struct{} // gets a token when an entry is added to the wheel
+	backlogFilled chan struct{} // gets a token when an entry is added to the backlog
 	onTime        *entryQueue   // due entries from the wheel
 	toAsk         *entryQueue   // due entries whose head must be read first
 
-	// The rest is guarded by Engine.mu.
+	// Engine.mu guards the fields below.
 	wheel   *wheel.Wheel[*entry]
 	backlog backlog // entries to catch up, by due time
-	// Entries due until then were loaded before the clock was set back, so their schedules may have
-	// been touched since. ms since 1970.
+	// Entries that are due up to askUntil (ms since 1970) were loaded before the clock was set
+	// back. Their schedules may have been cancelled or moved since.
 	askUntil    int64
 	catchUpRate releaseRate // measured rate of catch-up releases
 }
@@ -67,8 +67,8 @@ func (r *releaser) run(ctx context.Context) {
 	wg.Wait()
 }
 
-// advance takes due timers out of the wheel, in due order, until ctx ends. It never waits for a
-// publisher.
+// advance moves due timers from the wheel to the queues, in due order, until ctx ends. It never
+// waits for a publisher.
 func (r *releaser) advance(ctx context.Context) {
 	for ctx.Err() == nil {
 		var plain, asked []*entry
@@ -113,7 +113,8 @@ func (r *releaser) advance(ctx context.Context) {
 	}
 }
 
-// byDue sorts due entries: rows that were loaded late come in the order of their shards.
+// byDue sorts due entries by due time. Rows that were loaded late are not in this order, because
+// each shard is loaded separately.
 func byDue(due []*entry) []*entry {
 	slices.SortStableFunc(due, func(a, b *entry) int { return cmp.Compare(a.due, b.due) })
 	return due
@@ -131,9 +132,9 @@ func (r *releaser) batchLen(batch []*entry) int {
 	return n
 }
 
-// publishBatch publishes a batch, and again until that succeeds, ctx ends or the shards are lost.
-// It halves a batch that is refused for its content, so that a timer that is always refused holds
-// up no other. Such a timer is tried every minute.
+// publishBatch publishes a batch. It retries until that succeeds, ctx ends or the shards are lost.
+// If a batch is refused for its content, publishBatch halves it, so that other timers do not wait
+// for a timer that is refused each time. Such a timer is tried again every minute.
 func (r *releaser) publishBatch(ctx context.Context, lane Lane, batch []*entry) {
 	to := r.cfg.Publish
 	if lane == CatchUp {
@@ -187,10 +188,10 @@ func (r *releaser) publishTo(ctx context.Context, lane Lane, batch []*entry, to 
 }
 
 // beginPublish returns the entries that may be published now, and counts them as in flight. It
-// leaves out entries of shards that may be lost. It puts entries that are early because the clock
-// was set back into the wheel again.
+// leaves out entries of shards that may be lost. If the clock was set back, some entries are not
+// due yet. beginPublish puts these back into the wheel.
 func (r *releaser) beginPublish(lane Lane, batch []*entry) []*entry {
-	now := r.now() // before clockOff: the offset belongs to the clock as it was set last
+	now := r.now() // before clockOff: the offset belongs to the latest setting of the clock
 	if r.clockOff() {
 		for _, x := range batch {
 			x.minute.t.end(errClock) // the clock may be right again when the keeper checks it
@@ -214,7 +215,8 @@ func (r *releaser) beginPublish(lane Lane, batch []*entry) []*entry {
 	return out
 }
 
-// endPublish ends what beginPublish began. It acknowledges the entries if err is nil.
+// endPublish ends the publishing that beginPublish began. If err is nil, it acknowledges the
+// entries.
 func (r *releaser) endPublish(batch []*entry, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,8 +242,8 @@ func (r *releaser) published(lane Lane, ts []engine.Timer, at time.Time) {
 	r.cfg.Events.Released(lane, ts, at)
 }
 
-// leaveToCatchUp gives on-time entries that have become late to the catch-up, and returns the
-// others.
+// leaveToCatchUp removes on-time entries that are now late, so that the catch-up loads them again.
+// It returns the other entries.
 func (r *releaser) leaveToCatchUp(batch []*entry) []*entry {
 	late := r.now() - r.cfg.CatchUpAfter.Milliseconds()
 	r.mu.Lock()
@@ -255,8 +257,8 @@ func (r *releaser) leaveToCatchUp(batch []*entry) []*entry {
 	})
 }
 
-// putOff puts a due entry back into the wheel for a while. Its minute is not dropped until the
-// entry is released.
+// putOff puts a due entry back into the wheel for the time d. The entry's minute is not dropped
+// before the entry is released.
 func (r *releaser) putOff(x *entry, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// counters count events since the start.
+// counters count events since the engine was made.
 type counters struct {
 	released             [3]atomic.Uint64 // by lane
 	failures, refused    atomic.Uint64
@@ -27,51 +27,53 @@ type counters struct {
 // Stats is the state of an engine at one moment.
 type Stats struct {
 	Pending      int          // timers in memory
-	PendingBytes int          // their payload
-	Shards       []ShardStats // that this engine owns
-	Others       []ShardStats // for which this engine is a standby, as last read
-	Backlog      Backlog
+	PendingBytes int          // payload bytes of these timers
+	Shards       []ShardStats // shards that this engine owns
+	// Shards for which this engine is a standby, as last read.
+	Others  []ShardStats
+	Backlog Backlog
 
-	HeartbeatAge time.Duration // age of this engine's last one; 0 without Heartbeats
-	Members      []string      // owners, as of the last beat
+	HeartbeatAge time.Duration // time since this engine's last heartbeat; 0 without Heartbeats
+	Members      []string      // owner names, at the last heartbeat
 	ClockOffset  time.Duration
 
-	// Counted since the start.
+	// The fields below are counts since the engine was made.
 	Released        [3]uint64 // by Lane
-	PublishFailures uint64    // calls that failed
-	Refused         uint64    // each refused publish of a single timer
-	TookOver        uint64    // shards
-	Lost            uint64    // shards lost without being handed over
-	LateRows        uint64    // found when a minute was closed
+	PublishFailures uint64    // calls of Publish that failed
+	Refused         uint64    // publishes of a single timer that were refused; each try counts
+	TookOver        uint64    // shards taken over
+	Lost            uint64    // shards lost without a hand-over
+	LateRows        uint64    // rows found when their minute was closed
 	Rehomed         uint64    // rows stored again because their minute was closed
-	Dropped         uint64    // timers that a head kept from being released
-	HeadReads       uint64    // reads; with HeadSwaps the cost of touched timers
+	Dropped         uint64    // timers that were not released because of their head
+	HeadReads       uint64    // reads of heads; with HeadSwaps the cost of cancels and moves
 	HeadSwaps       uint64
-	NearQueued      uint64 // near timers handed to the queue
-	NearLost        uint64 // near timers that the queue did not take: released when their minute is closed
-	Promoted        uint64 // rows moved from the cold table
-	Purged          uint64 // schedules
+	NearQueued      uint64 // near timers sent to the queue
+	// Near timers that the queue did not accept. They are released when their minute is closed.
+	NearLost uint64
+	Promoted uint64 // rows moved from the cold table
+	Purged   uint64 // schedules deleted
 }
 
-// ShardStats is the state of one shard. For a shard that this engine does not own it has only
-// WatermarkAge, which grows while no engine owns the shard.
+// ShardStats is the state of one shard. If this engine does not own the shard, only Shard and
+// WatermarkAge are set. WatermarkAge grows while no engine owns the shard.
 type ShardStats struct {
 	Shard        uint16
 	Term         uint64
-	Closed       int64         // minute
-	Watermark    int64         // minute
-	WatermarkAge time.Duration // from the watermark's end to now; below 3 minutes if healthy
+	Closed       int64         // last closed minute
+	Watermark    int64         // minute of the watermark
+	WatermarkAge time.Duration // from the end of the watermark's minute to now; below 3 minutes if healthy
 	Pending      int           // timers in memory
 	Left         int64         // timers left to catch up
 }
 
-// Backlog is what has to be caught up after an outage.
+// Backlog is what must be caught up after an outage.
 type Backlog struct {
-	Left     int64   // timers counted and not released
-	Counting bool    // not everything is counted: Left will grow
+	Left     int64   // timers that are counted and not released
+	Counting bool    // some timers are not counted yet, so Left will grow
 	Rate     float64 // recent releases a second; 0: not known yet
 	Limit    float64 // this engine's share of the configured rate
-	// ETA is how long the rest will take at Rate, or at Limit while Rate is not known.
+	// ETA is how long the catch-up will still take at Rate, or at Limit while Rate is not known.
 	ETA time.Duration
 }
 
@@ -128,8 +130,9 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// watchOthers reads every Beat the watermarks of the shards for which this engine is a standby and
-// which it does not own, until ctx ends. So a shard that no engine releases is noticed.
+// watchOthers reads the watermarks of the shards that this engine does not own and for which it is
+// a standby. It reads them every Beat until ctx ends. So a shard that no engine releases is
+// noticed.
 func (e *Engine) watchOthers(ctx context.Context) {
 	for notify.Sleep(ctx, e.cfg.Beat) {
 		for n := range e.shards() {
@@ -146,7 +149,7 @@ func (e *Engine) watchOthers(ctx context.Context) {
 				if ctx.Err() == nil {
 					e.complaints.report("cannot look at timer shards", err)
 				}
-				break // it shows as a watermark age that grows
+				break // the failure shows as a growing watermark age
 			}
 			e.mu.Lock()
 			e.noteWatermarkLocked(uint16(n), &st)
@@ -155,15 +158,15 @@ func (e *Engine) watchOthers(ctx context.Context) {
 	}
 }
 
-// noteWatermarkLocked notes the watermark of a shard. A shard that never had an owner has none: its
-// age counts from the start of this engine. The caller holds mu.
+// noteWatermarkLocked stores the end of a shard's watermark. A shard that never had an owner has no
+// watermark. Its age counts from the start of this engine. The caller holds mu.
 func (e *Engine) noteWatermarkLocked(n uint16, st *engine.ShardState) {
 	if st.Watermark > 0 {
 		e.watermarkEnd[n] = (st.Watermark + 1) * 60_000
 	}
 }
 
-// complaints logs errors that repeat, each kind at most every 10 s.
+// complaints logs errors that repeat. It logs each kind of error at most every 10 s.
 type complaints struct {
 	log  *slog.Logger
 	mu   sync.Mutex
@@ -181,7 +184,7 @@ func (c *complaints) report(what string, err error) {
 		c.last[what] = now
 	}
 	c.mu.Unlock()
-	if !quiet && !errors.Is(err, context.Canceled) { // a cancelled call at the end is no error
+	if !quiet && !errors.Is(err, context.Canceled) { // a cancelled call at shutdown is no error
 		c.log.Error(what+"; trying again", "err", err)
 	}
 }

@@ -12,44 +12,46 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// tenure is this engine's ownership of one shard, from the acquired lease to its loss. A shard that
-// is lost and acquired again gets a new tenure without any memory, because another engine may have
-// released timers in between.
+// tenure is this engine's ownership of one shard, from acquiring the lease until it is lost. If
+// this engine loses a shard and acquires it again, it creates a new tenure and keeps no state of
+// the old tenure, because another engine may have released timers in between.
 type tenure struct {
 	e     *Engine
 	shard uint16
 	end   context.CancelCauseFunc
-	// heir is the engine to which the shard is handed over. Only the keeper's goroutine uses it.
+	// heir is the engine to which the shard is handed over. Only the goroutine of the keeper uses
+	// it.
 	heir string
-	// trustedUntil is the moment of Engine.clock until which no other engine can own the shard. It
-	// is checked before every release and write: a process that was paused runs on before a timer
-	// of its own can tell it so.
+	// trustedUntil is the time of Engine.clock until which no other engine can own the shard. It is
+	// checked before every release and every write. A timer is not enough, because after a pause
+	// the process continues before the timer can fire.
 	trustedUntil atomic.Int64
 
-	heirSet      chan struct{} // a token once there is an heir
-	onTimeRoom   chan struct{} // a token when on-time loading may go on
-	catchUpWake  chan struct{} // a token when there is something to catch up, or room for it
-	spansToCount chan struct{} // a token when there are spans to count
-	idle         chan struct{} // closed once the tenure is lost and no entry of it is being published
+	heirSet      chan struct{} // gets a token when there is an heir
+	onTimeRoom   chan struct{} // gets a token when on-time loading may continue
+	catchUpWake  chan struct{} // gets a token when there is something to catch up, or room for it
+	spansToCount chan struct{} // gets a token when there are spans to count
+	idle         chan struct{} // closed when the tenure is lost and none of its entries is being published
 
-	// The rest is guarded by Engine.mu.
-	lost     bool // the tenure ended: no entry of it may be released
+	// Engine.mu guards the fields below.
+	lost     bool // the tenure has ended: none of its entries may be released
 	tookOver bool // the take-over succeeded
 	state    engine.ShardState
 	inflight int // entries being published
 
-	// On-time loading: rows with FireAt <= loadedUntil go into the wheel when they are stored. Rows
-	// below both scannedUntil and missedFrom need no scan.
+	// On-time loading. A row with FireAt <= loadedUntil goes into the wheel when it is stored. Rows
+	// with fire times below both scannedUntil and missedFrom need no scan. All three are in ms
+	// since 1970.
 	loadedUntil, scannedUntil, missedFrom int64
-	// Catching up: it has to load the rows in [catchUpFrom, catchUpUntil). catchUpAgain is a time
-	// to which it must go back.
+	// Catching up. It must load the rows with fire times in [catchUpFrom, catchUpUntil).
+	// catchUpAgain is a fire time from which it must load again.
 	catchUpFrom, catchUpAgain, catchUpUntil int64
 	uncounted                               []dueSpan // spans of the backlog that are not counted yet
 	counting                                bool      // a span is being counted
 	leftCount                               int64     // counted rows that are not released
 
-	lookBehindDue bool          // rows below the watermark must be looked for
-	lookedBehind  time.Duration // Engine.clock when that was last due
+	lookBehindDue bool          // closeMinutes must search for rows before the watermark
+	lookedBehind  time.Duration // Engine.clock when lookBehindDue was last set
 	tookOverAt    time.Duration // Engine.clock of the take-over
 	minutes       map[int64]*minute
 	loads         [2]laneLoad   // by lane
@@ -58,7 +60,7 @@ type tenure struct {
 
 type dueSpan struct{ from, to int64 }
 
-// laneLoad counts what is loaded and not acknowledged in one lane.
+// laneLoad counts the rows of one lane that are loaded and not acknowledged.
 type laneLoad struct {
 	unacked, bytes int
 	full           bool // loading pauses
@@ -70,16 +72,17 @@ type minute struct {
 	number  int64
 	seen    map[rowID]struct{} // ids of the rows that were loaded
 	unacked int                // loaded rows that are not acknowledged
-	// complete: the minute was closed and then scanned from end to end, and no entry has been
-	// forgotten since.
+	// complete means that the minute was closed and then scanned from start to end, and that no
+	// entry of it was forgotten since.
 	complete  bool
-	forgotten int // how often forgetLocked gave up an entry
+	forgotten int // number of forgetLocked calls for entries of this minute
 	decided   map[headDecision]headVerdict
 }
 
 type rowID struct{ a, b uint64 }
 
-// idOf returns 128 bits, because two rows with the same id would mean one lost row.
+// idOf returns 128 bits of hash. With fewer bits, two rows could get the same id, and one row would
+// be lost.
 func idOf(t *engine.Timer) rowID {
 	h := notify.ColumnDigest(t.ID)
 	return rowID{h ^ uint64(t.FireAt)*0x9e3779b97f4a7c15, notify.HashUser(append([]byte{1}, t.ID...))}
@@ -94,16 +97,16 @@ func newTenure(e *Engine, n uint16, trusted time.Duration) *tenure {
 	return t
 }
 
-// trusts reports whether the shard certainly still belongs to this engine.
+// trusts reports whether the shard certainly belongs to this engine now.
 func (t *tenure) trusts() bool { return t.trust() > 0 }
 
-// trust returns for how long it certainly does.
+// trust returns how long the shard will certainly belong to this engine.
 func (t *tenure) trust() time.Duration { return time.Duration(t.trustedUntil.Load()) - t.e.clock() }
 
 // aliveLocked reports whether entries of the tenure may be released. The caller holds mu.
 func (t *tenure) aliveLocked() bool { return !t.lost && t.trusts() }
 
-// checkTrust returns an error if nothing may be loaded or written now.
+// checkTrust returns an error if this engine may not load or write now.
 func (t *tenure) checkTrust() error {
 	switch {
 	case !t.trusts():
@@ -123,8 +126,8 @@ func (t *tenure) minuteLocked(at int64) *minute {
 	return m
 }
 
-// loadLocked puts a row into the wheel or the backlog, once, and reports whether it was new. The
-// caller holds mu.
+// loadLocked puts a row into the wheel or the backlog. It returns false if the row was loaded
+// before. The caller holds mu.
 func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask headQuestion) bool {
 	e, m := t.e, t.minuteLocked(row.FireAt/60_000)
 	id := idOf(row)
@@ -150,7 +153,7 @@ func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask headQue
 	return true
 }
 
-// roomLocked returns a shard's share of a limit in a lane. The caller holds mu.
+// roomLocked returns the share of one shard in a limit, for a lane. The caller holds mu.
 func (e *Engine) roomLocked(lane Lane, limit int) int {
 	if lane == CatchUp {
 		limit /= 4
@@ -158,11 +161,11 @@ func (e *Engine) roomLocked(lane Lane, limit int) int {
 	return max(1, limit/max(1, e.owned))
 }
 
-// ackLocked removes an entry that is durable where it was sent, or was dropped. The caller holds
+// ackLocked removes an entry that is durable at its destination or was dropped. The caller holds
 // mu.
 func (r *releaser) ackLocked(x *entry) {
 	if x.minute.t.lost {
-		return // dropTenure has reset the sums
+		return // dropTenure has already reset the sums
 	}
 	x.minute.t.unloadLocked(x)
 	if x.lane == CatchUp {
@@ -170,7 +173,8 @@ func (r *releaser) ackLocked(x *entry) {
 	}
 }
 
-// unloadLocked subtracts an entry from the sums. The caller holds mu.
+// unloadLocked subtracts an entry from the sums of its minute and lane. It resumes loading if the
+// lane has enough room again. The caller holds mu.
 func (t *tenure) unloadLocked(x *entry) {
 	x.minute.unacked--
 	l := &t.loads[x.lane]
@@ -186,9 +190,9 @@ func (t *tenure) unloadLocked(x *entry) {
 	}
 }
 
-// forgetLocked drops an on-time entry that could not be published, and leaves it to the catch-up,
-// which reads it again. So memory stays bounded in an outage of any length, and timers that become
-// due are not queued behind it. The caller holds mu.
+// forgetLocked drops an entry that could not be published. The catch-up will read its row again. So
+// memory stays bounded in an outage of any length, and timers that become due do not wait after it
+// in a queue. The caller holds mu.
 func (t *tenure) forgetLocked(x *entry) {
 	if t.lost {
 		return
@@ -205,8 +209,8 @@ func (t *tenure) forgetLocked(x *entry) {
 	wakeUp(t.catchUpWake)
 }
 
-// dropTenure ends the tenure at once: its entries leave the wheel and the backlog, and a batch that
-// is not being published yet leaves them out. It may be called twice.
+// dropTenure ends the tenure at once. It removes its entries from the wheel and the backlog.
+// Batches that are not being published yet will leave its entries out. A second call does nothing.
 func (e *Engine) dropTenure(t *tenure) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -245,14 +249,16 @@ func (e *Engine) pendingLocked() (n int) {
 	return n
 }
 
-// renewPhases is the number of moments in LeaseRenew over which the renewals of shards are spread.
+// renewPhases is the number of times, within one LeaseRenew, over which the renewals of shards are
+// spread.
 const renewPhases = 16
 
-// renew renews the lease until the tenure ends.
+// renew renews the lease until the tenure ends. It also ends the tenure if the clock is off, if the
+// shard has an heir, or if the store is not reachable.
 func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	e := t.e
-	// Shards that were taken over at the same time would always renew at the same time, more of
-	// them than there are connections. So each shard begins at its own part of the interval.
+	// Shards that were taken over together would always be renewed together, and there may be more
+	// of them than connections. So each shard begins at a different phase of the interval.
 	due := e.clock() + e.cfg.LeaseRenew*time.Duration(t.shard%renewPhases+1)/renewPhases
 	if e.cfg.Lease == nil && e.cfg.ClockOffset == nil {
 		due = math.MaxInt64 // no lease, and no offset that can change
@@ -290,8 +296,8 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 		default:
 			due = began + e.cfg.LeaseRenew
 			until := began + e.cfg.LeaseTTL - e.cfg.LeaseMargin
-			// Once expired, the tenure stays lost even if the renewal succeeded: the expire timer
-			// has dropped it.
+			// If the lease has expired, the tenure stays lost, even if the renewal succeeded,
+			// because the expire timer has already dropped it.
 			if t.trusts() && expire.Reset(until-e.clock()) {
 				t.trustedUntil.Store(int64(until))
 			} else {
@@ -302,7 +308,8 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	}
 }
 
-// waitRenew waits for a moment of Engine.clock or for an heir. It returns false when ctx ends.
+// waitRenew waits until the time at of Engine.clock or until there is an heir. It returns false
+// when ctx ends.
 func (t *tenure) waitRenew(ctx context.Context, at time.Duration) bool {
 	timer := time.NewTimer(max(at-t.e.clock(), 0))
 	defer timer.Stop()
@@ -315,7 +322,7 @@ func (t *tenure) waitRenew(ctx context.Context, at time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// run takes the shard over and works on it until ctx ends.
+// run takes over the shard and works on it until ctx ends.
 func (t *tenure) run(ctx context.Context) {
 	if err := t.takeOver(ctx); err != nil {
 		t.end(err)
@@ -328,8 +335,9 @@ func (t *tenure) run(ctx context.Context) {
 	work.Wait()
 }
 
-// takeOver raises the term. From then on the store refuses the writes of earlier owners. If the
-// store does not answer within LeaseTTL, takeOver fails, because it may answer another engine.
+// takeOver raises the term of the shard. From then on the store refuses the writes of earlier
+// owners. If the store does not answer within LeaseTTL, takeOver fails, because the store may
+// answer another engine.
 func (t *tenure) takeOver(ctx context.Context) error {
 	e := t.e
 	ctx, stop := context.WithTimeoutCause(ctx, e.cfg.LeaseTTL, errNoStore)
@@ -355,7 +363,7 @@ func (t *tenure) takeOver(ctx context.Context) error {
 	}
 }
 
-// becomeOwner registers the shard as this engine's after the take-over.
+// becomeOwner registers the shard as owned after the take-over.
 func (t *tenure) becomeOwner(st engine.ShardState) {
 	e := t.e
 	e.mu.Lock()
@@ -364,8 +372,8 @@ func (t *tenure) becomeOwner(st engine.ShardState) {
 		return
 	}
 	t.state, t.tookOver, t.lookBehindDue = st, true, true
-	// Scan everything from the watermark on. lookBehindDue makes closeMinutes also find rows below
-	// it, left by a writer that died after a close.
+	// Scan all rows from the watermark on. lookBehindDue makes closeMinutes also find rows before
+	// the watermark. A writer that died after a close may have left such rows.
 	t.scannedUntil = (st.Watermark + 1) * 60_000
 	t.tookOverAt = e.clock()
 	t.lookedBehind, t.storeWorked = t.tookOverAt, t.tookOverAt
@@ -377,9 +385,9 @@ func (t *tenure) becomeOwner(st engine.ShardState) {
 	e.cfg.Events.Owned(t.shard, st.Term)
 }
 
-// loadParked puts stored rows that loading has passed into the wheel. It returns the rows of shards
-// that this engine does not own. It skips a row of a minute that was closed in the meantime,
-// because the writer stores it again.
+// loadParked puts stored rows into the wheel if loading has already read past their fire time. It
+// returns the rows of shards that this engine does not own. It skips rows of minutes that were
+// closed in the meantime, because the writer stores these rows again.
 func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -390,7 +398,7 @@ func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked)
 		case t == nil || !t.aliveLocked():
 			others = append(others, *p)
 		case p.FireAt/60_000 <= t.state.Closed:
-		case p.due > t.loadedUntil: // loadAhead will load it
+		case p.due > t.loadedUntil: // loadAhead will load the row
 		case t.loads[OnTime].full:
 			t.missedFrom = min(t.missedFrom, p.FireAt)
 		default:
@@ -404,7 +412,7 @@ func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked)
 	return others
 }
 
-// closedOf returns the last closed minute of a shard that this engine owns.
+// closedOf returns the last closed minute of a shard, if this engine owns the shard.
 func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

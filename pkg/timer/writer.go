@@ -13,8 +13,8 @@ import (
 // writer stores timers in the hot and the cold table.
 type writer struct{ *Engine }
 
-// parked is a timer as it is stored, and its due time, which is earlier than its key if the key had
-// to be moved.
+// parked is a timer row and its due time. The due time is earlier than FireAt if the row had to be
+// stored under a later minute.
 type parked struct {
 	engine.Timer
 	due int64
@@ -51,7 +51,7 @@ func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []e
 	})
 }
 
-// splitCold splits timers into those for the hot table and those for the cold one.
+// splitCold splits timers into timers for the hot table and timers for the cold table.
 func (w *writer) splitCold(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
 	hot = make([]parked, 0, len(ts))
@@ -65,13 +65,13 @@ func (w *writer) splitCold(ts []engine.Timer) (hot []parked, cold []engine.Timer
 	return hot, cold
 }
 
-// putHot stores rows of the hot table until each is in a minute that is not closed. first stores
-// them the first time.
+// putHot stores rows in the hot table until every row is in a minute that is not closed. It uses
+// the function first for the first write.
 func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, first func(context.Context, notify.Spread, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
 	}
-	// Minutes that this process's engine has closed itself need not be tried.
+	// Do not try minutes that this process's own engine has closed.
 	moved, kept, err := w.rehome(ctx, ps, spread, w.knownClosed(ps, spread))
 	for ps, store := append(kept, moved...), first; err == nil && len(ps) > 0; ps, store = moved, w.cfg.Store.Put {
 		ts := make([]engine.Timer, len(ps))
@@ -82,8 +82,8 @@ func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, 
 			return err
 		}
 		w.handOn(ctx, ps, spread)
-		// Read after the write: an owner that closes a minute after this read scans the minute
-		// later still, and finds the row.
+		// Read the closed minutes after the write. If an owner closes a minute after this read, its
+		// scan of the minute is later still and finds the row.
 		var closed map[uint16]int64
 		if closed, err = w.readClosed(ctx, ps, spread); err == nil {
 			moved, _, err = w.rehome(ctx, ps, spread, closed)
@@ -92,8 +92,8 @@ func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, 
 	return err
 }
 
-// rehome puts rows of closed minutes under the current minute, with now as key time. It returns the
-// other rows as kept.
+// rehome moves rows of closed minutes to the current minute: it sets their FireAt to the current
+// time. It returns these rows as moved and all other rows as kept. It stores nothing except hints.
 func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, closed map[uint16]int64) (moved, kept []parked, err error) {
 	now := w.cfg.Wall().UnixMilli()
 	var hints []engine.Hint
@@ -104,11 +104,12 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 			kept = append(kept, p)
 			continue
 		}
-		// The third term matters if a clock was set back.
+		// The third value matters if a clock was set back.
 		p.FireAt = max(p.FireAt, now, (last+1)*60_000)
 		moved = append(moved, p)
 		if !p.Head.IsZero() {
-			// A cancel or a move left its hint in the partition of the old key.
+			// A cancel or a move may have stored its hint in the partition of the old minute, so
+			// store a hint for the new minute too.
 			hints = append(hints, engine.Hint{Partition: engine.TimerPartition{Bucket: p.FireAt / 60_000, Shard: n}, Base: p.Head})
 		}
 	}
@@ -119,9 +120,9 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 	return moved, kept, err
 }
 
-// handOn passes rows that a scan may have passed to the engine that releases them: this process's
-// engine if it owns the shard, otherwise the queue. The rows are durable. A row that cannot be
-// handed on is released when its minute is closed.
+// handOn sends rows whose fire time a scan may have passed to the engine that releases them. If
+// this process owns the shard, its own engine gets the row, otherwise the queue. The rows are
+// durable already. If a row cannot be sent, it is released when its minute is closed.
 func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) {
 	ps = w.loadParked(ps, spread)
 	if w.cfg.Queue == nil {
@@ -146,7 +147,7 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 	w.counters.nearQueued.Add(uint64(len(ms)))
 }
 
-// knownClosed returns the last closed minutes of the shards that this process's engine owns.
+// knownClosed returns the last closed minute of each shard of ps that this process's engine owns.
 func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64 {
 	closed := map[uint16]int64{}
 	for i := range ps {
@@ -158,11 +159,12 @@ func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64
 	return closed
 }
 
-// readClosed returns the last closed minute of every shard of ps. It must be called after the write
-// of ps. An owner scans a minute only after the store answered the Advance that closed it. If that
-// was before this read, Store.Closed shows it, and the row is written elsewhere. If not, the scan
-// comes after the write of the row, and finds it. Rows whose minute is over are few, so for them
-// the state is read as the owner reads it (Store.Shard).
+// readClosed returns the last closed minute of every shard of ps. It must be called after ps was
+// written. An owner scans a minute only after the store has answered the Advance that closed the
+// minute. If that was before this read, Store.Closed shows it, and the row is stored again under a
+// later minute. If it was after this read, the scan is later than the write and finds the row. Few
+// rows belong to minutes that are over. For these readClosed reads the state as the owner does
+// (Store.Shard).
 func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spread) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
 	closed := w.knownClosed(ps, spread)
@@ -173,8 +175,8 @@ func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spre
 	}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, spread)
-		// The engine's own value is enough for minutes that no engine can have closed yet. About
-		// past minutes a replaced owner may be wrong.
+		// The value of this engine is enough for minutes that no engine can have closed yet. For
+		// past minutes it may be wrong, if another engine has replaced this owner.
 		over := ps[i].FireAt/60_000 < now/60_000
 		if _, ok := closed[n]; over {
 			ask[n] = exact

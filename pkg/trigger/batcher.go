@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// batcher collects work and passes it on in batches: while one batch is being written, the next one
-// collects. Its list is bounded by the number of messages in memory.
+// batcher collects work and passes it on in batches. While one batch is being written, the next
+// batch collects. The number of messages in memory bounds the list.
 type batcher struct {
 	maxBatch int           // largest batch
-	linger   time.Duration // how long a small batch waits for more work; 0: not at all
-	wake     chan struct{} // a token when there is work
+	linger   time.Duration // how long a small batch waits for more work; 0: no wait
+	wake     chan struct{} // gets a token when there is work
 
 	mu    sync.Mutex
 	works []*work
@@ -46,12 +46,12 @@ func (b *batcher) take() []*work {
 	if b.works = b.works[n:]; len(b.works) == 0 {
 		b.works = nil
 	} else {
-		b.wakeRun() // for another goroutine that runs run
+		b.wakeRun() // wake another goroutine in run
 	}
 	return out
 }
 
-// run passes batches to do until ctx ends. Several goroutines may run it.
+// run calls do with each batch until ctx ends. Several goroutines may call run.
 func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
 	for {
 		if b.linger > 0 && b.isSmall() {

@@ -20,20 +20,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// Classes of a call's outcome: Attempt.Class.
+// Classes of the outcome of a call: Attempt.Class.
 const (
 	ClassOK        = "ok"        // 2xx
 	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is not HTTP
 	ClassThrottled = "throttled" // 429
-	ClassRejected  = "rejected"  // any other 4xx, because a receiver that is being deployed answers 404 or 401 for a while
+	// Any other 4xx. It may be retried, because a receiver that is being deployed answers 404 or
+	// 401 for a while.
+	ClassRejected  = "rejected"
 	ClassRedirect  = "redirect"  // 3xx, never followed
 	ClassPermanent = "permanent" // 410, or a status that the caller's record lists as final
-	ClassDenied    = "denied"    // by the egress policy or the caller's allow-list: permanent, nothing was sent
-	ClassTimeout   = "timeout"   // the exchange took too long
-	ClassDNS       = "dns"       // the name has no address
-	ClassConnect   = "connect"   // refused, reset, unreachable
-	ClassTLS       = "tls"       // the certificate or the handshake
-	ClassLost      = "lost"      // the process that made the call died before it wrote the outcome
+	// Denied by the egress policy or the caller's allow-list. Permanent: nothing was sent.
+	ClassDenied  = "denied"
+	ClassTimeout = "timeout" // the call took too long
+	ClassDNS     = "dns"     // the name has no address
+	ClassConnect = "connect" // refused, reset, unreachable
+	ClassTLS     = "tls"     // the certificate or the handshake
+	ClassLost    = "lost"    // the process that made the call died before it wrote the outcome
 )
 
 // result is the outcome of one call.
@@ -47,17 +50,17 @@ type result struct {
 	took       time.Duration
 }
 
-// permanent reports whether another call would end in the same way.
+// permanent reports whether every further call would have the same result.
 func (r *result) permanent() bool {
 	return r.class == ClassPermanent || r.class == ClassDenied
 }
 
 const (
 	maxDetail  = 256
-	maxExcerpt = 512 // bytes of an answer that are kept
+	maxExcerpt = 512 // bytes of an answer that are stored
 )
 
-// post makes one call. The caller must not use header again.
+// post makes one call. The code that calls post must not use header again.
 func (e *Egress) post(ctx context.Context, u *url.URL, header http.Header, body []byte) result {
 	began := time.Now()
 	r := e.exchange(ctx, u, header, body)
@@ -95,10 +98,10 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 	if loc := resp.Header.Get("Location"); r.class == ClassRedirect && loc != "" {
 		r.detail += " to " + strconv.QuoteToASCII(loc)
 	}
-	// Nothing after the status matters. The body is read so that the connection can be used again,
-	// but only up to MaxAnswer: a longer one is not worth it. An answer below 200 has no body, and
-	// the transport neither times out nor cancels reads of it: after 101 the connection belongs to
-	// the caller.
+	// Only the status matters. The body is read so that the connection can be used again, but at
+	// most MaxAnswer bytes; for a longer body, a new connection is cheaper. An answer with a status
+	// below 200 has no body. The transport neither times out nor cancels a read of such a body,
+	// because after a 101 the connection belongs to the code that made the request.
 	if resp.Body != http.NoBody && resp.StatusCode >= http.StatusOK {
 		r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
 	}
@@ -107,7 +110,7 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 
 var excerpts = sync.Pool{New: func() any { return new([maxExcerpt]byte) }}
 
-// readSome reads at most limit bytes of an answer and returns its beginning.
+// readSome reads at most limit bytes of an answer. It returns the first bytes, at most maxExcerpt.
 func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	head := excerpts.Get().(*[maxExcerpt]byte)
 	defer excerpts.Put(head)
@@ -121,8 +124,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	return bytes.Clone(head[:n]), err
 }
 
-// classOfStatus returns the class of an HTTP status. Only 2xx is a success, and only 410 says by
-// itself that no later call can succeed.
+// classOfStatus returns the class of an HTTP status. Only 2xx is a success. Only 410 means, without
+// further configuration, that no later call can succeed.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:
@@ -141,7 +144,7 @@ func classOfStatus(status int) string {
 	return ClassRetry
 }
 
-// classOfError returns the class of a transport error. No other code interprets these errors.
+// classOfError returns the class of a transport error. No other function interprets these errors.
 func classOfError(err error) (class, detail string) {
 	var denied *deniedError
 	var dns *net.DNSError
@@ -151,8 +154,8 @@ func classOfError(err error) (class, detail string) {
 	var op *net.OpError
 	switch {
 	case errors.As(err, &denied):
-		// The caller reads the detail. It names neither the address that DNS gave nor the
-		// configured prefix: both describe the network behind this server.
+		// The owner of the trigger can read the detail. So the detail contains neither the address
+		// from DNS nor the configured prefix: both describe the network of this server.
 		why, _, _ := strings.Cut(denied.why, ": ")
 		return ClassDenied, "the host's address or port may not be called: " + why
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
@@ -182,7 +185,7 @@ func classOfError(err error) (class, detail string) {
 	return ClassRetry, strings.ToValidUTF8(err.Error(), "")
 }
 
-// parseRetryAfter reads seconds or a date; 0 for anything else.
+// parseRetryAfter parses a Retry-After header: seconds or a date. It returns 0 for any other value.
 func parseRetryAfter(v string, now time.Time) time.Duration {
 	if v == "" {
 		return 0
@@ -196,15 +199,15 @@ func parseRetryAfter(v string, now time.Time) time.Duration {
 	return 0
 }
 
-// postRow makes the call of a row, with the current allow-list and a current signature.
+// postRow makes the call of a row, with the current allow-list and a new signature.
 func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, started time.Time) result {
 	u := rec.callable(row.URL, c.Egress.plain())
 	if u == nil {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
 	b, at := callbackBody(row), started.Unix()
-	// One array holds the values of all headers. Each call needs its own, because a transport may
-	// still read it after the answer came.
+	// One array contains the values of all headers. Each call needs its own array, because a
+	// transport may still read the array after the answer arrived.
 	v := [...]string{row.ID, strconv.Itoa(row.Attempts + 1), strconv.FormatInt(at, 10), rec.sign.sign(row.ID, at, b)}
 	h := http.Header{
 		"Content-Type":      jsonType,
@@ -223,7 +226,7 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, start
 			h[trace.HeaderState] = []string{t.State}
 		}
 	}
-	// Not Run's context: a call that has started must not be cut off.
+	// Do not use the context of Run: a call that has started must not be aborted.
 	r := c.post(context.Background(), u, h, b)
 	if span.On() {
 		span.Str("notifyd.class", r.class)
@@ -235,7 +238,7 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, start
 	return r
 }
 
-// span begins the span of one attempt, below the request that made the trigger.
+// span begins the span of one attempt. Its parent is the request that made the trigger.
 func (c *DispatcherConfig) span(row *engine.Trigger, started time.Time) trace.Span {
 	s := c.Tracer.Call("callback", trace.Context{Parent: row.Trace, State: row.TraceState})
 	if s.On() {

@@ -11,15 +11,20 @@ import (
 // recountEvery is the shortest time between two counts of a caller that is at its limit.
 const recountEvery = time.Minute
 
-// Census estimates how many triggers each caller has waiting: the last count, plus what this
-// process has created and ended since. It sees other processes' changes by counting in the store:
-// when this process believes a caller to be at its limit, and, if the store is shared, each time it
-// has created a tenth of the limit. So no caller is refused before the store itself shows too many
-// triggers, and each process may admit a tenth of the limit beyond it. It is a limit against
-// runaway callers, not an exact quota. It is safe for concurrent use.
+// Census estimates how many triggers of each caller are waiting: the result of the last count in
+// the store, plus the triggers that this process has created since, minus those that ended. It sees
+// changes by other processes only when it counts in the store.
+//
+// Census counts in the store when it estimates that a caller is at its limit. If the store is
+// shared, it also counts each time this process has created a tenth of the limit. So no caller is
+// refused before a count in the store shows too many triggers. Each process may exceed the limit by
+// a tenth. The limit protects against callers that create triggers without end. It is not an exact
+// quota. Census is safe for concurrent use.
 type Census struct {
 	triggers engine.Triggers
-	shared   bool // other processes use the store too, and this one does not see what they create and end
+	// Other processes use the store too. This process does not see which triggers they create and
+	// end.
+	shared bool
 
 	mu      sync.Mutex
 	callers map[string]*callerCount
@@ -27,23 +32,24 @@ type Census struct {
 
 type callerCount struct {
 	waiting  int
-	created  int         // by this process since the last count
-	counted  time.Time   // when the store was last asked
-	counting *storeCount // the count in progress; nil: none
+	created  int         // triggers created by this process since the last count
+	counted  time.Time   // when the store was last counted
+	counting *storeCount // the count in progress; nil: no count is running
 }
 
 type storeCount struct {
-	done chan struct{} // closed once err is set
+	done chan struct{} // closed after err is set
 	err  error
 }
 
-// NewCensus returns a census that has counted no caller yet. shared: other processes create and end
-// triggers in the same store.
+// NewCensus returns a Census that has not counted any caller. shared means that other processes
+// create and end triggers in the same store.
 func NewCensus(t engine.Triggers, shared bool) *Census {
 	return &Census{triggers: t, shared: shared, callers: map[string]*callerCount{}}
 }
 
-// add notes that n triggers of a caller began to wait or, below 0, stopped waiting.
+// add records that n triggers of a caller began to wait. If n is negative, -n triggers stopped
+// waiting.
 func (c *Census) add(caller string, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,7 +66,7 @@ func (c *Census) ofLocked(caller string) *callerCount {
 	return t
 }
 
-// Waiting returns about how many triggers of a caller wait.
+// Waiting returns the estimated number of waiting triggers of a caller.
 func (c *Census) Waiting(caller string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +76,7 @@ func (c *Census) Waiting(caller string) int {
 	return 0
 }
 
-// Set stores a count of the store over all callers.
+// Set replaces the estimates of all callers by a count of the whole store.
 func (c *Census) Set(counts map[string]int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,9 +90,9 @@ func (c *Census) Set(counts map[string]int) {
 	}
 }
 
-// wouldExceed reports whether n more triggers would exceed most. Before it returns true it counts
-// in the store, at most once per recountEvery and caller. Other requests of the caller wait for
-// that count.
+// wouldExceed reports whether n more triggers would exceed the limit most. Before it returns true,
+// it counts in the store, at most once per recountEvery for each caller. Other requests of the same
+// caller wait for that count.
 func (c *Census) wouldExceed(ctx context.Context, caller string, n, most int) (bool, error) {
 	for {
 		c.mu.Lock()
@@ -120,20 +126,20 @@ func (c *Census) wouldExceed(ctx context.Context, caller string, n, most int) (b
 	}
 }
 
-// recount counts in the store. The result may or may not include what this process created in the
-// meantime, so that is added to it.
+// recount counts in the store. The result may or may not include triggers that this process created
+// during the count. So recount adds these triggers to the result.
 func (c *Census) recount(ctx context.Context, r *storeCount, caller string, most int) {
 	defer close(r.done)
 	c.mu.Lock()
 	before := c.ofLocked(caller).created
 	c.mu.Unlock()
-	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, most) // other requests wait for it
+	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, most) // other requests wait for the count
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.ofLocked(caller)
 	t.counting, r.err = nil, err
 	if err == nil {
-		t.created = max(t.created-before, 0) // Set may have been called in between
+		t.created = max(t.created-before, 0) // Set may have been called in the meantime
 		t.waiting, t.counted = waiting+t.created, time.Now()
 	}
 }

@@ -8,16 +8,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// swapTries is how often a change may lose against other changes of the same trigger before its
-// caller is asked to try again.
+// swapTries is how often one change of a trigger may lose against other changes of the same
+// trigger. After that, the change returns an error, and its caller must try again.
 const swapTries = 8
 
-// Cancel makes a waiting trigger CANCELLED and returns its row. No call starts after that. It may
-// be called between retries too. To cancel a cancelled trigger changes nothing and is no error. It
-// returns notify.KindNotFound for a trigger that does not exist or belongs to another caller;
-// notify.KindConflict with code too_late while a call may be in progress, or with trigger_fired,
-// trigger_failed or trigger_expired; notify.KindUnavailable if it is not known whether the trigger
-// was cancelled: then call Cancel again.
+// Cancel changes a waiting trigger to CANCELLED and returns its row. After that no call starts. A
+// trigger may also be cancelled between two attempts. A second cancel changes nothing and is no
+// error.
+//
+// Cancel returns notify.KindNotFound if the trigger does not exist or belongs to another caller. It
+// returns notify.KindConflict with error code too_late while a call may be in progress, and with
+// trigger_fired, trigger_failed or trigger_expired if the trigger has ended. After
+// notify.KindUnavailable the trigger may or may not be cancelled: call Cancel again.
 func (s *Service) Cancel(ctx context.Context, caller, id string) (engine.Trigger, error) {
 	row, err := s.changeRow(ctx, caller, id, func(row *engine.Trigger, now int64) (bool, error) {
 		if row.State == engine.TriggerCancelled {
@@ -32,8 +34,8 @@ func (s *Service) Cancel(ctx context.Context, caller, id string) (engine.Trigger
 	return row, err
 }
 
-// checkPending returns nil for a PENDING row, otherwise an error that says why it cannot be
-// changed.
+// checkPending returns nil for a PENDING row. For any other row it returns an error that says why
+// the row cannot be changed.
 func checkPending(row *engine.Trigger) error {
 	code, msg := "too_late", "a call is in progress, or may be"
 	switch row.State {
@@ -51,12 +53,14 @@ func checkPending(row *engine.Trigger) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-// Reschedule gives a waiting trigger another fire time, decoded from a body such as
-// {"delay_seconds":60} or {"fire_at":…}, and returns its row. It may be called before the first
-// attempt and between retries. Earlier attempts are kept, and lateness counts from the new time.
-// Exactly one generation fires: that of the last reschedule that was answered before its claim. Its
-// errors are those of Cancel, notify.KindInvalid for a bad body, and notify.KindConflict with
-// trigger_cancelled for a cancelled trigger.
+// Reschedule gives a waiting trigger another fire time and returns its row. It decodes the time
+// from a body such as {"delay_seconds":60} or {"fire_at":…}. It may be called before the first
+// attempt and between attempts. Earlier attempts stay in the row, and lateness counts from the new
+// time. Exactly one generation fires: the generation of the last reschedule that was answered
+// before the trigger was claimed.
+//
+// Reschedule returns the errors of Cancel. It also returns notify.KindInvalid for a bad body, and
+// notify.KindConflict with error code trigger_cancelled for a cancelled trigger.
 func (s *Service) Reschedule(ctx context.Context, caller, id string, body []byte) (engine.Trigger, error) {
 	w, err := decodeWhen(body)
 	if err != nil {
@@ -65,7 +69,7 @@ func (s *Service) Reschedule(ctx context.Context, caller, id string, body []byte
 	return s.RescheduleTo(ctx, caller, id, w)
 }
 
-// RescheduleTo is Reschedule with a decoded time.
+// RescheduleTo is Reschedule with a time that is already decoded.
 func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (engine.Trigger, error) {
 	base, err := parseID(id)
 	if err != nil {
@@ -90,9 +94,10 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		if err := notify.BeforeAct(ctx); err != nil {
 			return false, err
 		}
-		// Before the state row, because a trigger without an index row never fires. If the swap
-		// loses against another change, this index row is dropped when it comes.
-		if began.IsZero() { // an earlier try may have written the same row
+		// Write the index row before the state row, because a trigger without an index row never
+		// fires. If the swap then loses against another change, the dispatcher drops the index row
+		// when it fires.
+		if began.IsZero() { // an earlier try may have written the same index row
 			began = time.Now()
 		}
 		index = []engine.Timer{indexRow(base, row)}
@@ -108,12 +113,13 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	return row, s.rewriteIndex(ctx, began, index)
 }
 
-// changeRow reads a caller's row and swaps it for the row that edit makes of it, until a swap is
-// known to have won. edit returns false if there is nothing to swap.
+// changeRow reads a caller's row, changes it with edit and swaps it into the store. It repeats that
+// until it is certain that a swap has won. edit returns false if there is nothing to swap.
 func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
-	// A swap that is cut off may be done or not, so a caller that hangs up must not cut it off.
+	// After an aborted swap it is unknown whether the row was swapped. So a caller that disconnects
+	// must not abort the swap.
 	ctx = context.WithoutCancel(ctx)
-	var tried *engine.Trigger // a swap with unknown outcome
+	var tried *engine.Trigger // the row of a swap whose outcome is not known
 	for range swapTries {
 		row, err := s.Get(ctx, caller, id)
 		if err != nil {
@@ -125,8 +131,8 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 				return row, nil
 			}
 			if row.Version > tried.Version && row.Gen >= tried.Gen && !terminal(tried.State) {
-				// Other calls have changed the row since, before or after this one. Another try
-				// could change it twice, and undo a change that was already answered.
+				// Other calls have changed the row, before or after this call. Another try could
+				// change the row twice, or undo a change that was already answered.
 				return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
 			}
 		}
@@ -157,7 +163,7 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 	return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
 }
 
-// sameChange reports whether stored is the row that a swap with unknown outcome wrote.
+// sameChange reports whether stored is the row that a swap with unknown outcome tried to write.
 func sameChange(stored, tried *engine.Trigger) bool {
 	return stored.Version == tried.Version && stored.State == tried.State && stored.Gen == tried.Gen &&
 		stored.NextAt == tried.NextAt && stored.Epoch == tried.Epoch && stored.Ended == tried.Ended
@@ -172,8 +178,8 @@ func (s *Service) countChange(row *engine.Trigger) {
 	s.cfg.Events.rescheduled(row.Caller)
 }
 
-// Get returns a caller's trigger. It returns notify.KindNotFound if the trigger does not exist or
-// belongs to another caller.
+// Get returns a trigger of a caller. It returns notify.KindNotFound if the trigger does not exist
+// or belongs to another caller.
 func (s *Service) Get(ctx context.Context, caller, id string) (engine.Trigger, error) {
 	row, err := s.Find(ctx, id)
 	if err == nil && (caller == "" || row.Caller != caller) {
@@ -182,7 +188,7 @@ func (s *Service) Get(ctx context.Context, caller, id string) (engine.Trigger, e
 	return row, err
 }
 
-// Find returns a trigger of any caller. It is for operators only.
+// Find returns a trigger of any caller. Only operators may use it.
 func (s *Service) Find(ctx context.Context, id string) (engine.Trigger, error) {
 	id, err := ParseID(id)
 	if err != nil {
@@ -198,11 +204,12 @@ func (s *Service) Find(ctx context.Context, id string) (engine.Trigger, error) {
 	return rows[0], nil
 }
 
-// MaxPage is the largest page of List.
+// MaxPage is the largest page size of List.
 const MaxPage = 1000
 
-// List returns triggers of a caller, newest first, that come after the trigger named after ("":
-// from the newest). State 0 means any state; max is 1 to MaxPage.
+// List returns triggers of a caller, newest first. It begins after the trigger whose id is the
+// parameter after; "" means from the newest. State 0 means any state. max must be from 1 to
+// MaxPage.
 func (s *Service) List(ctx context.Context, caller string, state engine.TriggerState, after string, max int) ([]engine.Trigger, error) {
 	if caller == "" {
 		return nil, notify.NotFound("trigger")
@@ -210,7 +217,7 @@ func (s *Service) List(ctx context.Context, caller string, state engine.TriggerS
 	return s.list(ctx, caller, state, after, max)
 }
 
-// ListAll is List over all callers. It is for operators only.
+// ListAll is List for all callers. Only operators may use it.
 func (s *Service) ListAll(ctx context.Context, state engine.TriggerState, after string, max int) ([]engine.Trigger, error) {
 	return s.list(ctx, "", state, after, max)
 }
@@ -237,7 +244,7 @@ func (s *Service) list(ctx context.Context, caller string, state engine.TriggerS
 
 var stateNames = [...]string{"", "PENDING", "IN_FLIGHT", "FIRED", "FAILED", "CANCELLED", "EXPIRED"}
 
-// StateName returns a state as the API spells it.
+// StateName returns the name of a state in the API.
 func StateName(s engine.TriggerState) string {
 	if int(s) < len(stateNames) {
 		return stateNames[s]
@@ -245,7 +252,7 @@ func StateName(s engine.TriggerState) string {
 	return ""
 }
 
-// ParseState is the inverse of StateName.
+// ParseState returns the state with this name in the API. It returns false if there is no such state.
 func ParseState(name string) (engine.TriggerState, bool) {
 	for i, n := range stateNames {
 		if n == name && i > 0 {

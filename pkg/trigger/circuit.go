@@ -10,36 +10,37 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// breakerConfig returns the breaker of a caller: it opens for 60 s if more than half of at least
-// MinVolume calls in 30 s fail. Then 3 probes decide.
+// breakerConfig returns the breaker configuration for callers. The breaker opens for 60 s if more
+// than half of at least MinVolume calls in 30 s fail. Then 3 probes decide.
 func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerConfig {
 	c.MinVolume = cmp.Or(c.MinVolume, 10)
-	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // disables a rule that is meant for providers
+	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // turns off a rule that is only useful for providers
 	c.Ratio = cmp.Or(c.Ratio, math.Nextafter(0.5, 1))
 	c.OpenFor = cmp.Or(c.OpenFor, time.Minute)
-	c.MaxOpenFor = cmp.Or(c.MaxOpenFor, c.OpenFor) // the trigger's own schedule backs off
+	c.MaxOpenFor = cmp.Or(c.MaxOpenFor, c.OpenFor) // no doubling: the schedule of the trigger backs off
 	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, timeout+5*time.Second)
 	return c
 }
 
-// health returns what the class of a call says about the health of its receiver.
+// health returns what the class of a call shows about the health of its receiver.
 func health(class string) limit.Outcome {
 	switch class {
 	case ClassOK, ClassPermanent, ClassRejected, ClassRedirect:
-		return limit.Healthy // it answers
+		return limit.Healthy // the receiver answered
 	case ClassThrottled, ClassDenied:
-		return limit.Neutral // a limit, or nothing was sent
+		return limit.Neutral // a rate limit, or nothing was sent
 	}
 	return limit.Unhealthy
 }
 
-// Circuit is the state of a caller's breaker and bulkhead in this process.
+// Circuit is the state of a caller's breaker and of its limit of calls in progress, in this
+// process.
 type Circuit struct {
 	Caller string
 	limit.BreakerStatus
 	InFlight int // calls in progress
-	Limit    int // calls at a time
-	Queued   int // messages that wait in memory for a place
+	Limit    int // calls that may be in progress at the same time
+	Queued   int // messages in memory that wait for their call
 }
 
 func (l *lane) circuit(now time.Time) Circuit {
@@ -59,9 +60,9 @@ func (d *Dispatcher) Circuits() []Circuit {
 	return out
 }
 
-// HoldCircuit holds the breaker of a caller open or closed until ResetCircuit is called. Messages
-// that wait for an open breaker keep their attempts. It returns notify.KindInvalid for
-// limit.NotHeld; use ResetCircuit instead.
+// HoldCircuit keeps the breaker of a caller open or closed until ResetCircuit is called. While the
+// breaker is held open, messages wait without using up attempts. HoldCircuit returns
+// notify.KindInvalid for limit.NotHeld; use ResetCircuit instead.
 func (d *Dispatcher) HoldCircuit(caller string, hold limit.Hold) (Circuit, error) {
 	if hold != limit.HeldOpen && hold != limit.HeldClosed {
 		return Circuit{}, notify.Invalid("unknown_state", "state", "must be open or closed")
@@ -69,7 +70,7 @@ func (d *Dispatcher) HoldCircuit(caller string, hold limit.Hold) (Circuit, error
 	return d.changeCircuit(caller, func(l *lane, now time.Time) { l.breaker.Hold(now, hold) }), nil
 }
 
-// ResetCircuit ends a hold, and closes the breaker without counts.
+// ResetCircuit ends a hold. The breaker is then closed, and its counts are 0.
 func (d *Dispatcher) ResetCircuit(caller string) Circuit {
 	return d.changeCircuit(caller, func(l *lane, now time.Time) { l.resetBreaker(now, d.cfg.Breaker) })
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// loose are the options for finding where the items of an array end. An error inside an item
-// becomes that item's own error.
+// loose are the options for finding the ends of the items of an array. They let errors inside an
+// item pass, so that the error becomes the result of that item only.
 var loose = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
-// createJSON is the body of POST /v1/triggers and an item of its batch.
+// createJSON is the body of POST /v1/triggers, and an item of the batch route.
 type createJSON struct {
 	CallbackURL   string         `json:"callback_url"`
 	Payload       jsontext.Value `json:"payload"`
@@ -31,7 +31,7 @@ type createJSON struct {
 	LatePolicy  string     `json:"late_policy"`
 }
 
-// timeJSON is the fire time. It is also the body of PATCH /v1/triggers/{id}.
+// timeJSON contains the fields of the fire time. It is also the body of PATCH /v1/triggers/{id}.
 type timeJSON struct {
 	Delay  *float64   `json:"delay_seconds"`
 	FireAt *time.Time `json:"fire_at"`
@@ -95,7 +95,7 @@ func (j *timeJSON) when() (w When, err error) {
 	return w, nil
 }
 
-// payload returns the bytes to deliver, and the form in which they were given.
+// payload returns the bytes to deliver, and the form of the payload in the request.
 func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
 	none := len(j.Payload) == 0 || j.Payload.Kind() == 'n'
 	if j.PayloadBase64 != nil {
@@ -126,17 +126,20 @@ func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
 	return nil, 0, notify.Invalid("wrong_type", "payload", "must be a string, an object or an array")
 }
 
-// duration converts seconds, rounded up to a millisecond: a value rounded down would fire early.
+// duration converts seconds to a duration. It rounds up to a millisecond, because a value rounded
+// down would fire early.
 func duration(field string, seconds float64) (time.Duration, error) {
 	const most = 100 * 366 * 24 * 3600
 	if seconds < 0 || seconds > most || math.IsNaN(seconds) {
 		return 0, notify.Invalid("out_of_range", field, "must be a number of seconds from 0 to a hundred years")
 	}
-	// A thousandth of a millisecond is a rounding error of the float.
+	// Subtract a thousandth of a millisecond, so that a rounding error of the float does not add a
+	// millisecond.
 	return time.Duration(math.Ceil(seconds*1000-1e-3)) * time.Millisecond, nil
 }
 
-// eachItem calls fn with every item of a batch: a JSON array, or one item per line.
+// eachItem calls fn with every item of a batch. A batch is a JSON array, or NDJSON with one item
+// per line.
 func eachItem(contentType string, b []byte, most int, fn func(i int, item []byte)) error {
 	var items [][]byte
 	switch request.Media(contentType) {

@@ -14,17 +14,18 @@ import (
 )
 
 // Dispatcher receives messages and makes the calls. steps.go has the steps of a message. lanes.go
-// decides which call comes next.
+// decides which call is made next.
 //
-// A message is acknowledged only when everything that follows from it is durable. So a crash at any
-// point leaves a message that leads back to the row.
+// A message is acknowledged only after all its effects are durable. So a crash at any point leaves
+// a message that leads back to the row.
 type Dispatcher struct {
 	cfg   DispatcherConfig
 	rules callRules
 	lanes lanes
 
-	// Work that waits for its step. Each batcher does its step for many messages at a time.
-	reads    [2]*batcher // stepRead, by line, so that messages on time do not wait behind the backlog
+	// Work that waits for its step. Each batcher runs its step for many messages at a time. reads
+	// has a batcher for each line, so that messages on time do not wait for the backlog.
+	reads    [2]*batcher // stepRead, by line
 	claims   *batcher    // stepClaim
 	outcomes *batcher    // stepSettle, stepReturn, stepBuried
 	letters  *batcher    // stepBury
@@ -32,20 +33,20 @@ type Dispatcher struct {
 	messages *batcher    // stepPutOff, stepAck
 
 	runCtx   context.Context // ends when a stop has waited for Drain
-	jobs     chan *work      // claimed work, for goroutines of runCalls that are free
+	jobs     chan *work      // claimed work, for idle goroutines in runCalls
 	idlers   atomic.Int64
 	calls    sync.WaitGroup
-	draining chan struct{} // closed once no call may start any more
+	draining chan struct{} // closed when no further call may start
 
 	mu         sync.Mutex
 	held       map[*work]struct{}    // every message in memory
-	inProgress map[notify.Base]*work // the message that works on a trigger, by trigger
-	idle       chan struct{}         // closed once stopping is true and held is empty
-	heldFreed  chan struct{}         // a token when a message was released
+	inProgress map[notify.Base]*work // by trigger: the message that is being processed
+	idle       chan struct{}         // closed when stopping is true and held is empty
+	heldFreed  chan struct{}         // gets a token when messages were removed from held
 	batches    uint64                // number of batches received
 	stopping   bool
 
-	newerLogged atomic.Bool // the log has the line about rows of a newer release
+	newerLogged atomic.Bool // the line about rows of a newer release was logged
 }
 
 // NewDispatcher returns a Dispatcher. It starts no goroutine.
@@ -78,17 +79,17 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 	return d, nil
 }
 
-// lingerFor is how long outcomes and acknowledgements wait for more of them. No caller waits for
-// them, and a commit of five costs as much as one of fifty.
+// lingerFor is how long outcomes and acknowledgements wait for more of the same kind. No caller
+// waits for them, and a commit of five costs as much as a commit of fifty.
 const lingerFor = 5 * time.Millisecond
 
-// receiversAtOnce is how many batches are received at a time. Each receive may wait for the disk
-// once.
+// receiversAtOnce is how many goroutines receive batches at the same time. Each receive may wait
+// for the disk once.
 const receiversAtOnce = 3
 
-// Run receives messages and makes calls until ctx ends. Then it returns messages whose calls have
-// not started, lets calls in progress end, writes their outcomes, and returns nil. It may be called
-// once.
+// Run receives messages and makes calls until ctx ends. Then it returns to the queue all messages
+// whose calls have not started. It waits until calls in progress end and their outcomes are
+// written, at most Drain. It returns nil. Run may be called only once.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	on, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -128,7 +129,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// receive takes messages from the queue until ctx ends.
+// receive receives messages from the queue until ctx ends.
 func (d *Dispatcher) receive(ctx context.Context) {
 	var pause notify.Pause
 	for d.waitForRoom(ctx) {
@@ -147,9 +148,9 @@ func (d *Dispatcher) receive(ctx context.Context) {
 	}
 }
 
-// waitForRoom stops the receive loop while far more messages are held than can be queued, because
-// the stores are down. A caller that hangs cannot cause this: its messages are put off long before.
-// It returns false when ctx has ended.
+// waitForRoom stops the receive loop while far too many messages are in memory, because the stores
+// are down. A receiver that does not answer cannot cause this: its messages are returned to the
+// queue long before that. waitForRoom returns false when ctx has ended.
 func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		d.mu.Lock()
@@ -166,15 +167,17 @@ func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 	return false
 }
 
-// youngerWait is how long a message stays away that came while an older message of its trigger is
-// in progress.
+// youngerWait is how long a message is put off if an older message of the same trigger is being
+// processed.
 const youngerWait = 2 * time.Second
 
-// newerWait is how long a message of a newer release stays away from every process.
+// newerWait is how long a message of a newer release is put off, so that another process may
+// receive it.
 const newerWait = 30 * time.Second
 
-// acceptDeliveries registers deliveries and sends them to their first step. If a trigger is in
-// progress, a second message for it is not processed, because the first leads to the same row.
+// acceptDeliveries registers deliveries and sends them to their first step. If a message of the
+// same trigger is already being processed, a second message is not processed, because both lead to
+// the same row.
 func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()
@@ -189,8 +192,9 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 				newer = append(newer, w)
 				continue
 			}
-			// Of another kind, or damaged. It is put off until the queue keeps it apart as
-			// dead, where operators find it. So it is not lost and blocks no other message.
+			// The message has another kind, or it is damaged. Put it off again and again, until the
+			// queue moves it to its dead messages, where operators can find it. So it is not lost
+			// and blocks no other message.
 			w.delay, w.keepReceives = time.Minute, true
 			unreadable = append(unreadable, w)
 			continue
@@ -201,17 +205,17 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 			first = append(first, w)
 			continue
 		}
-		// It may be the other message itself, received again because its visibility ended. To
-		// acknowledge it could lose the trigger.
+		// This delivery may be the same message as the other, received again because its visibility
+		// timeout ended. If it were acknowledged, the trigger could be lost.
 		if other.batch != w.batch && w.delivery.Enqueued.Equal(other.delivery.Enqueued) {
 			w.delay, w.keepReceives = d.cfg.Visibility, true
 			twice = append(twice, w)
 			continue
 		}
-		// A copy may be dropped: what follows from the other message is durable before the other is
-		// acknowledged, and that successor is not this copy (forgetInProgress). A much younger
-		// message is kept: the other may be about to be dropped as an orphan, and this one may come
-		// from a later writer that stores the row.
+		// A copy may be dropped. Everything that follows from the other message is durable before
+		// the other message is acknowledged, and a successor of it is not this copy (see
+		// forgetInProgress). But keep a much younger message. The other message may be dropped soon
+		// as an orphan, and the younger message may belong to a later write that stores the row.
 		if younger := w.delivery.Enqueued.Sub(other.delivery.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
 			w.delay = youngerWait
 			twice = append(twice, w)
@@ -229,8 +233,8 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 }
 
 // forgetInProgress removes the messages' triggers from the in-progress set. It must be called
-// before the successors of the messages are written. A successor may be received before its message
-// is acknowledged, and must then not be taken for a copy of it.
+// before the successors of the messages are written. A successor may be received before its
+// predecessor is acknowledged, and must not be treated as a copy.
 func (d *Dispatcher) forgetInProgress(ws []*work) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -261,7 +265,7 @@ func (d *Dispatcher) releaseHeld(ws []*work) {
 	d.closeIdleLocked()
 }
 
-// closeIdleLocked closes idle once a stop has begun and no message is held. The caller holds mu.
+// closeIdleLocked closes idle if a stop has begun and no message is in memory. The caller holds mu.
 func (d *Dispatcher) closeIdleLocked() {
 	if !d.stopping || len(d.held) > 0 {
 		return
@@ -273,7 +277,8 @@ func (d *Dispatcher) closeIdleLocked() {
 	}
 }
 
-// extendHeld extends the visibility of the messages in memory, so that they are not received again.
+// extendHeld extends the visibility timeout of the messages in memory, so that they are not
+// received again.
 func (d *Dispatcher) extendHeld(ctx context.Context) {
 	for notify.Sleep(ctx, d.cfg.Visibility/3) {
 		d.mu.Lock()
@@ -284,7 +289,7 @@ func (d *Dispatcher) extendHeld(ctx context.Context) {
 		d.mu.Unlock()
 		for some := range slices.Chunk(receipts, 1000) {
 			if err := d.cfg.Queue.Extend(ctx, some, d.cfg.Visibility); err != nil && ctx.Err() == nil {
-				// A message that is received twice does no harm: the row decides.
+				// A message that is received twice does no harm, because the row decides.
 				d.cfg.Logger.Warn("delay queue: extend", slog.Any("error", err))
 				break
 			}
@@ -292,7 +297,8 @@ func (d *Dispatcher) extendHeld(ctx context.Context) {
 	}
 }
 
-// drain returns messages whose calls have not started, and lets no further call start.
+// drain returns to the queue all messages whose calls have not started. After drain no further call
+// starts.
 func (d *Dispatcher) drain() {
 	close(d.draining)
 	back := d.lanes.stop()

@@ -16,78 +16,78 @@ import (
 )
 
 // DispatcherConfig configures a Dispatcher. Triggers, Callers, Queue, Later, Dead and Egress are
-// required. The zero value of the other fields means their default.
+// required. A zero value in any other field means its default.
 type DispatcherConfig struct {
 	Triggers engine.Triggers
 	Callers  engine.Callers
-	// Queue delivers the messages that ToQueue enqueues. Its MaxReceives must be at least 8.
+	// Queue delivers the messages that ToQueue adds. Its MaxReceives must be at least 8.
 	Queue  engine.Queue
 	Later  Later
 	Dead   DeadLog
 	Egress *Egress
-	// Census is told of triggers that end. Default: a Census that nothing else reads.
+	// Census gets the triggers that end. Default: a Census that nothing else reads.
 	Census *Census
 
-	// CallerInFlight is how many calls of a caller run at a time (its bulkhead), unless the
-	// caller's record sets another limit.
+	// CallerInFlight is how many calls of one caller may be in progress at the same time. The
+	// record of a caller may set another limit.
 	CallerInFlight int `default:"100" min:"1"`
 	// Share returns how much of such a limit this process may use while other processes dispatch
 	// too. It is called for each call, under a lock, so it must be quick. A result below 1 counts
 	// as 1. Default: the whole limit.
 	Share func(limit int) int
-	// MaxInFlight is how many calls run at a time in total. As free places get scarce, every
-	// caller's share shrinks. Each caller may always have one call, so that callers that hang
-	// cannot shut others out.
+	// MaxInFlight is how many calls may be in progress in total. When few free places are left,
+	// every caller's share gets smaller. Each caller may always have one call, so that callers
+	// whose receivers do not answer cannot stop other callers.
 	MaxInFlight int `default:"4096" min:"1"`
-	// MaxQueued is how many messages wait in memory for a place, over all callers. One caller may
-	// have half as many as are still free. Twice as many wait behind them without their rows.
-	// Further messages are put off.
+	// MaxQueued is how many messages may wait in memory for their call, for all callers together.
+	// One caller may use half of the room that is still free. Twice as many messages may wait
+	// without their rows. Further messages are put off.
 	MaxQueued int `default:"32768" min:"2"`
 	// MaxQueuedBytes is the same limit in bytes.
 	MaxQueuedBytes int `default:"64MiB" min:"2"`
-	// Batch is how many messages are received, read and written at a time.
+	// Batch is the largest number of messages that are received, read or written together.
 	Batch int `default:"256" min:"1"`
-	// Visibility is the visibility timeout of a received message. It is extended while the message
-	// is in memory.
+	// Visibility is the visibility timeout of a received message. The Dispatcher extends it while
+	// the message is in memory.
 	Visibility time.Duration `default:"30s" min:"1s"`
-	// Lease is the length of a claim, at least the egress's Timeout plus 5 s. After it any process
-	// may claim the row again.
+	// Lease is the length of a claim. It must be at least the egress's Timeout plus 5 s. After it
+	// has expired, any process may claim the row again.
 	Lease time.Duration `default:"30s"`
 	// Skew is the largest difference between the clocks of two machines.
 	Skew time.Duration `default:"2s" min:"0"`
-	// Clock returns an error while the clock of this process is off by more than is allowed.
-	// Meanwhile this process receives no message, and judges, claims or calls no row: other
-	// dispatchers do that. Default: never an error.
+	// Clock returns an error while the clock of this process is wrong by more than is allowed.
+	// During that time this process receives no messages, and decides, claims and calls no rows.
+	// Other dispatchers do that. Default: never an error.
 	Clock func() error
-	// Schedule is the list of waits between attempts for triggers without a schedule of their own.
+	// Schedule is the list of waits between attempts, for triggers without their own schedule.
 	// Default DefaultSchedule.
 	Schedule []time.Duration
-	// MaxRetryAfter is the longest Retry-After that is honoured.
+	// MaxRetryAfter is the longest Retry-After that is used. A longer value is cut to it.
 	MaxRetryAfter time.Duration `default:"1h" min:"0"`
-	// Hold is the longest wait for which a message stays in the queue. For a longer wait an index
-	// row is written. At most engine.MaxQueueDelay.
+	// Hold is the longest wait during which a message stays in the queue. For a longer wait an
+	// index row is written. At most engine.MaxQueueDelay.
 	Hold time.Duration `default:"10s" min:"0"`
-	// MaxAge is how long a trigger may be put off, in addition to the waits of its schedule, before
-	// it is FAILED.
+	// MaxAge is how long after its fire time a trigger may still be called, in addition to the
+	// waits of its schedule. After that it is FAILED.
 	MaxAge time.Duration `default:"72h" min:"0"`
 	// MaxLost is how many claims of a trigger may expire, because the process that made the call
-	// died, before the trigger is FAILED.
+	// died. Then the trigger is FAILED.
 	MaxLost int `default:"10" min:"1"`
 	// Orphan is how long a message waits for its state row before it is dropped.
 	Orphan time.Duration `default:"1m" min:"1s"`
-	// PolicyAge is how old a caller's record may be when a call starts.
+	// PolicyAge is how old the record of a caller may be when a call starts.
 	PolicyAge time.Duration `default:"1s"`
 	// Drain is how long a stop waits for calls and writes in progress.
 	Drain time.Duration `default:"20s" min:"0"`
-	// Breaker of each caller. Default: more than half of at least 10 calls in
-	// 30 s failing opens it for 60 s; 3 probes.
+	// Breaker of each caller. Default: it opens for 60 s if more than half of at least 10 calls in
+	// 30 s fail. Then 3 probes decide.
 	Breaker limit.BreakerConfig
-	// Events are called when something happens. Default: none.
+	// Events are called when something happens. Default: no calls.
 	Events Events
-	// Tracer makes a span of each call. Default: no spans. A trigger's traceparent is sent in any
-	// case.
+	// Tracer makes a span of each call. Default: no spans. The traceparent of a trigger is sent
+	// even without a Tracer.
 	Tracer *trace.Tracer
-	// Logger logs failures of the stores. The operations are tried again.
+	// Logger logs failures of the stores. The Dispatcher tries the failed operations again.
 	Logger *slog.Logger `default:"discard"`
 
 	hit  func(string) // killpoint.Hit, or a function of a test

@@ -1,6 +1,6 @@
 // Package trigger calls a URL at a later time. Service registers, shows, changes and cancels
-// triggers. Dispatcher calls them when they are due. Mender repairs triggers to which no timer or
-// message leads any more; package conserve finds them.
+// triggers. Dispatcher calls them when they are due. Mender repairs triggers that no timer and no
+// message leads to any more; package conserve finds such triggers.
 //
 //	Register ─> index row (timer) ─> state row ─> 201
 //	                 │
@@ -8,30 +8,31 @@
 //	                 │ ToQueue
 //	            delay queue ─> Dispatcher ─> claim ─> POST ─> outcome ─> ack
 //
-// The state row decides everything, and is only written by compare and swap. Timers and messages
-// only lead to it, and may come late, twice or in vain. The claim, PENDING to IN_FLIGHT right
-// before the call, is the point after which the call cannot be stopped: of a claim and a cancel
-// exactly one wins. machine.go has all moves.
+// The state row decides everything. It is only written by compare and swap. Timers and messages
+// only lead to the row; they may arrive late, twice or for nothing. A claim changes the row from
+// PENDING to IN_FLIGHT right before the call. After the claim the call cannot be stopped. If a
+// claim and a cancel happen at the same time, exactly one of them wins. machine.go has all state
+// changes.
 //
-// What a crash leaves, by the name of the point (internal/killpoint):
+// What a crash leaves, by the name of the point where it happens (internal/killpoint):
 //
-//	trigger-indexed                index row alone: dropped Orphan after it fired; a repeat with the key writes one of its own
-//	trigger-created                a trigger whose caller got no answer: fires once; a repeat with the key finds it
+//	trigger-indexed                an index row without a state row: dropped Orphan after it fired; a repeat with the same key writes its own index row
+//	trigger-created                a trigger whose caller got no answer: it fires once; a repeat with the same key finds it
 //	request-stored                 the same (package request)
-//	trigger-reschedule-indexed     index row of a generation that was never stored: dropped
-//	trigger-claimed                IN_FLIGHT: claimed again, next epoch, when the lease has run out
-//	trigger-called-before-outcome  the same; the receiver sees the same attempt twice
-//	trigger-retry-before-index     PENDING: the message comes again and writes the index row
-//	trigger-parked-before-ack      the message comes again: the same row again
+//	trigger-reschedule-indexed     an index row of a generation that was never stored: dropped
+//	trigger-claimed                an IN_FLIGHT row: claimed again, with the next epoch, when the lease has expired
+//	trigger-called-before-outcome  the same; the receiver gets the same attempt twice
+//	trigger-retry-before-index     a PENDING row: the message is received again and writes the index row
+//	trigger-parked-before-ack      the message is received again and writes the same index row again
 //	trigger-enqueued-before-ack    two messages: the second finds nothing to do
-//	trigger-failed-before-dlq      FAILED with its dead letter not written: the message comes again and writes it
-//	trigger-dlq-before-mark        written twice, the same record under the same key
-//	trigger-outcome-before-ack     the message comes again and is dropped
+//	trigger-failed-before-dlq      a FAILED row without its dead letter: the message is received again and writes the dead letter
+//	trigger-dlq-before-mark        the dead letter is written twice, as the same record with the same key
+//	trigger-outcome-before-ack     the message is received again and dropped
 //	trigger-requeued-before-mark   an index row of a generation that was never stored: dropped
 //
-// All calls leave through Egress, which checks every address at the moment of its connection.
-// Breakers and bulkheads are per caller and per process.
+// All calls are made through Egress, which checks every address when it connects. Each caller has
+// its own breaker and its own limit of calls, in each process.
 //
-// Start reading at Service.Register in register.go and Dispatcher.Run in dispatcher.go; steps.go
-// lists the steps of a message, and lanes.go decides which call comes next.
+// Start reading at Service.Register in register.go and Dispatcher.Run in dispatcher.go. steps.go
+// lists the steps of a message, and lanes.go decides which call is made next.
 package trigger

@@ -15,20 +15,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// EgressConfig tunes the client that makes callbacks. The zero value is ready.
+// EgressConfig configures the client that makes callbacks. The zero value is ready to use.
 type EgressConfig struct {
 	Policy EgressPolicy
-	// Timeout bounds a whole exchange, from the look-up of the name to the last byte of the answer
-	// that is read.
+	// Timeout is the time limit of a whole call, from the look-up of the name to the last byte of
+	// the answer that is read.
 	Timeout time.Duration `default:"10s" min:"0"`
-	// MaxAnswer is how many bytes of an answer are read. A connection with more is closed.
+	// MaxAnswer is how many bytes of an answer are read. If an answer has more, its connection is
+	// closed.
 	MaxAnswer int64 `default:"64KiB" min:"0"`
-	// MaxIdle and MaxIdlePerHost bound the connections kept for later calls.
+	// MaxIdle and MaxIdlePerHost are how many unused connections are kept for later calls.
 	MaxIdle        int `default:"1024" min:"0"`
 	MaxIdlePerHost int `default:"128" min:"0"`
 	// IdleTimeout is how long an unused connection is kept.
 	IdleTimeout time.Duration `default:"30s" min:"0"`
-	// RootCAs verify receivers. Default: those of the system.
+	// RootCAs verify the certificates of receivers. Default: the root certificates of the system.
 	RootCAs *x509.CertPool
 	// Resolver looks up addresses. Default: net.DefaultResolver.
 	Resolver *net.Resolver
@@ -42,13 +43,13 @@ func orDefault[T comparable](v, def T) T {
 	return v
 }
 
-// Egress makes callbacks. It is the only way out of this package. Every connection is checked
-// against the policy at the moment of its system call. It is safe for concurrent use.
+// Egress makes callbacks. No other code of this package opens connections. Egress checks every
+// connection against the policy right before its system call. It is safe for concurrent use.
 type Egress struct {
 	cfg EgressConfig
 
 	mu sync.Mutex // serializes SetPolicy
-	// current is replaced as a whole. Connections made under an older policy stay with the older
+	// current is replaced as a whole. Connections made under an older policy belong to the older
 	// transport, which no later call uses.
 	current atomic.Pointer[egressRoute]
 }
@@ -73,8 +74,8 @@ func NewEgress(cfg EgressConfig) (*Egress, error) {
 	return e, nil
 }
 
-// SetPolicy replaces the policy. Calls that start after it returned use connections made under the
-// new policy. Calls in progress end undisturbed.
+// SetPolicy replaces the policy. Calls that start after SetPolicy returns use only connections made
+// under the new policy. Calls in progress are not disturbed.
 func (e *Egress) SetPolicy(p EgressPolicy) error {
 	checked, err := newPolicy(p)
 	if err != nil {
@@ -95,14 +96,14 @@ func (e *Egress) Close() { e.current.Load().transport.CloseIdleConnections() }
 func (e *Egress) transport(p *policy) *http.Transport {
 	d := &net.Dialer{Timeout: e.cfg.Timeout, Control: p.control, Resolver: e.cfg.Resolver}
 	return &http.Transport{
-		// No proxy, not even from the environment: the policy would see the proxy's address instead
-		// of the receiver's.
+		// Use no proxy, not even a proxy from the environment. With a proxy the policy would check
+		// the address of the proxy instead of the address of the receiver.
 		Proxy:                  nil,
 		DialContext:            d.DialContext,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: e.cfg.RootCAs},
 		TLSHandshakeTimeout:    e.cfg.Timeout,
 		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // a small body must not unpack into a large one
+		DisableCompression:     true, // so that a small body cannot unpack into a large body
 		MaxIdleConns:           e.cfg.MaxIdle,
 		MaxIdleConnsPerHost:    e.cfg.MaxIdlePerHost,
 		IdleConnTimeout:        e.cfg.IdleTimeout,
@@ -112,11 +113,11 @@ func (e *Egress) transport(p *policy) *http.Transport {
 	}
 }
 
-// plain reports whether http is admitted.
+// plain reports whether URLs may use http.
 func (e *Egress) plain() bool { return bool(e.current.Load().policy.Plain) }
 
-// admit checks a URL as far as is possible without DNS, so that an error reaches the caller that
-// registers it.
+// admit checks a URL as far as possible without DNS, so that the caller that registers it gets the
+// error.
 func (e *Egress) admit(field string, t *callbackURL) error {
 	p := e.current.Load().policy
 	if t.isIP {
@@ -132,7 +133,7 @@ func (e *Egress) admit(field string, t *callbackURL) error {
 }
 
 // Admit refuses a URL that can never be called, as far as that is known without DNS: a literal
-// address or a port that the policy denies. Its errors are notify.KindInvalid and name field.
+// address or a port that the policy denies. It returns notify.KindInvalid with the name in field.
 func (e *Egress) Admit(field, raw string) error {
 	t, err := parseURL(field, raw, e.plain())
 	if err != nil {
@@ -141,29 +142,30 @@ func (e *Egress) Admit(field, raw string) error {
 	return e.admit(field, t)
 }
 
-// publicAddr stands for any address on the public internet.
+// publicAddr is an example of an address on the public internet. admit uses it to check only the
+// port.
 var publicAddr = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 
-// AddressVerdict says whether one address of a URL may be connected to.
+// AddressVerdict says whether notifyd may connect to one address of a URL.
 type AddressVerdict struct {
 	Address netip.Addr
 	Allowed bool
-	Why     string // why not; "" if it may
+	Why     string // why it may not; "" if it may
 }
 
 // URLVerdict is the result of CheckURL.
 type URLVerdict struct {
-	URL       string // as it would be stored and called
+	URL       string // in the form that is stored and called
 	Host      string
 	Port      uint16
-	Addresses []AddressVerdict // as DNS answered; the dialer tries them in this order
-	Allowed   bool             // at least one may be connected to
+	Addresses []AddressVerdict // in the order of the DNS answer, in which the dialer tries them
+	Allowed   bool             // notifyd may connect to at least one of the addresses
 }
 
-// CheckURL resolves the host of a URL and reports for each address whether it may be connected to.
-// It connects to none. A later answer of DNS is checked again when it is used. It returns
-// notify.KindInvalid for a URL that is not admitted, and notify.KindUnavailable if the name cannot
-// be resolved.
+// CheckURL resolves the host of a URL and reports for each address whether notifyd may connect to
+// it. It makes no connection. Later answers of DNS are checked again when they are used. CheckURL
+// returns notify.KindInvalid for a URL that is not allowed, and notify.KindUnavailable if the name
+// cannot be resolved.
 func (e *Egress) CheckURL(ctx context.Context, raw string) (URLVerdict, error) {
 	p := e.current.Load().policy
 	t, err := parseURL("url", raw, bool(p.Plain))
@@ -182,7 +184,7 @@ func (e *Egress) CheckURL(ctx context.Context, raw string) (URLVerdict, error) {
 			return v, &notify.Error{Kind: notify.KindUnavailable, Code: "dns", Field: "url", Msg: "the host cannot be resolved", Err: err}
 		}
 		for _, a := range found {
-			addrs = append(addrs, a.Unmap()) // an A record, which the dialer calls over IPv4
+			addrs = append(addrs, a.Unmap()) // the dialer calls an A record over IPv4
 		}
 	}
 	for _, a := range addrs {

@@ -7,46 +7,48 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// Causes of a deferral: why a call was put off without being made.
+// Causes of a deferral: why a message was put off without a call.
 const (
-	CauseEarly    = "early"    // it is not due by this machine's clock
-	CauseBulkhead = "bulkhead" // its caller has reached its limit of calls in progress
-	CauseBreaker  = "breaker"  // its caller's breaker is open
+	CauseEarly    = "early"    // by this machine's clock the trigger is not due
+	CauseBulkhead = "bulkhead" // the caller has reached its limit of calls in progress
+	CauseBreaker  = "breaker"  // the breaker of the caller is open
 	CauseShutdown = "shutdown" // this process is stopping
-	CauseCaller   = "caller"   // its caller is disabled, has no secret, or cannot be read
+	CauseCaller   = "caller"   // the caller is disabled, has no secret, or cannot be read
 	CauseLeased   = "leased"   // another claim has not expired
 	CauseNewer    = "newer"    // a newer release wrote the message or its row
-	CauseClock    = "clock"    // this process's clock is off
-	CauseOrphan   = "orphan"   // its state row, or its generation, is not stored yet
+	CauseClock    = "clock"    // the clock of this process is wrong
+	CauseOrphan   = "orphan"   // the state row, or the generation of the message, is not stored yet
 )
 
-// Events are callbacks for metrics; each may be nil. They are called on the working goroutines and
-// must not block.
+// Events are callbacks for metrics; each may be nil. The goroutines that do the work call them, so
+// they must not block.
 type Events struct {
 	// Created: n triggers of a caller are durable.
 	Created func(caller string, n int)
-	// Rescheduled: a trigger got another time.
+	// Rescheduled: a trigger got another fire time.
 	Rescheduled func(caller string)
-	// Ended: a trigger became terminal; reason is that of its row.
+	// Ended: a trigger reached a final state. reason is the reason in its row.
 	Ended func(caller string, state engine.TriggerState, reason string)
-	// Attempt: a call ended, or could not be made, after took.
+	// Attempt: a call ended, or could not be made, after the time took.
 	Attempt func(caller, class string, took time.Duration)
-	// Late: a first attempt starts late after its fire time; never below 0.
+	// Late: a first attempt starts. late is the time since the fire time, never below 0.
 	Late func(caller string, late time.Duration)
-	// Deferred: n calls were put off, which does not count as an attempt.
+	// Deferred: n messages were put off. That does not count as an attempt.
 	Deferred func(cause string, n int)
 	// Breaker: the state of a caller's breaker changed.
 	Breaker func(caller string, state limit.BreakerState)
 	// InFlight: a caller now has n calls in progress.
 	InFlight func(caller string, n int)
-	// ClaimLost: a claim, or the outcome of a call, met a row that another process had changed.
+	// ClaimLost: n claims or outcomes could not be written, because another process had changed the
+	// row.
 	ClaimLost func(n int)
-	// Dropped: n messages were dropped: their triggers are over, cancelled or rescheduled, or were
-	// never stored.
+	// Dropped: n messages were dropped. Their triggers have ended, were cancelled or rescheduled,
+	// or were never stored.
 	Dropped func(cause string, n int)
-	// Swapped: n state rows were swapped; divided by Ended it gives the swaps per fire.
+	// Swapped: n state rows were swapped. Divided by the number of Ended it is the number of swaps
+	// per trigger.
 	Swapped func(n int)
-	// DeadLettered: n records went to triggers-dlq.
+	// DeadLettered: n records were appended to triggers-dlq.
 	DeadLettered func(n int)
 }
 

@@ -9,14 +9,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TimerKind marks a timer (engine.Timer.Kind) that leads to a trigger.
+// TimerKind is the kind (engine.Timer.Kind) of a timer that leads to a trigger.
 const TimerKind = engine.TimerOfTrigger
 
 const idPrefix = "trg_"
 
 func idOf(b notify.Base) string { return idPrefix + b.String() }
 
-// ParseID returns a trigger's id in canonical form, or a notify.KindInvalid.
+// ParseID returns the id of a trigger in canonical form. It returns notify.KindInvalid if the id is
+// not valid.
 func ParseID(id string) (string, error) {
 	b, err := parseID(id)
 	if err != nil {
@@ -34,14 +35,15 @@ func parseID(id string) (notify.Base, error) {
 	return b, nil
 }
 
-// message is the content of a timer and of a message in the delay queue: it names a state row, and
-// the generation for which it was made. It decides nothing.
+// message is the content of a timer and of a message in the delay queue. It identifies a state row
+// and the generation for which the message was made. The row alone decides what happens.
 type message struct {
-	base      notify.Base
-	gen       uint32
-	attempt   uint16 // the call it should start, 1 for the first; only for people who read it
-	deferrals uint16 // waits since the row was last written
-	caller    uint64 // digest of the caller, which selects its lane
+	base notify.Base
+	gen  uint32
+	// The attempt that the message should start, from 1. It is only information for people.
+	attempt   uint16
+	deferrals uint16 // how often the message was put off since the row was last written
+	caller    uint64 // digest of the caller's name, which selects its lane
 }
 
 func callerDigest(caller string) uint64 { return notify.HashUser([]byte(caller)) }
@@ -73,13 +75,13 @@ func decodeMessage(b []byte) (m message, ok bool) {
 	return m, true
 }
 
-// timerID names the index row of a generation. All attempts of a generation share it; they differ
-// in their time.
+// timerID returns the id of the index row of a generation. All attempts of a generation have the
+// same id, but different times.
 func timerID(b notify.Base, gen uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(make([]byte, 0, 20), b[:]...), gen)
 }
 
-// indexRow returns the timer that leads back to a waiting trigger at its time.
+// indexRow returns the timer that leads back to a waiting trigger when it is due.
 func indexRow(b notify.Base, t *engine.Trigger) engine.Timer {
 	m := message{base: b, gen: t.Gen, attempt: clampUint16(t.Attempts + 1), caller: callerDigest(t.Caller)}
 	return engine.Timer{FireAt: t.NextAt, ID: timerID(b, t.Gen), Kind: TimerKind, Payload: m.encode(), Weight: 1}
@@ -87,8 +89,8 @@ func indexRow(b notify.Base, t *engine.Trigger) engine.Timer {
 
 func clampUint16(n int) uint16 { return uint16(min(n, 1<<16-1)) }
 
-// ceilMillis returns the first whole millisecond that is not before t: a value rounded down would
-// fire early.
+// ceilMillis returns t in ms since 1970, rounded up to a whole millisecond. A value rounded down
+// would fire early.
 func ceilMillis(t time.Time) int64 {
 	ms := t.UnixMilli()
 	if t.After(time.UnixMilli(ms)) {
@@ -97,7 +99,8 @@ func ceilMillis(t time.Time) int64 {
 	return ms
 }
 
-// jitterOf returns a part of most. It is the same each time for the same id and salt.
+// jitterOf returns a pseudo-random duration from 0 to most. It is always the same for the same id
+// and salt.
 func jitterOf(b notify.Base, salt uint32, most time.Duration) time.Duration {
 	if most <= 0 {
 		return 0

@@ -10,67 +10,71 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// lanes decide which call comes next. Each caller has a lane, with its bulkhead, its breaker and
-// the messages that wait in memory for a place.
+// lanes decide which call is made next. Each caller has a lane: its limit of calls in progress, its
+// breaker, and its messages in memory that wait for a place. A place is the right to have one call
+// in progress.
 //
-// Claims ahead: a claim waits for the disk, and a place that waits for its claim makes no call. So
-// for a caller whose receiver keeps a pace, some of the next calls are claimed before there is a
-// place for them, many in one swap: as many as will be made in aheadFor. Until their call they are
-// IN_FLIGHT: they can no longer be cancelled, and a crash leaves them until their leases expire,
-// like calls in progress. A claim that waits longer than aheadMost, because the receiver got stuck,
-// is returned.
+// Claims ahead: a claim is a write that waits for the disk. While a place waits for its claim, it
+// makes no call. So if a receiver answers at a steady pace, some of its next calls are claimed
+// before there are places for them, many in one swap: as many as will be called within aheadFor.
+// Until their call, these triggers are IN_FLIGHT. They can no longer be cancelled. After a crash
+// they wait until their leases expire, like calls in progress. If a claim waits longer than
+// aheadMost, because the receiver has stopped answering, it is returned.
 type lanes struct {
 	d *Dispatcher
 
 	mu       sync.Mutex
 	byCaller map[string]*lane // by caller name
 	byDigest map[uint64]*lane // by digest of the caller's name
-	inFlight int              // calls in progress, and claims for them
-	queued   [2]int           // waiting messages over all lanes, by line, including those whose rows are being read
-	bytes    [2]int           // of their rows, by line
-	unread   [2]int           // messages that wait without their rows, over all lanes, by line
+	inFlight int              // calls in progress, and claims that have a place
+	// Waiting messages of all lanes, by line. Messages whose rows are being read are included.
+	queued   [2]int
+	bytes    [2]int // bytes of their rows, by line
+	unread   [2]int // messages of all lanes that wait without their rows, by line
 	stopping bool
 }
 
 const (
 	aheadFor  = 50 * time.Millisecond
 	aheadMost = 2 * time.Second
-	paceCalls = 128 // calls until a pace is known
+	paceCalls = 128 // calls until the pace of a receiver is known
 )
 
-// lane is the state of one caller. lanes.mu guards it, except record, which the token in refresh
-// guards.
+// lane is the state of one caller. lanes.mu guards it, except for record. The token in refresh
+// guards record.
 type lane struct {
-	caller        string
-	breaker       *limit.Breaker
-	shownState    limit.BreakerState // the breaker state that was last passed to Events
-	ramp          int                // bounds the calls at a time after the breaker closed, see report
-	limit         int                // calls at a time
+	caller     string
+	breaker    *limit.Breaker
+	shownState limit.BreakerState // breaker state that was last passed to Events
+	// The largest number of calls in progress after the breaker has closed; see report.
+	ramp          int
+	limit         int // calls that may be in progress at the same time
 	inFlight      int
 	lines         [2]waitLine   // by lineKind
-	onTimeTurns   int           // on-time calls since the last backlog call, while both waited
-	aheadReady    []*work       // claimed ahead: they wait only for a place
-	aheadClaiming int           // number of claims ahead being written
-	endedCalls    int           // calls that ended, up to paceCalls
+	onTimeTurns   int           // on-time calls since the last backlog call, while both lines had messages
+	aheadReady    []*work       // claimed ahead: they only wait for a place
+	aheadClaiming int           // number of claims ahead that are being written
+	endedCalls    int           // calls that ended, at most paceCalls
 	callInterval  time.Duration // time between the ends of two calls while more wait, smoothed
-	lastEnd       time.Time     // when a call last ended while more waited; zero: none waited
+	lastEnd       time.Time     // when a call last ended while more waited; zero: no more waited
 
-	// The caller's record. The goroutine whose token is in refresh may read and replace it.
+	// refresh has a capacity of one token. The goroutine whose token is in refresh may read and
+	// replace record, the caller's record.
 	refresh chan struct{}
 	record  *callerRecord
 }
 
-// waitLine holds the messages of a caller that wait for a place, from one lane of the delay queue.
+// waitLine has the messages of a caller that wait for a place, from one lane of the delay queue.
 // See room.go.
 type waitLine struct {
 	queue        []*work
-	bytes        int       // of the rows in queue
-	pendingReads int       // messages whose rows are being read; there is room for them
-	unread       []*work   // messages behind queue, without their rows
-	nextReturn   time.Time // when the last message that was put off comes again
+	bytes        int       // bytes of the rows in queue
+	pendingReads int       // messages whose rows are being read; room is reserved for them
+	unread       []*work   // messages after those in queue, without their rows
+	nextReturn   time.Time // when the last message that was put off becomes visible again
 }
 
-// lineKind says in which of a caller's lines a message waits.
+// lineKind says in which of the two lines of a caller a message waits.
 type lineKind uint8
 
 const (
@@ -85,7 +89,7 @@ func (w *work) line() lineKind {
 	return lineOnTime
 }
 
-// waiting returns how many messages wait with their rows, in both lines.
+// waiting returns how many messages wait with their rows, in both lines together.
 func (l *lane) waiting() int { return len(l.lines[lineOnTime].queue) + len(l.lines[lineBacklog].queue) }
 
 func (ls *lanes) laneOf(caller string) *lane {
@@ -106,8 +110,8 @@ func (ls *lanes) laneOfLocked(caller string) *lane {
 	return l
 }
 
-// laneOfDigestLocked returns the lane of a caller by the digest in a message. The lane has no name
-// until a row of the caller was read.
+// laneOfDigestLocked returns the lane for the caller digest in a message. The lane has no caller
+// name until a row of the caller was read.
 func (ls *lanes) laneOfDigestLocked(digest uint64) *lane {
 	l := ls.byDigest[digest]
 	if l == nil {
@@ -123,8 +127,8 @@ func (ls *lanes) newLane() *lane {
 	return l
 }
 
-// enqueue lets messages of one caller, whose rows were read, wait in their lines for their calls.
-// Messages without room there wait behind the lines again, or are put off.
+// enqueue adds messages of one caller, whose rows were read, to their lines. A message that finds
+// no room waits without its row again, or is put off.
 func (ls *lanes) enqueue(l *lane, ws []*work) {
 	var off, late []*work
 	now := time.Now()
@@ -150,7 +154,8 @@ func (ls *lanes) enqueue(l *lane, ws []*work) {
 	ls.d.putOff(CauseShutdown, late...)
 }
 
-// countLocked adds a message to the counts of the lines (n is 1) or subtracts it (-1).
+// countLocked adds a message to the counts of the lines if n is 1. It subtracts the message if n is
+// -1.
 func (ls *lanes) countLocked(w *work, n int) {
 	size := n * (rowSize + len(w.row.Payload) + len(w.row.URL))
 	w.lane.lines[w.line()].bytes += size
@@ -158,9 +163,10 @@ func (ls *lanes) countLocked(w *work, n int) {
 	ls.queued[w.line()] += n
 }
 
-// pumpLocked gives free places to waiting calls of a caller, and starts the claims of those that
-// are not claimed yet. It launches the claimed ones except the last, which it returns: the caller
-// must launch or call that one. If the breaker is open, pumpLocked puts off what waits in memory.
+// pumpLocked gives free places to waiting calls of a caller. If a call is not claimed yet,
+// pumpLocked starts its claim. It launches the claimed calls except the last, which it returns: the
+// code that calls pumpLocked must launch or call that one. If the breaker is open, pumpLocked puts
+// off all waiting messages of the caller.
 func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	d := ls.d
 	var claim []*work
@@ -184,7 +190,8 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 		w.hasPlace = true
 		claim = append(claim, w)
 	}
-	// Claim half of them at a time: a few large claims instead of many small ones.
+	// Claim ahead only when half or less is left, so that there are few large claims instead of
+	// many small ones.
 	if most, has := ls.aheadLocked(l), len(l.aheadReady)+l.aheadClaiming; has <= most/2 {
 		for ; has < most && l.waiting() > 0; has++ {
 			l.aheadClaiming++
@@ -200,7 +207,7 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	return next
 }
 
-// mayCallLocked returns how many calls of a caller may run at a time now.
+// mayCallLocked returns how many calls of a caller may be in progress now.
 func (ls *lanes) mayCallLocked(l *lane) int {
 	return max(min(ls.d.cfg.Share(l.limit), l.ramp, (ls.d.cfg.MaxInFlight-ls.inFlight)/2), 1)
 }
@@ -213,8 +220,8 @@ func (ls *lanes) aheadLocked(l *lane) int {
 	return int(min(aheadFor/l.callInterval, time.Duration(ls.d.cfg.Batch)))
 }
 
-// nextLocked takes the next message. While both lines have messages, one of engine.BacklogShare
-// comes from the backlog.
+// nextLocked removes and returns the next message. While both lines have messages, one of every
+// engine.BacklogShare messages is from the backlog.
 func (ls *lanes) nextLocked(l *lane) *work {
 	from := lineOnTime
 	switch prompt, late := len(l.lines[lineOnTime].queue), len(l.lines[lineBacklog].queue); {
@@ -230,7 +237,7 @@ func (ls *lanes) nextLocked(l *lane) *work {
 	return w
 }
 
-// pop removes and returns the first of a list, or nil.
+// pop removes and returns the first element of a list. It returns nil if the list is empty.
 func pop(list *[]*work) (w *work) {
 	if len(*list) == 0 {
 		return nil
@@ -242,7 +249,8 @@ func pop(list *[]*work) (w *work) {
 	return w
 }
 
-// takeAllLocked removes and returns all messages that wait in a lane's lines and behind them.
+// takeAllLocked removes and returns all messages in the lines of a lane, with and without their
+// rows.
 func (ls *lanes) takeAllLocked(l *lane) (all []*work) {
 	for of := range l.lines {
 		q := &l.lines[of]
@@ -256,8 +264,8 @@ func (ls *lanes) takeAllLocked(l *lane) (all []*work) {
 	return all
 }
 
-// putOffAllLocked puts off what waits for an open breaker. The delays are spread, so that the
-// messages do not all come back at once.
+// putOffAllLocked puts off all messages that wait for an open breaker. It spreads the delays, so
+// that the messages do not all return at the same time.
 func (ls *lanes) putOffAllLocked(l *lane, wait time.Duration) {
 	wait = max(wait, time.Second)
 	all := ls.takeAllLocked(l)
@@ -268,15 +276,15 @@ func (ls *lanes) putOffAllLocked(l *lane, wait time.Duration) {
 	ls.returnAheadLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
 }
 
-// returnAheadLocked returns claims that were made ahead.
+// returnAheadLocked returns the claims of a lane that were made ahead.
 func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
 	for w := pop(&l.aheadReady); w != nil; w = pop(&l.aheadReady) {
 		ls.d.returnClaim(w, cause, wait+jitterOf(w.msg.base, uint32(w.msg.deferrals), wait/2))
 	}
 }
 
-// claimedAhead ends the claims ahead among ws: those that won now wait for a place. won is nil if
-// none did.
+// claimedAhead handles the claims ahead in ws after their swap. The triggers whose claim won now
+// wait for a place. A nil won means that no claim won.
 func (ls *lanes) claimedAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -308,8 +316,8 @@ func (ls *lanes) continueLocked(l *lane, now time.Time) {
 	}
 }
 
-// freePlace frees the place of work that was not called. It returns the work that has the place now
-// and must be launched or called, or nil.
+// freePlace frees the place of work that was not called. It returns the work that gets the place,
+// or nil. The code that calls freePlace must launch or call that work.
 func (ls *lanes) freePlace(w *work) (next *work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -319,8 +327,8 @@ func (ls *lanes) freePlace(w *work) (next *work) {
 	return ls.freePlaceLocked(w, time.Now())
 }
 
-// callEnded frees a place after a call, and reports the outcome to the breaker. It returns the same
-// as freePlace.
+// callEnded frees the place of a call that has ended, and reports the outcome to the breaker. Like
+// freePlace, it returns the work that gets the place.
 func (ls *lanes) callEnded(w *work, o limit.Outcome) (next *work) {
 	now := time.Now()
 	ls.mu.Lock()
@@ -332,7 +340,7 @@ func (ls *lanes) callEnded(w *work, o limit.Outcome) (next *work) {
 		l.callInterval += (now.Sub(l.lastEnd) - l.callInterval) / 64
 	}
 	if l.lastEnd = now; l.waiting()+len(l.aheadReady)+l.aheadClaiming == 0 {
-		l.lastEnd = time.Time{} // the time until the next call says nothing about the receiver's pace
+		l.lastEnd = time.Time{} // the time until the next call would say nothing about the receiver's pace
 	}
 	return ls.freePlaceLocked(w, now)
 }
@@ -345,8 +353,8 @@ func (ls *lanes) freePlaceLocked(w *work, now time.Time) (next *work) {
 	return ls.pumpLocked(w.lane, now)
 }
 
-// runThinning returns claims that wait too long for a place, and puts off messages that would, for
-// every caller, until ctx ends.
+// runThinning runs until ctx ends. For every caller it returns claims that have waited too long for
+// a place, and puts off messages that would wait too long.
 func (ls *lanes) runThinning(ctx context.Context) {
 	t := time.NewTicker(aheadMost / 2)
 	defer t.Stop()
@@ -360,7 +368,7 @@ func (ls *lanes) runThinning(ctx context.Context) {
 		for _, l := range ls.byCaller {
 			ls.thinLinesLocked(l, time.Now())
 			if len(l.aheadReady) > 0 && time.Since(l.aheadReady[0].claimedAt) > aheadMost {
-				l.endedCalls, l.callInterval = 0, 0 // the pace has changed
+				l.endedCalls, l.callInterval = 0, 0 // the old pace is not valid any more
 				ls.returnAheadLocked(l, CauseBulkhead, 50*time.Millisecond)
 			}
 		}
@@ -368,8 +376,8 @@ func (ls *lanes) runThinning(ctx context.Context) {
 	}
 }
 
-// stop makes lanes accept no further message, and returns the messages that wait now. It returns
-// the claims made ahead.
+// stop makes the lanes refuse further messages. It returns the messages that wait now, and gives
+// back the claims made ahead.
 func (ls *lanes) stop() (back []*work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -387,15 +395,15 @@ func (ls *lanes) stop() (back []*work) {
 	return back
 }
 
-// resetBreaker gives the lane a new closed breaker without counts.
+// resetBreaker gives the lane a new closed breaker whose counts are 0.
 func (l *lane) resetBreaker(now time.Time, cfg limit.BreakerConfig) {
-	l.breaker, _ = limit.NewBreaker(now, cfg) // NewDispatcher has checked it
+	l.breaker, _ = limit.NewBreaker(now, cfg) // NewDispatcher has checked cfg
 	l.ramp = math.MaxInt
 }
 
-// report counts a call. After the breaker has closed, ramp bounds the calls at a time. It grows by
-// one for each success, so that a receiver that has just recovered does not get everything that
-// waited at once.
+// report reports a call to the breaker. After the breaker has closed, ramp bounds the number of
+// calls in progress. It grows by one for each success. So a receiver that has just recovered does
+// not get all waiting calls at once.
 func (l *lane) report(now time.Time, o limit.Outcome) {
 	was := l.breaker.State(now).State
 	l.breaker.Report(now, o)

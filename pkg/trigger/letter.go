@@ -11,15 +11,15 @@ import (
 // TopicDLQ is the topic of triggers that failed for good.
 const TopicDLQ = "triggers-dlq"
 
-// DeadLetter is a record of triggers-dlq, schema version 1. The schema is
-// published in docs/triggers-dlq.schema.json.
+// DeadLetter is a record of triggers-dlq, schema version 1. docs/triggers-dlq.schema.json contains
+// the schema.
 type DeadLetter struct {
 	Version  int    `json:"version"`
 	ID       string `json:"id"`
 	Caller   string `json:"caller"`
-	URL      string `json:"callback_url"` // without its query, which may hold a secret
+	URL      string `json:"callback_url"` // without the query, which may contain a secret
 	Reason   string `json:"reason"`
-	Class    string `json:"class"`  // of the last call; "none": no call was made
+	Class    string `json:"class"`  // class of the last call; "none": no call was made
 	Status   int    `json:"status"` // HTTP status of the last call; 0: no answer
 	Attempts int    `json:"attempts"`
 	Gen      uint32 `json:"generation"`
@@ -27,25 +27,24 @@ type DeadLetter struct {
 	Created  int64  `json:"created_ms"`
 	FireAt   int64  `json:"fire_at_ms"`
 	Failed   int64  `json:"failed_ms"`
-	Trace    string `json:"traceparent,omitempty"` // of the request that made it, W3C
+	Trace    string `json:"traceparent,omitempty"` // W3C traceparent of the request that made the trigger
 }
 
 // noCall is the class of a trigger that failed without a call.
 const noCall = "none"
 
-// DeadRecord is a record for triggers-dlq. Key is the trigger's id: after a crash the same record
-// may come twice, with the same key.
+// DeadRecord is a record for triggers-dlq. Key is the id of the trigger. After a crash the same
+// record may be written twice, with the same key.
 type DeadRecord struct {
 	Key, Value []byte
 }
 
-// DeadLog appends records to triggers-dlq. A nil error means that each is durable.
+// DeadLog appends records to triggers-dlq. If Append returns nil, all records are durable.
 type DeadLog interface {
 	Append(ctx context.Context, rs []DeadRecord) error
 }
 
-// deadRecordOf makes the record from the row alone, so that a repeat after a crash writes the same
-// record.
+// deadRecordOf makes a record only from the row. So a repeat after a crash writes the same record.
 func deadRecordOf(t *engine.Trigger) DeadRecord {
 	value, _ := json.Marshal(deadLetterOf(t)) // strings and numbers always marshal
 	return DeadRecord{Key: []byte(t.ID), Value: value}

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The state machine of a trigger, as functions of a row and the time. All code that swaps rows uses
-// them. They write nothing.
+// The state machine of a trigger, as functions of a row and a time. All code that swaps rows uses
+// these functions. They write nothing to the store.
 //
 //	                 claim                    2xx
 //	PENDING ─────────────────────> IN_FLIGHT ─────> FIRED
@@ -21,19 +21,19 @@ import (
 //	 │ └─ too late, never claimed, policy drop ──> EXPIRED
 //	 └─ too late otherwise ──> FAILED
 
-// DefaultSchedule is the list of waits between attempts of a trigger without a schedule of its own:
-// 6 attempts.
+// DefaultSchedule is the list of waits between attempts for a trigger without its own schedule. It
+// allows 6 attempts.
 var DefaultSchedule = []time.Duration{10 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, 30 * time.Minute}
 
-// Reasons of a row, in addition to those of a call (http_503, timeout, …) and the causes of
+// Reasons in a row. Other reasons come from a call (http_503, timeout, …) and from the causes of
 // deferrals.
 const (
-	reasonLate = "late"        // later than max_lateness
-	reasonOld  = "too_old"     // put off for longer than MaxAge
-	reasonLost = "claims_lost" // too many processes that called it died
+	reasonLate = "late"        // later than max_lateness allows
+	reasonOld  = "too_old"     // later than MaxAge and the schedule allow
+	reasonLost = "claims_lost" // too many processes died while they called the trigger
 )
 
-// callRules are the configured rules of a dispatcher.
+// callRules are the configured rules for calls.
 type callRules struct {
 	schedule      []time.Duration
 	lease         time.Duration
@@ -50,25 +50,26 @@ func (x *callRules) scheduleOf(t *engine.Trigger) []time.Duration {
 	return x.schedule
 }
 
-// messageVerdict says what to do about a message.
+// messageVerdict is what to do with a message.
 type messageVerdict uint8
 
 const (
 	verdictDrop   messageVerdict = iota // the message is no longer needed
-	verdictOrphan                       // the row, or the message's generation, is not there yet
-	verdictEarly                        // wait until at
-	verdictLeased                       // another claim holds until at
-	verdictDue                          // claim it
-	verdictOver                         // too late: swap to the row next
-	verdictOwed                         // FAILED, and its dead letter may not be written yet
+	verdictOrphan                       // the row, or the message's generation, is not stored yet
+	verdictEarly                        // the trigger is not due until at
+	verdictLeased                       // another claim is valid until at
+	verdictDue                          // claim the trigger
+	verdictOver                         // too late: end the trigger without a call
+	verdictOwed                         // FAILED, but its dead letter may not be written yet
 )
 
-// judge decides about a message of generation gen for row at now (ms since 1970). cause is the
-// reason of a drop or a wait; at is the time for verdictEarly and verdictLeased.
+// judge decides what to do with a message of generation gen, for a row at the time now (ms since
+// 1970). cause is the reason of a drop or a wait. at is the time for verdictEarly and
+// verdictLeased.
 func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, at int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
-		// The index row is written first, so the state row may still come.
+		// The index row is written first, so the state row may still be written.
 		return verdictOrphan, CauseOrphan, 0
 	case row.State == engine.TriggerFailed && row.NextAt != 0:
 		return verdictOwed, "", 0
@@ -89,7 +90,8 @@ func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v message
 	return verdictDue, "", 0
 }
 
-// overdue returns why no call may start at time at any more; "" if one may.
+// overdue returns the reason why no call may start at the time at. It returns "" if a call may
+// start.
 func (x *callRules) overdue(row *engine.Trigger, at int64) string {
 	if row.MaxLateness > 0 && row.Late != engine.LateFire && at > row.FireAt+row.MaxLateness.Milliseconds() {
 		return reasonLate
@@ -104,8 +106,8 @@ func (x *callRules) overdue(row *engine.Trigger, at int64) string {
 	return ""
 }
 
-// tooManyLost reports whether too many claims of a row expired: a call that kills the process that
-// makes it must not be made for ever.
+// tooManyLost reports whether too many claims of a row expired. If a call kills the process that
+// makes it, the call must not be made again and again.
 func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 	n := 0
 	for i := range row.Log {
@@ -119,8 +121,8 @@ func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 	return n >= x.maxLost
 }
 
-// giveUpRow returns the final row of a trigger that is too late or lost too many claims. It is
-// EXPIRED only if no call can have been made.
+// giveUpRow returns the final row of a trigger that is too late or lost too many claims. The state
+// is EXPIRED only if certainly no call was made, otherwise FAILED.
 func (x *callRules) giveUpRow(row engine.Trigger, now int64) engine.Trigger {
 	row.Reason = x.overdue(&row, now)
 	if row.Reason == "" {
@@ -135,7 +137,7 @@ func (x *callRules) giveUpRow(row engine.Trigger, now int64) engine.Trigger {
 	return row
 }
 
-// claimRow returns the claimed row. Only after this row is written may a call be made, and from
+// claimRow returns the row with a claim. A call may be made only after this row is written. From
 // then on a cancel is too late.
 func (x *callRules) claimRow(row engine.Trigger, now time.Time, deferrals int) engine.Trigger {
 	row.Log = appendLostClaim(&row)
@@ -146,7 +148,8 @@ func (x *callRules) claimRow(row engine.Trigger, now time.Time, deferrals int) e
 	return row
 }
 
-// appendLostClaim adds the expired claim to the log of a row that is IN_FLIGHT.
+// appendLostClaim returns the log of a row. If the row is IN_FLIGHT, it adds the expired claim to
+// the log.
 func appendLostClaim(row *engine.Trigger) []engine.Attempt {
 	if row.State != engine.TriggerInFlight {
 		return row.Log
@@ -156,15 +159,15 @@ func appendLostClaim(row *engine.Trigger) []engine.Attempt {
 	})
 }
 
-// unclaimRow returns a claimed row to PENDING because no call was made. That counts as a deferral,
-// not as an attempt.
+// unclaimRow returns the row without its claim, PENDING, because no call was made. That counts as a
+// deferral, not as an attempt.
 func unclaimRow(row engine.Trigger, cause string) engine.Trigger {
 	row.State, row.LeaseUntil, row.Reason = engine.TriggerPending, 0, cause
 	row.Deferrals++
 	return row
 }
 
-// settleRow returns the row after a call.
+// settleRow returns the row with the outcome of a call.
 func (x *callRules) settleRow(row engine.Trigger, base notify.Base, r *result, started time.Time, now int64) engine.Trigger {
 	row.Attempts++
 	row.LeaseUntil = 0
@@ -193,12 +196,13 @@ func (x *callRules) settleRow(row engine.Trigger, base notify.Base, r *result, s
 	return row
 }
 
-// backoff returns the wait before the next attempt: the schedule's or the receiver's, whichever is
-// longer, plus up to a tenth. Jitter only adds, so the wait is never shorter than a Retry-After.
+// backoff returns the wait before the next attempt: the wait of the schedule or of the receiver's
+// Retry-After, whichever is longer, plus up to a tenth. Jitter is only added, so the wait is never
+// shorter than a Retry-After of at most MaxRetryAfter.
 func (x *callRules) backoff(base notify.Base, wait, retryAfter time.Duration, attempts int) time.Duration {
 	wait = max(wait, min(retryAfter, x.maxRetryAfter))
 	wait += jitterOf(base, uint32(attempts)^0x72657472, wait/10)
-	return wait + time.Millisecond - 1 // because the sum is cut to milliseconds
+	return wait + time.Millisecond - 1 // round up, because the sum is cut to milliseconds
 }
 
 func reasonOf(r *result) string {
@@ -209,12 +213,12 @@ func reasonOf(r *result) string {
 }
 
 const (
-	maxLog    = 40 // attempts kept; 21 calls and the claims lost between them fit
-	maxBodies = 4  // latest attempts that keep the beginning of the answer
+	maxLog    = 40 // attempts kept; enough for 21 calls and the claims lost between them
+	maxBodies = 4  // how many of the latest attempts keep the beginning of the answer
 )
 
-// appendLog returns a copy of log with a. It does not write to log's array, to which a swap with
-// unknown outcome may still refer.
+// appendLog returns a copy of log with the attempt a. It does not write to the array of log,
+// because a swap with unknown outcome may still use that array.
 func appendLog(log []engine.Attempt, a engine.Attempt) []engine.Attempt {
 	from := max(len(log)+1-maxLog, 0)
 	out := append(make([]engine.Attempt, 0, len(log)+1-from), log[from:]...)

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Mender reads timers and messages that lead to triggers, and repairs trigger rows. Package
-// conserve finds the rows to repair. Triggers, Later and Dead are required. It is safe for
+// Mender finds the triggers to which timers and messages lead, and repairs trigger rows. Package
+// conserve finds the rows to repair. Triggers, Later and Dead are required. Mender is safe for
 // concurrent use.
 type Mender struct {
 	Triggers engine.Triggers
@@ -25,26 +25,26 @@ type Mender struct {
 // ID returns the id of the trigger to which a timer or a message leads.
 func (m Mender) ID(base notify.Base) string { return idOf(base) }
 
-// Lead returns the trigger, and the generation of it, to which a body leads: the
-// payload of a timer of TimerKind, or a message of the delay queue. ok is false for
-// a body of another release, and for a damaged one.
+// Lead returns the trigger and the generation to which a body leads. A body is the payload of a
+// timer of TimerKind, or a message of the delay queue. ok is false if the body is damaged or was
+// written by another release.
 func (m Mender) Lead(body []byte) (base notify.Base, gen uint32, ok bool) {
 	msg, ok := decodeMessage(body)
 	return msg.base, msg.gen, ok
 }
 
-// Timer returns the timer that leads to a waiting trigger. ok is false if the id of
-// the trigger cannot be read.
+// Timer returns the timer that leads to a waiting trigger. ok is false if the id of the trigger is
+// not valid.
 func (m Mender) Timer(t *engine.Trigger) (tm engine.Timer, ok bool) {
 	base, err := parseID(t.ID)
 	return indexRow(base, t), err == nil
 }
 
-// Mend writes the timers of some triggers and the dead letters of others, and makes
-// the triggers of again due now. Each row is changed by compare and swap: a row that
-// is no longer the one given stays as it is. Mend returns the ids of the triggers it
-// repaired, or a notify.KindUnavailable. After an error, Mend can be called again
-// with the same rows.
+// Mend repairs three groups of triggers. It writes the timers for the triggers in the parameter
+// timers. It writes the dead letters for the triggers in letters. It makes the triggers in again
+// due now. Each row is changed by compare and swap, so a row that was changed in the meantime stays
+// unchanged. Mend returns the ids of the triggers that it repaired, or notify.KindUnavailable.
+// After an error, Mend can be called again with the same rows.
 func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error) {
 	now := ceilMillis(time.Now())
 	var index []engine.Timer
@@ -79,12 +79,12 @@ func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigge
 	return mended, err
 }
 
-// Requeue makes a FAILED trigger due once more, at an operator's request: under the next
-// generation, with all its attempts and without a limit on its lateness. done is false if the
+// Requeue makes a FAILED trigger due again, when an operator asks for it. The trigger gets the next
+// generation, a full new set of attempts, and no limit of its lateness. done is false if the
 // trigger is not FAILED or does not exist.
 func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	if _, err := parseID(id); err != nil {
-		return false, nil //nolint:nilerr // it does not exist
+		return false, nil // no such trigger exists
 	}
 	rows, err := m.Triggers.Get(ctx, []string{id})
 	if err != nil {
@@ -95,14 +95,14 @@ func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	}
 	t := dueAgain(rows[0], ceilMillis(time.Now()))
 	t.Reason, t.Ended, t.Attempts, t.Deferrals, t.MaxLateness = "replayed", 0, 0, 0, 0
-	// The count of lost claims begins again.
+	// The count of lost claims begins at 0 again.
 	t.Log = slices.DeleteFunc(slices.Clone(t.Log), func(a engine.Attempt) bool { return a.Class == ClassLost })
 	tm, _ := m.Timer(&t)
 	won, err := m.putAndSwap(ctx, []engine.Timer{tm}, []engine.TriggerSwap{{Old: t.Version, New: t}})
 	return err == nil && won[0], err
 }
 
-// putAndSwap writes timers and then rows, because a row without its timer never fires. It reports
+// putAndSwap writes timers before rows, because a row without its timer never fires. It returns
 // which of the swaps won.
 func (m Mender) putAndSwap(ctx context.Context, index []engine.Timer, swaps []engine.TriggerSwap) ([]bool, error) {
 	if len(index) > 0 {
@@ -126,9 +126,9 @@ func (m Mender) putAndSwap(ctx context.Context, index []engine.Timer, swaps []en
 	return won, nil
 }
 
-// dueAgain returns the row of a trigger that is due once more at now. Its generation is the next,
-// so that messages of the old generation are dropped and hourly repairs of a long backlog do not
-// pile them up.
+// dueAgain returns the row of a trigger that is due again at the time now. The row has the next
+// generation, so that messages of the old generation are dropped. Otherwise hourly repairs of a
+// long backlog would add more and more messages.
 func dueAgain(t engine.Trigger, now int64) engine.Trigger {
 	t.Log = appendLostClaim(&t)
 	t.State, t.LeaseUntil, t.Reason = engine.TriggerPending, 0, "reconciled"

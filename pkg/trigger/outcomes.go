@@ -10,11 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The steps after the call, or instead of it.
+// The steps after a call, or after a decision that no call is made.
 
-// swapRows does stepSettle, stepReturn and stepBuried: it writes rows that only the holder of the
-// claim may change, or any process once the claim is over. It continues with the rows that it
-// wrote.
+// swapRows does stepSettle, stepReturn and stepBuried. It writes rows that only the owner of the
+// claim may change. After a claim has expired, any process may change its row. swapRows continues
+// with the rows that it wrote.
 func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {
@@ -30,8 +30,8 @@ func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 				d.afterSwap(w)
 				continue
 			}
-			// Another process claimed the row after the lease had expired, or it was rescheduled or
-			// cancelled before its claim. The row decides.
+			// Another process claimed the row after the lease had expired, or a request rescheduled
+			// or cancelled the trigger before its claim. Read the row again, because it decides.
 			lost++
 			d.send(stepRead, w)
 		}
@@ -41,7 +41,7 @@ func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 }
 
 // checkUnknownSwaps reads rows whose swap returned an error. It continues with the rows that were
-// swapped nevertheless, and returns the rows that must still be swapped.
+// swapped in spite of the error. It returns the work whose rows must still be swapped.
 func (d *Dispatcher) checkUnknownSwaps(ctx context.Context, ws []*work) (left []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
@@ -62,7 +62,7 @@ func (d *Dispatcher) checkUnknownSwaps(ctx context.Context, ws []*work) (left []
 		tried := w.row
 		tried.Version++
 		switch {
-		case newer: // read each row alone: readRows finds out which are of a newer release
+		case newer: // readRows reads each row separately to find rows of a newer release
 			lost++
 			d.send(stepRead, w)
 		case rows[i].Version == w.row.Version:
@@ -125,7 +125,7 @@ func (d *Dispatcher) writeDeadLetters(ctx context.Context, ws []*work) {
 	d.send(stepBuried, ws...)
 }
 
-// writeIndexRows does stepPark. The messages are acknowledged after it.
+// writeIndexRows does stepPark, before the messages are acknowledged.
 func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 	d.forgetInProgress(ws)
 	ts := make([]engine.Timer, len(ws))
@@ -139,8 +139,8 @@ func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 	d.send(stepAck, ws...)
 }
 
-// freshAfter is how many receives a message may have before it is put off as a new message: a queue
-// keeps a message that was received too often apart as dead.
+// freshAfter is how many receives a message may have before it is put off as a new message. A
+// message with too many receives would be moved to the dead messages by the queue.
 const freshAfter = 3
 
 // putOffAndAck does stepPutOff and stepAck.
@@ -157,7 +157,7 @@ func (d *Dispatcher) putOffAndAck(ctx context.Context, ws []*work) {
 	var fresh []engine.Message
 	for _, w := range off {
 		if w.keepReceives || len(off) == 1 && w.delivery.Receives < freshAfter {
-			// If it fails, the message comes again when its visibility ends.
+			// If Release fails, the message is received again when its visibility timeout ends.
 			if err := d.cfg.Queue.Release(ctx, w.delivery.Receipt, w.delay); err != nil && ctx.Err() == nil {
 				d.cfg.Logger.Warn("delay queue: release", slog.Any("error", err))
 			}

@@ -11,11 +11,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// MaxOwnPayload is the largest payload, in bytes, of a trigger that the server makes itself.
+// MaxOwnPayload is the largest payload, in bytes, of a trigger that the server makes for itself.
 const MaxOwnPayload = 32 << 10
 
-// CheckCallback returns a callback URL in canonical form if it is under one of bases, otherwise a
-// notify.KindInvalid that names field.
+// CheckCallback returns a callback URL in canonical form. It returns notify.KindInvalid with the
+// name in field if the URL is not under one of bases.
 func CheckCallback(field, raw string, bases []string, plain Plain) (string, error) {
 	u, err := checkUnder(field, raw, bases, bool(plain))
 	if err != nil {
@@ -32,7 +32,7 @@ func checkUnder(field, raw string, bases []string, plain bool) (*callbackURL, er
 	return u, err
 }
 
-// checkURL admits a URL that triggers of a caller may call.
+// checkURL returns the parsed URL if triggers of the caller may call it, otherwise an error.
 func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, error) {
 	u, err := checkUnder("callback_url", raw, owner.CallbackURLs, s.cfg.Egress.plain())
 	if err != nil {
@@ -41,13 +41,17 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 	return u, s.cfg.Egress.admit("callback_url", u)
 }
 
-// Own makes a trigger for the server's own purposes in the name of a caller: due now, with the id
-// of base, a JSON payload of at most MaxOwnPayload bytes, and a W3C traceparent (empty: none). If a
-// trigger has this id already, Own returns it unchanged, with created false: so a repeat after a
-// crash finds out what was made. All rules of Register hold except the size of the payload. Its
-// errors may be notify.KindThrottled (too many wait), KindInvalid (the URL), KindForbidden,
-// KindConflict (no secret) or KindUnavailable (the trigger may exist). Two calls with one base must
-// not run at the same time.
+// Own makes a trigger for the server's own purposes, in the name of a caller. The trigger is due
+// now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a W3C traceparent
+// (empty: none).
+//
+// If a trigger with this id exists already, Own returns it unchanged, with created false. So a
+// repeat after a crash finds out what was made. Two calls with the same base must not run at the
+// same time.
+//
+// All rules of Register apply except the size of the payload. Own may return notify.KindThrottled
+// (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
+// KindUnavailable (the trigger may exist).
 func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
 	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
 	if err != nil {

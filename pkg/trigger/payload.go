@@ -10,16 +10,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// MaxPayload is the largest payload, in bytes as they are delivered: of the text, of the JSON as it
-// was written, or of the decoded base64.
+// MaxPayload is the largest payload, in bytes as they are delivered: the bytes of the text, of the
+// JSON as it was written, or of the decoded base64.
 const MaxPayload = 4096
 
-// callbackBody returns the body to post: {"trigger_id":…,"payload":…}. The payload has the form in
-// which it was given:
+// callbackBody returns the body to post: {"trigger_id":…,"payload":…}. The payload has the same form
+// as in the request:
 //
-//	text    "payload" is a JSON string; decoded, it is the bytes accepted
-//	JSON    "payload" is the object or array, unchanged to the byte
-//	base64  "payload_base64" is a string; decoded, it is the bytes accepted
+//	text    "payload" is a JSON string; decoded, it equals the accepted bytes
+//	JSON    "payload" is the object or array, with exactly the same bytes
+//	base64  "payload_base64" is a string; decoded, it equals the accepted bytes
 func callbackBody(t *engine.Trigger) []byte {
 	b := make([]byte, 0, len(t.Payload)+len(t.Payload)/2+80)
 	b = append(b, `{"trigger_id":"`...)

@@ -11,25 +11,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// EgressPolicy says to which addresses callbacks may connect. The zero value admits port 443 of
+// EgressPolicy says to which addresses callbacks may connect. The zero value allows port 443 of all
 // addresses on the public internet.
 type EgressPolicy struct {
-	// Allow are prefixes that may be called although they are not on the public internet: a
-	// deployment's own networks, or loopback for its simulator. Never set it per caller.
+	// Allow are prefixes that may be called although they are not on the public internet, for
+	// example a deployment's own networks, or loopback for its simulator. Never set Allow for
+	// single callers.
 	Allow []netip.Prefix
-	// Deny are prefixes that may not be called, in addition to the built-in ones; for example the
-	// network's own NAT64 prefix. Deny wins over Allow.
+	// Deny are prefixes that may not be called, in addition to the built-in prefixes. An example is
+	// the network's own NAT64 prefix. Deny wins over Allow.
 	Deny []netip.Prefix
 	// Ports are the ports that may be called. Default 443, and 80 with Plain.
 	Ports []uint16
-	// AnyPort admits every port.
+	// AnyPort means that every port may be called.
 	AnyPort bool
-	// Plain admits http:// in addition to https://.
+	// Plain means that URLs may use http:// in addition to https://.
 	Plain Plain
 }
 
-// extraDenied are addresses that no callback needs, but that the library's tables of the IANA
-// registries treat as public.
+// extraDenied are addresses that no callback needs. The library's tables of the IANA registries
+// treat them as public.
 var extraDenied = []struct {
 	prefix netip.Prefix
 	what   string
@@ -39,7 +40,7 @@ var extraDenied = []struct {
 	{netip.MustParsePrefix("2001:4:112::/48"), "AS112"},
 }
 
-// rangeNames names ranges for messages. It decides nothing.
+// rangeNames contains names of address ranges for error messages. It does not decide anything.
 var rangeNames = []struct {
 	prefix netip.Prefix
 	what   string
@@ -85,7 +86,7 @@ var rangeNames = []struct {
 // policy is a checked EgressPolicy. It does not change.
 type policy struct {
 	EgressPolicy
-	library *ssrf.Guardian // knows the registries of special addresses
+	library *ssrf.Guardian // has the registries of special addresses
 }
 
 func newPolicy(p EgressPolicy) (*policy, error) {
@@ -114,7 +115,7 @@ func newPolicy(p EgressPolicy) (*policy, error) {
 	return &policy{p, ssrf.New(ssrf.WithAnyPort(), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))}, nil
 }
 
-// denied returns why an address may not be connected to; "" if it may.
+// denied returns why notifyd may not connect to an address. It returns "" if it may.
 func (p *policy) denied(a netip.AddrPort) string {
 	if !p.AnyPort && !slices.Contains(p.Ports, a.Port()) {
 		return fmt.Sprintf("port %d is not among the allowed ports", a.Port())
@@ -150,8 +151,8 @@ func (p *policy) denied(a netip.AddrPort) string {
 	return ""
 }
 
-// isatap reports whether an IPv6 address carries an IPv4 address in its interface identifier, which
-// a router of that site would unpack (RFC 5214).
+// isatap reports whether an IPv6 address contains an IPv4 address in its interface identifier. A
+// router of that site would extract and call the IPv4 address (RFC 5214).
 func isatap(a netip.Addr) bool {
 	if !a.Is6() {
 		return false
@@ -160,7 +161,7 @@ func isatap(a netip.Addr) bool {
 	return (b[8] == 0 || b[8] == 2) && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe
 }
 
-// deniedError is a refusal of the policy.
+// deniedError is the error for an address that the policy denies.
 type deniedError struct {
 	addr string
 	why  string
@@ -168,8 +169,8 @@ type deniedError struct {
 
 func (e *deniedError) Error() string { return "connecting to " + e.addr + " is not allowed: " + e.why }
 
-// control is net.Dialer.Control. It makes the final check before the system call, on the very
-// address that is connected to, whatever DNS said before.
+// control is used as net.Dialer.Control. It makes the last check before the system call, on the
+// exact address of the connection. Earlier answers of DNS do not matter.
 func (p *policy) control(network, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	switch {

@@ -12,16 +12,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Later stores index rows. A nil error means that each is durable and is released at its time, even
-// if its minute was closed in the meantime. It follows engine.Timers.Put: to store the same row
-// again changes nothing.
+// Later stores index rows. If Put returns nil, all rows are durable and will be released at their
+// time, even if their minute was closed in the meantime. As with engine.Timers.Put, storing the
+// same row again changes nothing.
 type Later interface {
 	Put(ctx context.Context, ts []engine.Timer) error
 }
 
-// ToQueue returns a Publish for timers of TimerKind: it enqueues their messages for the
-// dispatchers. For a timer of another kind it returns notify.KindInvalid and enqueues nothing. The
-// code that routes timers by kind must keep those away.
+// ToQueue returns a Publish for timers of TimerKind. It adds their messages to the queue of the
+// dispatchers. For a timer of another kind it returns notify.KindInvalid and adds nothing, so the
+// code that routes timers must not pass other kinds.
 func ToQueue(q engine.Queue) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		ms, err := messages(ts)
@@ -32,18 +32,22 @@ func ToQueue(q engine.Queue) func(ctx context.Context, ts []engine.Timer) error 
 	}
 }
 
-// BacklogPace bounds how fast late triggers go into the delay queue. The zero value of a number
-// means its default.
+// BacklogPace limits how fast late triggers are added to the delay queue. A number that is 0 means
+// its default.
 type BacklogPace struct {
-	Deep int // messages in the backlog lane from which on the pace is slow; default 5,000, what a dispatcher keeps of one caller
-	Slow int // triggers a second while it is slow, over all processes; default 2,000
-	// Share returns this process's part of Slow, from 0 to 1. Nil: all of it.
+	// If the backlog lane has at least this many messages, the pace is slow. Default 5,000, the
+	// number that a dispatcher keeps for one caller.
+	Deep int
+	// Triggers a second while the pace is slow, for all processes together. Default 2,000.
+	Slow int
+	// Share returns this process's share of Slow, from 0 to 1. nil: all of Slow.
 	Share func() float64
 }
 
-// ToBacklog is like ToQueue, for triggers that are caught up after an outage: their messages go
-// into the backlog lane. While that lane is deep, because the dispatchers do not keep up, the pace
-// is slow. It never stops, because timers of other kinds wait behind.
+// ToBacklog is like ToQueue, for triggers that are caught up after an outage. It adds their
+// messages to the backlog lane. While that lane has many messages, because the dispatchers are
+// slower, the pace is slow. It never stops completely, because timers of other kinds wait after
+// these.
 func ToBacklog(q engine.Queue, pace BacklogPace) func(ctx context.Context, ts []engine.Timer) error {
 	b := backlogQueue{q: q, deep: orDefault(pace.Deep, 5000)}
 	b.pace = orDefault(pace.Slow, 2000)
@@ -62,8 +66,10 @@ type backlogQueue struct {
 	share func() float64
 	slow  *rate.Limiter
 
-	mu        sync.Mutex
-	untilDeep int // messages until the lane may be deep, as of the last read of its depth
+	mu sync.Mutex
+	// How many messages may be added before the lane may be deep. Computed when the depth was last
+	// read.
+	untilDeep int
 }
 
 func (b *backlogQueue) publish(ctx context.Context, ts []engine.Timer) error {
@@ -75,7 +81,8 @@ func (b *backlogQueue) publish(ctx context.Context, ts []engine.Timer) error {
 		ms[i].Backlog = true
 	}
 	if !b.isShallow(ctx, len(ms)) {
-		// Not 0: messages that this process just took over must not wait for ever.
+		// Use more than 0: if this process has just taken over its messages, they must not wait for
+		// ever.
 		b.slow.SetLimit(rate.Limit(float64(b.pace) * max(b.share(), 0.001)))
 		for n := len(ms); n > 0; n -= b.slow.Burst() {
 			if err := b.slow.WaitN(ctx, min(n, b.slow.Burst())); err != nil {
@@ -86,8 +93,8 @@ func (b *backlogQueue) publish(ctx context.Context, ts []engine.Timer) error {
 	return b.q.Enqueue(ctx, ms)
 }
 
-// isShallow reports whether the lane has room for n messages. It reads the depth only once in many
-// messages.
+// isShallow reports whether the lane has room for n messages. It does not read the depth of the
+// lane for each call, only when the counted room is used up.
 func (b *backlogQueue) isShallow(ctx context.Context, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,11 +112,12 @@ func (b *backlogQueue) isShallow(ctx context.Context, n int) bool {
 	return true
 }
 
-// lateAfter is how late a timer must be to wait in the backlog lane behind messages on time. After
-// a short outage all missed timers come at once and are not paced.
+// lateAfter is how late a timer must be so that its message goes to the backlog lane and waits
+// after messages on time. It is needed after a short outage: then all missed timers are released at
+// once, without a pace.
 const lateAfter = 2 * time.Second
 
-// messages returns the messages of due timers.
+// messages returns the messages for due timers.
 func messages(ts []engine.Timer) ([]engine.Message, error) {
 	ms := make([]engine.Message, len(ts))
 	now := time.Now()
@@ -117,7 +125,8 @@ func messages(ts []engine.Timer) ([]engine.Message, error) {
 		if ts[i].Kind != TimerKind {
 			return nil, notify.Invalid("bad_timer", "kind", fmt.Sprintf("a timer of kind %d leads to no trigger", ts[i].Kind))
 		}
-		// Timers come when they are due. A timer that comes earlier must not fire early.
+		// Timers usually arrive when they are due. If one arrives early, its message is delayed, so
+		// that it does not fire early.
 		wait := min(max(time.UnixMilli(ts[i].FireAt).Sub(now), 0), engine.MaxQueueDelay)
 		ms[i] = engine.Message{Body: ts[i].Payload, Delay: wait, Backlog: now.Sub(time.UnixMilli(ts[i].FireAt)) > lateAfter}
 	}

@@ -10,19 +10,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// callerRecord is a caller's record as it was read, with its URLs and keys parsed.
+// callerRecord is the record of a caller at the time it was read, with its URLs and keys parsed.
 type callerRecord struct {
 	engine.Caller
-	bases   []*callbackURL
-	keys    [][]byte
-	sign    *signer
-	urls    *urlCache // URLs found to be under bases
-	readAt  time.Time
-	keysEnd int64 // when the first of the keys expires, ms since 1970; 0: none does
+	bases  []*callbackURL
+	keys   [][]byte
+	sign   *signer
+	urls   *urlCache // URLs that were found to be under bases
+	readAt time.Time
+	// When the first of the keys expires, ms since 1970. 0: no key expires.
+	keysEnd int64
 }
 
-// recordOf returns the caller's record, at most PolicyAge old. ok is false if the caller may not be
-// called now. wait is then for how long to put its messages off.
+// recordOf returns the record of a caller, at most PolicyAge old. If ok is false, the caller may
+// not be called now, and wait is how long its messages are put off.
 func (ls *lanes) recordOf(ctx context.Context, l *lane) (r *callerRecord, wait time.Duration, ok bool) {
 	r, err := ls.readRecord(ctx, l)
 	switch {
@@ -56,8 +57,8 @@ func (ls *lanes) readRecord(ctx context.Context, l *lane) (*callerRecord, error)
 		again := *r
 		r = &again
 	}
-	// After the answer: if a read takes longer than PolicyAge, because the store is frozen, each
-	// call that waits here would otherwise read again.
+	// Use the time after the answer. If the store is frozen, a read takes longer than PolicyAge.
+	// With an earlier time, each call that waits for refresh would then read the store again.
 	r.readAt = time.Now()
 	l.record = r
 	ls.mu.Lock()
@@ -82,8 +83,8 @@ func newRecord(c engine.Caller, now time.Time, plain bool) *callerRecord {
 	return r
 }
 
-// urlCache holds callback URLs that were found to be under a record's bases. Most triggers of a
-// caller go to a few URLs, and parsing one costs 1 us.
+// urlCache contains callback URLs that were found to be under a record's bases. Most triggers of a
+// caller use a few URLs, and parsing a URL costs 1 us.
 type urlCache struct {
 	mu    sync.Mutex
 	byURL map[plainURL]*url.URL
@@ -91,14 +92,15 @@ type urlCache struct {
 
 type plainURL struct {
 	raw   string
-	plain bool // http was admitted when it was checked
+	plain bool // whether http was allowed when the URL was checked
 }
 
-// maxURLs bounds a cache. If a caller has more URLs, the first ones stay.
+// maxURLs is the largest number of URLs in a cache. If a caller uses more URLs, the first ones stay
+// in the cache.
 const maxURLs = 64
 
-// callable returns a URL that the caller's bases allow, or nil. Addresses are checked when they are
-// dialled. The caller of callable must not write to the result.
+// callable returns the parsed URL if the caller's bases allow it, otherwise nil. Egress checks the
+// addresses when it connects. The code that calls callable must not change the result.
 func (r *callerRecord) callable(raw string, plain bool) *url.URL {
 	k := plainURL{raw, plain}
 	r.urls.mu.Lock()
@@ -112,7 +114,7 @@ func (r *callerRecord) callable(raw string, plain bool) *url.URL {
 		return nil
 	}
 	u = t.url()
-	k.raw = strings.Clone(raw) // raw is a part of a row
+	k.raw = strings.Clone(raw) // copy, because raw is part of a row
 	r.urls.mu.Lock()
 	defer r.urls.mu.Unlock()
 	if r.urls.byURL == nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// Register answers POST /v1/triggers: 201 {"trigger_id", "fire_at"}, where the fire time includes
-// the jitter. After an error nothing is stored, except after notify.KindUnavailable: then the
-// trigger either does not exist or fires once, and a repeat with the same Idempotency-Key finds out
-// which.
+// Register answers POST /v1/triggers with status 201 and {"trigger_id", "fire_at"}. The fire time
+// includes the jitter. If Register returns an error, nothing was stored, with one exception: after
+// notify.KindUnavailable the trigger either does not exist or will fire once. A repeat with the
+// same Idempotency-Key finds out which.
 func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -48,9 +48,10 @@ func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (re
 	})
 }
 
-// RegisterBatch answers POST /v1/triggers:batch (a JSON array, or NDJSON): 200
-// {"results":[…],"accepted","rejected"}, with a result per item in order: {"trigger_id","fire_at"}
-// or {"error":{"code","field","detail"}}. A bad item does not fail the others.
+// RegisterBatch answers POST /v1/triggers:batch with status 200 and
+// {"results":[…],"accepted","rejected"}. The body is a JSON array or NDJSON. There is one result
+// per item, in order: {"trigger_id","fire_at"} or {"error":{"code","field","detail"}}. A bad item
+// does not fail the other items.
 func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -70,7 +71,7 @@ func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte
 				it.err = err
 				return
 			}
-			_ = s.fillItem(it, c, owner, &m, b) // the item keeps the error
+			_ = s.fillItem(it, c, owner, &m, b) // fillItem stores the error in the item
 			p.fire = max(p.fire, it.row.FireAt)
 		})
 		if err != nil {
@@ -86,14 +87,14 @@ func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte
 	})
 }
 
-// triggerPlan is a checked request, ready to be stored. It implements request.Plan.
+// triggerPlan is a checked request that can be stored. It implements request.Plan.
 type triggerPlan struct {
-	fire  int64 // latest fire time of its triggers
+	fire  int64 // latest fire time of its triggers, ms since 1970
 	store func(ctx context.Context) (a request.Answer, touched bool, err error)
 }
 
-// Frozen implements request.Plan. A trigger has no partitions and no blocks. It returns 1 for both,
-// which no engine uses as a default value.
+// Frozen implements request.Plan. A trigger has no partitions and no blocks. Frozen returns 1 for
+// both, because 0 could be replaced by a default value in an engine.
 func (p *triggerPlan) Frozen() (fire int64, partitions uint16, block uint32) { return p.fire, 1, 1 }
 
 // Store implements request.Plan.
@@ -105,14 +106,15 @@ func (p *triggerPlan) Store(ctx context.Context) (a request.Answer, final, touch
 // Release implements request.Plan.
 func (p *triggerPlan) Release() {}
 
-// createItem is one trigger of a request, or the error why there is none.
+// createItem is one trigger of a request, or the error for which it was refused.
 type createItem struct {
 	base notify.Base
-	row  engine.Trigger // without an ID if it was refused before the row was made
+	row  engine.Trigger // without an ID if the item was refused before its row was made
 	err  error
 }
 
-// fillItem makes the row of an item, or keeps the refusal in the item. It returns the refusal.
+// fillItem makes the row of an item. If the item is refused, it stores the error in the item and
+// returns it.
 func (s *Service) fillItem(it *createItem, c *Create, owner *engine.Caller, m *request.Meta, b request.Basis) error {
 	var u *callbackURL
 	var late engine.LatePolicy
@@ -134,13 +136,13 @@ func (s *Service) fillItem(it *createItem, c *Create, owner *engine.Caller, m *r
 	return nil
 }
 
-// storeItems stores the admitted items: first their index rows, then their state rows. An index row
-// without a state row is dropped when it fires. In the other order a crash could leave a trigger
-// that never fires.
+// storeItems stores the accepted items: first their index rows, then their state rows. An index row
+// without a state row is dropped when it fires. In the opposite order, a crash could leave a
+// trigger that never fires.
 func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*createItem, b request.Basis) (touched bool, err error) {
 	if b.Resumed {
-		// Rules and allow-list may have changed since the first request. An existing trigger was
-		// admitted.
+		// The rules and the allow-list may have changed since the first request. A trigger that
+		// already exists was admitted then.
 		if err := s.loadExisting(ctx, owner, items); err != nil {
 			return false, err
 		}
@@ -164,8 +166,9 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	}
 	began := time.Now()
 	if b.Resumed {
-		// The first writer's index row may have been released, and its message dropped because
-		// there was no state row. The same row again would lead nowhere.
+		// The index row of the first request may have been released already. Its message was then
+		// dropped because there was no state row. Writing the same index row again would have no
+		// effect.
 		makeDistinct(index, began)
 	}
 	if err := s.cfg.Later.Put(ctx, index); err != nil {
@@ -193,8 +196,8 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	return true, nil
 }
 
-// rewriteIndex writes index rows again if the state rows took so long that a dispatcher may have
-// seen the index rows alone, and dropped them.
+// rewriteIndex writes the index rows again if writing the state rows took too long. A dispatcher
+// may have seen the index rows without state rows, and dropped their messages.
 func (s *Service) rewriteIndex(ctx context.Context, began time.Time, index []engine.Timer) error {
 	if time.Since(began) < s.cfg.Orphan/2 {
 		return nil
@@ -206,16 +209,16 @@ func (s *Service) rewriteIndex(ctx context.Context, began time.Time, index []eng
 	return nil
 }
 
-// makeDistinct moves index rows that are due to the time now, so that they are new rows: a row that
-// was stored and released before is not released again, and its message may be gone. A row that is
-// not due has not been released.
+// makeDistinct changes the time of index rows that are due to the time now, so that they are new
+// rows. A row that was already stored and released is not released again, and its message may be
+// gone. A row that is not due was not released yet, so it stays unchanged.
 func makeDistinct(index []engine.Timer, now time.Time) {
 	for i := range index {
 		index[i].FireAt = max(index[i].FireAt, now.UnixMilli())
 	}
 }
 
-// loadExisting replaces items that exist by their stored rows.
+// loadExisting replaces items whose triggers already exist by their stored rows.
 func (s *Service) loadExisting(ctx context.Context, owner *engine.Caller, items []*createItem) error {
 	ids := make([]string, len(items))
 	for i, it := range items {
@@ -233,7 +236,7 @@ func (s *Service) loadExisting(ctx context.Context, owner *engine.Caller, items 
 			it.row, it.err = rows[i], nil
 		}
 		if rows[i].Gen == 0 {
-			it.row.FireAt = rows[i].FireAt // a jitter configured since then must not move it
+			it.row.FireAt = rows[i].FireAt // keep the stored time, even if the configured jitter has changed
 		}
 	}
 	return nil
@@ -242,7 +245,7 @@ func (s *Service) loadExisting(ctx context.Context, owner *engine.Caller, items 
 // checkMaxPending refuses a request that would exceed its caller's limit of waiting triggers.
 func (s *Service) checkMaxPending(ctx context.Context, owner *engine.Caller, n int, b request.Basis) error {
 	if b.Resumed {
-		return nil // the first request was admitted
+		return nil // the first request has passed this check
 	}
 	most := orDefault(owner.MaxPending, s.cfg.MaxPending)
 	full, err := s.cfg.Census.wouldExceed(ctx, owner.ID, n, most)
@@ -258,7 +261,7 @@ func (s *Service) checkMaxPending(ctx context.Context, owner *engine.Caller, n i
 	return nil
 }
 
-// result appends {"trigger_id","fire_at"}.
+// result appends {"trigger_id","fire_at"} to b.
 func (it *createItem) result(b []byte) []byte {
 	b = append(b, `{"trigger_id":"`...)
 	b = append(b, it.row.ID...)

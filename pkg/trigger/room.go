@@ -8,15 +8,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// How many messages wait in memory, and which of them are put off.
+// How many messages wait in memory, and which messages are put off.
 //
-// A caller's line holds messages with their rows. Behind it wait messages whose rows are not read
-// yet. These take little memory, and their rows are read when the line is half empty. A message
-// without room behind the line either returns to the queue for a while.
+// The queue of a caller's line has messages with their rows. After them wait messages whose rows
+// are not read yet. These need little memory. Their rows are read when the queue of the line is
+// half empty. A message that finds no room in either list is put off: it returns to the delay queue
+// for a while.
 
-// awaitRow lets messages whose rows are not read wait behind their callers' lines, in the order in
-// which they came. It returns the messages whose rows must be read now. It puts off messages
-// without room: most messages of a long backlog end here.
+// awaitRow adds messages whose rows are not read to the lines of their callers, in the order of
+// their arrival. It returns the messages whose rows must be read now. It puts off messages that
+// find no room. Most messages of a long backlog are put off here.
 func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 	now := time.Now()
 	var off []*work
@@ -38,8 +39,8 @@ func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 	return read
 }
 
-// readWithoutCall notes that the rows of messages were read and lead to no call now. Their lines
-// keep no room for them any more, and other rows are read instead.
+// readWithoutCall records that the rows of messages were read and lead to no call now. It frees the
+// room that was reserved for these messages, so that other rows are read instead.
 func (ls *lanes) readWithoutCall(ws ...*work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -48,8 +49,9 @@ func (ls *lanes) readWithoutCall(ws ...*work) {
 	}
 }
 
-// wasReadLocked frees the room that a line kept for a message until its row was read. Then it reads
-// other rows, unless the lane is pumped, because the caller of wasReadLocked will pump it.
+// wasReadLocked frees the room that a line reserved for a message while its row was read. Then it
+// reads further rows for that lane, except if the lane is pumped: the code that calls wasReadLocked
+// will pump that lane, which also reads further rows.
 func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	l := w.toRead
 	if l == nil {
@@ -61,7 +63,7 @@ func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	}
 }
 
-// countReadLocked notes that the row of a message is about to be read (n is 1) or was read (-1).
+// countReadLocked counts a message whose row will be read now (n is 1) or was read (n is -1).
 func (ls *lanes) countReadLocked(w *work, l *lane, n int) {
 	l.lines[w.line()].pendingReads += n
 	ls.queued[w.line()] += n
@@ -70,8 +72,8 @@ func (ls *lanes) countReadLocked(w *work, l *lane, n int) {
 	}
 }
 
-// readMoreLocked reads rows of messages that wait behind the lines of a caller, a batch at a time,
-// once a line is at most half full.
+// readMoreLocked starts to read rows for messages of a caller that wait without their rows. It does
+// that when a line is at most half full, and reads one batch at a time.
 func (ls *lanes) readMoreLocked(l *lane) {
 	for of := range l.lines {
 		q := &l.lines[of]
@@ -89,17 +91,17 @@ func (ls *lanes) readMoreLocked(l *lane) {
 			ls.countReadLocked(w, l, 1)
 		}
 		ls.d.send(stepRead, some...)
-		clear(some) // the array is still in use behind the remaining messages
+		clear(some) // the remaining messages still use this array
 	}
 }
 
-// rowSize is about the memory of a message without its payload, in bytes.
+// rowSize is the approximate memory of a message without its payload, in bytes.
 const rowSize = 600
 
-// roomLocked returns how many more messages a line of a caller may have. It may have half of what
-// is free, in messages and in bytes. So a caller that hangs leaves half to the others, a second one
-// a quarter, and so on. Every caller may have one. The backlog leaves half of everything to
-// messages on time.
+// roomLocked returns how many more messages a line of a caller may have. The line may use half of the
+// free room, in messages and in bytes. So a first caller that does not progress leaves half of the
+// room to the others, a second such caller leaves a quarter, and so on. Every caller may have at
+// least one message. The backlog leaves half of the total room to messages on time.
 func (ls *lanes) roomLocked(l *lane, of lineKind) int {
 	q, cfg := &l.lines[of], &ls.d.cfg
 	n := len(q.queue) + q.pendingReads
@@ -114,13 +116,13 @@ func (ls *lanes) roomLocked(l *lane, of lineKind) int {
 }
 
 // fairShareLocked returns how many messages a line of a caller may have while other processes
-// dispatch too: as many as are called within unreadFor, at the recent pace. The other processes may
-// call the rest sooner.
+// dispatch too. It is the number of messages that will be called within unreadFor, at the recent
+// pace. The other processes may call the remaining messages sooner.
 func (ls *lanes) fairShareLocked(l *lane) int {
 	switch {
 	case ls.alone():
 		return math.MaxInt
-	case l.endedCalls < paceCalls || l.callInterval <= 0: // not known yet
+	case l.endedCalls < paceCalls || l.callInterval <= 0: // the pace is not known yet
 		return 4 * ls.d.cfg.Batch
 	}
 	return max(int(unreadFor/l.callInterval), ls.d.cfg.Batch)
@@ -132,7 +134,7 @@ func (ls *lanes) alone() bool {
 	return ls.d.cfg.Share(whole) >= whole
 }
 
-// freeRoomLocked returns how much of the limit most is free for a line. Both lines use it.
+// freeRoomLocked returns how much of the limit most is free for a line. Both lines share the limit.
 func (ls *lanes) freeRoomLocked(most int, used *[2]int, of lineKind) int {
 	free := most - used[lineOnTime] - used[lineBacklog]
 	if of == lineBacklog {
@@ -142,15 +144,15 @@ func (ls *lanes) freeRoomLocked(most int, used *[2]int, of lineKind) int {
 }
 
 const (
-	// unreadShare is how many times more messages may wait without their rows than with them.
+	// unreadShare is how many messages may wait without their rows, as a multiple of MaxQueued.
 	unreadShare = 2
-	// unreadFor bounds the messages that wait without their rows: they must be called within this
-	// time at the recent pace. Another process might call them sooner.
+	// unreadFor bounds the messages that wait without their rows. At the recent pace they must be
+	// called within this time, because another process might call them sooner.
 	unreadFor = 3 * time.Second
 )
 
-// holdUnreadLocked lets a message wait behind its caller's line. It returns false if there is no
-// room, or if too many messages wait for the caller's pace.
+// holdUnreadLocked adds a message to its caller's line, without its row. It returns false if there
+// is no room, or if the waiting messages would need too long at the caller's pace.
 func (ls *lanes) holdUnreadLocked(w *work, l *lane) bool {
 	of := w.line()
 	q := &l.lines[of]
@@ -164,8 +166,9 @@ func (ls *lanes) holdUnreadLocked(w *work, l *lane) bool {
 	return true
 }
 
-// thinLinesLocked puts off messages without their rows if the receiver has become slow. It also
-// cuts a line with more than four times its fair share (fairShareLocked) to that share.
+// thinLinesLocked puts off messages that wait without their rows if the receiver has become slow.
+// If a line has more than four times its fair share (fairShareLocked), it cuts the line to that
+// share.
 func (ls *lanes) thinLinesLocked(l *lane, now time.Time) {
 	for of := range l.lines {
 		q := &l.lines[of]
@@ -191,23 +194,23 @@ func (ls *lanes) thinLinesLocked(l *lane, now time.Time) {
 	}
 }
 
-// longestAway bounds a wait by how often the message has waited before, because the first guess at
-// a receiver's pace is a bad one.
+// longestAway is the longest wait of a message that is put off, by how often it was put off before.
+// The first waits are short, because the first estimate of a receiver's pace is bad.
 var longestAway = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
 
 const (
-	// leastAway is the shortest time that a message stays away.
+	// leastAway is the shortest wait of a message that is put off.
 	leastAway = 50 * time.Millisecond
-	// awayStep is the clock interval to which longer waits are rounded up: messages that come back
-	// one by one cost one request to the queue each.
+	// awayStep is the interval of the clock to which longer waits are rounded up. Without rounding,
+	// messages would return one by one, and each would cost one request to the queue.
 	awayStep = 250 * time.Millisecond
 )
 
-// setAwayLocked sets how long a message without room stays away: until the messages before it may
-// have been called, at the recent pace and a quarter faster, so that a receiver that speeds up does
-// not run out of calls. Each such message gets a return time of its own, to within awayStep, so
-// that a backlog does not come back all at once. While other processes dispatch too, the first wait
-// is leastAway, because they may have room for the message.
+// setAwayLocked sets how long a message without room is put off. It estimates when the messages
+// before it have been called, at a pace a quarter faster than the recent pace. So a receiver that
+// gets faster does not run out of calls. Each message gets its own return time, rounded to
+// awayStep, so that a backlog does not return all at once. While other processes dispatch too, the
+// first wait is leastAway, because these processes may have room for the message.
 func (ls *lanes) setAwayLocked(l *lane, w *work, now time.Time) *work {
 	if w.msg.deferrals == 0 && !ls.alone() {
 		w.delay = leastAway
@@ -215,7 +218,8 @@ func (ls *lanes) setAwayLocked(l *lane, w *work, now time.Time) *work {
 	}
 	longest := longestAway[min(int(w.msg.deferrals), len(longestAway)-1)]
 	each, q := l.callInterval*4/5, &l.lines[w.line()]
-	// After half of the waiting messages, because the line must not run empty before it comes.
+	// Count only half of the waiting messages, because the line must not become empty before the
+	// message returns.
 	if first := now.Add(each * time.Duration((len(q.queue)+len(q.unread))/2)); q.nextReturn.Before(first) {
 		q.nextReturn = first
 	}

@@ -18,32 +18,33 @@ const (
 	maxWait  = 24 * time.Hour
 )
 
-// Create is one trigger to register.
+// Create contains the fields of one trigger to register.
 type Create struct {
 	URL     string
 	Payload []byte // at most MaxPayload bytes
 	Form    engine.PayloadForm
 	When
-	// Schedule is 1 to 20 waits between attempts, 1 s to 24 h each; nil: the
-	// default. There is one attempt more than there are waits.
-	Schedule    []time.Duration
-	MaxLateness time.Duration // no call starts later than this after the fire time; 0: no limit
-	Late        string        // "fire" (also ""), "drop" or "dead_letter"
+	// Schedule has 1 to 20 waits between attempts, 1 s to 24 h each. nil: the default schedule.
+	// There is one attempt more than there are waits.
+	Schedule []time.Duration
+	// No call starts later than this after the fire time. 0: no limit.
+	MaxLateness time.Duration
+	Late        string // "fire" (also ""), "drop" or "dead_letter"
 }
 
-// When is the time of the first attempt: after Delay, or at FireAt, exactly one of them. A time
-// that has passed means now.
+// When is the time of the first attempt: after Delay, or at FireAt. Exactly one of the two must be
+// set. A time in the past means now.
 type When struct {
 	Delay  *time.Duration
 	FireAt *time.Time
-	// Jitter moves the time later by up to this, depending on the trigger's id; nil: the configured
-	// jitter. Exact: no jitter.
+	// Jitter makes the time later by 0 to Jitter, depending on the id of the trigger. nil: the
+	// configured jitter. Exact means no jitter.
 	Jitter *time.Duration
 	Exact  bool
 }
 
-// resolveFireTime returns the fire time, jitter included, of a trigger that was requested at now
-// (ms since 1970).
+// resolveFireTime returns the fire time of a trigger, including jitter, in ms since 1970. The
+// parameter now is the time of the request, in ms since 1970.
 func (s *Service) resolveFireTime(w *When, base notify.Base, gen uint32, now int64) (int64, error) {
 	var at int64
 	switch {
@@ -60,7 +61,7 @@ func (s *Service) resolveFireTime(w *When, base notify.Base, gen uint32, now int
 		}
 		at = ceilMillis(time.UnixMilli(now).Add(*w.Delay))
 	default:
-		// Compare as times, because the year 9999 does not fit into a duration.
+		// Compare times, because the difference to the year 9999 does not fit into a duration.
 		if w.FireAt.After(time.UnixMilli(now).Add(s.cfg.MaxDelay)) {
 			return 0, s.tooFar("fire_at")
 		}
@@ -85,7 +86,7 @@ func (s *Service) tooFar(field string) error {
 	return notify.Invalid("too_far", field, fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
 }
 
-// checkCreate admits a trigger of a caller. It returns the URL in canonical form.
+// checkCreate checks a trigger of a caller. It returns the URL in canonical form.
 func (s *Service) checkCreate(c *Create, owner *engine.Caller) (u *callbackURL, late engine.LatePolicy, err error) {
 	if u, err = s.checkURL(c.URL, owner); err != nil {
 		return nil, 0, err

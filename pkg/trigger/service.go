@@ -14,51 +14,53 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Version is the version of the way in which this build makes triggers from a request. The
-// reservation stores it, because another version could not make the same triggers again.
+// Version is the version of the rules by which this build makes triggers from a request. The
+// reservation stores it, because a build with another version could not make the same triggers
+// again.
 const Version = 2 // 1 derived the ids of a batch by SHA-256
 
-// Config configures a Service. Triggers, Callers, Idem, Later and Egress are required. The zero
-// value of the other fields means their default.
+// Config configures a Service. Triggers, Callers, Idem, Later and Egress are required. A zero value
+// in any other field means its default.
 type Config struct {
 	Triggers engine.Triggers
 	Callers  engine.Callers
 	Idem     request.Idem
 	Later    Later
-	// Egress decides which URLs are admitted. The Service makes no calls.
+	// Egress decides which URLs are allowed. The Service makes no calls.
 	Egress *Egress
-	// Census counts the waiting triggers of callers. Default: a Census of its own.
+	// Census counts the waiting triggers of callers. Default: a new Census.
 	Census *Census
 
-	// MaxBatch is how many items a batch may have.
+	// MaxBatch is the largest number of items in a batch.
 	MaxBatch int `default:"1000" min:"1"`
-	// MaxDelay is how far ahead a trigger may fire.
+	// MaxDelay is how far into the future a trigger may be due.
 	MaxDelay time.Duration `default:"8784h" min:"0"`
-	// Jitter spreads fire times if a request does not set it: later only, by at most a tenth of the
-	// delay.
+	// Jitter spreads fire times if a request does not set its own jitter. It only makes a fire time
+	// later, by at most a tenth of the delay.
 	Jitter time.Duration `min:"0"`
 	// MaxJitter is the largest jitter that a request may set.
 	MaxJitter time.Duration `default:"1h"`
-	// MaxPending is how many triggers a caller may have waiting, unless the caller's record sets
-	// another limit.
+	// MaxPending is how many triggers of a caller may wait. The record of a caller may set another
+	// limit.
 	MaxPending int `default:"1000000" min:"1"`
-	// Orphan is how long a message waits for its state row before it is dropped. The Dispatchers'
-	// value must be at least this.
+	// Orphan is how long a message waits for its state row before it is dropped. The value of the
+	// Dispatchers must be at least this.
 	Orphan time.Duration `default:"1m" min:"1s"`
-	// Lease is how long a request may work on a reserved key before a repeat takes over.
+	// Lease is how long a request may work on a reserved key before a repeat takes over the key.
 	Lease time.Duration `default:"30s" min:"1s"`
-	// Keep is how long a key is kept at least.
+	// Keep is how long a key is stored at least.
 	Keep time.Duration `default:"24h"`
-	// Grace is how long a key is kept after the last of its triggers was due.
+	// Grace is how long a key is stored after the last of its triggers was due.
 	Grace time.Duration `default:"1h" min:"0"`
-	// Owner names this process in leases. It must differ between processes. Default: a fresh id.
+	// Owner is the name of this process in leases. It must differ between processes. Default: a new
+	// id.
 	Owner string
-	// Exclusive: no other process can have Idem open (request.Once).
+	// Exclusive means that no other process can have Idem open (see request.Once).
 	Exclusive bool
-	// Gate returns an error for the caller while nothing more can be stored. It is called before a
-	// trigger is made or moved, never before a cancel. Default: never an error.
+	// Gate returns an error while the process cannot store more; the caller gets that error. It is
+	// called before a trigger is made or moved, never before a cancel. Default: never an error.
 	Gate func() error
-	// Events are called when something happens. Default: none.
+	// Events are called when something happens. Default: no calls.
 	Events Events
 	// Logger logs failures that do not change an answer.
 	Logger *slog.Logger `default:"discard"`
@@ -94,7 +96,7 @@ func (c Config) validate() error {
 }
 
 // Service registers, shows and changes triggers. Its methods may be called from any goroutine and
-// keep no reference to their arguments. Their errors are *notify.Error.
+// keep no reference to their arguments. All their errors are *notify.Error.
 type Service struct {
 	cfg  Config
 	once request.Once
@@ -115,9 +117,9 @@ func New(cfg Config) (*Service, error) {
 	}}, nil
 }
 
-// callerOf returns the record of a caller that may register triggers. A caller without a record has
-// no base URLs. It returns notify.KindForbidden for a disabled caller and notify.KindConflict for
-// one without a usable secret.
+// callerOf returns the record of a caller that may register triggers. If a caller has no record, it
+// has no base URLs. callerOf returns notify.KindForbidden if the caller is disabled, and
+// notify.KindConflict if the caller has no usable secret.
 func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error) {
 	c, ok, err := s.cfg.Callers.Get(ctx, id)
 	if err != nil {
@@ -138,10 +140,10 @@ func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error
 	return &c, nil
 }
 
-// retryLater is how long a caller is told to wait for a store.
+// retryLater is how long a caller must wait before it repeats after a store failed.
 const retryLater = 2 * time.Second
 
-// unavailable turns an internal error of a store into one that a caller may see.
+// unavailable replaces an internal error of a store by an error that a caller may see.
 func unavailable(what string, err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
 		return err

@@ -23,14 +23,15 @@ const (
 
 const secretPrefix = "whsec_"
 
-// NewSecret returns a fresh signing secret of 32 random bytes.
+// NewSecret returns a new signing secret of 32 random bytes.
 func NewSecret() string {
 	var b [32]byte
 	rand.Read(b[:]) // never fails since Go 1.24
 	return secretPrefix + base64.StdEncoding.EncodeToString(b[:])
 }
 
-// ParseSecret returns the key of a secret, or a notify.KindInvalid.
+// ParseSecret returns the key of a secret. It returns notify.KindInvalid if the secret is not
+// valid.
 func ParseSecret(secret string) ([]byte, error) {
 	raw, ok := strings.CutPrefix(secret, secretPrefix)
 	key, err := base64.StdEncoding.DecodeString(raw)
@@ -40,16 +41,16 @@ func ParseSecret(secret string) ([]byte, error) {
 	return key, nil
 }
 
-// Rotate puts a fresh secret before a caller's others. It keeps the newest usable old secret, which
-// signs until overlap from now at the latest, so that a caller has at most two secrets at a time.
-// It drops all others.
+// Rotate adds a new secret at the beginning of a caller's secrets. It keeps only the newest old
+// secret that can be used, and ends it after overlap at the latest. So a caller has at most two
+// secrets at a time. Rotate drops all other secrets.
 func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engine.Caller, secret string) {
 	secret = NewSecret()
 	at, until := now.UnixMilli(), now.Add(overlap).UnixMilli()
 	list := []engine.CallerSecret{{Secret: secret, Created: at}}
 	for _, old := range c.Secrets {
 		if old.Expires != 0 && old.Expires <= at || overlap <= 0 || old.Sealed() {
-			continue // a sealed one, whose key is missing, cannot sign
+			continue // a sealed secret, whose key is missing, cannot sign
 		}
 		if old.Expires == 0 || old.Expires > until {
 			old.Expires = until
@@ -61,7 +62,7 @@ func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engi
 	return c, secret
 }
 
-// keysOf returns the keys that sign at a time, newest first.
+// keysOf returns the keys that may sign at the time now (ms since 1970), newest first.
 func keysOf(secrets []engine.CallerSecret, now int64) (keys [][]byte) {
 	for _, s := range secrets {
 		if s.Expires != 0 && s.Expires <= now {
@@ -74,9 +75,10 @@ func keysOf(secrets []engine.CallerSecret, now int64) (keys [][]byte) {
 	return keys
 }
 
-// signer makes signatures with a caller's keys. It is safe for concurrent use.
+// signer makes signatures with the keys of a caller. It is safe for concurrent use.
 type signer struct {
-	macs []sync.Pool // of hash.Hash, one per key: keying one costs as much as a signature
+	// Pools of hash.Hash, one for each key. To set up a new hash costs as much as a signature.
+	macs []sync.Pool
 }
 
 func newSigner(keys [][]byte) *signer {
@@ -87,7 +89,8 @@ func newSigner(keys [][]byte) *signer {
 	return s
 }
 
-// sign returns the webhook-signature header: v1 and the HMAC over id.timestamp.body, once per key.
+// sign returns the value of the webhook-signature header: for each key, v1 and the HMAC of
+// id.timestamp.body.
 func (s *signer) sign(id string, at int64, body []byte) string {
 	var buf [128]byte
 	head := append(append(buf[:0], id...), '.')

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// workStep is the next step of a message. A message passes the steps from top to bottom. It is read
-// again whenever its row turns out to have changed.
+// workStep is the next step of a message. A message passes the steps from top to bottom. If its row
+// has changed in the meantime, the message returns to stepRead.
 //
 //	stepRead ─> stepWait ─> stepClaim ─> stepCall ─> stepSettle ─> stepAck
 //	   │                       │            │            ├─ FAILED ──> stepBury ─> stepBuried ─> stepAck
@@ -20,46 +20,46 @@ import (
 //	   │                       └────────────┴─ no call ─> stepReturn ─> stepPutOff
 //	   └─ nothing to do ─> stepAck; not now ─> stepPutOff or stepPark; too late ─> stepSettle; letter owed ─> stepBury
 //
-// The steps up to the call are in this file, the others in outcomes.go.
+// This file has the steps up to the call. outcomes.go has the others.
 type workStep uint8
 
 const (
-	stepRead   workStep = iota // read the row, and decide what follows from it
-	stepWait                   // wait in the caller's lane, for a place or to be claimed ahead
-	stepClaim                  // swap the row for its claim
+	stepRead   workStep = iota // read the row, and decide what to do
+	stepWait                   // wait in the caller's lane for a place, or for a claim ahead
+	stepClaim                  // swap the row for the row with a claim
 	stepCall                   // make the call
-	stepSettle                 // swap the row for the outcome of the call, or for its end without a call
-	stepReturn                 // swap the row back: it was claimed and is not called
+	stepSettle                 // swap the row for the outcome, or for its final state
+	stepReturn                 // swap the row back: it was claimed and will not be called
 	stepBury                   // append the dead letter
-	stepBuried                 // swap the row: its dead letter is written
+	stepBuried                 // swap the row: its dead letter is written now
 	stepPark                   // write the index row that leads back to the row
 	stepPutOff                 // return the message to the queue, visible again after work.delay
 	stepAck                    // remove the message from the queue
 )
 
-// work is a message in memory and its progress. One goroutine at a time owns it: the goroutine that
-// does its step. While it waits, its batcher or its lane owns it.
+// work is a message in memory and its progress. At any time one goroutine owns it: the goroutine
+// that does its step. While work waits, its batcher or its lane owns it.
 type work struct {
 	delivery   engine.Delivery
 	msg        message
 	batch      uint64 // number of its batch in acceptDeliveries
-	registered bool   // Dispatcher.inProgress has its trigger
+	registered bool   // Dispatcher.inProgress has this work for its trigger
 	step       workStep
-	// row is the row as last read or written. Before stepSettle, stepReturn and stepBuried it is
-	// the row to be written. Its Version is always the stored one.
+	// row is the row that was last read or written. Before stepSettle, stepReturn and stepBuried it
+	// is the row that will be written. Its Version is always the version in the store.
 	row  engine.Trigger
 	lane *lane
 
-	claimedAt    time.Time     // time before the claim was written: the lease is trusted from here
+	claimedAt    time.Time     // time before the claim was written, from which the lease is counted
 	hasPlace     bool          // it has one of the places for calls
-	toRead       *lane         // the lane that keeps room for it until its row is read
-	delay        time.Duration // for how long the message is put off
+	toRead       *lane         // the lane that reserves room until the row is read
+	delay        time.Duration // how long the message is put off
 	cause        string        // cause of a deferral
-	keepReceives bool          // put off as the same message, keeping its count of receives
-	keepBody     bool          // put off with its body unchanged: a newer release wrote it or its row
+	keepReceives bool          // return the same message to the queue, so that it keeps its count of receives
+	keepBody     bool          // keep the body unchanged: a newer release wrote the message or its row
 }
 
-// send passes work on to its next step. From here on the work belongs to that step.
+// send passes work to its next step. After send, that step owns the work.
 func (d *Dispatcher) send(to workStep, ws ...*work) {
 	for _, w := range ws {
 		w.step = to
@@ -86,7 +86,7 @@ func (d *Dispatcher) send(to workStep, ws ...*work) {
 	}
 }
 
-// putOff puts messages off by their delays.
+// putOff returns messages to the queue. Each message is visible again after its delay.
 func (d *Dispatcher) putOff(cause string, ws ...*work) {
 	d.cfg.Events.deferred(cause, len(ws))
 	for _, w := range ws {
@@ -101,8 +101,8 @@ func (d *Dispatcher) drop(cause string, ws ...*work) {
 	d.send(stepAck, ws...)
 }
 
-// putOffUntil puts a message off until its row can be acted on: in the queue for a short wait, by
-// an index row for a longer one.
+// putOffUntil puts a message off until its row can be processed. For a short wait the message
+// returns to the queue. For a longer wait an index row is written.
 func (d *Dispatcher) putOffUntil(w *work, cause string, wait time.Duration) {
 	if cause == CauseEarly && wait > d.cfg.Hold {
 		d.cfg.Events.deferred(cause, 1)
@@ -114,7 +114,7 @@ func (d *Dispatcher) putOffUntil(w *work, cause string, wait time.Duration) {
 	d.putOff(cause, w)
 }
 
-// retryUntil calls fn until it succeeds. It returns false if ctx ended first.
+// retryUntil calls fn until it succeeds. It returns false if ctx ends first.
 func (d *Dispatcher) retryUntil(ctx context.Context, what string, fn func() error) bool {
 	var pause notify.Pause
 	for ctx.Err() == nil {
@@ -130,33 +130,32 @@ func (d *Dispatcher) retryUntil(ctx context.Context, what string, fn func() erro
 	return false
 }
 
-// clockWait is how long a message stays away from every process after it met a process whose clock
-// is off.
+// clockWait is how long a message is put off after a process with a wrong clock received it.
 const clockWait = time.Second
 
-// noCallCause returns why no call may start now, and for how long to put messages off; "" if calls
-// may start.
+// noCallCause returns why no call may start now, and how long to put messages off. The cause is ""
+// if calls may start.
 func (d *Dispatcher) noCallCause() (cause string, wait time.Duration) {
 	select {
 	case <-d.draining:
 		return CauseShutdown, 0
 	default:
 	}
-	if d.cfg.Clock() != nil { // with a wrong clock a lease would be too long, or expire at once
+	if d.cfg.Clock() != nil { // with a wrong clock a lease would be too long, or would expire at once
 		return CauseClock, clockWait
 	}
 	return "", 0
 }
 
-// readRows does stepRead. While the store is down the messages stay in memory: to return them would
-// use up their receives.
+// readRows does stepRead. While the store is down, the messages stay in memory. To return them to
+// the queue would increase their counts of receives.
 func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
 		ids[i] = idOf(w.msg.base)
 	}
 	var rows []engine.Trigger
-	var asked time.Time // before the rows were read: a missing row was missing at this time
+	var asked time.Time // time before the read: a missing row was missing at this time
 	var newer error
 	if !d.retryUntil(ctx, "triggers", func() (err error) {
 		asked = time.Now()
@@ -220,9 +219,9 @@ func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 	}
 }
 
-// leaveNewer finds the messages whose rows a newer release wrote, and puts them off: a process of
-// that release may receive them next. It is called if a read of all rows returned cause, which is
-// notify.ErrNewer.
+// leaveNewer finds the messages whose rows a newer release wrote, and puts them off, so that a
+// process of that release may receive them. It is called if a read of all rows returned an error
+// with notify.ErrNewer, which is the parameter cause.
 func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	if len(ws) > 1 {
 		for i := range ws {
@@ -239,14 +238,15 @@ func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	d.putOffUntil(w, CauseNewer, newerWait)
 }
 
-// awaitStateRow puts a message off until its row is stored. After Orphan it drops the message: its
-// create was never answered, or its reschedule lost against another one.
+// awaitStateRow puts a message off until its row is stored. After Orphan it drops the message. Its
+// create was then never answered, or its reschedule lost against another change.
 func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 	if asked.Sub(w.delivery.Enqueued) > d.cfg.Orphan {
 		d.drop(CauseOrphan, w)
 		return
 	}
-	// Few receives in total, and none too early.
+	// The waits are chosen so that there are few receives in total and the row is not looked up too
+	// early.
 	w.delay, w.keepReceives = d.cfg.Orphan+time.Second, true
 	switch w.delivery.Receives {
 	case 1:
@@ -259,8 +259,8 @@ func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 	d.putOff(CauseOrphan, w)
 }
 
-// claimRows does stepClaim: it makes rows IN_FLIGHT in one swap. It starts the calls of the rows it
-// won, or lets them wait for a place. Of a row, only one epoch or a cancel can win.
+// claimRows does stepClaim: it makes rows IN_FLIGHT in one swap. For the rows whose swap won, it
+// starts the calls or lets them wait for a place. For each row, only one claim or cancel can win.
 func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 	if cause, wait := d.noCallCause(); cause != "" {
 		d.lanes.claimedAhead(ws, nil)
@@ -278,8 +278,9 @@ func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 	}
 	won, err := d.swapOnce(ctx, ws)
 	if err != nil {
-		// The claim may have been written, by this process or another; the row does not tell. So no
-		// process calls until the lease expires, and the next claim of the row settles it.
+		// The claim may have been written, by this process or by another; the row does not show
+		// which. So no process makes the call before the lease has expired. The next claim of the
+		// row clears this up.
 		d.lanes.claimedAhead(ws, nil)
 		new(notify.Pause).Wait(ctx)
 		for _, w := range ws {
@@ -294,12 +295,12 @@ func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 			continue
 		}
 		w.row.Version++
-		w.msg.deferrals = 0 // the row has them now
+		w.msg.deferrals = 0 // the row now contains the deferrals
 		if w.hasPlace {
 			start = append(start, w)
 		}
 	}
-	d.lanes.claimedAhead(ws, won) // other goroutines own the work from here on
+	d.lanes.claimedAhead(ws, won) // from here on other goroutines own the work
 	for _, w := range start {
 		d.launch(w)
 	}
@@ -309,7 +310,7 @@ func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 	d.cfg.Events.claimLost(len(lost))
 }
 
-// swapOnce swaps the rows of ws, and reports which of the swaps won.
+// swapOnce swaps the rows of ws once. It returns which of the swaps won.
 func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err error) {
 	ss := make([]engine.TriggerSwap, len(ws))
 	for i, w := range ws {
@@ -321,13 +322,14 @@ func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err 
 	return won, err
 }
 
-// readAgain sends a message back to stepRead because its row has changed.
+// readAgain returns a message to stepRead, because its row has changed.
 func (d *Dispatcher) readAgain(w *work) {
 	d.launch(d.lanes.freePlace(w))
 	d.send(stepRead, w)
 }
 
-// launch starts the call of a claimed row. w may be nil.
+// launch starts the call of a claimed row, in an idle or a new goroutine. It does nothing if w is
+// nil.
 func (d *Dispatcher) launch(w *work) {
 	if w == nil {
 		return
@@ -339,11 +341,12 @@ func (d *Dispatcher) launch(w *work) {
 	}
 }
 
-// maxIdlers is how many goroutines wait for the next call.
+// maxIdlers is how many goroutines may wait for the next call.
 const maxIdlers = 256
 
-// runCalls makes calls, one after the other, while there are any. It reuses its stack, which has
-// grown to what a call needs; a fresh goroutine's stack would have to grow each time.
+// runCalls makes one call after the other, while there are calls. It reuses the stack of its
+// goroutine, which has grown to the size that a call needs. The stack of a new goroutine would have
+// to grow each time.
 func (d *Dispatcher) runCalls(w *work) {
 	for {
 		for w != nil {
@@ -365,7 +368,7 @@ func (d *Dispatcher) runCalls(w *work) {
 }
 
 // call does stepCall, unless the call must not be made any more. It returns the work that gets the
-// freed place, or nil: the goroutine makes that call next.
+// freed place, or nil. The goroutine makes that call next.
 func (d *Dispatcher) call(w *work) (next *work) {
 	d.cfg.hit("trigger-claimed")
 	if cause, wait := d.noCallCause(); cause != "" {
@@ -378,9 +381,9 @@ func (d *Dispatcher) call(w *work) (next *work) {
 	if !ok {
 		return d.returnUncalled(w, CauseCaller, wait)
 	}
-	// The claim is trusted by this process's clock from before it was written. A process that was
-	// paused, or waited for the caller's record, must not call after its lease. This is the last
-	// check before the call.
+	// The lease of the claim is counted with this process's clock, from before the claim was
+	// written. A process that was paused, or that waited for the caller's record, must not call
+	// after its lease. This is the last check before the call.
 	if time.Since(w.claimedAt) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
 		return d.returnUncalled(w, CauseLeased, 0)
 	}
@@ -395,22 +398,22 @@ func (d *Dispatcher) call(w *work) (next *work) {
 	d.cfg.hit("trigger-called-before-outcome")
 	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
 	next = d.lanes.callEnded(w, health(r.class))
-	// Measured with the monotonic clock: a clock that is set during the call must not move the
-	// retry.
+	// Use the monotonic clock: if the wall clock is set during the call, the time of the retry must
+	// not move.
 	w.row = d.rules.settleRow(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
 	d.send(stepSettle, w)
 	return next
 }
 
 // returnUncalled frees the place of work and returns its claim. No call was made, and no attempt is
-// counted. It returns the work that has the place now, or nil.
+// counted. It returns the work that gets the place, or nil.
 func (d *Dispatcher) returnUncalled(w *work, cause string, wait time.Duration) (next *work) {
 	next = d.lanes.freePlace(w)
 	d.returnClaim(w, cause, wait)
 	return next
 }
 
-// returnClaim returns a claim without a call.
+// returnClaim gives back the claim of a trigger that was not called.
 func (d *Dispatcher) returnClaim(w *work, cause string, wait time.Duration) {
 	d.cfg.Events.deferred(cause, 1)
 	w.row, w.delay = unclaimRow(w.row, cause), min(wait, engine.MaxQueueDelay)

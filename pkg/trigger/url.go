@@ -12,12 +12,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxURL is the longest callback URL, in bytes as it was given.
+// maxURL is the longest callback URL, in bytes as given by the caller.
 const maxURL = 2048
 
-// callbackURL is a parsed callback URL or base URL in canonical form: the host in lower case and
-// punycode, no default port, and a path that begins with a slash and contains nothing that a server
-// might resolve to another place.
+// callbackURL is a parsed callback URL or base URL in canonical form. The host is in lower case and
+// punycode. A default port is removed. The path begins with a slash and contains nothing that a
+// server might resolve to another path.
 type callbackURL struct {
 	scheme string
 	host   string // a name or an address, without brackets
@@ -27,7 +27,7 @@ type callbackURL struct {
 	isIP   bool
 }
 
-// url returns t as net/http takes it.
+// url returns t as a *url.URL for net/http.
 func (t *callbackURL) url() *url.URL {
 	u := &url.URL{Scheme: t.scheme, Host: t.authority(), RawQuery: t.query, Path: t.path}
 	if strings.IndexByte(t.path, '%') >= 0 {
@@ -37,7 +37,7 @@ func (t *callbackURL) url() *url.URL {
 	return u
 }
 
-// authority returns the host, and the port unless it is the scheme's default.
+// authority returns the host, with the port unless it is the default port of the scheme.
 func (t *callbackURL) authority() string {
 	host := t.host
 	if t.isIP && strings.Contains(host, ":") {
@@ -57,8 +57,8 @@ func (t *callbackURL) String() string {
 	return s
 }
 
-// isUnder reports whether t equals base or is below it. A base's path ends with a slash, so that
-// /hooks/ covers /hooks and /hooks/x, but not /hooks-of-another.
+// isUnder reports whether t equals base or is under base. The path of a base ends with a slash. So
+// /hooks/ includes /hooks and /hooks/x, but not /hooks-of-another.
 func (t *callbackURL) isUnder(base *callbackURL) bool {
 	return t.scheme == base.scheme && t.host == base.host && t.port == base.port &&
 		(strings.HasPrefix(t.path, base.path) || t.path+"/" == base.path)
@@ -71,7 +71,8 @@ func defaultPort(scheme string) uint16 {
 	return 443
 }
 
-// parseURL checks and normalizes the URL in field. plain admits http in addition to https.
+// parseURL checks a URL and returns it in canonical form. Errors contain the name in field. plain
+// means that http is allowed in addition to https.
 func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 	bad := func(code, rule string) (*callbackURL, error) { return nil, notify.Invalid(code, field, rule) }
 	switch {
@@ -83,7 +84,8 @@ func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 		return bad("bad_url", "is not valid UTF-8")
 	}
 	for i := range len(raw) {
-		// net/url refuses some of these and accepts others, and servers treat them differently.
+		// net/url refuses some of these characters and accepts others, and servers treat them
+		// differently.
 		switch c := raw[i]; {
 		case c < 0x20, c == 0x7f:
 			return bad("url_control_character", "must not contain control characters")
@@ -130,8 +132,8 @@ func ascii(s string) bool {
 	return true
 }
 
-// idnaNames maps and checks names like browsers and resolvers (UTS 46, strict). The mapped name,
-// also of a look-alike, is what is compared and called.
+// idnaNames maps and checks names as browsers and resolvers do (UTS 46, strict). The mapped name is
+// compared and called, also if the given name only looks like another name.
 var idnaNames = idna.New(
 	idna.MapForLookup(),
 	idna.BidiRule(),
@@ -140,8 +142,9 @@ var idnaNames = idna.New(
 	idna.StrictDomainName(true),
 )
 
-// parseHost returns a host in canonical form. It refuses an address in any form but the usual one:
-// 2130706433, 0177.0.0.1, 0x7f.1 and 127.1 are 127.0.0.1 to some resolvers and names to others.
+// parseHost returns a host in canonical form. It accepts an address only in its usual form: for
+// some resolvers 2130706433, 0177.0.0.1, 0x7f.1 and 127.1 mean 127.0.0.1, and for others they are
+// names.
 func parseHost(field, host string, brackets bool) (name string, isIP bool, err error) {
 	bad := func(rule string) (string, bool, error) { return "", false, notify.Invalid("url_host", field, rule) }
 	if host == "" {
@@ -160,14 +163,14 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 		return a.String(), true, nil
 	}
 	if a, err := netip.ParseAddr(host); err == nil {
-		return a.String(), true, nil // net/url accepts only IPv4 without brackets
+		return a.String(), true, nil // net/url accepts only IPv4 addresses without brackets
 	}
 	name, err = idnaNames.ToASCII(host)
 	if err != nil || name == "" || len(name) > 253 {
 		return bad("the host is not a valid DNS name")
 	}
 	if again, err := idnaNames.ToASCII(name); err != nil || again != name {
-		return bad("the host is not a valid DNS name") // punycode that maps to no name
+		return bad("the host is not a valid DNS name") // punycode that does not map to a name
 	}
 	if strings.HasSuffix(name, ".") {
 		return bad("the host must not end with a dot")
@@ -180,7 +183,7 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 }
 
 // looksNumeric reports whether a resolver might read a label as a number: digits, or 0x and
-// hexadecimal digits. A host that ends in such a label is an address or an error.
+// hexadecimal digits. A host whose last label looks numeric is an address or an error.
 func looksNumeric(label string) bool {
 	if strings.Trim(label, "0123456789") == "" {
 		return true
@@ -204,8 +207,8 @@ func parsePort(field string, u *url.URL) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parsePath refuses whatever could make a path below a base URL lead elsewhere: dot segments, also
-// with parameters behind them, and escaped slashes.
+// parsePath refuses everything that could make a path under a base URL lead to another place: dot
+// segments, even with parameters after them, and escaped slashes.
 func parsePath(field string, u *url.URL) (string, error) {
 	p := u.EscapedPath()
 	if p == "" {
@@ -231,9 +234,9 @@ func parsePath(field string, u *url.URL) (string, error) {
 	return p, nil
 }
 
-// CheckBaseURL returns a caller's base URL in the canonical form that is stored and compared, or a
-// notify.KindInvalid that names field. It adds a slash to the end of the path and refuses a query.
-// plain admits http.
+// CheckBaseURL returns a caller's base URL in the canonical form that is stored and compared. It
+// adds a slash to the end of the path. It returns notify.KindInvalid with the name in field if the
+// URL is not valid or has a query. plain means that http is allowed.
 func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 	t, err := parseURL(field, raw, bool(plain))
 	if err != nil {
@@ -248,11 +251,11 @@ func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 	return t.String(), nil
 }
 
-// Plain says whether URLs may use http in addition to https.
+// Plain means, if true, that URLs may use http in addition to https.
 type Plain bool
 
-// parseBase returns a stored base URL. It returns nil for an invalid one, stored by hand or before
-// a rule existed, which admits nothing.
+// parseBase parses a stored base URL. It returns nil if the URL is not valid, for example because
+// it was stored before a rule existed. Such a base URL allows no calls.
 func parseBase(raw string, plain bool) *callbackURL {
 	b, err := parseURL("callback_urls", raw, plain)
 	if err != nil {

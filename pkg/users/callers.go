@@ -9,28 +9,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callerAge is how long a cached caller is used without asking the store. It is also how soon a
-// change binds in other processes.
+// callerAge is how long Get uses a cached caller without reading the store. So a change of a caller
+// takes effect in other processes within this time.
 const callerAge = time.Second
 
-// maxCallers bounds how many callers are cached, in two generations.
+// maxCallers is the largest number of cached callers, in two generations together.
 const maxCallers = 20_000
 
-// Callers reads callers through a cache. It asks the store for each caller once a second. While the
-// store is down, the cached caller stays valid; a caller that is not in the cache gets
-// notify.KindUnavailable. Put and List go to the store.
+// Callers reads callers through a cache. It reads each caller from the store at most once a second.
+// While the store is down, the cached caller stays valid. Get returns notify.KindUnavailable for a
+// caller that is not in the cache. Put and List use the store directly.
 //
-// A frozen store takes its whole time-out to fail. Once a read has failed, Get therefore answers
-// from the cache at once, and one read a second, in a goroutine of its own, tries the store until
-// it answers.
+// A read of a frozen store fails only after its whole timeout. So after one failed read, Get answers
+// from the cache at once. Meanwhile a goroutine reads the store once a second, until the store
+// answers.
 type Callers struct {
 	engine.Callers
 
-	mu          sync.Mutex
-	young, old  map[string]knownCaller // young is filled; when it is full it becomes old
-	storeDown   bool                   // the last read of the store failed; Get answers from the cache
-	probing     bool                   // a goroutine of probeIfDown is reading the store
-	lastFailure time.Time              // when a read failed last
+	mu sync.Mutex
+	// Get and Put fill young. When young is full, it becomes old.
+	young, old map[string]knownCaller
+	// The last read of the store failed, so Get answers from the cache.
+	storeDown bool
+	// A goroutine of probeIfDown is reading the store.
+	probing     bool
+	lastFailure time.Time // when a read last failed
 }
 
 type knownCaller struct {
@@ -44,9 +47,9 @@ func NewCallers(store engine.Callers) *Callers {
 	return &Callers{Callers: store, young: map[string]knownCaller{}}
 }
 
-// Get returns a caller that was read within the last second, from the cache or else from the store.
-// While the store is down it returns the cached caller, however old. The caller of Get must not
-// change the result.
+// Get returns a caller that was read from the store within the last second. If the cache has none,
+// Get reads the store. While the store is down, Get returns the cached caller, however old it is.
+// The code that calls Get must not change the result.
 func (c *Callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
 	known, there := c.cached(id)
 	if there && time.Since(known.read) < callerAge {
@@ -62,9 +65,9 @@ func (c *Callers) Get(ctx context.Context, id string) (engine.Caller, bool, erro
 	return got, ok, err
 }
 
-// readStore reads a caller from the store and notes whether the store answered.
+// readStore reads a caller from the store and records whether the store answered.
 func (c *Callers) readStore(ctx context.Context, id string) (engine.Caller, bool, error) {
-	at := time.Now() // before the read: what is stored during it is newer
+	at := time.Now() // take the time before the read: a change stored during the read is newer
 	got, ok, err := c.Callers.Get(ctx, id)
 	if err == nil {
 		c.cache(id, knownCaller{got, ok, at})
@@ -75,20 +78,22 @@ func (c *Callers) readStore(ctx context.Context, id string) (engine.Caller, bool
 	case notify.KindOf(err) != notify.KindUnavailable:
 		c.storeDown = false
 	case ctx.Err() == nil:
-		c.storeDown, c.lastFailure = true, time.Now() // after the read, which may take longer than callerAge to fail
+		// Take the time after the read: a read may need longer than callerAge to fail.
+		c.storeDown, c.lastFailure = true, time.Now()
 	}
 	return got, ok, err
 }
 
-// probeIfDown reports whether the store is down, so that Get answers from the cache. While it is,
-// probeIfDown starts one read every callerAge in a goroutine, which ends with the read.
+// probeIfDown reports whether the store is down, so that Get answers from the cache. While the
+// store is down, probeIfDown starts a read every callerAge. Each read runs in its own goroutine,
+// which ends with the read.
 func (c *Callers) probeIfDown(ctx context.Context, id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.storeDown && !c.probing && time.Since(c.lastFailure) >= callerAge {
 		c.probing = true
 		go func() {
-			_, _, _ = c.readStore(context.WithoutCancel(ctx), id) // readStore notes the result
+			_, _, _ = c.readStore(context.WithoutCancel(ctx), id) // readStore records the result
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.probing = false
@@ -97,7 +102,7 @@ func (c *Callers) probeIfDown(ctx context.Context, id string) bool {
 	return c.storeDown
 }
 
-// Put stores a caller and expires the cached one, so that the next Get in this process reads the
+// Put stores a caller and makes the cached caller expire. So the next Get in this process reads the
 // store.
 func (c *Callers) Put(ctx context.Context, in engine.Caller) error {
 	err := c.Callers.Put(ctx, in)
@@ -124,7 +129,7 @@ func (c *Callers) cache(id string, k knownCaller) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if was, ok := c.young[id]; ok && was.Version > k.Version {
-		return // a read that began later was faster
+		return // a read that began later has already cached a newer version
 	}
 	c.cacheLocked(id, k)
 }

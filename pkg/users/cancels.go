@@ -13,35 +13,40 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Cancels is this process's set of cancelled requests, receivers and campaigns. It follows a
-// CancelStore as the Service follows profiles.
+// Cancels is this process's set of cancelled requests, receivers and campaigns. It reads the
+// changes of a CancelStore, as the Service reads the changes of profiles.
 //
-// The store keeps a cancellation for as long as a timer behind it may wait and its outcome is kept.
-// The memory here is bounded, however many there are: at most the latest MaxCancels scopes, 57
-// bytes each (24 in a slot, of which a map fills half in the worst case), and 32 bytes a scope for
-// a filter over all scopes that ever were. With the default, 1,048,576, that is 60 + 32 MiB. A
-// scope that was dropped from memory but may be in the filter is read from the store, which takes
-// some microseconds. The filter is right for about 99 of 100 other scopes while there are fewer
-// than 8 times MaxCancels. With more it is slower, not wrong.
+// The store keeps a cancellation as long as a timer of the cancelled request may wait and as long
+// as its outcome is kept. The memory of Cancels is bounded, however many cancellations the store
+// has. Cancels keeps at most the latest MaxCancels scopes, 57 bytes each (24 in a slot of a map,
+// and a map fills half of its slots in the worst case). It also keeps a filter over all scopes that
+// ever existed, 32 bytes for each of MaxCancels. With the default, 1,048,576, the maps use 60 MiB
+// and the filter uses 32 MiB.
 //
-// Maybe costs one load while there are no cancellations, and otherwise one filter look-up, 3 ns,
-// for a request without a cancelled part.
+// Cancels reads a scope from the store if the filter may contain it but memory does not. That takes
+// some microseconds. While there are fewer than 8 times MaxCancels scopes, the filter rules out
+// about 99 of 100 scopes that are not cancelled. With more scopes Cancels is slower, but never
+// wrong.
+//
+// While there are no cancellations, Maybe costs one load. Otherwise, for a request without any
+// cancellation, it costs one filter look-up, 3 ns.
 type Cancels struct {
 	cfg   Config
 	store CancelStore
 
 	scopeCount    atomic.Int64 // number of scopes
-	campaignCount atomic.Int64 // number of campaigns among them
+	campaignCount atomic.Int64 // number of these scopes that are campaigns
 	filter        atomic.Pointer[filter]
 
 	follower follower
 
-	mu         sync.RWMutex
-	young, old map[cancelScope]struct{} // at most half of MaxCancels each; when young is full it becomes old
-	dropped    bool                     // the store has scopes that are in neither map
+	mu sync.RWMutex
+	// At most half of MaxCancels scopes each. When young is full, it becomes old.
+	young, old map[cancelScope]struct{}
+	dropped    bool // the store has scopes that are in neither map
 }
 
-// cancelScope names what was cancelled.
+// cancelScope identifies what was cancelled: a request, one receiver or a campaign.
 type cancelScope struct {
 	base  notify.Base
 	index uint32
@@ -50,16 +55,17 @@ type cancelScope struct {
 
 const (
 	scopeReceiver uint8 = iota
-	scopeRequest        // or a single notification
+	scopeRequest        // a request, or a single notification
 	scopeCampaign
 )
 
-// fullFilterFactor times MaxCancels is how many scopes the filter has room for once scopes were
-// dropped from memory. It cannot grow after that: a larger filter would have to be built from all
-// scopes in the store.
+// fullFilterFactor times MaxCancels is how many scopes the filter has room for after the first
+// scopes were dropped from memory. From then on the filter cannot grow, because a larger filter
+// would have to be built from all scopes in the store.
 const fullFilterFactor = 8
 
-// NewCancels returns a follower of a store. The caller must run Run.
+// NewCancels returns an empty Cancels over a store. The caller must call Run. NewCancels returns an
+// error if cfg is not valid.
 func NewCancels(store CancelStore, cfg Config) (*Cancels, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
@@ -70,8 +76,8 @@ func NewCancels(store CancelStore, cfg Config) (*Cancels, error) {
 	return c, nil
 }
 
-// Cancelled reports whether the receiver with this index must not be called any more, because the
-// receiver, its request or its campaign was cancelled.
+// Cancelled reports whether the receiver with this index must not be called, because the receiver,
+// its request or its campaign was cancelled.
 func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	if e.Cause == notify.CauseCancelled {
 		return true
@@ -80,15 +86,15 @@ func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	return (request || campaign) && c.lookUp(f, e, index, request, campaign)
 }
 
-// Maybe reports whether Cancelled may be true for a receiver of the envelope. One call of Maybe for
-// an envelope saves a call of Cancelled for each receiver.
+// Maybe reports whether Cancelled may return true for any receiver of the envelope. If Maybe
+// returns false, the caller need not call Cancelled for each receiver.
 func (c *Cancels) Maybe(e *notify.Envelope) bool {
 	_, request, campaign := c.filterHits(e)
 	return request || campaign || e.Cause == notify.CauseCancelled
 }
 
-// filterHits reports for which of the envelope's scopes, the request and the campaign, the filter
-// may have an entry.
+// filterHits reports whether the filter may contain the request of the envelope, and whether it may
+// contain its campaign.
 func (c *Cancels) filterHits(e *notify.Envelope) (f *filter, request, campaign bool) {
 	if c.scopeCount.Load() == 0 {
 		return nil, false, false
@@ -99,7 +105,8 @@ func (c *Cancels) filterHits(e *notify.Envelope) (f *filter, request, campaign b
 	return f, request, campaign
 }
 
-// lookUp is Cancelled after the filter reported a possible entry for the request or the campaign.
+// lookUp does the rest of Cancelled after the filter reported that it may contain the request or
+// the campaign.
 func (c *Cancels) lookUp(f *filter, e *notify.Envelope, index uint32, request, campaign bool) bool {
 	scopes := make([]cancelScope, 0, 3)
 	if request {
@@ -134,8 +141,9 @@ func (c *Cancels) inMemory(s cancelScope) bool {
 	return ok
 }
 
-// inStore looks up in the store the scopes that may have been dropped from memory. While the store
-// cannot be read, a scope in the filter counts as cancelled, because nearly all of them are.
+// inStore looks up the scopes in the store that may have been dropped from memory. If the store
+// cannot be read, a scope that is in the filter counts as cancelled, because nearly all scopes in
+// the filter are cancelled.
 func (c *Cancels) inStore(f *filter, scopes []cancelScope) bool {
 	for _, s := range scopes {
 		if !f.mayContain(s.hash()) {
@@ -154,9 +162,9 @@ func (c *Cancels) inStore(f *filter, scopes []cancelScope) bool {
 	return false
 }
 
-// Put stores a cancellation. It binds every Cancelled call of this process that begins after Put
-// returns, and other processes within a second. A scope that is not ntf_<ULID>, ntf_<ULID>-<index>
-// or cmp_<ULID> is notify.KindInvalid.
+// Put stores a cancellation. Every Cancelled call of this process that begins after Put returns
+// uses the cancellation. Other processes use it within a second. Put returns notify.KindInvalid if
+// the scope is not ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>.
 func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) error {
 	s, ok := parseScope(scope)
 	if !ok {
@@ -169,12 +177,12 @@ func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) e
 	return nil
 }
 
-// Run follows cancellations until ctx ends. It then returns nil.
+// Run applies new cancellations of the store until ctx ends, and then returns nil.
 func (c *Cancels) Run(ctx context.Context) error {
 	return c.follower.run(ctx, &c.cfg, "cancellations cannot be followed", nil, c.Follow)
 }
 
-// Follow applies all cancellations stored before the call. Run calls it.
+// Follow applies all cancellations that were stored before the call. Run calls Follow.
 func (c *Cancels) Follow(ctx context.Context) error {
 	return follow(ctx, &c.follower, c.cfg.Batch, c.store.Changes, func(changes []engine.Cancel) {
 		for _, ch := range changes {
@@ -188,8 +196,8 @@ func (c *Cancels) Follow(ctx context.Context) error {
 	})
 }
 
-// Age returns how long ago the set was known to hold every cancellation. Before the first time it
-// returns the longest duration.
+// Age returns how long ago the set certainly contained every cancellation. Before the first Follow
+// it returns the longest duration.
 func (c *Cancels) Age(now time.Time) time.Duration { return c.follower.age(now) }
 
 // Fresh reports whether the set is at most MaxAge old.
@@ -197,7 +205,7 @@ func (c *Cancels) Fresh(now time.Time) bool { return c.Age(now) <= c.cfg.MaxAge 
 
 // addScope adds a scope.
 //
-// It writes the filter last: a reader that finds the filter entry then waits for the lock and finds
+// It writes the filter last. A reader that finds the filter entry then waits for the lock and finds
 // the scope.
 func (c *Cancels) addScope(s cancelScope) {
 	c.mu.Lock()
@@ -206,7 +214,7 @@ func (c *Cancels) addScope(s cancelScope) {
 		return
 	}
 	if most := max(1, c.cfg.MaxCancels/2); len(c.young) >= most {
-		if len(c.old) > 0 && !c.dropped { // the last moment at which all scopes are in memory
+		if len(c.old) > 0 && !c.dropped { // from here on, memory no longer has all scopes
 			c.rebuildFilter(fullFilterFactor*c.cfg.MaxCancels - 1)
 			c.dropped = true
 		}
@@ -224,7 +232,7 @@ func (c *Cancels) addScope(s cancelScope) {
 	c.scopeCount.Add(1)
 }
 
-// rebuildFilter builds the filter from both maps, with room for n scopes. The caller holds mu.
+// rebuildFilter builds a new filter from both maps, with room for n scopes. The caller holds mu.
 func (c *Cancels) rebuildFilter(n int) *filter {
 	f := newFilter(2 * n)
 	for _, scopes := range [...]map[cancelScope]struct{}{c.young, c.old} {
@@ -237,7 +245,8 @@ func (c *Cancels) rebuildFilter(n int) *filter {
 	return f
 }
 
-// addToFilter adds a scope, and the fact that its request has one.
+// addToFilter adds a scope to the filter. For a request or a receiver it also adds the base of the
+// request.
 func addToFilter(f *filter, s cancelScope) {
 	f.add(s.hash())
 	if s.kind != scopeCampaign {
@@ -245,7 +254,7 @@ func addToFilter(f *filter, s cancelScope) {
 	}
 }
 
-// parseScope parses the text of a scope; false if its form is unknown.
+// parseScope parses the text of a scope. It returns false if the form of the text is unknown.
 func parseScope(text string) (cancelScope, bool) {
 	if rest, ok := strings.CutPrefix(text, "cmp_"); ok {
 		base, err := notify.ParseBase(rest)
@@ -258,7 +267,7 @@ func parseScope(text string) (cancelScope, bool) {
 	return cancelScope{id.Base, id.Index, scopeReceiver}, true
 }
 
-// String returns the text that parseScope parses.
+// String returns the text form of the scope, which parseScope reads.
 func (s cancelScope) String() string {
 	if s.kind == scopeCampaign {
 		return "cmp_" + s.base.String()
@@ -266,8 +275,8 @@ func (s cancelScope) String() string {
 	return notify.ID{Base: s.base, Index: s.index, Fan: s.kind == scopeReceiver}.String()
 }
 
-// hash returns the filter hash of this scope alone. It differs from hashOfBase, which stands for
-// all scopes of a request.
+// hash returns the filter hash of this scope only. hashOfBase is a different hash, for all scopes
+// of a request together.
 func (s cancelScope) hash() uint64 {
 	if s.kind == scopeCampaign {
 		return hashOfCampaign(s.String())
@@ -277,7 +286,7 @@ func (s cancelScope) hash() uint64 {
 	return h ^ h>>31
 }
 
-// hashOfBase uses the lower half of a base, which is random.
+// hashOfBase returns the lower half of a base, because that half is random.
 func hashOfBase(b notify.Base) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
 
 func hashOfCampaign(s string) uint64 { return notify.HashUser([]byte(s)) }

@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// filter is a register-blocked Bloom filter: four bits of one 64-bit word, at least 16 bits an
-// entry. It answers "certainly not" with one load. Bits are only ever set. When the filter is full,
-// a larger one replaces it.
+// filter is a register-blocked Bloom filter: an entry sets four bits of one 64-bit word, and there
+// are at least 16 bits for each entry. A filter answers "certainly not" with one load. Bits are
+// never cleared. When a filter is full, a larger filter replaces it.
 type filter struct {
 	words    []atomic.Uint64
 	mask     uint64
@@ -33,8 +33,8 @@ func (f *filter) mayContain(hash uint64) bool {
 	return f.words[hash>>24&f.mask].Load()&p == p
 }
 
-// set is a table behind a filter, so that a miss, the result of nearly all look-ups, costs one
-// load.
+// set is a table with a filter that is checked first. Nearly all look-ups find nothing, and such a
+// look-up costs only one load.
 type set struct {
 	filter atomic.Pointer[filter]
 	table
@@ -54,8 +54,8 @@ func (s *set) get(hash uint64, key []byte) ([]byte, bool) {
 }
 
 // set stores a value, or removes the key if value is nil. Only one goroutine may write at a time.
-// It adds the key to the filter before the table, and publishes a larger filter only once that has
-// all keys, so a reader never misses a key.
+// set adds the key to the filter before it adds the key to the table. It publishes a larger filter
+// only after that filter has all keys. So a reader never misses a key.
 func (s *set) set(hash uint64, key, value []byte) {
 	if value != nil {
 		f := s.filter.Load()
@@ -68,7 +68,7 @@ func (s *set) set(hash uint64, key, value []byte) {
 	s.table.set(hash, key, value)
 }
 
-// largerFilter returns a filter for n entries that has all keys of the table.
+// largerFilter returns a filter with room for n entries that contains all keys of the table.
 func (s *set) largerFilter(n int) *filter {
 	f := newFilter(n)
 	f.roomLeft -= int64(s.len())
@@ -80,7 +80,8 @@ func (s *set) largerFilter(n int) *filter {
 	return f
 }
 
-// adjustCount adds by to the number stored for a key, and removes the key at 0.
+// adjustCount adds the parameter by to the number stored for a key. If the result is 0 or less, it
+// removes the key.
 func (s *set) adjustCount(key []byte, by int) {
 	h := hashKey(key)
 	n := by
@@ -94,8 +95,8 @@ func (s *set) adjustCount(key []byte, by int) {
 	s.set(h, key, binary.LittleEndian.AppendUint32(nil, uint32(n)))
 }
 
-// replaceWith takes over the contents of from. It replaces the filter first. A key that is in the
-// new filter and not yet in the table is simply not found.
+// replaceWith replaces the contents of s with the contents of the set from. It replaces the filter
+// first. If a key is in the new filter but not yet in the table, a look-up does not find the key.
 func (s *set) replaceWith(from *set) {
 	s.filter.Store(from.filter.Load())
 	for i := range s.shards {

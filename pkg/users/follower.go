@@ -9,19 +9,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// follower keeps this process's copy of a store current: it reads the store's changes in order.
+// follower reads the changes of a store in order, so that this process's copy of the store stays
+// current.
 type follower struct {
-	asOf atomic.Pointer[time.Time] // all changes stored before it are applied; nil: nothing was read yet
+	// All changes stored before this time are applied. nil: no changes were read yet.
+	asOf atomic.Pointer[time.Time]
 
 	mu     sync.Mutex // held while changes are read and applied
-	cursor uint64     // changes up to here are applied
+	cursor uint64     // changes with versions up to cursor are applied
 }
 
-// wakeDelay is how long run waits after a wake, so that it reads at most 100 times a second.
+// wakeDelay is how long run waits after a wake, so that it reads the store at most 100 times a
+// second.
 const wakeDelay = 10 * time.Millisecond
 
-// run calls look at once, every cfg.Poll and after each wake, until ctx ends. It then returns nil.
-// Of consecutive failures it logs only the first, with the message failed.
+// run calls look at once, then every cfg.Poll and after each wake, until ctx ends. It then returns
+// nil. If calls of look fail one after the other, run logs only the first failure. The parameter
+// failed is the message of that log line.
 func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-chan struct{}, look func(context.Context) error) error {
 	failing := false
 	tick := time.NewTicker(cfg.Poll)
@@ -35,7 +39,7 @@ func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-c
 		select {
 		case <-tick.C:
 		case <-wake:
-			notify.Sleep(ctx, wakeDelay) // changes come in groups: read them all at once
+			notify.Sleep(ctx, wakeDelay) // changes arrive in groups: read the whole group at once
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
@@ -44,8 +48,8 @@ func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-c
 	}
 }
 
-// follow reads all changes stored before the call and passes them to apply, which must move the
-// cursor.
+// follow reads all changes stored before the call and passes them to apply. apply must set the
+// cursor to the version of the last change.
 func follow[T any](ctx context.Context, f *follower, batch int, read func(ctx context.Context, after uint64, n int) ([]T, error), apply func([]T)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -63,7 +67,7 @@ func follow[T any](ctx context.Context, f *follower, batch int, read func(ctx co
 	}
 }
 
-// age returns how long ago all changes were known to be applied. Before the first time it returns
+// age returns how long ago all changes were certainly applied. Before the first follow it returns
 // the longest duration.
 func (f *follower) age(now time.Time) time.Duration {
 	at := f.asOf.Load()

@@ -2,5 +2,6 @@
 
 package users
 
-// hexAppend appends the digits of kept. b has room for them and one word more.
+// hexAppend appends the hexadecimal digits of kept to b. b must have room for the digits and for 8
+// more bytes.
 func hexAppend(b, kept []byte) []byte { return hexWords(b, kept) }

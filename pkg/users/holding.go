@@ -13,23 +13,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// holdings are the partitions that this process wants to hold, with the number of Holdings of each.
+// holdings is the set of partitions whose users this process should keep in memory.
 type holdings struct {
 	mu            sync.Mutex
-	wanted        map[topicPartition]int // wakes the loader, which reads wanted
-	loadRequested chan struct{}          // the loader looks at wanted
+	wanted        map[topicPartition]int // number of Holdings by partition
+	loadRequested chan struct{}          // wakes the loader, which then reads wanted
 
-	// The loads and fetches in progress. Each collects the users whose profiles were applied since
-	// it began, because what it reads for them is older. Service.applyMu guards it.
+	// activeReads are the loads and fetches in progress. Each of them collects the users whose
+	// profiles were applied since it began, because the profiles that it reads for these users are
+	// older. Service.applyMu guards activeReads.
 	activeReads map[*profileRead]bool
 
-	lastLoad atomic.Int64 // how long the latest load took, in ns
+	lastLoad atomic.Int64 // duration of the latest load, in ns
 }
 
 // profileRead is a load or a fetch in progress.
 type profileRead struct {
-	applied   map[string]struct{} // users whose profiles were applied since it began
-	discarded bool                // Load emptied the table since it began; its result is dropped
+	applied   map[string]struct{} // users whose profiles were applied since this read began
+	discarded bool                // Load emptied the table since this read began; its result is dropped
 }
 
 // Holding keeps the profiles of one partition's users in memory.
@@ -39,11 +40,11 @@ type Holding struct {
 	once sync.Once
 }
 
-// Hold makes this process hold the profiles of the users in partition n of this many partitions of
-// a channel, until Release is called. It does not wait: Run loads them. It returns nil without
-// Config.Shares, where all users are held anyway. It also returns nil if n is not below partitions,
-// for a partition that was added after the count was read: its users are not known in advance and
-// are fetched instead.
+// Hold makes this process keep the profiles of the users in partition n, until Release is called.
+// The parameter partitions is the number of partitions of the channel. Hold does not wait; Run
+// loads the profiles. Hold returns nil without Config.Shares, because then all users are in memory
+// anyway. It also returns nil if n is not below partitions. Such a partition was added after the
+// number was read, so its users are not known in advance; they are fetched by id instead.
 func (s *Service) Hold(ch notify.Channel, partitions int, n int32) *Holding {
 	if !s.cfg.Shares || int(n) >= partitions {
 		return nil
@@ -53,10 +54,10 @@ func (s *Service) Hold(ch notify.Channel, partitions int, n int32) *Holding {
 	return h
 }
 
-// Loaded reports whether all profiles of the partition are in memory. It is true for a nil Holding.
+// Loaded reports whether all profiles of the partition are in memory. A nil Holding returns true.
 func (h *Holding) Loaded() bool { return h == nil || h.s.snap.held.Load().parts[h.part] }
 
-// Release stops holding the partition. It may be called twice.
+// Release ends the Holding of the partition. A second call does nothing.
 func (h *Holding) Release() {
 	if h != nil {
 		h.once.Do(func() { h.addWanted(-1) })
@@ -80,11 +81,12 @@ func (s *Service) requestLoad() {
 	}
 }
 
-// loadDelay is how long the loader waits before it loads: a group assigns and revokes many
-// partitions one after the other.
+// loadDelay is how long the loader waits before it loads. A consumer group assigns and revokes many
+// partitions one after the other, and one load then covers all of them.
 const loadDelay = 100 * time.Millisecond
 
-// runLoader loads wanted profiles and drops the others, until ctx ends.
+// runLoader loads the profiles of wanted partitions and drops the profiles of other partitions,
+// until ctx ends.
 func (s *Service) runLoader(ctx context.Context) {
 	for {
 		select {
@@ -106,7 +108,7 @@ func (s *Service) runLoader(ctx context.Context) {
 	}
 }
 
-// share returns the share that is wanted now.
+// share returns the share of all wanted partitions.
 func (h *holdings) share() *share {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -117,12 +119,12 @@ func (h *holdings) share() *share {
 	return newShare(parts)
 }
 
-// loadWanted makes the table hold the users of the wanted partitions, and no others.
+// loadWanted changes the table so that it has the users of the wanted partitions, and no others.
 //
-// A profile that changes during the load must not be overwritten by an older read. So apply keeps
-// the users of these partitions from before the first row is read, and profiles applied since then
-// win over the load. A change applied before that is not newer than what the load reads, because
-// the store returns what was committed.
+// A profile that changes during the load must not be overwritten by an older read. So loadWanted
+// makes apply keep the users of these partitions before it reads the first row. A profile that is
+// applied after that wins over the profile that the load reads. A change that was applied earlier
+// is not newer than what the load reads, because the store returns what was committed.
 func (s *Service) loadWanted(ctx context.Context) error {
 	began := time.Now()
 	s.applyMu.Lock()
@@ -133,7 +135,7 @@ func (s *Service) loadWanted(ctx context.Context) error {
 		return nil
 	}
 	held = held.intersect(want)
-	s.snap.held.Store(held) // before apply drops users: what is held stays current
+	s.snap.held.Store(held) // set before apply drops users: users in held must stay current
 	s.snap.keptShare = want
 	r := s.beginReading()
 	s.applyMu.Unlock()
@@ -146,7 +148,7 @@ func (s *Service) loadWanted(ctx context.Context) error {
 	}
 	l.merge(func(key []byte) bool { return s.snap.keptChannels(key) != 0 }, func(key []byte) bool {
 		_, newer := r.applied[string(key)]
-		known, _ := s.snap.guests.lookUp(key) // the table has all channels of a guest
+		known, _ := s.snap.guests.lookUp(key) // the table already has all channels of a guest
 		return newer || known || s.snap.keptChannels(key) == 0
 	}, func(piece func()) {
 		s.applyMu.Lock()
@@ -156,13 +158,13 @@ func (s *Service) loadWanted(ctx context.Context) error {
 		}
 	})
 	s.applyMu.Lock()
-	if r.discarded { // Load asked the loader for everything again
+	if r.discarded { // Load has asked the loader to load everything again
 		s.applyMu.Unlock()
 		return nil
 	}
 	s.snap.held.Store(s.snap.keptShare)
 	s.applyMu.Unlock()
-	debug.FreeOSMemory() // a load uses several times the memory that it leaves in use
+	debug.FreeOSMemory() // a load needs several times the memory that it keeps
 	if len(more.parts) > 0 {
 		s.holdings.lastLoad.Store(int64(time.Since(began)))
 		s.cfg.Log.Info("profiles of the assigned partitions are loaded", "partitions", len(more.parts), "users", s.snap.users.len(), "took", time.Since(began).Round(time.Millisecond))
@@ -170,9 +172,10 @@ func (s *Service) loadWanted(ctx context.Context) error {
 	return nil
 }
 
-// readParts adds the users of more to l and returns the partitions that are still wanted when all
-// are read. The first of several starting processes is assigned all partitions for a moment and
-// must not read all users. On return keptShare has held and the returned partitions.
+// readParts adds the users of the partitions in more to l. It returns the partitions that are still
+// wanted when all are read. If several processes start, the first process owns all partitions for a
+// moment, and must not read all users for that. On return keptShare contains held and the returned
+// partitions.
 func (s *Service) readParts(ctx context.Context, l *loader, held, more *share) (*share, error) {
 	var buf []byte
 	for i := range engine.ProfileParts {
@@ -207,7 +210,7 @@ func (s *Service) readParts(ctx context.Context, l *loader, held, more *share) (
 	return more, nil
 }
 
-// beginReading registers a load or a fetch. The caller holds applyMu.
+// beginReading registers a new load or fetch. The caller holds applyMu.
 func (s *Service) beginReading() *profileRead {
 	r := &profileRead{applied: map[string]struct{}{}}
 	s.holdings.activeReads[r] = true
@@ -220,7 +223,8 @@ func (s *Service) endReading(r *profileRead) {
 	delete(s.holdings.activeReads, r)
 }
 
-// apply makes p the user's current profile. The caller holds applyMu.
+// apply makes p the user's current profile and reports the user to all active reads. The caller
+// holds applyMu.
 func (s *Service) apply(p *engine.Profile) {
 	s.snap.apply(p)
 	for r := range s.holdings.activeReads {
@@ -228,10 +232,10 @@ func (s *Service) apply(p *engine.Profile) {
 	}
 }
 
-// Fetch reads the profiles of users that are Unknown on a channel by their ids and holds them for a
-// while. Such users belong to another share, or to one that is being loaded. If the store fails,
-// Fetch returns its error and the users stay Unknown. After success a user becomes Unknown again
-// only because many others were fetched.
+// Fetch reads profiles by user id, for users that are Unknown on a channel, and keeps them in
+// memory for a while. Such users belong to the share of another process, or to a share that is
+// still loading. If the store fails, Fetch returns its error and the users stay Unknown. After
+// success a user becomes Unknown again only after many other users were fetched.
 func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) error {
 	var names []string
 	for _, user := range users {
@@ -267,7 +271,7 @@ func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) 
 		}
 	}
 	for _, user := range names {
-		// A user that stopped being a guest lost the changes applied since.
+		// A user that is not a guest any more may have missed changes. So it stays Unknown.
 		if _, guest := s.snap.guests.lookUp([]byte(user)); guest {
 			s.addGuest(user, true)
 		}
@@ -275,8 +279,8 @@ func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) 
 	return nil
 }
 
-// addGuest makes a user a guest. It removes users that stopped being guests from the table, unless
-// they belong to this process's share. The caller holds applyMu.
+// addGuest makes a user a guest. Other users may stop being guests by that. addGuest removes them
+// from the table, unless they belong to this process's share. The caller holds applyMu.
 func (s *Service) addGuest(user string, known bool) {
 	s.snap.guestMu.Lock()
 	gone := s.snap.guests.add(user, known)
@@ -291,5 +295,6 @@ func (s *Service) addGuest(user string, known bool) {
 // HeldUsers returns how many users with a profile are in memory.
 func (s *Service) HeldUsers() int { return s.snap.users.len() }
 
-// LastLoad returns how long the latest load of assigned partitions took; 0: there was none.
+// LastLoad returns how long the latest load of assigned partitions took. 0 means that there was no
+// load.
 func (s *Service) LastLoad() time.Duration { return time.Duration(s.holdings.lastLoad.Load()) }

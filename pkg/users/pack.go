@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	cellUnit     = 32 // the size of a cell is a multiple of it
+	cellUnit     = 32 // the size of a cell is a multiple of cellUnit bytes
 	largestCell  = 8 * cellUnit
 	keysPerPilot = 4
 )
@@ -21,17 +21,17 @@ type packItem struct {
 	key, value []byte
 }
 
-// cellLayout is the memory that the shardState of some items takes.
+// cellLayout is the memory that a shardState needs for its items.
 type cellLayout struct {
 	pilots              int
-	cellCount, cellSize uint32 // cells and bytes of each
+	cellCount, cellSize uint32 // number of cells, and bytes of each cell
 	spill               int    // bytes
 }
 
 func (p *cellLayout) cells() int { return int(p.cellCount) * int(p.cellSize) }
 
-// sizeHistogram counts entries by their size in units. The last class holds entries larger than any
-// cell.
+// sizeHistogram counts entries by their size, in units of cellUnit. The last class counts entries
+// that are larger than any cell.
 type sizeHistogram [largestCell/cellUnit + 1]struct{ n, bytes int }
 
 func (c *sizeHistogram) add(size int) {
@@ -40,8 +40,9 @@ func (c *sizeHistogram) add(size int) {
 	c[i].bytes += size
 }
 
-// plan chooses the cell size with which cells and spilled entries take the least memory. A spilled
-// entry counts two cache lines more, because it costs a second miss.
+// plan chooses the cell size for which the cells and the spilled entries need the least memory. It
+// adds two cache lines to the cost of each spilled entry, because a spilled entry costs a second
+// cache miss.
 func (c *sizeHistogram) plan() cellLayout {
 	n := 0
 	for i := range c {
@@ -65,7 +66,7 @@ func (c *sizeHistogram) plan() cellLayout {
 	return p
 }
 
-// repacked returns the same entries without recent changes, in memory of fitting size.
+// repacked returns a shardState with the same entries, without an overlay of recent changes.
 func (s *shardState) repacked() *shardState {
 	k := packers.Get().(*packer)
 	var c sizeHistogram
@@ -75,26 +76,26 @@ func (s *shardState) repacked() *shardState {
 	})
 	p := c.plan()
 	next := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-	packers.Put(k) // not after a panic: it would hold items of this table
+	packers.Put(k) // not after a panic: k would keep items of this table
 	return next
 }
 
-// packer holds the scratch memory of packing. It is empty between two uses.
+// packer contains the scratch memory for packing. It is empty between two uses.
 type packer struct {
 	items []packItem
 	order []uint32 // the items, ordered by pilot
-	ends  []uint32 // per pilot, where its items end in order
-	taken []uint64 // a bit per cell
-	cells []uint32 // per item
+	ends  []uint32 // for each pilot, the index in order after its last item
+	taken []uint64 // one bit for each cell
+	cells []uint32 // for each item, its cell
 }
 
 var packers = sync.Pool{New: func() any { return new(packer) }}
 
-// pack makes a shardState of k.items and then clears them. The items must have different keys, and
-// p must be their layout. pilots and cells must be zeroed.
+// pack builds a shardState from k.items and then clears them. All items must have different keys. p
+// must be the layout of the items. pilots and cells must be zeroed.
 func (k *packer) pack(p cellLayout, pilots []uint16, cells []byte) *shardState {
 	defer func() {
-		clear(k.items) // they alias the former shardState
+		clear(k.items) // the items alias memory of the earlier shardState
 		k.items = k.items[:0]
 	}()
 	s := &shardState{pilots: pilots, cells: cells, cellCount: p.cellCount, cellSize: p.cellSize, spill: make([]byte, 0, p.spill)}
@@ -112,17 +113,18 @@ func (k *packer) pack(p cellLayout, pilots []uint16, cells []byte) *shardState {
 			s.spill = appendEntry(s.spill, it.key, it.value)
 			continue
 		}
-		appendEntry(b[:0], it.key, it.value) // in place, because it fits
+		appendEntry(b[:0], it.key, it.value) // written in place, because the entry fits into the cell
 	}
 	return s
 }
 
-// noCell marks an item without a cell: another item has the same hash, or no pilot was left to try,
-// which was never seen.
+// noCell means that an item has no cell. Either another item has the same hash, or no pilot gave
+// the item a free cell. The second case was never observed.
 const noCell = math.MaxUint32
 
-// choosePilots chooses a pilot for each group of keys, so that no two keys share a cell. The
-// largest groups choose first, while there is room.
+// choosePilots chooses a pilot for each group of keys, so that no two keys use the same cell. The
+// parameter room is the number of cells. The largest groups choose first, while most cells are
+// free.
 func (k *packer) choosePilots(pilots []uint16, room uint32) {
 	n := len(k.items)
 	k.ends = zeros(k.ends, len(pilots))
@@ -151,7 +153,7 @@ func (k *packer) choosePilots(pilots []uint16, room uint32) {
 	}
 }
 
-// placeItems finds a pilot for the items of one group and takes their cells.
+// placeItems finds a pilot for the items of one group and marks their cells as taken.
 func (k *packer) placeItems(items []uint32, room uint32) uint16 {
 	for len(items) > 0 {
 		for pilot := range math.MaxUint16 + 1 {
@@ -182,7 +184,8 @@ func (k *packer) placeItems(items []uint32, room uint32) uint16 {
 	return 0
 }
 
-// duplicateHash returns the index of an item whose hash another item has too; 0 if there is none.
+// duplicateHash returns the index of an item with the same hash as another item; 0 if all hashes
+// differ.
 func (k *packer) duplicateHash(items []uint32) int {
 	for i := range items {
 		for _, o := range items[i+1:] {
@@ -215,12 +218,13 @@ func entrySize(k, v []byte) int {
 
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
-// loader fills a table to which no other goroutine writes in the meantime. Readers see nothing of
-// it until publishAll or merge. A key may be added once. An empty key is ignored.
+// loader fills a table. No other goroutine may write to the table in the meantime. Readers do not
+// see the new entries until publishAll or merge. Each key may be added only once. An empty key is
+// ignored.
 type loader struct {
 	t       *table
 	entries [shards][]byte
-	items   []packItem // of one piece
+	items   []packItem // the items of one piece
 }
 
 func (l *loader) add(hash uint64, key, value []byte) {
@@ -231,24 +235,28 @@ func (l *loader) add(hash uint64, key, value []byte) {
 	l.entries[i] = appendEntry(l.entries[i], key, value)
 }
 
-// shardsPerPiece is how many shards share one piece of memory. A piece is large enough for large
-// pages, without which a look-up among millions of entries takes twice as long (BenchmarkLook). It
-// is small enough not to hold up the goroutines that wait for applyMu (Service.loadWanted). A piece
-// is freed once each of its shards has been packed again.
+// shardsPerPiece is how many shards share one piece of memory. A piece must be large enough for
+// large pages: with small pages a look-up among millions of entries takes twice as long
+// (BenchmarkLook). A piece must also be small enough, because other goroutines wait for applyMu
+// while it is built (Service.loadWanted). A piece is freed after each of its shards has been packed
+// again.
 const shardsPerPiece = 64
 
-// wholeLines rounds n up to a multiple of a cache line.
+// wholeLines rounds n up to a multiple of cacheLine.
 func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
 
-// publishAll replaces the table's contents piece by piece. The peak of memory is one piece above
-// the sum.
+// publishAll replaces the contents of the table piece by piece. At the peak it needs the memory of
+// one additional piece.
 func (l *loader) publishAll() { l.merge(nil, nil, nil) }
 
-// merge publishes the added entries. It also keeps the table's present entries for which stay is
-// true and whose keys were not added. It ignores an added key for which skip is true, and stay then
-// decides about the table's entry. With both nil it is publishAll. step, unless nil, is called
-// around each piece: no other goroutine may write to the table inside it, and within one step stay
-// and skip must not change their results.
+// merge publishes the added entries. It skips an added entry if skip returns true for its key. It
+// keeps an entry that is already in the table if stay returns true for its key, unless the loader
+// added the same key without skipping it. If stay is nil, merge keeps no old entry; if skip is nil,
+// it skips no entry.
+//
+// merge calls step once for each piece; a nil step calls the function directly. While step runs the
+// function, no other goroutine may write to the table, and the results of stay and skip must not
+// change.
 func (l *loader) merge(stay, skip func(key []byte) bool, step func(piece func())) {
 	if step == nil {
 		step = func(piece func()) { piece() }
@@ -258,11 +266,12 @@ func (l *loader) merge(stay, skip func(key []byte) bool, step func(piece func())
 	}
 }
 
-// publishPiece is merge for the shards of one piece, which begins at shard from.
+// publishPiece does the work of merge for the shards of one piece. The parameter from is the first
+// shard of the piece.
 func (l *loader) publishPiece(from int, stay, skip func(key []byte) bool) {
 	k := packers.Get().(*packer)
 	var plans [shardsPerPiece]cellLayout
-	var ends [shardsPerPiece]int // of the shards' items in all
+	var ends [shardsPerPiece]int // for each shard, the index in all after its last item
 	size, pilots := 0, 0
 	all := l.items[:0]
 	for i := range plans {
@@ -303,7 +312,7 @@ func (l *loader) publishPiece(from int, stay, skip func(key []byte) bool) {
 	l.t.live.Add(int64(n))
 }
 
-// eachResult visits the entries that a shard will hold; see merge.
+// eachResult calls fn for each entry that the shard will have after merge.
 func (l *loader) eachResult(shard int, stay, skip func(key []byte) bool, fn func(hash uint64, key, value []byte)) {
 	var old *shardState
 	if stay != nil {

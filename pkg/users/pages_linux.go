@@ -8,12 +8,14 @@ import (
 
 const largePage = 2 << 20
 
-// preferLargePages asks for large pages under b before b is written to. If the system has none,
-// nothing reports that: the result is right, only slower.
+// preferLargePages asks the system for large pages for the memory of b. It must be called before b
+// is written. If the system has no large pages, nothing reports that: the result is right, only
+// slower.
 func preferLargePages(b []byte) { advise(b, unix.MADV_HUGEPAGE) }
 
-// makeLargePages replaces small pages under b by large ones. Memory that the heap used before keeps
-// its small pages whatever is asked for. With 5M users these were two thirds of the memory.
+// makeLargePages replaces the small pages of b by large pages. Memory that the heap used earlier
+// keeps its small pages, even after preferLargePages. With 5M users that was two thirds of the
+// memory.
 func makeLargePages(b []byte) { advise(b, unix.MADV_COLLAPSE) }
 
 func advise(b []byte, advice int) {

@@ -2,8 +2,8 @@
 
 package users
 
-// prefetch prefetches the cache lines at n addresses and waits for none. It does not access them,
-// so an address may be invalid.
+// prefetch starts to load the cache lines at n addresses and does not wait for them. It does not
+// access the addresses, so an address may be invalid.
 //
 //go:noescape
 func prefetch(at *uintptr, n int)

@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// rule is what a user set that differs from the default, in 8 bytes.
+// rule contains the preferences of a user that differ from the default, in 8 bytes.
 type rule struct {
-	muted    uint16 // a bit per channel and category
-	from, to uint16 // quiet hours, minutes of the local day; equal: none
+	muted    uint16 // one bit for each pair of channel and category
+	from, to uint16 // quiet hours, minutes of the local day; equal: no quiet hours
 	zone     uint16 // index in zones
 }
 
@@ -41,7 +41,7 @@ func muteBit(ch notify.Channel, cat notify.Category) uint16 {
 	return 1 << (uint(ch-1)*uint(len(notify.Categories)) + uint(cat-1))
 }
 
-// parseOptOut returns the bits of one entry: a channel, a category, or
+// parseOptOut returns the mute bits of one opt-out entry: a channel, a category, or
 // "channel/category".
 func parseOptOut(s string) (uint16, error) {
 	channels, categories := notify.Channels[:], notify.Categories[:]
@@ -72,7 +72,7 @@ func parseOptOut(s string) (uint16, error) {
 	return bits, nil
 }
 
-// parseClock reads "HH:MM" as minutes of the day.
+// parseClock parses "HH:MM" and returns minutes of the day.
 func parseClock(s string) (uint16, error) {
 	if len(s) != 5 || s[2] != ':' || strings.Trim(s[:2]+s[3:], "0123456789") != "" {
 		return 0, fmt.Errorf("%q is not a time of day like 22:00", s)
@@ -84,8 +84,8 @@ func parseClock(s string) (uint16, error) {
 	return uint16(h)*60 + uint16(m), nil
 }
 
-// ruleOf reads the rule of a stored profile. It leaves out what it cannot read, for example from a
-// newer release. Then less is muted, never more.
+// ruleOf returns the rule of a stored profile. It ignores entries that it cannot parse, for example
+// entries of a newer release. So it may mute less than the user wanted, never more.
 func (z *zones) ruleOf(p *engine.Profile) (r rule) {
 	for _, s := range p.OptOut {
 		if bits, err := parseOptOut(s); err == nil {
@@ -103,7 +103,7 @@ func (z *zones) ruleOf(p *engine.Profile) (r rule) {
 	return r
 }
 
-// quietAt reports whether a minute of the local day is quiet.
+// quietAt reports whether a minute of the local day is in the quiet hours.
 func (r rule) quietAt(minute uint16) bool {
 	if r.from <= r.to {
 		return r.from <= minute && minute < r.to
@@ -111,14 +111,15 @@ func (r rule) quietAt(minute uint16) bool {
 	return minute >= r.from || minute < r.to
 }
 
-// quietUntil returns the first moment from now on whose local clock is outside the quiet hours; now
-// itself if it is outside. The wall clock decides: if a time zone skips the hour in which the quiet
-// hours end, they end with the skip, and an hour that comes twice is quiet twice.
+// quietUntil returns the first time, from now on, at which the local clock is outside the quiet
+// hours. If the clock is outside already, it returns now. The wall clock decides. If a time zone
+// skips the hour in which the quiet hours end, the quiet hours end with the skip. If an hour
+// happens twice, both are quiet.
 func (r rule) quietUntil(now time.Time, loc *time.Location) time.Time {
 	const day = 24 * 60
 	t := now.In(loc)
-	// Each round ends the quiet hours or reaches the next change of the zone's offset. No zone
-	// changes its offset four times in two days.
+	// Each round reaches the end of the quiet hours or the next change of the zone's offset. No
+	// zone changes its offset four times in two days.
 	for range 4 {
 		h, m, s := t.Clock()
 		minute := uint16(h*60 + m)
@@ -136,7 +137,8 @@ func (r rule) quietUntil(now time.Time, loc *time.Location) time.Time {
 	return t
 }
 
-// zones numbers the locations in use. Numbers are never reused: there are some 600 names.
+// zones numbers the time zones in use. A number is never used for another zone. There are only
+// about 600 names.
 type zones struct {
 	mu   sync.Mutex
 	byID atomic.Pointer[[]*time.Location]
@@ -151,14 +153,14 @@ func newZones() *zones {
 
 func (z *zones) location(i uint16) *time.Location { return (*z.byID.Load())[i] }
 
-// index returns the number of an IANA name, and loads the location if it is new.
+// index returns the number of a time zone by its IANA name. It loads the time zone if it is new.
 func (z *zones) index(name string) (uint16, error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if i, ok := z.name[name]; ok {
 		return i, nil
 	}
-	if name == "Local" { // Go accepts it, but it is not the name of a zone
+	if name == "Local" { // Go accepts Local, but Local is not the name of a zone
 		return 0, fmt.Errorf("%q is not a time zone", name)
 	}
 	loc, err := time.LoadLocation(name)

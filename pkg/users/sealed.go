@@ -13,27 +13,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// SealedCallers seals the secrets of callers in the store below it: Put seals, Get and List open. A
-// secret stored in clear is returned as it is, and sealed by the next Put.
+// SealedCallers encrypts (seals) the secrets of callers before they are stored: Put seals secrets,
+// Get and List open them. A secret that is stored in clear text is returned unchanged. The next Put
+// seals it.
 //
-// A secret that cannot be opened stays sealed in the results of Get and List, and Put stores it
-// unchanged. It cannot sign then (engine.CallerSecret.Sealed), but the caller can still be listed,
-// changed and given a new secret.
+// If a secret cannot be opened, Get and List return it sealed, and Put stores it unchanged. Such a
+// secret cannot sign (engine.CallerSecret.Sealed). The caller can still be listed, changed and
+// given a new secret.
 type SealedCallers struct {
 	store engine.Callers
-	keys  *secrets.Keys // nil: new secrets are stored in clear, sealed ones are not opened
-	log   *slog.Logger
+	// nil: new secrets are stored in clear text, and sealed secrets cannot be opened
+	keys *secrets.Keys
+	log  *slog.Logger
 
-	mu     sync.Mutex
-	logged map[string]bool // callers whose secrets do not open and were logged, so that each is logged once
+	mu sync.Mutex
+	// Callers with a secret that does not open and that was already logged. Each caller is logged
+	// once.
+	logged map[string]bool
 }
 
-// NewSealedCallers returns SealedCallers over a store. keys may be nil.
+// NewSealedCallers returns SealedCallers over a store. The parameter keys may be nil.
 func NewSealedCallers(store engine.Callers, keys *secrets.Keys, log *slog.Logger) *SealedCallers {
 	return &SealedCallers{store: store, keys: keys, log: log, logged: map[string]bool{}}
 }
 
-// Get returns a caller with its secrets opened.
+// Get returns a caller. Its secrets are opened if their keys are present.
 func (s *SealedCallers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
 	c, ok, err := s.store.Get(ctx, id)
 	if err != nil || !ok {
@@ -43,7 +47,7 @@ func (s *SealedCallers) Get(ctx context.Context, id string) (engine.Caller, bool
 	return c, true, nil
 }
 
-// List returns all callers with their secrets opened.
+// List returns all callers. Their secrets are opened if their keys are present.
 func (s *SealedCallers) List(ctx context.Context) ([]engine.Caller, error) {
 	cs, err := s.store.List(ctx)
 	if err != nil {
@@ -66,7 +70,7 @@ func (s *SealedCallers) Put(ctx context.Context, c engine.Caller) error {
 	return s.store.Put(ctx, c)
 }
 
-// openSecrets opens the secrets of a caller that was just read. c must belong to the reader alone.
+// openSecrets opens the secrets of a caller in place. No other goroutine may use c.
 func (s *SealedCallers) openSecrets(c *engine.Caller) {
 	var failed error
 	for i := range c.Secrets {
@@ -92,7 +96,7 @@ func (s *SealedCallers) openSecrets(c *engine.Caller) {
 	}
 }
 
-// Repair returns what an operator has to do about secrets that do not open.
+// Repair returns what an operator must do so that secrets open again.
 func (s *SealedCallers) Repair() string {
 	if s.keys == nil {
 		return "set secrets.key_file to the key file with which the secrets were sealed; if that file is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller"
@@ -101,13 +105,14 @@ func (s *SealedCallers) Repair() string {
 		"if the key is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller", s.keys.File())
 }
 
-// SealReport says how secrets are stored. The lists hold caller ids, sorted.
+// SealReport reports how secrets are stored. The lists contain caller ids, sorted.
 type SealReport struct {
 	Secrets int      // number of all secrets
-	Clear   []string // callers with a secret in clear
-	Old     []string // callers with a secret sealed with an older key, which opens secrets but no longer seals
-	Other   []string // callers with a secret sealed with a key that is missing
-	Damaged []string // callers with a sealed secret that does not open although its key is present
+	Clear   []string // callers with a secret in clear text
+	// Callers with a secret sealed with an older key. An older key opens secrets but does not seal.
+	Old     []string
+	Other   []string // callers with a secret whose key is missing
+	Damaged []string // callers with a secret that does not open although its key is present
 }
 
 // Report reads all callers and returns how their secrets are stored.
@@ -130,7 +135,7 @@ func (s *SealedCallers) Report(ctx context.Context) (r SealReport, err error) {
 	return r, nil
 }
 
-// listOf returns the list to which the caller of a secret belongs; nil: none.
+// listOf returns the list to which the caller of a secret belongs, or nil if it belongs to no list.
 func (r *SealReport) listOf(keys *secrets.Keys, caller string, one engine.CallerSecret) *[]string {
 	if !one.Sealed() {
 		return &r.Clear
@@ -146,8 +151,9 @@ func (r *SealReport) listOf(keys *secrets.Keys, caller string, one engine.Caller
 	return nil
 }
 
-// Reseal stores again the callers whose secrets are in clear or sealed with an older key. It skips
-// a caller that another process changes at the same time, because that change seals it.
+// Reseal stores again all callers that have a secret in clear text or sealed with an older key. Put
+// seals the secrets with the current key. If another process changes a caller at the same time,
+// Reseal skips that caller, because the other change seals its secrets.
 func (s *SealedCallers) Reseal(ctx context.Context) (changed int, err error) {
 	if s.keys == nil {
 		return 0, nil
@@ -169,5 +175,5 @@ func (s *SealedCallers) Reseal(ctx context.Context) (changed int, err error) {
 	return changed, nil
 }
 
-// Keys returns the keys; nil: there are none.
+// Keys returns the keys; nil if there are no keys.
 func (s *SealedCallers) Keys() *secrets.Keys { return s.keys }

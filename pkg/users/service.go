@@ -1,14 +1,17 @@
-// Package users decides for every single send whether a user wants it, when, and at which
-// addresses. A ProfileStore keeps the profiles. Each process that delivers holds a Snapshot, which
-// its workers read without waiting. It follows the store's changes, so that an opt-out binds
-// everywhere within a second. A single process holds all users. Each of several processes holds the
-// users of its share, the partitions that its workers own (Hold), and fetches others by id (Fetch).
+// Package users decides for every send whether the user wants it, when, and at which addresses. A
+// ProfileStore stores the profiles. Each process that delivers has a Snapshot of them, which its
+// workers read without waiting. The Service applies all changes of the store to the Snapshot. So an
+// opt-out takes effect in all processes within a second.
 //
-// While the store is down, the Snapshot ages: bulk stops once it is no longer Fresh, and users that
-// are not held stay Unknown. Cancels follows cancellations in the same way. Callers and
-// SealedCallers read the callers.
+// If only one process delivers, its Snapshot has all users. With several processes, each Snapshot
+// has the users of the process's share: the partitions that its workers own (Hold). A process
+// fetches other users by id (Fetch).
 //
-// Start reading at Snapshot.Look (snapshot.go, find.go, table.go), then Service.Run and
+// While the store is down, the Snapshot gets older. Bulk stops as soon as the Snapshot is no longer
+// Fresh, and users that are not in memory stay Unknown. Cancels follows cancellations in the same
+// way. Callers and SealedCallers read the callers.
+//
+// Start reading at Snapshot.Look (snapshot.go, find.go, table.go). Then read Service.Run,
 // Service.updateProfile for writes, and holding.go for shares.
 package users
 
@@ -26,21 +29,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config of a Service. The zero value is valid.
+// Config configures a Service or a Cancels. The zero value is valid.
 type Config struct {
-	// Poll is how often the process looks for changes by other processes.
+	// Poll is how often the process reads changes that other processes made.
 	Poll time.Duration `default:"250ms" min:"0"`
-	// MaxAge is how old the snapshot may be for bulk.
+	// MaxAge is how old the snapshot may be while bulk is sent.
 	MaxAge time.Duration `default:"1s" min:"0"`
-	// Batch is how many changes are read at once.
+	// Batch is how many changes are read in one call.
 	Batch int `default:"1000" min:"0"`
-	// MaxCancels is how many cancellations a Cancels holds in memory.
+	// MaxCancels is how many cancellations a Cancels keeps in memory.
 	MaxCancels int `default:"1048576" min:"0"`
-	// MaxSuppressed bounds the suppression list: while it holds this many addresses, Suppress stores
-	// no address that is not in the user's profile.
+	// MaxSuppressed bounds the suppression list. If the list has this many addresses, Suppress
+	// stores only addresses that are in the user's profile.
 	MaxSuppressed int `default:"500000" min:"0"`
-	// Shares: several processes share the users. This one holds the profiles of the partitions that
-	// Hold names, not of all users.
+	// Shares means that several processes share the users. This process then keeps only the
+	// profiles of the partitions for which Hold was called, not of all users.
 	Shares bool
 	// Log receives failures to follow changes.
 	Log *slog.Logger `default:"discard"`
@@ -53,22 +56,26 @@ type Service struct {
 	store ProfileStore
 	snap  *Snapshot
 
-	woken chan struct{} // wakes Run, which then looks for changes
+	woken chan struct{} // wakes Run, which then reads changes
 
 	fullLog rate.Sometimes // limits the log line about dead addresses that are not stored
 
-	userLocks [64]sync.Mutex // by hash of the user: held from read to store of a profile
+	userLocks [64]sync.Mutex // by hash of the user; locked from the read of a profile until its store
 
-	follower follower // its mutex is locked before applyMu
+	follower follower // lock its mutex before applyMu
 
-	applyMu          sync.Mutex         // held while the snapshot is written; guards the maps below
-	ownVersions      map[string]uint64  // by user: version of a write of this process that the cursor has not reached
-	writesInProgress map[string]*uint64 // by user with a write in progress: the latest version that was followed since it began
+	applyMu sync.Mutex // locked while the snapshot is written; guards the maps below
+	// By user: the version of a write of this process. The entry is removed when cursor reaches the
+	// version.
+	ownVersions map[string]uint64
+	// By user with a write in progress: the latest version that was followed since the write began.
+	writesInProgress map[string]*uint64
 
 	holdings holdings
 }
 
-// New returns a Service over a store. Call Load, then Run.
+// New returns a Service over a store. The caller must call Load, then Run. New returns an error if
+// cfg is not valid.
 func New(store ProfileStore, cfg Config) (*Service, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
@@ -80,12 +87,13 @@ func New(store ProfileStore, cfg Config) (*Service, error) {
 	}, nil
 }
 
-// Snapshot returns the snapshot that workers read. It is always the same one, and current.
+// Snapshot returns the snapshot that workers read. Every call returns the same Snapshot, which the
+// Service keeps current.
 func (s *Service) Snapshot() *Snapshot { return s.snap }
 
 // Load reads every profile. With Config.Shares it reads only the suppression list, and Run then
-// reads the held partitions (again). Until Load returns, the snapshot is empty and not Fresh. It
-// needs memory for the snapshot and one profile.
+// reads the profiles of the held partitions again. Until Load returns, the snapshot is empty and
+// not Fresh. Load needs memory for the snapshot and one more profile.
 func (s *Service) Load(ctx context.Context) error {
 	s.follower.mu.Lock()
 	defer s.follower.mu.Unlock()
@@ -98,7 +106,7 @@ func (s *Service) Load(ctx context.Context) error {
 	}
 	users, supp := &loader{t: &s.snap.users}, &loader{t: &s.snap.suppressedBy}
 	suppressed, listed := newSet(), int64(0)
-	keep := s.snap.keptShare // all
+	keep := s.snap.keptShare // all users
 	if s.cfg.Shares {
 		keep = newShare(nil)
 	}
@@ -138,7 +146,7 @@ func (s *Service) Load(ctx context.Context) error {
 	supp.publishAll()
 	users.publishAll()
 	s.follower.cursor = version
-	// Older versions may belong to changes that the store has lost.
+	// Recorded versions may belong to changes that the store has lost.
 	clear(s.ownVersions)
 	for _, v := range s.writesInProgress {
 		*v = 0
@@ -147,8 +155,8 @@ func (s *Service) Load(ctx context.Context) error {
 	return nil
 }
 
-// eachSuppressing calls fn with every profile that suppresses an address, in order of the user and
-// behind after, until fn returns an error.
+// eachSuppressing calls fn with every profile that suppresses an address, ordered by user. It
+// begins after the user in the parameter after, and stops when fn returns an error.
 func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*engine.Profile) error) error {
 	for {
 		ps, err := s.store.Suppressing(ctx, after, s.cfg.Batch)
@@ -167,7 +175,7 @@ func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*en
 	}
 }
 
-// dropProfiles drops all profiles, so that the loader reads the wanted partitions again. The caller
+// dropProfiles drops all profiles and makes the loader read the wanted partitions again. The caller
 // holds applyMu.
 func (s *Service) dropProfiles() {
 	s.snap.keptShare = newShare(nil)
@@ -181,7 +189,7 @@ func (s *Service) dropProfiles() {
 	s.requestLoad()
 }
 
-// Wake makes Run look for changes within 10 ms. It does not wait for that.
+// Wake makes Run read changes within 10 ms. Wake itself does not wait.
 func (s *Service) Wake() {
 	select {
 	case s.woken <- struct{}{}:
@@ -189,10 +197,10 @@ func (s *Service) Wake() {
 	}
 }
 
-// Run loads the snapshot unless it is loaded, and follows changes until ctx ends. It then returns
-// nil. While the store is down the snapshot ages; see Fresh. If the store lost changes, Run loads
-// everything again. A second goroutine, which ends before Run returns, loads the partitions that
-// Hold names.
+// Run loads the snapshot if it is not loaded yet, and then applies changes until ctx ends. It then
+// returns nil. While the store is down the snapshot gets older; see Fresh. If the store lost
+// changes, Run loads everything again. A second goroutine loads the partitions for which Hold was
+// called. It ends before Run returns.
 func (s *Service) Run(ctx context.Context) error {
 	var loader sync.WaitGroup
 	defer loader.Wait()
@@ -211,7 +219,7 @@ func (s *Service) Run(ctx context.Context) error {
 	})
 }
 
-// Follow applies all changes stored before the call. Run calls it.
+// Follow applies all changes that were stored before the call. Run calls Follow.
 func (s *Service) Follow(ctx context.Context) error {
 	return follow(ctx, &s.follower, s.cfg.Batch, s.store.Changes, s.applyChanges)
 }
@@ -221,7 +229,7 @@ func (s *Service) applyChanges(changes []engine.Change) {
 	defer s.applyMu.Unlock()
 	for i := range changes {
 		c := &changes[i]
-		if s.ownVersions[c.Profile.User] <= c.Version { // otherwise this process's own write is newer
+		if s.ownVersions[c.Profile.User] <= c.Version { // otherwise a write of this process is newer
 			s.apply(&c.Profile)
 		}
 		if v := s.writesInProgress[c.Profile.User]; v != nil {
@@ -236,17 +244,18 @@ func (s *Service) applyChanges(changes []engine.Change) {
 	}
 }
 
-// Age returns how long ago the snapshot was known to hold every change. Before the first load it
+// Age returns how long ago the snapshot certainly had every change. Before the first load it
 // returns the longest duration.
 func (s *Service) Age(now time.Time) time.Duration { return s.follower.age(now) }
 
-// Fresh reports whether bulk may be sent: the snapshot is at most MaxAge old.
+// Fresh reports whether bulk may be sent, because the snapshot is at most MaxAge old.
 func (s *Service) Fresh(now time.Time) bool { return s.Age(now) <= s.cfg.MaxAge }
 
-// Loaded reports whether the profiles were read. Until then no user has preferences or addresses.
+// Loaded reports whether the profiles were read. Before that no user has preferences or addresses.
 func (s *Service) Loaded() bool { return s.follower.asOf.Load() != nil }
 
-// Get returns the profile of a user from the store, or notify.KindNotFound.
+// Get reads the profile of a user from the store. It returns notify.KindNotFound if the user has no
+// profile.
 func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) {
 	p, ok, err := s.store.Get(ctx, user)
 	if err == nil && !ok {
@@ -255,10 +264,10 @@ func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) 
 	return p, err
 }
 
-// Put stores what a user set and returns the stored profile. It binds every Decide of this process
-// that begins after Put returns, and other processes within a second. Version, unless 0, must be
-// the stored version (else notify.KindConflict). A user cannot set Suppressed: the stored value
-// stays.
+// Put stores the preferences and addresses of a user and returns the stored profile. Every Decide
+// of this process that begins after Put returns uses the new profile. Other processes use it within
+// a second. If p.Version is not 0, it must equal the stored version; otherwise Put returns
+// notify.KindConflict. Put ignores p.Suppressed: the stored value stays.
 func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, error) {
 	if err := s.Validate(&p); err != nil {
 		return p, err
@@ -276,8 +285,9 @@ func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, er
 
 var errUnchanged = errors.New("unchanged")
 
-// updateProfile reads, changes, stores and applies a profile. If another process stores the profile
-// in between, even a user's first one, updateProfile reads it again.
+// updateProfile reads a profile, changes it with fn, stores it and applies it. If another process
+// stores the profile in the meantime, even as the user's first profile, updateProfile reads it
+// again and calls fn again.
 func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engine.Profile) error) (engine.Profile, error) {
 	mu := &s.userLocks[hashKey([]byte(user))%uint64(len(s.userLocks))]
 	mu.Lock()
@@ -293,7 +303,7 @@ func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engin
 		}
 		err = fn(&p)
 		if errors.Is(err, errUnchanged) {
-			s.applyWrite(&p) // another process may have stored it; apply it here too
+			s.applyWrite(&p) // another process may have stored this profile, so apply it here too
 			return p, nil
 		}
 		if err != nil {
@@ -313,8 +323,8 @@ func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engin
 	}
 }
 
-// beginWrite tells the follower that a write of the user is in progress. The caller holds the
-// user's lock in userLocks, and calls end after the write.
+// beginWrite registers that a write of the user is in progress, so that applyChanges records newer
+// versions. The caller holds the user's lock in userLocks. It must call end after the write.
 func (s *Service) beginWrite(user string) (end func()) {
 	s.applyMu.Lock()
 	s.writesInProgress[user] = new(uint64)
@@ -326,8 +336,9 @@ func (s *Service) beginWrite(user string) (end func()) {
 	}
 }
 
-// applyWrite applies a stored profile to the snapshot. A change that the follower read earlier and
-// applies later must not undo it, and it must not undo a later change that was already applied.
+// applyWrite applies a stored profile to the snapshot. If a later change was already applied,
+// applyWrite does nothing. It also records the version: the follower may have read an earlier
+// change before, and must not undo this write.
 func (s *Service) applyWrite(p *engine.Profile) {
 	s.applyMu.Lock()
 	defer s.applyMu.Unlock()
@@ -335,5 +346,5 @@ func (s *Service) applyWrite(p *engine.Profile) {
 		return
 	}
 	s.apply(p)
-	s.ownVersions[p.User] = p.Version // removed once the cursor has passed it
+	s.ownVersions[p.User] = p.Version // removed when the cursor reaches the version
 }

@@ -8,22 +8,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// topicPartition is a partition of a channel's topics: number n of this many partitions.
+// topicPartition is partition n of a channel's topics, which have the given number of partitions.
 type topicPartition struct {
 	ch         notify.Channel
 	partitions int
 	n          int32
 }
 
-// share is an immutable set of topicPartitions. A process holds, for each user in it, what the
-// channels of these partitions need. A nil share has all users.
+// share is an immutable set of topicPartitions. A process keeps, for each user in the share, the
+// data for the channels of these partitions. A nil share has all users.
 type share struct {
 	parts   map[topicPartition]bool
 	layouts [len(notify.Channels) + 1][]partitionLayout // by channel
 }
 
-// partitionLayout has the partitions of one channel for one partition count. There are several
-// counts while the partitions of a channel grow.
+// partitionLayout has the partitions of one channel for one partition count. While the number of
+// partitions of a channel grows, a channel has several layouts.
 type partitionLayout struct {
 	by  notify.Partitioner
 	has []bool
@@ -76,12 +76,13 @@ func (s *share) channels(user []byte) (c channelSet) {
 	return c
 }
 
-// profileParts returns the parts of the profile store that hold users of the share.
+// profileParts returns the parts of the profile store that can contain users of the share.
 func (s *share) profileParts() (out []int) {
 	for i := range engine.ProfileParts {
 		for p := range s.parts {
-			// A user's hash gives i modulo ProfileParts and n modulo partitions. Both can hold for
-			// one user exactly if i and n agree modulo the greatest common divisor.
+			// A user's hash modulo ProfileParts is the part i. The same hash modulo partitions is
+			// n. One user can have both i and n exactly if i and n are equal modulo the greatest
+			// common divisor of the two.
 			if d := gcd(engine.ProfileParts, p.partitions); i%d == int(p.n)%d {
 				out = append(out, i)
 				break
@@ -105,27 +106,28 @@ func (s *share) without(o *share) map[topicPartition]bool {
 	return out
 }
 
-// plus returns the share with the partitions of s and more.
+// plus returns a share with the partitions of s and the partitions in more.
 func (s *share) plus(more map[topicPartition]bool) *share {
 	all := maps.Clone(s.parts)
 	maps.Copy(all, more)
 	return newShare(all)
 }
 
-// intersect returns the share with the partitions that are both in s and in o.
+// intersect returns a share with the partitions that are in both s and o.
 func (s *share) intersect(o *share) *share {
 	both := maps.Clone(s.parts)
 	maps.DeleteFunc(both, func(p topicPartition, _ bool) bool { return !o.parts[p] })
 	return newShare(both)
 }
 
-// maxGuests bounds how many users outside the share are held, in two generations.
+// maxGuests is the largest number of users outside the share that are kept, in two generations
+// together.
 const maxGuests = 1 << 15
 
-// guests are users whose profiles were fetched by id, because another process holds their share or
-// because the share was still being loaded. When young is full, it becomes old and the former old
-// is dropped. The value is true once it is known whether the user has a profile, which is then in
-// the table. It is false while the profile is being fetched. Service.guestMu guards both maps.
+// guests are users whose profiles were fetched by id. Another process owns their share, or the
+// share was still loading. When young is full, it becomes old, and the previous old is dropped. The
+// value of a user is false while the profile is being fetched. It is true after that: the table
+// then has the profile, if the user has one. Snapshot.guestMu guards both maps.
 type guests struct{ young, old map[string]bool }
 
 // lookUp reports whether a user is a guest (ok) and whether the guest's profile is known.

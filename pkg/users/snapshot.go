@@ -12,18 +12,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Action is what a user's preferences decide about one notification.
+// Action is what a user's preferences say about one notification.
 type Action uint8
 
 const (
-	// Send: no preference stops it.
+	// Send: no preference stops the notification.
 	Send Action = iota
 	// OptedOut: the user muted the channel or the category.
 	OptedOut
-	// Quiet: it waits for the end of the user's quiet hours.
+	// Quiet: the notification waits for the end of the user's quiet hours.
 	Quiet
-	// Unknown: this process does not hold the user's profile; see Service.Fetch. A user without a
-	// profile is not Unknown.
+	// Unknown: the profile of this user is not in the memory of this process; see Service.Fetch. A
+	// user that certainly has no profile is not Unknown.
 	Unknown
 )
 
@@ -32,31 +32,35 @@ func (a Action) String() string { return [...]string{"send", "opted_out", "quiet
 // Verdict is the result of Decide.
 type Verdict struct {
 	Action Action
-	Until  int64 // Quiet: when the quiet hours end, ms since 1970
+	Until  int64 // for Quiet: when the quiet hours end, ms since 1970
 }
 
-// Snapshot holds the current preferences and addresses of the users of this process's share;
-// without shares, of all users. Readers never wait. Users without a profile cost nothing.
+// Snapshot contains the current preferences and addresses of the users in this process's share.
+// Without shares it contains all users. Readers never wait. Users without a profile need no memory.
 //
-// The entries of the table are current, because the process follows the changes of all users. So a
-// user with an address on the channel in the table is known. For any other user, the share decides
-// between "no address" and "not held here".
+// The entries of the table are current, because the process applies the changes of all users. If
+// the table has an address of the user on the channel, the user is known. If not, the share decides
+// between "no address" and "not in memory here".
 //
-// A user's preferences and addresses are one value, so that one look-up is enough; findBlock says
-// what it costs. With 5M users with an address of 64 bytes, the value takes 69 bytes a user, or 103
-// if the address is not an APNs token (BenchmarkLook). 11 of these are the user id, with which each
-// hit is compared: a hash alone could send to another person's device.
+// The preferences and addresses of a user are one value, so that one look-up is enough; findBlock
+// explains its cost. With 5M users that have one address of 64 bytes, the value needs 69 bytes a
+// user, or 103 if the address is not an APNs token (BenchmarkLook). Of these, 11 bytes are the user
+// id, which each look-up compares. If only hashes were compared, a message could be sent to another
+// person's device.
 type Snapshot struct {
 	zones           *zones
 	users           table        // user -> profile, see packProfile
 	suppressed      *set         // address -> number of profiles that suppress it
-	suppressedBy    table        // user -> {uvarint length, address}...: what the profile suppresses
+	suppressedBy    table        // user -> {uvarint length, address}...: addresses that the profile suppresses
 	suppressedCount atomic.Int64 // number of addresses in suppressedBy
 
-	held      atomic.Pointer[share] // the share whose users are all in the table; nil: all users
-	keptShare *share                // held, plus the share being loaded: apply keeps its users; Service.applyMu guards it
+	// The share whose users are all in the table. nil: all users.
+	held atomic.Pointer[share]
+	// The share for which apply keeps users: held and the share that is being loaded.
+	// Service.applyMu guards it.
+	keptShare *share
 
-	guestMu sync.RWMutex // writers also hold Service.applyMu
+	guestMu sync.RWMutex // a writer also locks Service.applyMu
 	guests  guests
 }
 
@@ -69,7 +73,7 @@ func newSnapshot(shares bool) *Snapshot {
 	return s
 }
 
-// isComplete reports whether a missing address of a user on a channel means that the user has none.
+// isComplete reports whether a user has no address on a channel if the table has none.
 func (s *Snapshot) isComplete(ch notify.Channel, user []byte) bool {
 	h := s.held.Load()
 	if h == nil || h.has(ch, user) {
@@ -81,7 +85,8 @@ func (s *Snapshot) isComplete(ch notify.Channel, user []byte) bool {
 	return known
 }
 
-// keptChannels returns the channels for which a user is kept. The caller holds Service.applyMu.
+// keptChannels returns the channels for which the table keeps data of a user. The caller holds
+// Service.applyMu.
 func (s *Snapshot) keptChannels(user []byte) channelSet {
 	c := s.keptShare.channels(user)
 	if _, guest := s.guests.lookUp(user); guest {
@@ -90,14 +95,14 @@ func (s *Snapshot) keptChannels(user []byte) channelSet {
 	return c
 }
 
-// Answer says whether, when and at which addresses a user is reached.
+// Answer says whether, when and at which addresses a user may be notified.
 type Answer struct {
 	Verdict
 	addressCount uint8
 	addresses    []byte // {uvarint length, packed address}...
 }
 
-// NewAnswer makes an answer without a look-up, for tests of readers.
+// NewAnswer makes an answer without a look-up. Tests use it.
 func NewAnswer(v Verdict, addresses ...string) Answer {
 	a := Answer{Verdict: v, addressCount: uint8(len(addresses))}
 	for _, s := range addresses {
@@ -107,8 +112,9 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 	return a
 }
 
-// Only appends the address to buf if there is exactly one, the usual case. false: there are several
-// or none; see Targets.
+// Only appends the address to buf if there is exactly one address, the usual case. It returns false
+// if there are several addresses or none, or if the address is longer than 127 bytes. Then use
+// Targets.
 func (a *Answer) Only(buf []byte) (_ []byte, ok bool) {
 	if a.addressCount != 1 || a.addresses[0] == 0 || a.addresses[0] >= 0x80 {
 		return buf, false
@@ -116,9 +122,9 @@ func (a *Answer) Only(buf []byte) (_ []byte, ok bool) {
 	return appendKept(buf, a.addresses[1:1+int(a.addresses[0])]), true
 }
 
-// Targets appends the addresses to dst. Their bytes are appended to buf, which must not be written
-// to while they are in use. Suppressed addresses are included, so that ordinals are those of the
-// profile.
+// Targets appends the addresses to dst. It appends their bytes to buf; do not write to buf while
+// the targets are in use. Suppressed addresses are included, so that each address has the same
+// ordinal as in the profile.
 func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Target, bytes []byte) {
 	b := a.addresses
 	for i := range a.addressCount {
@@ -135,8 +141,9 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 	return dst, buf
 }
 
-// Look decides about a notification at now for many users at once: answers[i] is for users[i].
-// Critical categories are always sent. It returns false if an answer is Unknown.
+// Look decides about one notification for many users at once, for the time now. It sets answers[i]
+// for users[i]. Critical categories are always sent. It returns false if at least one answer is
+// Unknown.
 func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
 	known = true
 	f := finders.Get().(*finder)
@@ -155,7 +162,7 @@ func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat
 	return known
 }
 
-// lookUpOne is Look for one user.
+// lookUpOne is Look for a single user.
 func (s *Snapshot) lookUpOne(user []byte, ch notify.Channel, cat notify.Category, now time.Time) (a Answer) {
 	v, _ := s.users.get(hashKey(user), user)
 	if s.decodeAnswer(&a, v, ch, cat, now); a.addressCount == 0 && !s.isComplete(ch, user) {
@@ -164,20 +171,22 @@ func (s *Snapshot) lookUpOne(user []byte, ch notify.Channel, cat notify.Category
 	return a
 }
 
-// Decide decides about a notification to one user at now. Critical categories are always sent.
+// Decide decides about a notification to one user, for the time now. Critical categories are always
+// sent.
 func (s *Snapshot) Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict {
 	return s.lookUpOne(user, ch, cat, now).Verdict
 }
 
 // Addresses appends the addresses of a user on a channel to dst; see Answer.Targets. For an Unknown
-// user it appends none.
+// user it appends nothing.
 func (s *Snapshot) Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target {
 	a := s.lookUpOne(user, ch, notify.OTP, time.Time{})
 	dst, _ = a.Targets(dst, nil)
 	return dst
 }
 
-// decodeAnswer reads the value of a user; nil means a user without a profile.
+// decodeAnswer decodes the value v of a user into a. A nil value means that the user has no
+// profile.
 func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat notify.Category, now time.Time) {
 	*a = Answer{}
 	if len(v) == 0 {
@@ -219,8 +228,8 @@ func (s *Snapshot) decideRule(r rule, ch notify.Channel, cat notify.Category, no
 	return Verdict{Action: Quiet, Until: end.UnixMilli()}
 }
 
-// Suppresses reports whether Suppressed can be true for any address. One call for many addresses
-// saves a call for each.
+// Suppresses reports whether any address is suppressed. If it returns false, the caller need not
+// call Suppressed for each address.
 func (s *Snapshot) Suppresses() bool { return s.suppressed.len() > 0 }
 
 // Suppressed reports whether any profile lists the address as dead or unsubscribed.
@@ -237,8 +246,8 @@ func (s *Snapshot) Suppressed(ch notify.Channel, address []byte) bool {
 
 // apply makes p the user's current profile. Only one goroutine may call it at a time.
 //
-// A reader may run between its steps, so the step that stops calls comes before the step that
-// allows them.
+// A reader may run between the two steps of apply. So the step that stops calls is done before the
+// step that allows calls.
 func (s *Snapshot) apply(p *engine.Profile) {
 	user := []byte(p.User)
 	h := hashKey(user)
@@ -267,12 +276,12 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 	}
 }
 
-// packProfile appends the value of a user, with the addresses on the channels in of. It returns nil
-// if nothing was set or of is empty.
+// packProfile appends the value of a user. It includes only the addresses on the channels in
+// the set of. It returns nil if the set of is empty, or if the user has no rule and no address.
 //
-//	1 if a rule follows, else 0
+//	1 if a rule follows, otherwise 0
 //	the rule
-//	of each channel: its number, count, uvarint size of {uvarint length, packed address}...
+//	for each channel: its number, count, uvarint size of {uvarint length, packed address}...
 func (s *Snapshot) packProfile(b []byte, p *engine.Profile, of channelSet) []byte {
 	if of == 0 {
 		return nil
@@ -321,8 +330,8 @@ func packSuppressed(b []byte, p *engine.Profile) []byte {
 	return b
 }
 
-// suppressKey returns the form in which addresses are compared: mailboxes in lower case, all others
-// unchanged.
+// suppressKey returns the form in which addresses are compared: e-mail addresses in lower case, all
+// others unchanged.
 func suppressKey(address string) string {
 	if strings.Contains(address, "@") && !strings.HasPrefix(address, "apns:") && !strings.HasPrefix(address, "fcm:") {
 		return strings.ToLower(address)

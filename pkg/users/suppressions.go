@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Suppression is one entry of the suppression list: the profile that has it, the address, and the
-// provider's code.
+// Suppression is one entry of the suppression list: the user whose profile has it, the address, and
+// the error code of the provider.
 type Suppression struct {
 	User    string
 	Channel notify.Channel
@@ -24,24 +24,24 @@ type Suppression struct {
 	Code    string
 }
 
-// SuppressionQuery selects entries. An empty field matches all.
+// SuppressionQuery selects entries. An empty field matches all entries.
 type SuppressionQuery struct {
 	User    string
-	Address string // as stored; the case of a mailbox is ignored
+	Address string // as stored; upper and lower case of an e-mail address are equal
 	Channel notify.Channel
 	Code    string
 	After   []byte // the cursor that the previous page returned
 	Limit   int    // at least 1
 }
 
-// maxProfilesLooked is how many profiles one page reads. If few entries match the query, the page
-// is short and has a cursor to go on.
+// maxProfilesLooked is how many profiles one page reads at most. If few entries match the query,
+// the page is short, and its cursor leads to the rest.
 const maxProfilesLooked = 1000
 
-// Suppressions returns at most q.Limit entries, by user and address, and the cursor of the next
-// page; nil at the end. A page may be short or even empty without being the last. Changes by other
-// processes appear within a second. It returns notify.KindUnavailable until the profiles are
-// loaded. With Config.Shares it reads the store.
+// Suppressions returns at most q.Limit entries, ordered by user and address, and the cursor of the
+// next page. A nil cursor means that this page is the last. A page with a cursor may be short or
+// even empty. Changes by other processes appear within a second. Until the profiles are loaded,
+// Suppressions returns notify.KindUnavailable. With Config.Shares it reads the store.
 func (s *Service) Suppressions(ctx context.Context, q SuppressionQuery) (out []Suppression, next []byte, err error) {
 	afterUser, afterAddress, _ := strings.Cut(string(q.After), "\x00")
 	users, err := s.usersSuppressing(ctx, q, afterUser, maxProfilesLooked+1)
@@ -69,13 +69,13 @@ func (s *Service) Suppressions(ctx context.Context, q SuppressionQuery) (out []S
 			out = append(out, e)
 		}
 	}
-	if more { // behind all entries of the last user that was read
+	if more { // the cursor is after all entries of the last user that was read
 		return out, []byte(users[maxProfilesLooked-1] + "\x00\xff"), nil
 	}
 	return out, nil, nil
 }
 
-// entries returns a profile's entries that match the query, by address.
+// entries returns the entries of a profile that match the query, ordered by address.
 func (q *SuppressionQuery) entries(p *engine.Profile) (list []Suppression) {
 	for a, code := range p.Suppressed {
 		e := Suppression{p.User, channelOf(a), a, code}
@@ -87,7 +87,7 @@ func (q *SuppressionQuery) entries(p *engine.Profile) (list []Suppression) {
 	return list
 }
 
-// channelOf derives the channel from the form of an address.
+// channelOf returns the channel to which an address belongs, by the form of the address.
 func channelOf(address string) notify.Channel {
 	switch {
 	case strings.HasPrefix(address, "apns:"), strings.HasPrefix(address, "fcm:"):
@@ -98,9 +98,10 @@ func channelOf(address string) notify.Channel {
 	return notify.SMS
 }
 
-// usersSuppressing returns, in order, the first users not below from whose profiles suppress
-// addresses that may match the query; at most most of them, 0: all. With Config.Shares it reads the
-// store. Otherwise it scans the list in the snapshot: some 50 ms for 500,000 addresses.
+// usersSuppressing returns users whose profiles suppress addresses that may match the query. It
+// returns the first users in order that are equal to or greater than the parameter from, at most
+// most of them. If most is 0, there is no limit. With Config.Shares it reads the store. Otherwise
+// it scans the list in the snapshot, which takes about 50 ms for 500,000 addresses.
 func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
 	switch {
 	case q.User != "" && q.User < from:
@@ -136,13 +137,13 @@ func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, from
 	return users, nil
 }
 
-// errEnough ends a scan of the store.
+// errEnough makes eachSuppressing stop early.
 var errEnough = errors.New("enough")
 
-// usersSuppressingInStore is usersSuppressing by the store.
+// usersSuppressingInStore is usersSuppressing, reading the store.
 func (s *Service) usersSuppressingInStore(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
 	if from != "" {
-		users = append(users, from) // the store begins behind from, and from itself may have more entries
+		users = append(users, from) // the store begins after this user, who may have more entries
 	}
 	err = s.eachSuppressing(ctx, from, func(p *engine.Profile) error {
 		if len(q.entries(p)) > 0 {
@@ -159,7 +160,7 @@ func (s *Service) usersSuppressingInStore(ctx context.Context, q SuppressionQuer
 	return users, err
 }
 
-// containsAddress reports whether a list that packSuppressed wrote holds an address.
+// containsAddress reports whether a list written by packSuppressed contains an address.
 func containsAddress(packed, key []byte) bool {
 	for len(packed) > 0 {
 		var a []byte
@@ -170,10 +171,11 @@ func containsAddress(packed, key []byte) bool {
 	return false
 }
 
-// Lift removes an address from the suppression list: from the user's profile or, if user is empty,
-// from all profiles that this process knows to list it. It returns how many listed it, and whether
-// another profile still does: then it stays suppressed for all users. If a provider reports the
-// address as dead again, it is listed again.
+// Lift removes an address from the suppression list: from the profile of the user. If user is
+// empty, Lift removes it from all profiles of which this process knows that they list it. lifted is
+// how many profiles listed it. If another profile still lists it, still is true, and the address
+// stays suppressed for all users. If a provider later reports the address as dead, it is added
+// again.
 func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, still bool, err error) {
 	key := suppressKey(address)
 	list, err := s.usersSuppressing(ctx, SuppressionQuery{User: user, Address: address}, "", 0)
@@ -209,9 +211,10 @@ func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, s
 	return lifted, err != nil || len(list) > 0, err
 }
 
-// Unreachable returns why a notification to a user on a channel would be suppressed now:
-// "opted_out", "suppressed_address" if every address of the profile is suppressed, or "" if neither
-// is known. It reads the store for a user that this process does not hold.
+// Unreachable returns why a notification to a user on a channel would be suppressed now. It returns
+// "opted_out", or "suppressed_address" if every address of the profile is suppressed. It returns ""
+// if neither reason is known. For a user that is not in the memory of this process it reads the
+// store.
 func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channel, cat notify.Category) (string, error) {
 	a, dead := s.snap.lookUpOne([]byte(user), ch, cat, time.Time{}), map[string]bool{}
 	if a.Action == Unknown {
@@ -239,24 +242,28 @@ func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channe
 	return "suppressed_address", nil
 }
 
-// maxForeign is how many dead addresses a profile may list that are not the user's own.
+// maxForeign is how many dead addresses a profile may list that are not addresses of the user.
 const maxForeign = 100
 
-// Suppress stores in the user's profile that an address is dead, and why. It binds at once, for all
-// users. A second call changes nothing.
+// Suppress stores in the user's profile that an address is dead, and the reason. It takes effect at
+// once, for all users. A second call changes nothing.
 //
 // Requests may name any address, and providers may report any address as dead, so the list is
-// bounded. An address that the profile has is always stored, at most MaxAddresses a channel. Other
-// addresses are stored up to 100 a profile, and while fewer than MaxSuppressed are held in all.
-// Beyond that nothing is stored: the provider refuses the next message to the address again. An
-// address of 64 bytes takes some 200 bytes of memory: twice its length, in the lists of users and
-// of addresses, and the overhead. One of 512 bytes for a user id of 128 takes at most 1,400. So the
-// default bounds what requests can fill to 100 MB, or 700 MB of the longest addresses.
+// bounded. If the profile has the address, Suppress always stores it, at most MaxAddresses a
+// channel. It stores other addresses only while the profile lists fewer than 100 of them and the
+// whole list has fewer than MaxSuppressed addresses. Above these limits it stores nothing. The
+// provider will then refuse the next message to the address again.
+//
+// An address of 64 bytes needs about 200 bytes of memory: twice its length, in the list of users
+// and in the list of addresses, and the overhead. An address of 512 bytes for a user id of 128
+// bytes needs at most 1,400 bytes. So with the default limit, requests can fill at most 100 MB, or
+// 700 MB with the longest addresses.
 func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
 	if err := checkSuppressUser(user); err != nil {
 		return err
 	}
-	// Not ValidateAddress: an address that an earlier version accepted must still be stopped.
+	// Do not call ValidateAddress here: an address that an earlier version accepted must still be
+	// suppressed.
 	if _, ok := notify.ParseChannel(ch.String()); !ok || address == "" || len(address) > notify.MaxAddress || !utf8.ValidString(address) {
 		return notify.Invalid("bad_address", "address", errAddressSize.Error())
 	}
@@ -275,9 +282,9 @@ func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, 
 	return err
 }
 
-// Unsubscribe opts a user that told a provider to stop out of marketing and digest on the channel.
-// The other categories go on, and the address is not suppressed. A second call changes nothing. The
-// user may opt in again by Put.
+// Unsubscribe opts a user out of marketing and digest on the channel, after the user told a
+// provider to stop. The other categories are still sent, and the address is not suppressed. A
+// second call changes nothing. The user may opt in again with Put.
 func (s *Service) Unsubscribe(ctx context.Context, user string, ch notify.Channel) error {
 	if err := checkSuppressUser(user); err != nil {
 		return err
@@ -309,7 +316,7 @@ func checkSuppressUser(user string) error {
 	return nil
 }
 
-// hasRoomFor reports whether the profile may list another dead address.
+// hasRoomFor reports whether this dead address may be added to the profile.
 func (s *Service) hasRoomFor(p *engine.Profile, ch notify.Channel, address string) bool {
 	own := func(a string) bool {
 		for _, list := range p.Addresses {

@@ -9,10 +9,10 @@ import (
 )
 
 // table maps byte keys to short byte values. Readers never wait. The top bits of a key's hash
-// choose a shard. A shard is an immutable shardState behind an atomic pointer: entries, each in the
-// only cell where it can be, and a short list of changes since. A write copies the list; after
-// overlayMax writes the shard is packed again. There is no pointer per entry, so millions of
-// entries cost the garbage collector nothing.
+// choose a shard. Each shard has an atomic pointer to an immutable shardState. A shardState has the
+// entries, each in the only cell where it can be, and a short list of recent changes. A write
+// copies this list. When the list has more than overlayMax changes, the shard is packed again.
+// There is no pointer for each entry, so millions of entries cost the garbage collector nothing.
 type table struct {
 	shards [shards]shard
 	live   atomic.Int64
@@ -29,18 +29,20 @@ type shard struct {
 	mu    sync.Mutex // held by writers
 }
 
-// shardState never changes once published. The cell of a key follows from its hash and one pilot.
-// repacked chose the pilots so that each key has a cell of its own (hash and displace: Belazzougui,
-// Botelho, Dietzfelbinger, 2009). A look-up reads one pilot and one cell. The pilots take half a
-// byte a key and stay in the caches even for 5M users, so that is one cache miss. A table of slots
-// that point to entries would take two, and a search. Memory: the cell and half a byte a key, at a
-// load of 15/16.
+// shardState never changes after it was published. The hash of a key and one pilot determine the
+// cell of the key. repacked chose the pilots so that each key has its own cell (hash and displace:
+// Belazzougui, Botelho, Dietzfelbinger, 2009).
+//
+// A look-up reads one pilot and one cell. The pilots need half a byte a key, so even for 5M users
+// they stay in the CPU caches. So a look-up costs one cache miss. A table of slots that point to
+// entries would cost two cache misses and a search. A key needs the memory of its cell and half a
+// byte; 15 of 16 cells are in use.
 type shardState struct {
 	pilots    []uint16 // one for about keysPerPilot keys
 	cells     []byte
 	cellCount uint32      // number of cells
 	cellSize  uint32      // bytes of a cell
-	overlay   []keyChange // recent changes, and keys that have no cell
+	overlay   []keyChange // recent changes, and keys without a cell
 	spill     []byte      // entries that are too large for a cell
 }
 
@@ -55,7 +57,7 @@ func (t *table) len() int { return int(t.live.Load()) }
 
 func (t *table) stateOf(hash uint64) *shardState { return t.shards[hash>>(64-shardBits)].state.Load() }
 
-// get returns the value of a key. The value aliases memory that never changes.
+// get returns the value of a key. The value aliases memory that is never changed.
 func (t *table) get(hash uint64, key []byte) ([]byte, bool) {
 	s := t.stateOf(hash)
 	if s == nil {
@@ -80,29 +82,30 @@ func (s *shardState) findChange(hash uint64, key []byte) (value []byte, changed,
 	return nil, false, false
 }
 
-// cellOffset returns the offset in cells of the only cell where a key with this hash can be. There
-// must be cells.
+// cellOffset returns the offset in cells of the only cell where a key with this hash can be. The
+// shardState must have cells.
 func (s *shardState) cellOffset(hash uint64) int {
 	return int(cellIndex(hash, s.pilots[pilotIndex(hash, len(s.pilots))], s.cellCount)) * int(s.cellSize)
 }
 
-// pilotIndex returns which of n pilots belongs to a hash. It uses other bits than the shard, so
-// that the two are independent.
+// pilotIndex returns which of n pilots belongs to a hash. It uses other bits of the hash than the
+// choice of the shard, so that the two are independent.
 func pilotIndex(hash uint64, n int) int { return int(uint64(uint32(hash)) * uint64(n) >> 32) }
 
-// cellIndex returns one of cellCount cells. Another pilot moves each hash independently.
+// cellIndex returns a cell from 0 to room-1. With another pilot each hash gets an independent cell.
 func cellIndex(hash uint64, pilot uint16, room uint32) uint32 {
 	x := (hash ^ uint64(pilot)*0x9e3779b97f4a7c15) * 0xd6e8feb86659fd93
 	return uint32(x >> 32 * uint64(room) >> 32)
 }
 
-// readCell returns the value of a key if its entry is in the cell at this offset, else nil.
+// readCell returns the value of a key if the cell at the offset at has the entry of the key.
+// Otherwise it returns nil and false.
 //
 // A cell is {uvarint key length, uvarint value length, key, value, zeros}. The cell of a spilled
 // entry has key length 0: {0, 1, offset in spill u64, low bits of the hash u32}.
 func (s *shardState) readCell(at int, hash uint64, key []byte) ([]byte, bool) {
 	b := s.cells[at:]
-	if n := len(key); uint(n-1) < 0x7f && int(b[0]) == n && b[1] < 0x80 { // nearly all
+	if n := len(key); uint(n-1) < 0x7f && int(b[0]) == n && b[1] < 0x80 { // nearly all keys
 		if b = b[2 : 2+n+int(b[1])]; string(b[:n]) != string(key) {
 			return nil, false
 		}
@@ -122,7 +125,7 @@ func (s *shardState) readCell(at int, hash uint64, key []byte) ([]byte, bool) {
 	return v, true
 }
 
-// spillOffset reads a cell with key length 0. It returns -1 if the cell is empty.
+// spillOffset decodes a cell with key length 0. It returns -1 if the cell is empty.
 func spillOffset(b []byte) (from int, low uint64) {
 	if b[1] == 0 {
 		return -1, 0
@@ -138,8 +141,8 @@ func splitEntry(b []byte) (key, value []byte) {
 	return b[:k:k], b[k:]
 }
 
-// set stores a value, or removes the key if value is nil. It ignores an empty key, which is no user
-// and no address.
+// set stores a value, or removes the key if value is nil. It ignores an empty key, because no user
+// and no address is empty.
 func (t *table) set(hash uint64, key, value []byte) {
 	if len(key) == 0 {
 		return
@@ -176,13 +179,13 @@ func (t *table) set(hash uint64, key, value []byte) {
 	}
 }
 
-// len counts the live entries.
+// len returns the number of entries that are not removed.
 func (s *shardState) len() (n int) {
 	s.each(func(uint64, []byte, []byte) { n++ })
 	return n
 }
 
-// each visits the live entries.
+// each calls fn for each entry that is not removed.
 func (s *shardState) each(fn func(hash uint64, key, value []byte)) {
 	for at := 0; at < len(s.cells); at += int(s.cellSize) {
 		b := s.cells[at:]

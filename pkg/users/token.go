@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Most addresses are device tokens of APNs: "apns:" and 64 hexadecimal digits. They are kept as 32
-// bytes, so that a user takes one cache line instead of two.
+// Most addresses are APNs device tokens: "apns:" and 64 hexadecimal digits. Such a token is packed
+// into 32 bytes, so that a user needs one cache line instead of two.
 //
-// A packed token begins with a byte with which no address begins (ValidateAddress). It says how
-// many digits the last byte has.
+// A packed token begins with a byte with which no address can begin (ValidateAddress). This byte
+// says how many digits the last byte contains.
 const (
 	tokenPrefix = "apns:"
 	evenToken   = 1
 	oddToken    = 2 // the lower half of the last byte is not a digit
 )
 
-// digits maps a byte to the value of its hexadecimal digit, or to a value above 15. Capital letters
-// count as no digits, because they would be unpacked as small letters.
+// digits maps a character to the value of its hexadecimal digit, or to a value above 15 if it is
+// not a digit. Capital letters count as no digits, because unpacking would return small letters.
 var digits = func() (t [256]uint8) {
 	for i := range t {
 		t[i] = 0xff
@@ -29,7 +29,7 @@ var digits = func() (t [256]uint8) {
 	return t
 }()
 
-// appendAddress appends an address in its packed form.
+// appendAddress appends an address to b in its packed form.
 func appendAddress(b []byte, address string) []byte {
 	if address != "" && (address[0] == evenToken || address[0] == oddToken) {
 		return b // ValidateAddress refuses such an address
@@ -56,7 +56,7 @@ func appendAddress(b []byte, address string) []byte {
 	return b
 }
 
-// appendKept appends the address whose packed form is kept.
+// appendKept appends to b the address whose packed form is kept.
 func appendKept(b, kept []byte) []byte {
 	if len(kept) == 0 || kept[0] != evenToken && kept[0] != oddToken {
 		return append(b, kept...)
@@ -72,8 +72,8 @@ func appendKept(b, kept []byte) []byte {
 	return hexAppend(b, kept)[:end]
 }
 
-// hexWords appends the digits of kept, and up to 6 bytes of garbage behind them. b has room for
-// both.
+// hexWords appends the hexadecimal digits of kept to b, and up to 6 bytes of garbage after them. b
+// must have room for both.
 func hexWords(b, kept []byte) []byte {
 	for ; len(kept) >= 4; kept = kept[4:] {
 		b = binary.LittleEndian.AppendUint64(b, hex(binary.LittleEndian.Uint32(kept)))
@@ -86,8 +86,8 @@ func hexWords(b, kept []byte) []byte {
 	return b
 }
 
-// hex returns the eight digits of four bytes at once. It takes 3.5 ns, too long for a token of 32
-// bytes; see hexBytes.
+// hex returns the eight hexadecimal digits of four bytes at once. It takes 3.5 ns. That is too long
+// for a token of 32 bytes; see hexBytes.
 func hex(v uint32) uint64 {
 	const ones = 0x0101010101010101
 	x := uint64(v)

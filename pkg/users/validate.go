@@ -14,8 +14,8 @@ const MaxAddresses = 20
 
 var errCritical = errors.New("otp and alert cannot be muted")
 
-// Validate returns the first rule that a profile breaks, as a notify.KindInvalid error with the
-// path of the field.
+// Validate returns nil if the profile is valid. Otherwise it returns a notify.KindInvalid error for
+// the first rule that the profile breaks. The error contains the path of the field.
 func (s *Service) Validate(p *engine.Profile) error {
 	if rule := notify.CheckUserID(p.User); rule != "" {
 		return notify.Invalid("bad_user", "user_id", rule)
@@ -24,7 +24,7 @@ func (s *Service) Validate(p *engine.Profile) error {
 	for name := range p.Addresses {
 		names = append(names, name)
 	}
-	slices.Sort(names) // so that the error is the same each time
+	slices.Sort(names) // so that the same profile always gives the same error
 	for _, name := range names {
 		if err := validateAddresses(name, p.Addresses[name]); err != nil {
 			return err

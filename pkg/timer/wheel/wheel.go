@@ -1,19 +1,20 @@
-// Package wheel is a hierarchical timing wheel: a data structure that holds timers and tells which
-// are due. It has no clock and no goroutine. The caller passes the time in, sleeps until Next and
-// calls Advance.
+// Package wheel is a hierarchical timing wheel: a data structure that contains timers and returns
+// the timers that are due. It has no clock and no goroutine. The caller passes the current time in,
+// sleeps until Next and calls Advance.
 //
 // # How it works
 //
-// Time is counted in milliseconds since 1970. Six levels of 256 slots each stand for the bytes of a
-// time. A timer is at the level of the highest byte in which its time differs from the current
-// time, in the slot of that byte's value. So level 0 holds the rest of the current 256 ms, level 1
-// the rest of the current 65.5 s, level 2 of 4.7 h, level 3 of 50 days and so on. When the current
-// time enters a slot of a higher level, the slot's timers move down: at most once per level, which
-// is two moves for a timer an hour away.
+// Time is counted in milliseconds since 1970. There are six levels of 256 slots; each level stands
+// for one byte of a time. A timer is at the level of the highest byte in which its time differs
+// from the current time. Its slot is the value of that byte. So level 0 contains the rest of the
+// current 256 ms, level 1 the rest of the current 65.5 s, level 2 of the current 4.7 h, level 3 of
+// the current 50 days and so on. When the current time enters a slot of a higher level, the timers
+// of the slot move to lower levels. A timer moves at most once per level, so a timer that is due in
+// an hour moves twice.
 //
-// All timers of one millisecond are in the same slot at any moment. Appending to slots and moving
-// them down in order keeps such timers in the order in which they were added, so no sequence number
-// is stored.
+// At any time, all timers of one millisecond are in the same slot. Timers are appended to slots and
+// moved down in order. So timers of one millisecond stay in the order in which they were added, and
+// no sequence number is needed.
 package wheel
 
 import (
@@ -28,17 +29,18 @@ const (
 	slots    = 1 << slotBits
 
 	latest = 1<<(levels*slotBits) - 1 // ms; in the year 10889
-	// The slot of timers that were due when they were added. They fire in the next Advance.
+	// lateSlot is the slot of timers that were already due when they were added. They fire in the
+	// next Advance.
 	lateSlot = levels * slots
 )
 
-// Wheel holds timers with values of type T. It is not safe for concurrent use: the caller must lock
-// it.
+// Wheel contains timers with values of type T. It is not safe for concurrent use, so the caller
+// must lock it.
 type Wheel[T any] struct {
-	now     int64 // time of the latest Advance: every timer up to it has fired
+	now     int64 // time of the latest Advance or Rewind
 	pending int
 	slots   [levels*slots + 1][]timer[T]
-	used    [levels][slots / 64]uint64 // bit set: the slot holds timers
+	used    [levels][slots / 64]uint64 // bit set: the slot is not empty
 }
 
 type timer[T any] struct {
@@ -46,14 +48,14 @@ type timer[T any] struct {
 	v   T
 }
 
-// New returns an empty wheel whose clock stands at now, in ms since 1970.
+// New returns an empty wheel whose current time is now, in ms since 1970.
 func New[T any](now int64) *Wheel[T] { return &Wheel[T]{now: inRange(now)} }
 
-// inRange returns the nearest time that the levels can hold.
+// inRange returns the time nearest to ms that the levels can represent.
 func inRange(ms int64) int64 { return min(max(ms, 0), latest) }
 
-// Add adds a timer due at at, in ms since 1970. A timer that is due already, by the time of the
-// latest Advance, fires in the next Advance.
+// Add adds a timer that is due at the time at, in ms since 1970. If that time is not after the
+// latest Advance, the timer fires in the next Advance.
 func (w *Wheel[T]) Add(at int64, v T) {
 	w.pending++
 	w.placeTimer(timer[T]{inRange(at), v})
@@ -75,9 +77,10 @@ func (w *Wheel[T]) Len() int { return w.pending }
 // Now returns the time of the latest Advance or Rewind.
 func (w *Wheel[T]) Now() int64 { return w.now }
 
-// Next returns a time before which nothing fires, for the caller's sleep, and false if no timer is
-// pending. It is exact for timers of the current 256 ms. For others it may be earlier than the
-// first timer: Advance then fires nothing, and the next Next is better (five times at most).
+// Next returns a time before which no timer fires, so that the caller can sleep until then. ok is
+// false if no timer is pending. The time is exact for timers of the current 256 ms. For later
+// timers it may be earlier than the first timer. Then Advance fires nothing, and the following Next
+// is more exact; that happens at most five times.
 func (w *Wheel[T]) Next() (at int64, ok bool) {
 	if len(w.slots[lateSlot]) > 0 {
 		return w.now, true
@@ -86,9 +89,9 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 	return at, ok
 }
 
-// Advance fires every timer whose time is not after now, ordered by time, and by insertion for
-// equal times. A now before the latest one (the clock was set back) does nothing; see Rewind. fire
-// must not use the wheel.
+// Advance fires every timer whose time is now or earlier, ordered by time. Timers with equal times
+// fire in the order in which they were added. If now is before the latest time (the clock was set
+// back), Advance does nothing; see Rewind. fire must not use the wheel.
 func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 	if now = inRange(now); now < w.now {
 		return
@@ -104,10 +107,10 @@ func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 		w.now = at
 		w.fireSlot(w.takeSlot(slot), fire)
 	}
-	w.now = now // no slot begins between firstSlot and now, so no timer changes its level
+	w.now = now // no slot begins between the last slot and now, so no timer changes its level
 }
 
-// fireSlot fires the timers of a slot that are due, and moves the others to lower levels.
+// fireSlot fires the timers of a slot that are due, and moves the other timers to lower levels.
 func (w *Wheel[T]) fireSlot(ts []timer[T], fire func(v T)) {
 	for _, t := range ts {
 		if t.due > w.now {
@@ -120,10 +123,10 @@ func (w *Wheel[T]) fireSlot(ts []timer[T], fire func(v T)) {
 	clear(ts) // so that the values can be garbage collected
 }
 
-// Rewind sets the clock back. After it, a timer fires when its time comes by the new clock. Without
-// it a wheel whose clock was set back fires nothing, not even new timers, until the old time is
-// reached again. It takes time in proportion to the pending timers. A now that is not before the
-// latest one does nothing.
+// Rewind sets the clock of the wheel back. After that, timers fire when they are due by the new
+// clock. Without Rewind, a wheel whose clock was set back fires nothing, not even new timers, until
+// the old time is reached again. The cost of Rewind grows with the number of pending timers. If now
+// is not before the latest time, Rewind does nothing.
 func (w *Wheel[T]) Rewind(now int64) {
 	if now = inRange(now); now >= w.now {
 		return
@@ -153,11 +156,11 @@ func (w *Wheel[T]) DeleteFunc(del func(v T) bool) {
 	}
 }
 
-// keptCap bounds the capacity that an empty slot keeps.
+// keptCap is the largest capacity that an empty slot keeps.
 const keptCap = 1 << 10
 
-// takeSlot empties a slot and returns its timers. The result is valid until the next timer is
-// placed in that slot.
+// takeSlot empties a slot and returns its timers. The result is valid until the next timer is added
+// to that slot.
 func (w *Wheel[T]) takeSlot(slot int) []timer[T] {
 	ts := w.slots[slot]
 	if w.slots[slot] = ts[:0]; cap(ts) > keptCap {
@@ -169,9 +172,9 @@ func (w *Wheel[T]) takeSlot(slot int) []timer[T] {
 	return ts
 }
 
-// firstSlot returns the time at which the earliest used slot begins, and that slot. It is in the
-// lowest used level, because all timers of a level lie within the slot of the next level in which
-// the current time is.
+// firstSlot returns the time at which the earliest used slot begins, and the index of that slot.
+// The slot is in the lowest used level. All timers of a level lie within the current slot of the
+// next higher level.
 func (w *Wheel[T]) firstSlot() (at int64, slot int, ok bool) {
 	for level := range levels {
 		for word, set := range w.used[level] {
