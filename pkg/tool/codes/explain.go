@@ -147,7 +147,7 @@ func Near(code string, distance func(a, b string) int) (names []string) {
 
 // retryWords say the same as Retries to people.
 var retryWords = map[string]string{
-	"no": "no", "yes": "yes, the same again", "after": "after that was done", "itself": "notifyd does it by itself",
+	"no": "no", "yes": "yes, the same again", "after": "after you have done this", "itself": "notifyd does it by itself",
 }
 
 // RetryWords is Retry for people.
