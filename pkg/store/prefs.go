@@ -63,7 +63,7 @@ func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 // putProfiles stores profiles and returns the version that it gave to the last profile. If check is
 // true, the version of each profile must equal the stored version. Otherwise putProfiles returns
 // profile_changed.
-func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool) (given uint64, err error) {
+func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool) (uint64, error) {
 	last := make(map[string]int, len(ps)) // index of each user's last profile; earlier profiles of the user are ignored
 	for i := range ps {
 		if user := ps[i].User; user == "" || len(user) > notify.MaxUserID {
@@ -95,6 +95,9 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 			return 0, err
 		}
 		c := rows.Change{Part: tablePrefs, Numbers: len(keys)}
+		// given is the version of the last profile. It is no result of putProfiles: Stored may read
+		// it in another goroutine after Swap has returned an error.
+		var given uint64
 		for i, v := range stored {
 			old := storedVersion(v)
 			if check && old != versions[i] {
