@@ -41,8 +41,8 @@ func (c APNsConfig) validate() error {
 	return setting.Err("apns", &c)
 }
 
-// APNs is the client of Apple's push service. It keeps a fixed number of HTTP/2 connections and
-// uses one signed token for all of them.
+// APNs is the client of Apple's push service. It keeps a fixed number of HTTP/2 connections open
+// and uses one signed token for all of them.
 type APNs struct {
 	*pushClient
 	cfg APNsConfig

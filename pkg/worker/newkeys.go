@@ -21,10 +21,11 @@ import (
 // owners of this partition can claim it. This is not true for retries and replays; their rows are
 // always read.
 //
-// The time of a request is that of the clock of the process that accepted it. If that clock is
+// The time of a request comes from the clock of the process that accepted it. If that clock is
 // ahead of ours, a request made before the assignment may seem to be made after it. So envelopes
-// made within clockMargin after the assignment count as possibly claimed, and so do ids from the
-// future. Thus every envelope that this owner reads within clockMargin has its row read.
+// made within clockMargin after the assignment may have been claimed, and their rows are read. The
+// same applies to ids from the future. Thus the row is read for every envelope that this owner
+// reads within clockMargin.
 type newKeys struct {
 	began time.Time // when this member was given the partition
 
@@ -42,8 +43,9 @@ const (
 	// clockAhead is how far ahead of our clock an id may be.
 	clockAhead = time.Second
 
-	// keySetSize is the number of keys in a full keySet. With keySetBits bits a key, of which
-	// keySetHashes are set, a full set reports 0.2% of other keys as met. It takes 64 KiB.
+	// keySetSize is the number of keys in a full keySet. The set has keySetBits bits for each key,
+	// and each key sets keySetHashes bits. A full set wrongly reports 0.2% of other keys as seen.
+	// It takes 64 KiB.
 	keySetSize   = 1 << 15
 	keySetBits   = 16
 	keySetHashes = 5
