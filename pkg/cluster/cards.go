@@ -68,7 +68,7 @@ type Cards struct {
 type peerCard struct {
 	Card
 	owner string
-	age   time.Duration // as of Cards.readAt
+	age   time.Duration // age of the card at Cards.readAt
 }
 
 // Run sends this process's card every cardBeat until ctx ends. Then it removes the card.

@@ -14,10 +14,16 @@ import (
 // How removal continues if this machine's clock is ahead of the last removal time. This happens if
 // the clock jumped, or if notifyd was down.
 const (
-	removalNear    = time.Hour          // up to this far ahead, removal follows the clock at once
-	removalHold    = 24 * time.Hour     // running time before removal catches up, in which an operator can correct the clock
-	removalCatchUp = 5 * 24 * time.Hour // the most running time until removal has caught up
-	removalPace    = 7                  // while it catches up, it gains at least so many times the time that passes
+	// If the clock is ahead by removalNear or less, removal follows the clock at once.
+	removalNear = time.Hour
+	// removalHold is how long notifyd must run before removal starts to catch up. During this time
+	// an operator can correct the clock.
+	removalHold = 24 * time.Hour
+	// removalCatchUp is the longest running time until removal has caught up.
+	removalCatchUp = 5 * 24 * time.Hour
+	// removalPace is the lowest speed of catching up. The difference between the clock and the last
+	// removal time shrinks by at least removalPace seconds per second.
+	removalPace = 7
 )
 
 // RemovalEvery is the time between two removals of a part. It is also the time between two writes

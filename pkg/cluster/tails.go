@@ -138,7 +138,7 @@ func (t *Tails) ownWishes() map[string]tailWish {
 	}
 	workers := 1
 	for workers < len(t.workers) {
-		workers *= 2 // a power of two seldom changes, and every process reads each change
+		workers *= 2 // a power of two changes rarely, and every process must read each change
 	}
 	all := map[tailID]tailWish{}
 	for name, o := range t.open {

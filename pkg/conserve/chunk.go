@@ -167,8 +167,8 @@ type whereabouts struct {
 	key         envelopeKey
 	wakeAt      int64 // ms since 1970
 	waitsBehind bool  // it waits for another receiver of its user
-	// answeredAt holds, by envelope, the record whose row has settled the receiver. That
-	// record and earlier copies of it are no evidence: a worker drops them.
+	// answeredAt contains, by envelope, the record whose row has settled the receiver. That
+	// record and earlier copies of it are no evidence, because a worker drops them.
 	answeredAt  map[envelopeKey]logPosition
 	lastUpdated int64 // when its latest row was written, ms since 1970
 }

@@ -62,9 +62,9 @@ type Triggers interface {
 	// Timer returns the timer that a waiting trigger must have. It returns false if the trigger's
 	// id cannot be decoded.
 	Timer(t *engine.Trigger) (engine.Timer, bool)
-	// Mend writes the timers of the triggers in timers and the dead letters of those in
-	// letters, and makes those in again due again. It changes a row only if the row is
-	// still the one given. It returns the ids of the triggers that it repaired.
+	// Mend writes the timers of the triggers in timers and the dead letters of the triggers in
+	// letters, and makes the triggers in again due again. It changes a row only if the row is
+	// still the same as the given row. It returns the ids of the triggers that it repaired.
 	Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error)
 }
 

@@ -76,7 +76,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 			m.layer, m.inputError = layerFilter, ""
 			text := m.filter[m.tab]
 			if text != "" {
-				text += " " // typing starts a new word
+				text += " " // what the person types starts a new word
 			}
 			m.input.SetValue(text)
 			m.input.CursorEnd()

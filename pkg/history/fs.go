@@ -30,8 +30,9 @@ type File interface {
 	Size() (int64, error)
 	// SyncData makes the content durable.
 	SyncData() error
-	// WriteBack asks the system to write the range soon and does not wait. It is a hint. Without
-	// it the kernel collects dirty pages and writes them in bursts that stall every writer.
+	// WriteBack asks the operating system to write the range soon. It does not wait and guarantees
+	// nothing. Without WriteBack the kernel collects dirty pages and writes them in bursts, which
+	// stall every writer.
 	WriteBack(off, n int64)
 	// Forget tells the operating system that the content will probably not be read soon, so it may
 	// leave the page cache. The content must be durable.

@@ -298,7 +298,7 @@ func (s *Store) load() error {
 	}
 	s.replaceView(segs, nil)
 	for _, seg := range segs {
-		seg.blob.release() // the view holds its own reference
+		seg.blob.release() // the view has its own reference
 	}
 	return s.loadOffsets(segs)
 }

@@ -261,8 +261,8 @@ const (
 	maxCanary = 1000
 )
 
-// applyTo parses the numbers into spec. In the API, a canary or guard below 0 means none. In the
-// form it is 0, so that a typing error cannot turn them off.
+// applyTo parses the options into spec. In the API, a canary or guard below 0 turns it off. In the
+// form, 0 turns it off, and a negative number is refused. So a typing error cannot turn it off.
 func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	if spec.Kind != "replay" {
 		*o = options{}

@@ -29,8 +29,8 @@ const (
 // and bodies that differ from their checksums. The zero value is empty. Store is an http.Handler
 // and is safe for concurrent use.
 type Store struct {
-	// Fail returns the status with which to refuse a request, or 0. It may call the Store's
-	// methods. It must be set before the first request. May be nil.
+	// Fail returns the status with which the Store refuses a request, or 0 to accept the request.
+	// It may call the Store's methods. It must be set before the first request. May be nil.
 	Fail func(r *http.Request) int
 
 	mu       sync.Mutex
