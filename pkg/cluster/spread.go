@@ -14,10 +14,9 @@ import (
 const (
 	// spreadTrust is how long a process may use a number of parts after it has read it.
 	spreadTrust = 30 * time.Second
-	// spreadLead is how long before a raise takes effect it is stored. When it takes effect, every
-	// process has read the new number or has stopped using the old one. The amount by which
-	// spreadLead is larger than spreadTrust is the largest difference between two clocks that does
-	// no harm.
+	// A raise takes effect spreadLead after it is stored. By then every process has read the new
+	// number, or has stopped using the old number. The clocks of two processes may differ by
+	// spreadLead-spreadTrust.
 	spreadLead = 2 * spreadTrust
 )
 

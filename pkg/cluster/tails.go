@@ -486,8 +486,9 @@ func (s *shownTail) tellDropped() {
 	}
 }
 
-// tellProcesses sends the client a list of the processes that send outcomes and of those that are
-// missing. It sends the list once this is known for all processes, and whenever it has changed.
+// tellProcesses sends the client a list of the processes that send outcomes and of the processes
+// that are missing. It sends no list while the state of a process is unknown, or if the list has
+// not changed.
 func (s *shownTail) tellProcesses() {
 	e := api.Event{Type: api.EventProcesses, At: time.Now().UTC(), Processes: []string{}}
 	if !s.addProcesses(&e) {
@@ -502,8 +503,8 @@ func (s *shownTail) tellProcesses() {
 	}
 }
 
-// addProcesses adds to e the processes that answer and those that do not answer. It returns false
-// while this is unknown for one of the processes.
+// addProcesses adds to e the processes that answer and the processes that do not answer. It returns
+// false while this is unknown for a process.
 func (s *shownTail) addProcesses(e *api.Event) bool {
 	s.t.mu.Lock()
 	workers, deaf := s.t.workers, s.t.listenErr

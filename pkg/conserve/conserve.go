@@ -116,8 +116,8 @@ type Config struct {
 	// process.
 	Apart bool
 	Born  time.Time
-	// Settle is the time between two checks of a suspect. It must be longer than a commit of
-	// offsets takes.
+	// Settle is the time between two checks of a suspect. It must be longer than the time of a
+	// commit of offsets.
 	Settle time.Duration `default:"2s"`
 	// Rounds is how many rounds in a row a suspect must stay unchanged before it counts as drift.
 	Rounds int `default:"3"`

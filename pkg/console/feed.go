@@ -48,8 +48,8 @@ var feedsOfTab = [tabs][]feed{
 	tabSchedules: {feedForecast, feedSchedules},
 }
 
-// restFactor is how many times longer than its last answer took a feed waits. So requests take at
-// most a tenth of the time of a slow server.
+// restFactor is the shortest wait of a feed before its next request, in durations of its last
+// request. So a slow server spends at most a tenth of its time on the requests of a feed.
 const restFactor = 9
 
 // feedState is the state of one feed.

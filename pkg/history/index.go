@@ -109,7 +109,7 @@ func hashBase(b notify.Base) uint64 { return notify.HashUser(b[:]) }
 const (
 	entrySize   = 5
 	bucketSize  = 16      // average number of entries per directory slot
-	maxOrdinals = 1 << 24 // an entry holds 24 bits of ordinal
+	maxOrdinals = 1 << 24 // an entry has 24 bits of ordinal
 	maxDirBits  = 20
 )
 

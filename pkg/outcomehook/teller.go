@@ -217,9 +217,9 @@ func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, er
 	return body, len(p.Outcomes), err
 }
 
-// countSkipped counts the first dead letters that are not sent: those that failed before since (ms
-// since 1970), and those of triggers. A failed trigger with outcomes must not cause another
-// trigger.
+// countSkipped returns how many dead letters at the beginning of ds are not sent. These are letters
+// that failed before since (ms since 1970), and letters of triggers. A failed trigger with outcomes
+// must not cause another trigger.
 func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++

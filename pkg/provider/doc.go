@@ -1,4 +1,4 @@
-// Package provider holds thin clients of the push, SMS and email providers APNs, FCM, Twilio and
+// Package provider contains thin clients of the push, SMS and email providers APNs, FCM, Twilio and
 // SendGrid. It also parses the delivery receipts that they send later.
 //
 // Every client has the same functions. NewX(cfg) checks the configuration and starts no goroutine.

@@ -20,7 +20,7 @@ const (
 	fcmMinTokenAge = time.Minute
 )
 
-// ServiceAccount holds the content of a Google service account's JSON key file.
+// ServiceAccount contains the content of a Google service account's JSON key file.
 type ServiceAccount struct {
 	Project  string
 	Email    string

@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// PushConfig holds the settings that the clients of APNs and FCM share.
+// PushConfig contains the settings that the clients of APNs and FCM share.
 type PushConfig struct {
 	// Endpoint is the provider's address. Default of BaseURL: the provider's URL.
 	Endpoint Endpoint

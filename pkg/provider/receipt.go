@@ -28,7 +28,7 @@ type Receipt struct {
 	At      time.Time // when the reported event happened; zero: unknown
 }
 
-// Headers that hold the signature of a receipt.
+// Headers that contain the signature of a receipt.
 const (
 	TwilioSignature   = "X-Twilio-Signature"
 	SendGridSignature = "X-Twilio-Email-Event-Webhook-Signature"

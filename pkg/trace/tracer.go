@@ -29,7 +29,7 @@ type Config struct {
 	HeadersFile string  `koanf:"headers_file" doc:"file with headers for the collector, one per line as Name: value; keep it secret if they are"`
 	Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
 
-	// Headers holds the headers read from HeadersFile.
+	// Headers contains the headers read from HeadersFile.
 	Headers map[string]string
 	// Version is the service.version of the spans.
 	Version string

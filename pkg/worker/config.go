@@ -200,7 +200,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Events holds functions that are called once per window or envelope, never per receiver. A nil
+// Events contains functions that are called once per window or envelope, never per receiver. A nil
 // function is skipped.
 type Events struct {
 	// Settled reports the outcomes of one window.

@@ -255,7 +255,7 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 		Trace: e.Trace,
 		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
 	}
-	b, _ := json.Marshal(f) // cannot fail: it holds only strings and numbers
+	b, _ := json.Marshal(f) // cannot fail: it contains only strings and numbers
 	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
 }
 
@@ -281,7 +281,7 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 		if len(out.Receivers) == 0 {
 			return
 		}
-		b, _ := json.Marshal(out) // cannot fail: it holds only strings and numbers
+		b, _ := json.Marshal(out) // cannot fail: it contains only strings and numbers
 		recs = append(recs, log.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
 		out.Receivers = out.Receivers[:0]
 	}

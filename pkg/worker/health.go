@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Health holds the state of the providers that a process uses. Each route has a circuit breaker and
+// Health contains the state of the providers that a process uses. Each route has a circuit breaker and
 // a time until which it is blocked. Both lanes of a channel, in both roles, share one Health. It is
 // safe for concurrent use.
 type Health struct {

@@ -78,7 +78,7 @@ func (r *round) startCallSpan() trace.Span {
 	return s
 }
 
-// endCallSpan ends the span of a call. before holds the number of exceptions of each part before
+// endCallSpan ends the span of a call. before contains the number of exceptions of each part before
 // the call.
 func (r *round) endCallSpan(s *trace.Span, before []int) {
 	if !s.On() {

@@ -47,7 +47,7 @@ type round struct {
 	mu              sync.Mutex // guards the fields below and, during a call, hasDefault, notTaken and gone
 	defaultOutcome  notify.Exception
 	exceptions      [][]notify.Exception // by part: outcomes other than the default
-	acceptedByRoute []int                // by route: accepted items that its breaker does not know yet
+	acceptedByRoute []int                // by route: accepted items not yet reported to its breaker
 }
 
 // itemRef says which receiver an item belongs to, and which route serves it. Looking up the route

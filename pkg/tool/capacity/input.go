@@ -14,9 +14,13 @@ import (
 // Input is the input of a sheet. Rates are per second, shares from 0 to 1.
 //
 // The tags of a field are its name in a file and as a flag, its kind, its documentation, and for
-// some kinds its limits. The kinds are: rate, from 1 to maxRate; known, a rate, or 0 if it is
-// unknown; share, 0 to 1; whole, a whole number from 1 to max; number, from min to max; span, a
-// duration.
+// some kinds its limits. These are the kinds:
+//   - rate: from 1 to maxRate
+//   - known: a rate, or 0 if the rate is unknown
+//   - share: from 0 to 1
+//   - whole: a whole number from 1 to max
+//   - number: from min to max
+//   - span: a duration
 type Input struct {
 	Rate      float64 `key:"rate" kind:"rate" doc:"notifications per second"`
 	Push      float64 `key:"push" kind:"share" doc:"share of push"`

@@ -188,7 +188,7 @@ func (in *Input) mail(of ofFunc, plain plainFunc) Line {
 func (in *Input) database(of ofFunc, plain plainFunc) {
 	rows := in.rows(in.Fanout)
 	shards := of("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
-	shards.OneLost = shards.HoldsTo // the other replicas of the shard take its work
+	shards.OneLost = shards.HoldsTo // the other replicas of the shard do its work
 	nodes := *shards
 	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
