@@ -59,7 +59,7 @@ func (p *program) confirm(t *target, d confirmLevel, what string) error {
 }
 
 // withAdvice adds the next steps to an error. If the command has added its own next steps,
-// withAdvice keeps those, because they are more specific.
+// withAdvice keeps the command's steps, because they are more specific.
 func (p *program) withAdvice(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil

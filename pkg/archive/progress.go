@@ -56,8 +56,8 @@ func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error
 // letter that is younger than Wait is purged.
 const purgeScanLimit = 100_000
 
-// PurgeBefore returns the time up to which dead letters may be purged at now: those whose
-// DeadLetter.Until is not after it, in ms since 1970. Dead letters that are not archived are kept
+// PurgeBefore returns a time in ms since 1970. At now, a dead letter may be purged if its
+// DeadLetter.Until is not after this time. Dead letters that are not archived are kept
 // until they are older than Wait.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
 	st, err := a.currentState(ctx)

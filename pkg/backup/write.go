@@ -18,8 +18,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Format is the format version of the backups that this build writes, and the only one that it
-// reads.
+// Format is the format version of the backups that this build writes. It reads no other version.
 const Format = 1
 
 // manifestName is the name of the first entry.

@@ -52,7 +52,7 @@ type CircuitConfig struct {
 	Logger *slog.Logger
 }
 
-// Circuits shows the circuit breakers of this process: those of providers' routes and of callers'
+// Circuits shows the circuit breakers of this process: circuits of providers' routes and of callers'
 // callbacks. Operators can hold and reset them in every process.
 type Circuits struct {
 	cfg   CircuitConfig

@@ -134,9 +134,9 @@ func (c *Clock) Ask(ctx context.Context) {
 	}
 }
 
-// medianOffset sorts offs and returns the median. For an even number of offsets, it returns the one
-// of the two middle offsets that is nearer to 0. So if two servers disagree, this machine's clock
-// decides which of them is right.
+// medianOffset sorts offs and returns the median. If the number of offsets is even, there are two
+// middle offsets, and medianOffset returns the offset nearer to 0. So if two servers disagree, this
+// machine's clock decides which server is right.
 func medianOffset(offs []time.Duration) time.Duration {
 	slices.Sort(offs)
 	low, high := offs[(len(offs)-1)/2], offs[len(offs)/2]

@@ -145,7 +145,7 @@ const (
 // Feeds wraps the dead letters and stores up to which position each caller has read its feed. A
 // caller has not seen later letters. Within a process the indexer and the server of feeds must
 // share one Feeds. When one of several processes saves its positions, it merges them with the
-// positions of the others. Feeds is safe for concurrent use.
+// positions of the other feeds. Feeds is safe for concurrent use.
 type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta

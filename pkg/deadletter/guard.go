@@ -72,8 +72,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// maxWatched is how many letters may be followed at a time. If there are more, the oldest ones are
-// no longer followed.
+// maxWatched is how many letters may be followed at a time. If there are more, the oldest letters
+// are no longer followed.
 const maxWatched = 2000
 
 // outcomeWatch follows the outcomes of replayed letters. The job's runner owns it.

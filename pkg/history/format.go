@@ -118,7 +118,7 @@ type segmentMeta struct {
 	MinTime   int64       `json:"min_time"` // time of the oldest record, ms since 1970
 	MaxTime   int64       `json:"max_time"`
 	Parts     []partRange `json:"parts"`
-	Replaces  []uint64    `json:"replaces,omitempty"` // numbers of the segments that were merged into this one
+	Replaces  []uint64    `json:"replaces,omitempty"` // numbers of the segments that were merged into this segment
 }
 
 // check returns an error if m cannot describe a file whose meta begins at end.

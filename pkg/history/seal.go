@@ -218,7 +218,8 @@ type cachedSegment struct {
 // is an open file.
 const maxCachedSegments = 64
 
-// add adds the newest segment. If the segments have more than maxBytes, it removes the oldest ones.
+// add adds the newest segment. If the segments have more than maxBytes, it removes the oldest
+// segments.
 func (c *cachedSegments) add(b *blob, size, maxBytes int64) {
 	b.hold()
 	c.mu.Lock()

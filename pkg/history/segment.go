@@ -22,7 +22,7 @@ type segment struct {
 	maxBase  notify.Base
 	users    sortedIndex
 	bases    sortedIndex
-	replaced bool        // a merged segment contains this one; the next start removes the file
+	replaced bool        // a merged segment contains this segment; the next start removes the file
 	bad      atomic.Bool // found damaged; it is not merged
 }
 

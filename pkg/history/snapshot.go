@@ -13,7 +13,7 @@ import (
 
 // Snapshot copies the sealed segments into dir, a new folder on the same file system. It makes hard
 // links if the file system supports them, because a sealed segment never changes. Records that are
-// not sealed have offsets above those in the copy, and are in the log.
+// not sealed have offsets above the offsets in the copy, and are in the log.
 func (s *Store) Snapshot(dir string) error {
 	s.changeMu.Lock() // no segment is merged or removed while this is held
 	defer s.changeMu.Unlock()

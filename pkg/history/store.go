@@ -42,7 +42,7 @@ type Store struct {
 	// unknown.
 	failed     atomic.Pointer[error]
 	failedCh   chan struct{} // closed when failed is set
-	freeArrays chan arrays   // memory of sealed tails, for new ones
+	freeArrays chan arrays   // memory of sealed tails, for new tails
 	progress   offsetProgress
 	sealQueue  sealQueue
 	cached     cachedSegments

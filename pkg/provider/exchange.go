@@ -28,8 +28,8 @@ type Endpoint struct {
 	// BaseURL has no path. Default: the provider's URL. The scheme http is only for simulators on
 	// loopback.
 	BaseURL string
-	// RootCAs are the authorities that may sign the server's certificate. Default: those of the
-	// operating system.
+	// RootCAs are the authorities that may sign the server's certificate. Default: the authorities
+	// of the operating system.
 	RootCAs *x509.CertPool
 	// Timeout is the time limit of one exchange, from its first byte to the end of the answer.
 	// Default 10 s, SendGrid 30 s.

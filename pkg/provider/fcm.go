@@ -16,7 +16,7 @@ import (
 const fcmQuotaBlock = time.Minute
 
 // FCMConfig configures the client of Firebase Cloud Messaging (HTTP v1). The tagged fields are
-// the section providers.fcm of the configuration file; only the program sets the others.
+// the section providers.fcm of the configuration file; only the program sets the other fields.
 type FCMConfig struct {
 	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
 	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the one named in the credentials"`

@@ -15,7 +15,7 @@ import (
 )
 
 // SendGridConfig configures the client of SendGrid's Mail Send API. The tagged fields are the
-// section providers.sendgrid of the configuration file; only the program sets the others.
+// section providers.sendgrid of the configuration file; only the program sets the other fields.
 type SendGridConfig struct {
 	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
 	KeyFile    string   `koanf:"key_file" doc:"file with the API key"`

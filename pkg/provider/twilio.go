@@ -24,7 +24,7 @@ type TwilioAccount struct {
 }
 
 // TwilioConfig configures the client of Twilio's Programmable Messaging. The tagged fields are
-// the section providers.twilio of the configuration file; only the program sets the others.
+// the section providers.twilio of the configuration file; only the program sets the other fields.
 type TwilioConfig struct {
 	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
 	Accounts     []TwilioAccount `koanf:"accounts" doc:"accounts to send from, each with sid, token and from"`

@@ -22,7 +22,7 @@ import (
 )
 
 // Config configures a Tracer. The zero value turns tracing off. The tagged fields are the section
-// tracing of the configuration file; only the program sets the others.
+// tracing of the configuration file; only the program sets the other fields.
 type Config struct {
 	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that accepts OpenTelemetry traces over OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (traceparents are passed on anyway)"`
 	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; a traceparent itself says whether its request is recorded"`

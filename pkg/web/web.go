@@ -248,8 +248,8 @@ type view struct {
 	Body                any
 }
 
-// render writes a page. It escapes all control characters in the data, including those that change
-// a terminal or the direction of text. See notify.IsControl.
+// render writes a page. It escapes all control characters in the data, including characters that
+// change a terminal or the direction of text. See notify.IsControl.
 func (p *Page) render(w http.ResponseWriter, status int, name string, v view) {
 	v.Now, v.Style, v.Script, v.Icon = p.cfg.Now(), p.style, p.script, p.icon
 	var b bytes.Buffer

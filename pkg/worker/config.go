@@ -172,7 +172,7 @@ const (
 	MaxPoll    = 1000
 )
 
-// Routes names the providers of a lane and finds the one that serves an address.
+// Routes names the providers of a lane and finds the provider of an address.
 type Routes struct {
 	Names []string
 	Of    func(address []byte) int // returns an index into Names, or -1 if no provider serves the address

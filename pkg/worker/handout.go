@@ -168,7 +168,7 @@ func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) 
 	return budget, early, err
 }
 
-// waitTurn waits until the envelopes before this one have results. It returns false if the
+// waitTurn waits until all earlier envelopes have results. It returns false if the
 // partition is drained first. Then no later window of the job is called, so that the called windows
 // are always the first windows of the job.
 func (j *job) waitTurn() bool {

@@ -270,8 +270,8 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 }
 
 // takeBackClaims writes the progress of a job that a drain leaves to the next owner, without the
-// unused claims. Windows that were called have been settled; other windows were not called. So for
-// the next owner only those receivers are ambiguous that were ambiguous for this owner. A stop is
+// unused claims. Windows that were called have been settled; other windows were not called. So
+// for the next owner the same receivers are ambiguous as for this owner, and no others. A stop is
 // not a death of the process, so it does not count as a start. Drain calls takeBackClaims when no
 // goroutine of the partition runs any more. Answers are dropped only after the partition's context
 // has ended, and then Commit writes nothing.

@@ -41,7 +41,7 @@ type Opening struct {
 
 	mu          sync.Mutex                             // guards the fields below
 	settledAt   map[int64]map[log.TopicPartition]int64 // by time of the change, in ms since 1970: the offsets to wait for
-	committedTo map[log.TopicPartition]int64           // the group's committed offsets, or start offsets if those are higher
+	committedTo map[log.TopicPartition]int64           // the group's committed offsets, or the start offsets if they are higher
 	readAgainAt time.Time                              // when committedTo must be read again
 }
 

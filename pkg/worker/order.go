@@ -89,7 +89,7 @@ func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 
 // leave ends a turn: its users have their first results. An envelope may leave before it has its
 // turn, because it was finished before, expired or cancelled. Then it stays in the order until all
-// envelopes that it waits for have left, because later envelopes must wait for those too.
+// envelopes that it waits for have left, because later envelopes must also wait for them.
 func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

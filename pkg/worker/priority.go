@@ -170,7 +170,8 @@ func (q *quota) giveBack(n int) {
 	}
 }
 
-// serve gives free capacity to the waiting goroutines, in order, until the next one does not fit.
+// serve gives free capacity to the waiting goroutines, in order, until the capacity is too small
+// for the next goroutine.
 // While the quota is shut, it starts watch instead. The caller holds mu.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {

@@ -126,7 +126,7 @@ func (r *round) putOff(i int, x notify.Exception, at, now time.Time) {
 	r.park(x, e, at)
 }
 
-// planRetry plans the next attempt. If no attempt is left, or the next one would be after the
+// planRetry plans the next attempt. If no attempt is left, or the next attempt would be after the
 // expiry, it ends the item.
 func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	cfg := &r.w.cfg

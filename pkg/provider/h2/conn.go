@@ -75,7 +75,7 @@ type conn struct {
 	initialWindow int64  // bytes that the server accepts on a new stream
 	recvWindow    int    // bytes of answers that the server may still send
 	proven        bool   // the server has accepted our credentials on this connection
-	draining      bool   // the connection accepts no more requests and closes after the last one
+	draining      bool   // the connection accepts no more requests and closes after the last request
 	err           error  // why the connection was closed; nil: it is open
 	timer         *time.Timer
 	timerAt       time.Time // when timer will fire

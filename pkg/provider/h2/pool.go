@@ -27,7 +27,7 @@ const (
 	Leave
 )
 
-// Config configures a Pool. Dial and Judge are required; the others have defaults.
+// Config configures a Pool. Dial and Judge are required; the other fields have defaults.
 type Config struct {
 	// Dial opens a connection that speaks HTTP/2; see Dialer.
 	Dial func(ctx context.Context) (net.Conn, error)
@@ -289,7 +289,7 @@ func (p *Pool) addConn(c *conn) {
 	c.signal()
 }
 
-// removeReady removes a connection from those that accept requests.
+// removeReady removes a connection from the connections that accept requests.
 func (p *Pool) removeReady(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

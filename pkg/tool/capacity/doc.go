@@ -12,6 +12,6 @@
 //	number.go     parsing and formatting of numbers
 //	sheet.go      Compute: the lines
 //	limits.go     where Count is too low; rows by chunk; what breaks first
-//	measured.go   measured rates instead of assumed ones
+//	measured.go   measured rates instead of assumed rates
 //	verify.go     comparison of a sheet with a running installation
 package capacity

@@ -95,7 +95,7 @@ func Client() (Catalogue, error) {
 }
 
 // With returns the metrics of c and of the parameter more. If both contain the same metric, it
-// returns the one in more.
+// returns the metric of more.
 func (c Catalogue) With(more Catalogue) Catalogue {
 	out := make(Catalogue, len(c)+len(more))
 	for _, from := range []Catalogue{c, more} {

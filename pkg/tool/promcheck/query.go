@@ -147,7 +147,7 @@ func (q *query) lookUpMetric(name string) (have set, m Metric, suffix string) {
 }
 
 // suggestion returns a hint with a similar metric: a metric that contains all words of the name
-// except one. If there are several such metrics, it uses the one with the longest common prefix.
+// except one word. If several metrics do, it uses the metric with the longest common prefix.
 func (q *query) suggestion(name string) string {
 	words := strings.Split(name, "_")
 	best, most := "", 100*max(len(words)-1, 2)
