@@ -30,9 +30,9 @@ const (
 	confirmAlways                     // always asks: it affects many receivers and cannot be undone
 )
 
-// confirm asks the person to confirm the change that what describes. It returns nil if the change
-// was confirmed, or needs no confirmation. Where nobody can answer (no terminal, or --no-input),
-// it returns an error that names --yes.
+// confirm asks the person to confirm a change. The text what describes the change. It returns nil
+// if the person confirms, or if no confirmation is needed. If no person can answer (no terminal, or
+// --no-input), it returns an error that mentions --yes.
 func (p *program) confirm(t *target, d confirmLevel, what string) error {
 	if p.global.yes || (d == changes && !t.ctx.Protected) {
 		return nil
@@ -58,8 +58,8 @@ func (p *program) confirm(t *target, d confirmLevel, what string) error {
 	return term.Exitf(term.ExitError, "not confirmed; nothing was done")
 }
 
-// withAdvice adds the next steps to an error. It keeps the steps that the failed command gave
-// itself, because they are more specific.
+// withAdvice adds the next steps to an error. If the command has added its own next steps,
+// withAdvice keeps the command's steps, because they are more specific.
 func (p *program) withAdvice(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil
@@ -124,7 +124,7 @@ func (p *program) nextSteps(c *cobra.Command, err error) []string {
 		return []string{"notifyctl context check       (the scopes of the token)"}
 	case notify.KindOf(err) == notify.KindThrottled || notify.KindOf(err) == notify.KindUnavailable:
 		return []string{"run the same command again; notifyctl doctor shows the health of the server"}
-	case code == "" && term.ExitCode(err) == term.ExitUsage: // an error with a code already names the field and the rule
+	case code == "" && term.ExitCode(err) == term.ExitUsage: // an error with a code already contains the field and the rule
 		return []string{c.CommandPath() + " --help"}
 	}
 	return nil
@@ -142,8 +142,8 @@ func (p *program) noAnswerAdvice() []string {
 	return append([]string{what}, "notifyctl context ls          (lists the known servers), then run the same command again")
 }
 
-// missingTokenAdvice names the context's token file if that file does not exist. The server of
-// the context is then probably gone as well.
+// missingTokenAdvice returns advice if the context's token file does not exist. Then the server of
+// the context is probably gone too.
 func (p *program) missingTokenAdvice() []string {
 	t, err := p.target()
 	if err != nil || t.token == nil || t.name == "" || p.tokenGiven() {
@@ -159,8 +159,9 @@ func (p *program) missingTokenAdvice() []string {
 	return []string{next}
 }
 
-// withRetryHint adds to err how to repeat the command safely, if err leaves open whether the
-// server accepted the request. Repeating with the same key does nothing twice.
+// withRetryHint adds to err a safe way to repeat the command. It does so if it is unknown whether
+// the server accepted the request. With the same idempotency key, a repeated request does not do
+// the work twice.
 func withRetryHint(ctx context.Context, err error, key, what string) error {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindThrottled:
@@ -175,8 +176,8 @@ func withRetryHint(ctx context.Context, err error, key, what string) error {
 // human reports whether results are printed for people to read.
 func (p *program) human() bool { return p.global.output == "table" && p.global.jq == "" }
 
-// paged runs write. On a terminal, the output goes through $PAGER, or less. If the pager does not
-// exist, paged prints without one.
+// paged runs write. On a terminal, the output goes through $PAGER, or through less if PAGER is not
+// set. If the pager does not exist, paged prints without a pager.
 func (p *program) paged(ctx context.Context, write func() error) error {
 	if !p.outTerminal || !p.human() {
 		return write()
@@ -207,21 +208,21 @@ func (p *program) paged(ctx context.Context, write func() error) error {
 	return errors.Join(err, end)
 }
 
-// progress is a bar on standard error. It is nil if standard error is no terminal; the methods of
-// a nil *progress do nothing.
+// progress is a progress bar on standard error. It is nil if standard error is not a terminal. The
+// methods of a nil *progress do nothing.
 type progress struct {
 	all *mpb.Progress
 	bar *mpb.Bar
 }
 
-// startProgress shows a bar for total items. A total of 0 means unknown.
+// startProgress shows a progress bar for total items. A total of 0 means that the total is unknown.
 func (p *program) startProgress(what string, total int64) *progress {
 	if !p.errTerminal || p.global.quiet || p.getenv("TERM") == "dumb" {
 		return nil
 	}
 	all, began := mpb.New(mpb.WithOutput(p.err), mpb.WithWidth(48)), p.now()
-	// The carriage return is for the echo of a ^C: it leaves the cursor behind column
-	// 0, from where mpb draws the next frame ("chchecking").
+	// After Ctrl-C, the terminal shows ^C, so the cursor is not in column 0. Without the carriage
+	// return, mpb would draw the next frame from there ("chchecking").
 	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("\r%-10s ", what)))
 	tail := mpb.AppendDecorators(decor.Any(func(st decor.Statistics) string {
 		return progressText(st.Current, total, p.now().Sub(began))
@@ -232,8 +233,9 @@ func (p *program) startProgress(what string, total int64) *progress {
 	return &progress{all, all.AddBar(total, name, tail)}
 }
 
-// progressText returns how much of total is done, the rate, and the time left at that rate. A
-// total of 0 means unknown. Before the first item is done, it returns the count alone.
+// progressText returns how many items are done, the total, the rate, and the time that remains at
+// this rate. A total of 0 means that the total is unknown. Before the first item is done, it
+// returns only the counts.
 func progressText(done, total int64, took time.Duration) string {
 	s := count(done)
 	if total > 0 {
@@ -262,7 +264,7 @@ func (g *progress) set(n int64) {
 	}
 }
 
-// end stops drawing the bar. The bar stays visible, and later output goes below it.
+// end stops drawing the bar. The bar stays visible, and later output is below it.
 func (g *progress) end() {
 	if g == nil {
 		return

@@ -86,7 +86,7 @@ meanwhile. The last line is
 			if err != nil {
 				return err
 			}
-			if !c.Flags().Changed("timeout") { // the server reads everything that was accepted
+			if !c.Flags().Changed("timeout") { // the server reads everything that was accepted, which may take long
 				cl.HTTPClient.Timeout = 0
 			}
 			rep, err := cl.Conservation(c.Context(), from)
@@ -106,8 +106,8 @@ meanwhile. The last line is
 	return c
 }
 
-// printConservation prints a report. The line for scripts follows the tables only: a reader of
-// JSON or YAML gets the same figures as fields.
+// printConservation prints a report. The line for scripts follows only after the tables, because
+// JSON and YAML contain the same figures as fields.
 func printConservation(p *program, rep *api.Conservation) error {
 	pr := p.printer()
 	if pr.Format != "table" || pr.JQ != "" {

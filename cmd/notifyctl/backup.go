@@ -64,7 +64,7 @@ func backupTo(ctx context.Context, p *program, w io.Writer) error {
 	return err
 }
 
-// progressWriter counts the bytes that are written through it on a progress bar.
+// progressWriter is a writer that adds the written bytes to a progress bar.
 type progressWriter struct {
 	w   io.Writer
 	bar *progress
@@ -76,8 +76,8 @@ func (c *progressWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// runBackup writes a temporary file, verifies it, and renames it to name. A backup that fails
-// leaves an existing file of that name as it was.
+// runBackup writes a temporary file, verifies it, and renames it to name. If the backup fails, an
+// existing file with this name is not changed.
 func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if _, err := os.Stat(name); err == nil && !force {
 		return term.Usage("%s already exists; --force replaces it", name)
@@ -89,7 +89,7 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if err != nil {
 		return cannotWrite(name, err)
 	}
-	defer os.Remove(f.Name()) // fails, as it should, once the file is renamed
+	defer os.Remove(f.Name()) // this fails after the rename, which is right
 	defer f.Close()
 	if err := backupTo(ctx, p, f); err != nil {
 		return err
@@ -125,8 +125,8 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	})
 }
 
-// restoreLine returns the command that restores a backup. For a backup of notifyd dev, DIR is
-// then what notifyd dev takes as --data-dir.
+// restoreLine returns the command that restores a backup. For a backup of notifyd dev, DIR is the
+// folder to give to notifyd dev as --data-dir.
 func restoreLine(name string, m backup.Manifest) string {
 	if strings.HasPrefix(name, "-") {
 		name = "./" + name

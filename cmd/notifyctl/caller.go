@@ -157,7 +157,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 			set()
 		}
 	}
-	if o.changed("outcomes-of") { // after --outcomes, which may clear it
+	if o.changed("outcomes-of") { // do this after --outcomes, which may clear OutcomesOf
 		c.OutcomesOf = o.outcomesOf
 	}
 	if err := p.confirm(t, changes, "change caller "+id); err != nil {

@@ -96,7 +96,7 @@ func newCampaignList(p *program) *cobra.Command {
 	return c
 }
 
-// holdText returns the pause and the rate of a campaign in words.
+// holdText returns the pause and the rate of a campaign as text.
 func holdText(h *api.CampaignHold) string {
 	text := "open"
 	if h.Paused {
@@ -108,9 +108,9 @@ func holdText(h *api.CampaignHold) string {
 	return text
 }
 
-// campaignState is the checkpoint of a fan-out on this machine. It is written after every part,
-// so that a later run skips the parts that are done, even after a crash. A part that was under
-// way at a crash is sent again, and the server recognises it by (campaign, part).
+// campaignState is the checkpoint of a fan-out on this machine. It is written after every part. So
+// a later run skips the parts that are done, even after a crash. A part that was in flight at the
+// crash is sent again. The server recognizes it by (campaign, part).
 type campaignState struct {
 	Campaign string     `json:"campaign"`
 	Server   string     `json:"server"`
@@ -118,20 +118,21 @@ type campaignState struct {
 	Fanout   api.Fanout `json:"fanout"` // the content; the first run fixes its times
 	PartSize int        `json:"part_size"`
 
-	// The source. Only the same file is cut into the same parts.
+	// The source. A resumed run needs the same file, because only the same file gives the same
+	// parts.
 	File   string `json:"file"`   // "-": standard input
-	Size   int64  `json:"size"`   // bytes; -1: not known
-	Head   string `json:"head"`   // SHA-256 of its first 64 KiB
-	Format string `json:"format"` // of the receivers
-	Total  int64  `json:"total"`  // receivers in the file; 0: not known
+	Size   int64  `json:"size"`   // bytes; -1: unknown
+	Head   string `json:"head"`   // SHA-256 of the file's first 64 KiB
+	Format string `json:"format"` // format of the receivers
+	Total  int64  `json:"total"`  // receivers in the file; 0: unknown
 
-	// Parts end in nearly their order: all before Next are done, and the few in Ahead.
+	// All parts before Next are done. Ahead lists the few later parts that are also done.
 	Next     uint32           `json:"next"`
 	Ahead    []uint32         `json:"ahead,omitempty"`
-	Stored   int64            `json:"stored"` // receivers of the parts done
+	Stored   int64            `json:"stored"` // receivers in the parts that are done
 	Accepted int64            `json:"accepted"`
 	Rejected int64            `json:"rejected"`
-	Reasons  map[string]int64 `json:"reasons,omitempty"` // of the rejected, by code
+	Reasons  map[string]int64 `json:"reasons,omitempty"` // by code: number of rejected receivers
 	Complete bool             `json:"complete"`
 
 	path string
@@ -158,7 +159,8 @@ func openCampaign(getenv func(string) string, id string) (*campaignState, error)
 	return s, nil
 }
 
-// save writes the state atomically: after a crash, the file holds the old or the new state.
+// save writes the state atomically. After a crash, the file contains either the old or the new
+// state.
 func (s *campaignState) save() error {
 	b, err := json.MarshalIndent(s, "", " ")
 	if err != nil {
@@ -189,7 +191,7 @@ func (s *campaignState) markPartDone(part uint32) {
 // partsDone returns how many parts are done.
 func (s *campaignState) partsDone() int { return int(s.Next) + len(s.Ahead) }
 
-// checkSameSource returns an error if server or file are not those of the first run.
+// checkSameSource returns an error if the server or the file is not the same as in the first run.
 func (s *campaignState) checkSameSource(server, file, head string, size int64) error {
 	bad := func(format string, args ...any) error {
 		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s "+format, append([]any{s.Campaign}, args...)...)}

@@ -28,14 +28,14 @@ $XDG_STATE_HOME/notifyctl, so that a shared configuration can be read-only.`,
 	return c
 }
 
-// namedContext is a context as it is printed.
+// namedContext is a context with its name, in the form in which it is printed.
 type namedContext struct {
 	Name    string `json:"name"`
 	Current bool   `json:"current"`
 	term.Context
 }
 
-// withContexts returns a RunE that opens the contexts and passes them to do.
+// withContexts returns a RunE that opens the contexts and calls do with them.
 func withContexts(p *program, do func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
 	return func(_ *cobra.Command, args []string) error {
 		cs, err := term.OpenContexts(p.getenv)
@@ -291,7 +291,7 @@ func runContextCheck(ctx context.Context, p *program) error {
 	})
 }
 
-// claims are the claims of a token. They are not verified: the server does that.
+// claims are the claims of a token. They are not verified here, because the server verifies them.
 type claims struct {
 	Subject string  `json:"sub"`
 	Scope   string  `json:"scope"`

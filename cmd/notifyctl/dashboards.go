@@ -34,7 +34,7 @@ Prometheus rules, and a runbook for each alert. notifyctl contains all of them.`
 	return c
 }
 
-// embeddedFile is a file that is built into the program.
+// embeddedFile is a file that is embedded in the program.
 type embeddedFile struct {
 	File  string `json:"file"`
 	Bytes int64  `json:"bytes"`
@@ -174,7 +174,7 @@ func checkDashboards(ctx context.Context, p *program, names []string, from strin
 	return nil
 }
 
-// expandFolders replaces each folder by the dashboards and rules below it.
+// expandFolders replaces each folder by the dashboards and rules files in it and in its subfolders.
 func expandFolders(names []string) (out []string, err error) {
 	for _, name := range names {
 		if info, err := os.Stat(name); err != nil || !info.IsDir() {
@@ -198,7 +198,8 @@ func expandFolders(names []string) (out []string, err error) {
 	return out, nil
 }
 
-// filesToCheck reads the files. Without names it returns the built-in ones.
+// filesToCheck reads the files with these names. If there are no names, it returns the embedded
+// files.
 func filesToCheck(names []string) (files []promcheck.File, err error) {
 	names, err = expandFolders(names)
 	if err != nil {
@@ -228,7 +229,8 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 	return files, err
 }
 
-// knownMetrics returns the catalogue of this release, or that of the server at from.
+// knownMetrics returns the metrics of this release. If from is not empty, it returns the metrics of
+// the server at this URL.
 func knownMetrics(ctx context.Context, p *program, from string) (o promcheck.Options, err error) {
 	table, err := promcheck.ParseTable(docs.Metrics)
 	if err != nil {
@@ -256,7 +258,7 @@ func knownMetrics(ctx context.Context, p *program, from string) (o promcheck.Opt
 	return o, nil
 }
 
-// maxScrape bounds the bytes that are read of /metrics.
+// maxScrape is how many bytes of /metrics are read.
 const maxScrape = 64 << 20
 
 func scrapeMetrics(ctx context.Context, p *program, from string) (promcheck.Catalogue, error) {

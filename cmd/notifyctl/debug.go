@@ -25,14 +25,14 @@ import (
 type bundle struct {
 	File     string         `json:"file"`
 	Parts    []bundlePart   `json:"parts"`
-	Redacted map[string]int `json:"redacted"` // how often, by kind
+	Redacted map[string]int `json:"redacted"` // by kind: how often a value was masked
 }
 
 // bundlePart is a file of a bundle, or a file that could not be read.
 type bundlePart struct {
 	Name    string `json:"name"`
 	Bytes   int    `json:"bytes"`
-	Missing string `json:"missing,omitempty"` // why
+	Missing string `json:"missing,omitempty"` // why it could not be read
 
 	data []byte
 }
@@ -92,7 +92,7 @@ func runBundle(ctx context.Context, p *program, file string) error {
 	return nil
 }
 
-// gather requests every part. A part that fails is recorded as missing.
+// gather requests every part of the bundle. If a part fails, it is recorded as missing.
 func (b *bundle) gather(ctx context.Context, p *program, t *target) {
 	cl := p.clientOf(t)
 	cl.Retries = 0 // a part that does not answer now is a finding
@@ -120,7 +120,8 @@ func (b *bundle) addServerParts(d *api.Debug) {
 		b.addText("server/"+filepath.Base(name), d.Texts[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Binaries)) {
-		// Profiles hold function names and numbers, but no contents of the heap: no masking.
+		// Profiles contain function names and numbers, but no contents of the heap. So they need no
+		// masking.
 		b.addPart("server/"+filepath.Base(name), d.Binaries[name])
 	}
 }
@@ -178,8 +179,8 @@ func (b *bundle) describe(now time.Time) {
 	b.addPart("README.txt", []byte(s.String()))
 }
 
-// write writes the archive, with one top folder, readable by its owner alone. It never replaces a
-// file, and removes a half-written one.
+// write writes the archive. It contains one top folder, and only the owner may read it. write never
+// replaces an existing file. After an error it removes the incomplete file.
 func (b *bundle) write(now time.Time) (err error) {
 	f, err := os.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -45,7 +45,8 @@ func (l *letterFlags) add(c *cobra.Command) {
 	complete(c, "category", categoryNames())
 }
 
-// filter resolves relative times once, so that the plan and the job select the same letters.
+// filter returns the filter of the flags. It computes relative times once, so that the plan and the
+// job select the same letters.
 func (l *letterFlags) filter(p *program) (f api.LetterFilter, err error) {
 	f = l.f
 	since, until, err := p.parsePeriod(l.since, l.until)
@@ -126,7 +127,7 @@ func (j *jobFlags) add(c *cobra.Command, kind string) {
 	complete(c, "if-open-circuit", []string{"stop", "wait"})
 }
 
-// parseRate reads "50", "50/s", "2k/s" and "600/m".
+// parseRate parses "50", "50/s", "2k/s" and "600/m".
 func parseRate(s string) (float64, error) {
 	num, per, _ := strings.Cut(s, "/")
 	times := 1.0
@@ -141,7 +142,7 @@ func parseRate(s string) (float64, error) {
 	return v * times / div, nil
 }
 
-// parseAbort reads "20%", "0.2", "refail>20%" and "never".
+// parseAbort parses "20%", "0.2", "refail>20%" and "never".
 func parseAbort(s string) (float64, error) {
 	if s == "never" {
 		return -1, nil
@@ -171,7 +172,8 @@ func newDLQJob(p *program, kind, short, long, example string) *cobra.Command {
 	return c
 }
 
-// loadOrMakePlan returns the plan of --plan, or has the server make one.
+// loadOrMakePlan reads the plan from the file of --plan. Without --plan, it requests a plan from
+// the server.
 func (j *jobFlags) loadOrMakePlan(ctx context.Context, p *program, cl *api.Client) (plan api.Plan, err error) {
 	if j.planFile != "" {
 		b, err := os.ReadFile(j.planFile)
@@ -251,15 +253,15 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	return followJob(ctx, p, cl, job, j.detach, j.report)
 }
 
-// suggestCodes prints similar codes if a filter by code selected nothing. The codes of dead
-// letters begin with the provider's name, and people often give the provider's own number.
+// suggestCodes prints similar codes if a filter by code selected no letter. The codes of dead
+// letters begin with the provider's name, but people often use only the provider's own number.
 func suggestCodes(ctx context.Context, p *program, cl *api.Client, f *api.LetterFilter) {
 	if f.Code == "" {
 		return
 	}
 	top, err := cl.TopDeadLetters(ctx, api.LetterFilter{}, 1000)
 	if err != nil {
-		return // it would only be a hint
+		return // without the answer, only a hint is missing
 	}
 	near := map[string]int{}
 	for i := range top.Groups {

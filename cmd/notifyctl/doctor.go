@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// levels are the levels of findings, the mildest first.
+// levels contains the levels of findings, from the least serious to the most serious.
 var levels = []string{"ok", "warn", "fail"}
 
 func newDoctor(p *program) *cobra.Command {
@@ -50,7 +50,7 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 		return withDoctorAdvice(p, err, &t)
 	}
 	fs := append(localFindings(ctx, p), theirs...)
-	// Problems come first: of thirty checks, usually one matters.
+	// Problems come first, because usually only one of thirty checks matters.
 	slices.SortStableFunc(fs, func(a, b api.Finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
 	bad := 0
 	cols := columns[api.Finding]{head: "CHECK  LEVEL  DETAIL  REPAIR", row: func(f *api.Finding) []string {
@@ -69,10 +69,10 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	return nil
 }
 
-// clockTolerance is how far the clocks may differ. The server tells its time to the second.
+// clockTolerance is how much the clocks may differ. The server reports its time to the second.
 const clockTolerance = 5 * time.Second
 
-// localFindings checks what the server cannot see: the client's version and clock.
+// localFindings checks what the server cannot check: the client's version and clock.
 func localFindings(ctx context.Context, p *program) []api.Finding {
 	s := askServerBuild(ctx, p)
 	if s == nil {

@@ -97,7 +97,7 @@ func runExplain(p *program, code, kind string) error {
 	return nil
 }
 
-// build describes this program, and the server it would talk to.
+// build describes this program, and the chosen server.
 type build struct {
 	Version  string       `json:"version"`
 	Go       string       `json:"go"`
@@ -108,10 +108,10 @@ type build struct {
 
 type serverBuild struct {
 	URL     string `json:"url"`
-	Version string `json:"version,omitempty"` // empty: the answer had none
+	Version string `json:"version,omitempty"` // empty: the answer contained no version
 	Skew    bool   `json:"skew"`              // the server has another version than this program
 
-	date time.Time // Date of the answer, to the second; zero: it had none
+	date time.Time // Date header of the answer, to the second; zero: it had none
 }
 
 func newVersion(p *program) *cobra.Command {
@@ -139,7 +139,7 @@ func newVersion(p *program) *cobra.Command {
 	}
 }
 
-// askServerBuild asks the server for its version, for at most 2 s. It returns nil if no server
+// askServerBuild requests the server's version. It waits at most 2 s. It returns nil if no server
 // answers.
 func askServerBuild(ctx context.Context, p *program) *serverBuild {
 	t, err := p.target()
@@ -165,6 +165,6 @@ func askServerBuild(ctx context.Context, p *program) *serverBuild {
 	if err != nil || json.Unmarshal(body, &health) != nil {
 		return nil
 	}
-	date, _ := http.ParseTime(resp.Header.Get("Date")) // a proxy may leave it out
+	date, _ := http.ParseTime(resp.Header.Get("Date")) // a proxy may remove the header
 	return &serverBuild{URL: t.server, Version: health.Version, Skew: health.Version != "" && health.Version != version, date: date}
 }

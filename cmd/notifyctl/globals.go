@@ -18,8 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// globals are the flags that every command has. A flag wins over its environment variable, and
-// the environment variable wins over the context.
+// globals contains the flags that every command has. A flag has priority over its environment
+// variable, and an environment variable has priority over the context.
 type globals struct {
 	context    string
 	server     string
@@ -58,16 +58,16 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	})
 }
 
-// complete offers the values of a flag to the shell.
+// complete tells the shell the possible values of a flag, for completion.
 func complete(c *cobra.Command, flag string, values []string) {
-	// The only possible error is an unknown flag, and every test would show that.
+	// The only possible error is an unknown flag, and every test would find that.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 var colors = []string{"auto", "always", "never"}
 
-// check rejects wrong values before any work is done. timed says that --timeout was given;
-// otherwise env, the value of NOTIFYCTL_TIMEOUT, applies.
+// check refuses wrong values before any work is done. timed means that the flag --timeout was
+// given. Otherwise check uses env, the value of NOTIFYCTL_TIMEOUT.
 func (g *globals) check(timed bool, env string) error {
 	if err := (&term.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
@@ -91,16 +91,16 @@ func (g *globals) check(timed bool, env string) error {
 	return nil
 }
 
-// target is the server a command talks to.
+// target is the server with which a command communicates.
 type target struct {
-	name   string // of the context; empty: none
+	name   string // name of the context; empty: there is no context
 	ctx    term.Context
 	server string
-	token  func(context.Context) (string, error) // nil: no token is known
+	token  func(context.Context) (string, error) // nil: there is no token
 }
 
-// target determines the server to talk to. A server named without a context does not get the
-// current context's token: the token must not leak to another server.
+// target returns the chosen server. If a flag or the environment gives a server but no context, the
+// current context's token is not used. Otherwise the token would be sent to another server.
 func (p *program) target() (t target, err error) {
 	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
@@ -130,7 +130,8 @@ func (p *program) target() (t target, err error) {
 	return t, nil
 }
 
-// tokenGiven reports whether a flag or the environment gives the token, not the context.
+// tokenGiven reports whether a flag or the environment gives the token. Otherwise the context gives
+// it.
 func (p *program) tokenGiven() bool {
 	return cmp.Or(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"), p.getenv("NOTIFYCTL_TOKEN")) != ""
 }
@@ -144,13 +145,14 @@ func (p *program) tokenSource(fromContext string) func(context.Context) (string,
 	if file = cmp.Or(file, fromContext); file == "" {
 		return nil
 	}
-	return func(context.Context) (string, error) { // read for each request: the file may be renewed during a long run
+	// Read the file for each request, because it may be renewed during a long run.
+	return func(context.Context) (string, error) {
 		b, err := secrets.ReadFile(file)
 		return strings.TrimSpace(string(b)), err
 	}
 }
 
-// client returns a client for the chosen server. Each request takes at most --timeout.
+// client returns a client for the chosen server. --timeout is the time limit of each request.
 func (p *program) client() (*api.Client, error) {
 	t, err := p.target()
 	if err != nil {
@@ -159,7 +161,7 @@ func (p *program) client() (*api.Client, error) {
 	return p.clientOf(&t), nil
 }
 
-// confirmedClient returns a client for a change, once the person has confirmed the change.
+// confirmedClient asks the person to confirm a change, and then returns a client for it.
 func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Client, error) {
 	t, cl, err := p.operatorClient(reason)
 	if err == nil {
@@ -168,8 +170,8 @@ func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Cli
 	return cl, err
 }
 
-// operatorClient returns the chosen server and a client for it. The audit log keeps reason with
-// each change made by the client.
+// operatorClient returns the chosen server and a client for it. For each change that the client
+// makes, the audit log keeps reason.
 func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	t, err := p.target()
 	if err != nil {
@@ -180,7 +182,7 @@ func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	return &t, cl, nil
 }
 
-// withClient returns a RunE that passes run a client of the chosen server.
+// withClient returns a RunE that calls run with a client for the chosen server.
 func (p *program) withClient(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		cl, err := p.client()
@@ -202,14 +204,14 @@ func (p *program) clientOf(t *target) *api.Client {
 	}
 }
 
-// audited prints the row of the audit log in which the server recorded a change, and keeps it for
-// the printed result.
+// audited prints the id of the audit log's row in which the server recorded a change. It also
+// stores the id, so that the printed result contains it.
 func (p *program) audited(id string) {
 	p.auditID.Store(&id)
 	p.note("audit %s", id)
 }
 
-// printer returns a printer of results, set up by the flags.
+// printer returns a printer of results with the settings of the flags.
 func (p *program) printer() *term.Printer {
 	out := &term.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders, Width: p.width}
 	if id := p.auditID.Load(); id != nil {
@@ -221,7 +223,7 @@ func (p *program) printer() *term.Printer {
 	return out
 }
 
-// note prints a line about the work to standard error. It is no data.
+// note prints a line about the work to standard error. The line is not part of the result.
 func (p *program) note(format string, args ...any) {
 	if !p.global.quiet && !p.drawing.Load() {
 		fmt.Fprintln(p.err, term.Clean(fmt.Sprintf(format, args...)))
@@ -240,7 +242,7 @@ func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, 
 	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
 }
 
-// runIDs offers the ids of the kept runs to the shell.
+// runIDs returns the ids of the kept runs, for completion in the shell.
 func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	list, err := runStore(p).List()
 	if err != nil {
@@ -250,10 +252,11 @@ func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.Shel
 	for _, e := range list {
 		ids = append(ids, e.ID)
 	}
-	return ids, cobra.ShellCompDirectiveDefault // or a file
+	return ids, cobra.ShellCompDirectiveDefault // a file is also allowed
 }
 
-// commandLine returns a notifyctl command with the flags that chose this server.
+// commandLine returns a notifyctl command line that includes the flags with which this server was
+// chosen.
 func (p *program) commandLine(words ...string) string {
 	line := []string{"notifyctl"}
 	for flag, v := range map[string]string{"--context": p.global.context, "--server": p.global.server, "--token-file": p.global.tokenFile} {
@@ -268,7 +271,7 @@ func (p *program) commandLine(words ...string) string {
 	return strings.Join(line, " ")
 }
 
-// withProgram binds the first parameter of f to p.
+// withProgram returns f with p as its first argument.
 func withProgram[T, R any](p *program, f func(*program, T) R) func(T) R {
 	return func(x T) R { return f(p, x) }
 }

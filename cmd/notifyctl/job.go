@@ -17,7 +17,7 @@ import (
 )
 
 func jobFields(p *program, j *api.Job) term.Table {
-	filter, _ := json.Marshal(j.Spec.Filter) // of strings and numbers
+	filter, _ := json.Marshal(j.Spec.Filter) // it contains only strings and numbers
 	t := term.Table{
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
 		{"context", j.Context}, {"reason", j.Reason}, {"plan", j.Digest}, {"filter", string(filter)},
@@ -89,8 +89,8 @@ cancelled.`,
 	return c
 }
 
-// startJob starts a job on the server. Ctrl-C does not interrupt the request, because it would
-// then be unknown whether the job was started. followJob pauses it afterwards.
+// startJob starts a job on the server. Ctrl-C does not interrupt the request, because then it would
+// be unknown whether the job was started. followJob pauses the job afterwards.
 func startJob(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, error) {
 	late, stop := outliveContext(ctx, finalRequestTime)
 	defer stop()
@@ -101,10 +101,11 @@ func startJob(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, e
 	return job, err
 }
 
-// finalRequestTime is how long a request after Ctrl-C may take. Another Ctrl-C ends it too.
+// finalRequestTime is how long a request may take after Ctrl-C. Another Ctrl-C ends it at once.
 const finalRequestTime = 30 * time.Second
 
-// outliveContext returns a context that ends a time of by after ctx.
+// outliveContext returns a context that ends later than ctx. The parameter by is the time between
+// the two ends.
 func outliveContext(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
 	late, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -119,8 +120,8 @@ func outliveContext(ctx context.Context, by time.Duration) (context.Context, con
 	return late, func() { stop(); end() }
 }
 
-// followJob waits until a job stops running, unless detach is set. Ctrl-C pauses the job and
-// prints how to continue it.
+// followJob waits until a job stops running. If detach is true, it does not wait. Ctrl-C pauses the
+// job and prints how to continue it.
 func followJob(ctx context.Context, p *program, cl *api.Client, job api.Job, detach bool, report string) error {
 	if detach {
 		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
@@ -156,7 +157,7 @@ func followJob(ctx context.Context, p *program, cl *api.Client, job api.Job, det
 // jobNotRunning reports whether a job has ended or waits for an operator.
 func jobNotRunning(j *api.Job) bool { return j.State != "running" }
 
-// pauseInterruptedJob pauses the job, because the server would otherwise continue it.
+// pauseInterruptedJob pauses the job. Otherwise the server would continue it after Ctrl-C.
 func pauseInterruptedJob(ctx context.Context, p *program, cl *api.Client, job *api.Job) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), finalRequestTime)
 	defer stop()
@@ -183,8 +184,8 @@ func writeReport(ctx context.Context, cl *api.Client, id, name string) (err erro
 	return errors.Join(err, w.Flush(), f.Close())
 }
 
-// printJobSummary prints the last line, whose counts add up to the plan, and turns the state of
-// the job into an exit code.
+// printJobSummary prints the last line, whose counts add up to the planned number. It returns an
+// error with the exit code that belongs to the job's state.
 func printJobSummary(p *program, j *api.Job) error {
 	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
 	of := "="

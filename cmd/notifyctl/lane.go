@@ -47,7 +47,7 @@ resume.`,
 }
 
 func newRates(p *program) *cobra.Command {
-	type line struct { // of the table: a rate of one process, or of all together
+	type line struct { // a line of the table: a rate of one process, or of all processes together
 		api.Rate
 		process string
 		none    string // why there is no rate: the process is missing, or did nothing
@@ -95,7 +95,7 @@ the scope observe. /metrics has more figures.`,
 					lines = append(lines, did)
 				}
 			}
-			if all == "" { // there is one process
+			if all == "" { // there is only one process
 				lines = lines[:len(r.Rates)]
 			}
 			cols.addProcess(lines, func(l *line) string { return l.process })
@@ -115,8 +115,8 @@ the scope observe. /metrics has more figures.`,
 
 func secondsText(s float64) string { return time.Duration(s * float64(time.Second)).String() }
 
-// deferredCells returns the cells of a table: how many receivers are deferred, how long ago the
-// oldest was accepted, when the next attempt is, and why.
+// deferredCells returns the cells of a table row: how many receivers are deferred, how long ago the
+// oldest of them was accepted, when the next attempt is, and why.
 func deferredCells(l *api.GroupLag, now time.Time) []string {
 	if l.Deferred == nil {
 		return []string{"?", "", "", ""}

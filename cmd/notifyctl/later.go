@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/humantime"
 )
 
-// laterOptions are the flags that say when something happens.
+// laterOptions contains the flags that say when something happens.
 type laterOptions struct{ at, in, zone string }
 
 func (o *laterOptions) add(f *pflag.FlagSet) {
@@ -22,12 +22,13 @@ func (o *laterOptions) add(f *pflag.FlagSet) {
 
 func (o *laterOptions) given() bool { return o.at != "" || o.in != "" }
 
-// grace is how far in the past --at may be: clocks differ, and a script takes a moment between
+// grace is how far in the past --at may be. Clocks differ, and in a script some time passes between
 // reading the time and using it.
 const grace = time.Minute
 
-// resolveFuture resolves the time and rejects one that has passed, because that is a mistake. A
-// repeated command may name a passed time: its first run was before it.
+// resolveFuture returns the time of the flags. It refuses a time in the past, because such a time
+// is probably a mistake. repeated means that the command repeats an earlier one. Then a time in the
+// past is allowed, because the first run was before it.
 func (o *laterOptions) resolveFuture(now time.Time, repeated bool) (*time.Time, error) {
 	t, err := o.resolve(now)
 	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {
@@ -51,8 +52,8 @@ func (o *laterOptions) location() (*time.Location, error) {
 	return loc, nil
 }
 
-// parseMoment parses the time of a flag. It rounds up to the API's milliseconds, so that the
-// result is never earlier than what was written.
+// parseMoment parses the time in a flag. It rounds up to the API's milliseconds, so that the result
+// is never earlier than the written time.
 func (o *laterOptions) parseMoment(flag, text string, now time.Time) (*time.Time, error) {
 	loc, err := o.location()
 	if err != nil {
@@ -72,7 +73,7 @@ func (o *laterOptions) parseMoment(flag, text string, now time.Time) (*time.Time
 	return &t, nil
 }
 
-// resolve returns the time of the flags. It returns nil if they give none.
+// resolve returns the time of the flags. It returns nil if they contain no time.
 func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
 	if _, err := o.location(); err != nil {
 		return nil, err
@@ -92,8 +93,8 @@ func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
 	return nil, nil
 }
 
-// printDue prints which instant was understood, in UTC and in the zone of the flags, so that the
-// person can check it.
+// printDue prints the parsed time, in UTC and in the zone of the flags, so that the person can
+// check it.
 func (o *laterOptions) printDue(p *program, t time.Time) {
 	loc, err := o.location()
 	if err != nil {

@@ -15,10 +15,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// columns describe the table of a list.
+// columns describes the table of a list.
 type columns[T any] struct {
-	head     string   // the headers, two spaces or more between them
-	optional []string // headers of the columns that a narrow terminal omits, in the order in which they go
+	head string // the headers, separated by two or more spaces
+	// optional contains headers of columns that are omitted on a narrow terminal, in the order in
+	// which they are omitted.
+	optional []string
 	row      func(*T) []string
 }
 
@@ -33,8 +35,8 @@ func (c *columns[T]) table(list []T) term.Table {
 	return t
 }
 
-// printList prints a list: a table for people, one line per item in jsonl, and otherwise whole,
-// the value that holds the items.
+// printList prints a list. The format table gives a table, and jsonl gives one line per item. Every
+// other format prints whole, the value that contains the items.
 func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	pr := p.printer()
 	pr.Optional = c.optional
@@ -44,10 +46,10 @@ func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	return pr.Print(whole, c.table(items))
 }
 
-// listing describes a command that lists.
+// listing describes a command that prints a list.
 type listing[T any] struct {
 	columns[T]
-	// get returns at most n items behind a cursor.
+	// get returns at most n items after a cursor.
 	get func(ctx context.Context, cl *api.Client, after string, n int) (api.List[T], error)
 	// process returns the process of an item; nil: items belong to no process.
 	process func(*T) string
@@ -55,7 +57,7 @@ type listing[T any] struct {
 	once    bool // get returns the latest n items and no cursor: there is no --cursor
 }
 
-// newListing completes c, which has the flags of the filter, to a command that lists.
+// newListing makes c a command that prints a list. c already has the flags of the filter.
 func newListing[T any](p *program, c *cobra.Command, l *listing[T]) *cobra.Command {
 	if c.Use == "" {
 		c.Use, c.Args = "ls", cobra.NoArgs
@@ -74,10 +76,10 @@ func newListing[T any](p *program, c *cobra.Command, l *listing[T]) *cobra.Comma
 	return c
 }
 
-// maxPage is the largest page the server gives.
+// maxPage is the largest page that the server returns.
 const maxPage = 1000
 
-// print reads a list page by page and prints it as one.
+// print reads a list page by page and prints all pages as one list.
 func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor string) error {
 	if limit < 1 {
 		return term.Usage("--limit %d must be above 0", limit)
@@ -109,7 +111,7 @@ func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor st
 	return nil
 }
 
-// addProcess adds the column PROCESS in front if any item has a process.
+// addProcess adds the column PROCESS as the first column if at least one item has a process.
 func (c *columns[T]) addProcess(items []T, of func(*T) string) {
 	if !slices.ContainsFunc(items, func(v T) bool { return of(&v) != "" }) {
 		return
@@ -118,19 +120,19 @@ func (c *columns[T]) addProcess(items []T, of func(*T) string) {
 	c.head, c.row = "PROCESS  "+c.head, func(v *T) []string { return append([]string{of(v)}, row(v)...) }
 }
 
-// noteMissing prints which processes did not answer.
+// noteMissing prints the processes that did not answer.
 func (p *program) noteMissing(ps []api.Process) {
 	for i := range ps {
 		p.note("%s", term.Clean(ps[i].Absence()))
 	}
 }
 
-// wholeList makes a listing's get of a call that returns all items.
+// wholeList returns a function for listing.get. It uses a call that returns all items.
 func wholeList[T any](get func(*api.Client, context.Context) (api.List[T], error)) func(context.Context, *api.Client, string, int) (api.List[T], error) {
 	return func(ctx context.Context, cl *api.Client, _ string, _ int) (api.List[T], error) { return get(cl, ctx) }
 }
 
-// newShowCommand completes c to a command that shows the item named by its argument.
+// newShowCommand makes c a command that shows one item. The command's argument is the item's name.
 func newShowCommand[T any](p *program, c *cobra.Command, get func(*api.Client, context.Context, string) (T, error), fields func(*T) term.Table) *cobra.Command {
 	c.RunE = p.withClient(func(ctx context.Context, cl *api.Client, args []string) error {
 		v, err := get(cl, ctx, args[0])
@@ -142,8 +144,8 @@ func newShowCommand[T any](p *program, c *cobra.Command, get func(*api.Client, c
 	return c
 }
 
-// confirmAndChange makes a change once the person has confirmed it, and prints the result. what
-// describes the change; reason goes into the audit log.
+// confirmAndChange asks the person to confirm a change, makes the change, and prints the result.
+// what describes the change. reason is stored in the audit log.
 func confirmAndChange[T any](p *program, d confirmLevel, what, reason string, do func(*api.Client) (T, error), show func(*T) error) error {
 	cl, err := p.confirmedClient(d, what, reason)
 	if err != nil {
@@ -161,7 +163,7 @@ func reasonFlag(c *cobra.Command) *string {
 	return c.Flags().String("reason", "", "why; kept in the audit log")
 }
 
-// noteNextPage prints the command for the next page: the given command with a cursor.
+// noteNextPage prints the command for the next page: the current command with a cursor.
 func (p *program) noteNextPage(n int, cursor string) {
 	switch {
 	case n == 0:
@@ -171,7 +173,7 @@ func (p *program) noteNextPage(n int, cursor string) {
 	}
 }
 
-// givenLine returns a command line with its arguments and given flags, without --cursor.
+// givenLine returns the current command line with its arguments and flags, without --cursor.
 func givenLine(c *cobra.Command, args []string) string {
 	words := []string{c.CommandPath()}
 	for _, a := range args {
@@ -189,7 +191,7 @@ func givenLine(c *cobra.Command, args []string) string {
 			switch {
 			case f.NoOptDefVal != "" && v == f.NoOptDefVal:
 				words = append(words, "--"+f.Name)
-			case f.NoOptDefVal != "" || strings.HasPrefix(v, "-"): // else it reads as another flag
+			case f.NoOptDefVal != "" || strings.HasPrefix(v, "-"): // otherwise it would be read as another flag
 				words = append(words, "--"+f.Name+"="+term.Quote(v))
 			default:
 				words = append(words, "--"+f.Name, term.Quote(v))
@@ -263,8 +265,8 @@ func stateNames() (names []string) {
 	return names
 }
 
-// parsePeriod resolves --since and --until once, so that what is shown and what is done agree. An
-// empty flag gives the zero time.
+// parsePeriod parses --since and --until. It computes relative times only once, so that all steps
+// of the command use the same times. An empty flag gives the zero time.
 func (p *program) parsePeriod(since, until string) (from, to time.Time, err error) {
 	if since != "" {
 		if d, bare := parseSpan(since); bare == nil { // "2h" means 2h ago, as in kubectl and journalctl

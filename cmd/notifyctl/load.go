@@ -43,7 +43,7 @@ type loadOptions struct {
 	flagGiven     func(flag string) bool // reports whether the flag is on the command line
 	grant         string                 // --grant: a file with the token
 	requireValid  bool                   // --require-valid
-	repeatedTrial bool                   // one of many trials: the notes of each start are left out
+	repeatedTrial bool                   // true for the trials of a search: the notes of each start are not printed
 }
 
 func newLoad(p *program) *cobra.Command {
@@ -183,7 +183,7 @@ func readScenario(file string) (load.Scenario, error) {
 	return s, err
 }
 
-// scenario reads a file and applies the flags.
+// scenario reads a scenario file and applies the flags.
 func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err error) {
 	if s, err = readScenario(file); err != nil {
 		return s, "", err
@@ -208,7 +208,7 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 			return s, "", term.Usage("--count %s", err)
 		}
 	}
-	// load.Overrides takes 0 as "not set", so a flag with the value 0 must be an error.
+	// load.Overrides treats 0 as "not set". So a flag with the value 0 must be an error.
 	for _, f := range []struct {
 		name, text string
 		ok         bool
@@ -241,7 +241,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err != nil {
 		return err
 	}
-	if o.watch.out != "" { // check the folder now: after the run it would be too late
+	if o.watch.out != "" { // check the folder now, because after the run it would be too late
 		dir := filepath.Dir(o.watch.out)
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 			return term.Usage("--out %s: the folder %s does not exist", o.watch.out, dir)
@@ -294,7 +294,8 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	return loadExitError(ctx, res, o.requireValid)
 }
 
-// profileTo writes a CPU profile to file until stop is called. An empty name means no profile.
+// profileTo writes a CPU profile to file until stop is called. If file is empty, it writes no
+// profile.
 func profileTo(file string) (stop func() error, err error) {
 	if file == "" {
 		return func() error { return nil }, nil
@@ -312,7 +313,7 @@ func profileTo(file string) (stop func() error, err error) {
 	}, nil
 }
 
-// parseSegment reads --segment and --start-at.
+// parseSegment parses --segment and --start-at.
 func (o *loadOptions) parseSegment() (seg load.Segment, at time.Time, err error) {
 	seg = load.Segment{I: 1, N: 1}
 	if o.segment != "" {
@@ -331,8 +332,8 @@ func (o *loadOptions) parseSegment() (seg load.Segment, at time.Time, err error)
 	return seg, at, nil
 }
 
-// loadExitError turns the result's exit code into an error with that code. With requireValid, a
-// run whose figures do not show the server, such as GENERATOR_BOUND, is an error as well.
+// loadExitError returns an error with the result's exit code. If requireValid is true, a run whose
+// figures do not show the server, such as GENERATOR_BOUND, is an error too.
 func loadExitError(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {
@@ -379,7 +380,7 @@ func loadExitError(ctx context.Context, res *load.Result, requireValid bool) err
 	return term.Exitf(term.ExitError, "nothing was accepted%s", firstError(res))
 }
 
-// firstError returns the most frequent error.
+// firstError returns the most frequent error as text.
 func firstError(res *load.Result) string {
 	if len(res.Errors) == 0 {
 		return ""
@@ -388,7 +389,7 @@ func firstError(res *load.Result) string {
 	return fmt.Sprintf(": %s times %s", term.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
 }
 
-// launchServer opens the environment that the scenario runs against.
+// launchServer starts or opens the servers that the scenario needs.
 func launchServer(ctx context.Context, p *program, s *load.Scenario, o *loadOptions) (*launch.Environment, error) {
 	note := p.note
 	if o.repeatedTrial {

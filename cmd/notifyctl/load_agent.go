@@ -22,7 +22,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// agentOptions say where an agent listens and which controllers it takes.
+// agentOptions contains the flags of "load agent": where the agent listens, and which controllers
+// it accepts.
 type agentOptions struct {
 	listen, cert, key, clientCA string
 	byServer                    bool // --server was given
@@ -134,7 +135,7 @@ func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 		return err
 	case <-ctx.Done():
 	}
-	// The run under way has ended with ctx: its last frame is to reach the controller.
+	// The current run ended because ctx ended. Give its last frame time to reach the controller.
 	limit, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer stop()
 	if hs.Shutdown(limit) != nil {
@@ -143,19 +144,20 @@ func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 	return context.Canceled
 }
 
-// operates lets controllers pass whose token t takes with the scope operate.
+// operates returns a check of a controller's token. The check passes if the server of t accepts the
+// token for the scope operate.
 func operates(p *program, t *target) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
 		ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 		defer stop()
 		cl := p.clientOf(t)
 		cl.Retries, cl.Token = 0, func(context.Context) (string, error) { return token, nil }
-		_, err := cl.Debug(ctx) // what only this scope may ask for
+		_, err := cl.Debug(ctx) // a request that needs this scope
 		return err
 	}
 }
 
-// openAim opens what the controller names, by the rules of this machine.
+// openAim opens the server that the controller names, under the rules of this machine.
 func openAim(ctx context.Context, p *program, s *load.Scenario, aim *agent.Aim, token func(context.Context) (string, error)) (load.Config, func(), error) {
 	env, err := launch.Open(ctx, s, &launch.Options{
 		Note: p.note, Version: version, Grant: aim.Grant, Timeout: aim.Timeout, Kafka: aim.Kafka, NoCheck: true, NoCalibration: aim.NoCalibration,
@@ -173,7 +175,8 @@ func openAim(ctx context.Context, p *program, s *load.Scenario, aim *agent.Aim, 
 	return env.Config, env.Close, nil
 }
 
-// controllerOptions are the agents of a run, and how they are reached.
+// controllerOptions contains the flags that name the agents of a run and say how to connect to
+// them.
 type controllerOptions struct {
 	agents        []string
 	ca, cert, key string
@@ -187,7 +190,8 @@ func (o *controllerOptions) add(c *cobra.Command) {
 	f.StringVar(&o.key, "agent-key", "", "the key of --agent-cert, in PEM")
 }
 
-// dialAgents finds the agents of a run; nil: this process sends.
+// dialAgents connects to the agents of a run. It returns nil if the run has no agents, so that this
+// process sends.
 func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOptions, cfg *load.Config) (*agent.Fleet, error) {
 	c := &o.control
 	if len(c.agents) == 0 {

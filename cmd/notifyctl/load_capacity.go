@@ -39,8 +39,8 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	}
 	o.repeatedTrial = true
 	run := func(trial load.Scenario) (*load.Result, error) {
-		// If the run starts a server, each trial gets a new one: the backlog of one trial
-		// must not slow down the next.
+		// If the run starts a server, each trial gets a new server, so that the backlog of one
+		// trial does not slow down the next trial.
 		env, err := launchServer(ctx, p, &trial, o)
 		if err != nil {
 			return nil, err
@@ -96,7 +96,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	return nil
 }
 
-// limitText returns why a search ended.
+// limitText returns in words why a search ended.
 func limitText(l load.Limit) string {
 	text := map[load.Limit]string{
 		load.LimitObjective: "a higher rate misses the objective", load.LimitGenerator: "this machine cannot generate a higher rate",

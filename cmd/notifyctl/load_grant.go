@@ -28,7 +28,8 @@ func grantColumns(p *program) columns[api.LoadGrant] {
 	}
 }
 
-// loadGrants are the commands about consent to load.
+// loadGrants returns the commands that list and change grants. A grant is the consent to a load
+// test.
 func loadGrants(p *program) []*cobra.Command {
 	cols := grantColumns(p)
 	set := func(verb, to, short, long string) *cobra.Command {
@@ -123,7 +124,8 @@ func printGrant(p *program, g *api.LoadGrant, out string) error {
 	return nil
 }
 
-// grantToken is the token of --grant or of the environment; empty: there is none.
+// grantToken returns the token from the file of --grant, or else from the environment. It returns
+// "" if there is no token.
 func (o *loadOptions) grantToken(p *program) (string, error) {
 	if o.grant == "" {
 		return strings.TrimSpace(p.getenv("NOTIFYCTL_LOAD_GRANT")), nil

@@ -107,7 +107,7 @@ func runLoadRecord(ctx context.Context, p *program, o *recordOptions) error {
 	})
 }
 
-// read fills r from the source that the flags name, and returns the name of the source.
+// read fills r from the source that the flags name, and returns the name of that source.
 func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder) (source string, err error) {
 	switch {
 	case len(o.kafka) > 0:
@@ -129,7 +129,7 @@ func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder
 		if err != nil {
 			return "", err
 		}
-		defer os.RemoveAll(dir) // it only holds copies
+		defer os.RemoveAll(dir) // it contains only copies
 		if err := fetchArchive(ctx, rest, r.Since(), dir); err != nil {
 			return "", err
 		}
@@ -144,7 +144,7 @@ func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder
 	return "the archive", err
 }
 
-// fetchArchive copies the archive files in a bucket that were written on the day of since or
+// fetchArchive copies from a bucket the archive files that were written on the day of since or
 // later.
 func fetchArchive(ctx context.Context, name string, since time.Time, dir string) error {
 	u, err := url.Parse("s3://" + name)

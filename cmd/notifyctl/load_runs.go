@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// loadRuns returns the commands about finished runs.
+// loadRuns returns the commands that read finished runs.
 func loadRuns(p *program) []*cobra.Command {
 	return []*cobra.Command{newLoadLs(p), newLoadShow(p), newLoadCompare(p), newLoadMerge(p), newLoadView(p)}
 }
@@ -39,7 +39,7 @@ summary.txt, report.html and run.hlog. To delete a run, remove its folder.`,
 				list = list[:min(limit, len(list))]
 			}
 			if list == nil {
-				list = []report.Entry{} // JSON must show [] and not null
+				list = []report.Entry{} // JSON must show [], not null
 			}
 			if len(list) == 0 {
 				p.note("none")
@@ -221,7 +221,7 @@ segments that is not 0.`,
 	return c
 }
 
-// keepRun stores a run. If file is not empty, it also writes the run to that file.
+// keepRun stores a run. If file is not empty, keepRun also writes the run to that file.
 func keepRun(p *program, r *load.Result, file string) error {
 	store := runStore(p)
 	id, err := store.Save(r)
@@ -287,7 +287,7 @@ func viewLines(ctx context.Context, p *program, r *load.Result) error {
 	return nil
 }
 
-// hasScreen reports whether standard output can show the live screen and a person can type.
+// hasScreen reports whether standard output can show the live screen and a person can press keys.
 func hasScreen(p *program) bool {
 	term := p.getenv("TERM")
 	return p.inTerminal && p.outTerminal && !p.global.noInput && term != "" && term != "dumb"

@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// watchOptions say how a run is shown and where its result goes.
+// watchOptions contains the flags that say how to show a run and where to write its result.
 type watchOptions struct {
 	noUI    bool
 	noKeep  bool
@@ -28,8 +28,8 @@ type watchOptions struct {
 // screenEvery is how often a run makes a snapshot for the live screen.
 const screenEvery = 250 * time.Millisecond
 
-// watchedRun is a run as package screen shows it. The goroutine that runs it closes done when the
-// run has ended and its result is set.
+// watchedRun is a run in the form that package screen shows. The goroutine of the run closes done
+// after the run has ended and its result is set.
 type watchedRun struct {
 	run  *load.Run
 	stop context.CancelFunc
@@ -41,7 +41,8 @@ func (w *watchedRun) Done() <-chan struct{}  { return w.done }
 func (w *watchedRun) Stop()                  { w.stop() }
 func (w *watchedRun) Mark(text string)       { w.run.Mark(text) }
 
-// steerer returns what changes a run's arrivals, or nil if nothing may change them.
+// steerer returns the object that changes a run's arrivals. It returns nil if nothing may change
+// them.
 func (w *watchedRun) steerer() screen.Steerer {
 	if !w.run.Steerable() {
 		return nil
@@ -54,8 +55,8 @@ func showsPanels(p *program, o *watchOptions) bool {
 	return hasScreen(p) && !o.noUI && !p.global.quiet && p.global.output == "table" && p.global.jq == ""
 }
 
-// watchLoad runs a scenario and shows it: on the live screen in a terminal, as JSON lines on
-// standard output with -o jsonl, otherwise as lines on standard error. It returns after the run's
+// watchLoad runs a scenario and shows it: in a terminal on the live screen, with -o jsonl as JSON
+// lines on standard output, otherwise as lines on standard error. It returns after the run's
 // goroutine has ended.
 func watchLoad(ctx context.Context, p *program, r *load.Run, o *watchOptions) (*load.Result, error) {
 	running, stop := context.WithCancel(ctx)
@@ -78,7 +79,7 @@ func watchLoad(ctx context.Context, p *program, r *load.Run, o *watchOptions) (*
 	defer wg.Wait()
 	watchErr := watch(ctx, p, w, o)
 	if watchErr != nil {
-		stop() // the run can no longer be shown
+		stop() // nothing can show the run any more
 	}
 	wg.Wait()
 	return res, errors.Join(runErr, watchErr)
@@ -98,8 +99,8 @@ func watch(ctx context.Context, p *program, w *watchedRun, o *watchOptions) erro
 			from = s.Seconds[len(s.Seconds)-1].Second + 1
 		}
 	}
-	// The run ends when ctx ends, and closes done then. The lines that it writes until it
-	// has ended must be shown too, so showing them does not stop with ctx.
+	// When ctx ends, the run ends and then closes done. The lines that the run writes until then
+	// must be shown too, so showing them does not end with ctx.
 	ctx = context.WithoutCancel(ctx)
 	switch {
 	case p.global.jq != "":
@@ -112,8 +113,8 @@ func watch(ctx context.Context, p *program, w *watchedRun, o *watchOptions) erro
 	return nil
 }
 
-// watchScreen shows the live screen. There Ctrl-C is a key: the second one ends the process at
-// once, as it does without the screen.
+// watchScreen shows the live screen. On the live screen Ctrl-C is a key. The second Ctrl-C ends the
+// process at once, as it does without the screen.
 func watchScreen(ctx context.Context, p *program, w *watchedRun) (screen.Left, error) {
 	p.drawing.Store(true)
 	left, err := screen.Run(ctx, p.in, p.out, screenEnv(p), screen.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
@@ -125,7 +126,7 @@ func watchScreen(ctx context.Context, p *program, w *watchedRun) (screen.Left, e
 }
 
 // serveMetrics serves the figures of a run on a loopback address. An empty addr means no metrics.
-// end stops serving and waits for the server's goroutine.
+// end ends the server and waits until its goroutine has ended.
 func serveMetrics(ctx context.Context, p *program, addr string, w *watchedRun) (end func(), err error) {
 	if addr == "" {
 		return func() {}, nil
@@ -147,8 +148,8 @@ func serveMetrics(ctx context.Context, p *program, addr string, w *watchedRun) (
 	return func() { _ = s.Close(); wg.Wait() }, nil
 }
 
-// finishLoad prints the result of a run and keeps it. It prints a result that cannot be kept, and
-// keeps a result that cannot be written or printed.
+// finishLoad prints the result of a run and keeps it. It prints the result even if keeping it
+// fails, and keeps the result even if writing or printing it fails.
 func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.out != "" {
 		err = report.WriteFile(o.out, res)
@@ -157,7 +158,8 @@ func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.noKeep {
 		return err
 	}
-	if failed := keepRun(p, res, ""); failed != nil { // printed with --quiet as well: the measurement is lost
+	if failed := keepRun(p, res, ""); failed != nil {
+		// Print it even with --quiet, because the measurement is lost.
 		fmt.Fprintln(p.err, term.Clean("warning: "+failed.Error()))
 	}
 	return err

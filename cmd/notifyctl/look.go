@@ -15,8 +15,8 @@ import (
 // timeFormats are the values of --time-format.
 var timeFormats = []string{"relative", "iso", "local"}
 
-// timeText returns a time for people in the format of --time-format: "12s ago", "in 5m", or a
-// full time.
+// timeText returns a time in the format of --time-format: "12s ago", "in 5m", or a full date and
+// time.
 func (p *program) timeText(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -37,8 +37,8 @@ func (p *program) timeText(t time.Time) string {
 	return "in " + span(d)
 }
 
-// localTimeText returns the time of day in this machine's zone. It adds the date if that is not
-// today.
+// localTimeText returns the time of day in this machine's time zone. It adds the date if the date
+// is not today.
 func (p *program) localTimeText(t time.Time) string {
 	t, now := t.Local(), p.now().Local()
 	if t.YearDay() != now.YearDay() || t.Year() != now.Year() {
@@ -47,8 +47,8 @@ func (p *program) localTimeText(t time.Time) string {
 	return t.Format("15:04:05.000Z07:00")
 }
 
-// eventTimeText returns the time of an event of a history. It is never relative: only the
-// distances between events matter there.
+// eventTimeText returns the time of an event in a history. The time is never relative to now,
+// because only the time between events matters in a history.
 func (p *program) eventTimeText(t time.Time) string {
 	if p.global.timeFormat == "iso" {
 		return p.timeText(t)
@@ -56,7 +56,7 @@ func (p *program) eventTimeText(t time.Time) string {
 	return p.localTimeText(t)
 }
 
-// optionalTimeText is timeText for a time that may be unknown (nil).
+// optionalTimeText is like timeText, but returns "" for an unknown time (nil).
 func (p *program) optionalTimeText(t *time.Time) string {
 	if t == nil {
 		return ""
@@ -64,11 +64,11 @@ func (p *program) optionalTimeText(t *time.Time) string {
 	return p.timeText(*t)
 }
 
-// span returns a duration with its two largest units.
+// span returns a duration in words, with its two largest units.
 func span(d time.Duration) string { return term.Span(d) }
 
-// parseTime parses a time: RFC 3339, "now", a day as parseDay takes it, or a distance from now
-// such as "+10m", "in 10m", "-2h" or "2h ago". Days are "d".
+// parseTime parses a time: RFC 3339, "now", a day in the form of parseDay, or a duration from now
+// such as "+10m", "in 10m", "-2h" or "2h ago". In a duration, "d" means days.
 func parseTime(s string, now time.Time) (time.Time, error) {
 	in := strings.TrimSpace(s)
 	if in == "now" {
@@ -99,8 +99,9 @@ func parseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, term.Usage("%q is not a time: write 2026-03-01T09:00:00Z, '2026-03-01 09:00', yesterday, 'today 09:00', now, +10m, or -2h", s)
 }
 
-// parseDay parses a day, with a time of day as in --at, or else its midnight: "yesterday", "today
-// 9am", "2026-03-01 09:00". It uses the zone of now.
+// parseDay parses a day, which a time of day may follow: "yesterday", "today 9am", "2026-03-01
+// 09:00". The time of day has the form of --at. Without it, parseDay returns the midnight at which
+// the day begins. It uses the time zone of now.
 func parseDay(s string, now time.Time) (time.Time, error) {
 	word, clock, _ := strings.Cut(s, " ")
 	day := now
@@ -121,7 +122,7 @@ func parseDay(s string, now time.Time) (time.Time, error) {
 	return humantime.Parse("", "today "+clock, midnight, now.Location())
 }
 
-// parseSpan parses a Go duration that may begin with days: "2d", "1d12h".
+// parseSpan parses a Go duration, which may begin with a number of days: "2d", "1d12h".
 func parseSpan(s string) (time.Duration, error) {
 	var total time.Duration
 	if days, rest, ok := strings.Cut(s, "d"); ok {

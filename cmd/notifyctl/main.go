@@ -1,8 +1,8 @@
 // Command notifyctl sends notifications, shows their outcomes, and helps operators of notifyd.
-// Data goes to standard output; everything else (notes, progress, errors) goes to standard error.
+// Data goes to standard output. Everything else (notes, progress, errors) goes to standard error.
 //
-// Start reading in main.go, which lists every command. Each command is in a file of its own;
-// globals.go holds the flags, the context and the client that all of them share.
+// Start reading in main.go, which lists every command. Each command has its own file. globals.go
+// contains the flags, the context and the client that all commands share.
 package main
 
 import (
@@ -29,8 +29,8 @@ var linkedVersion string
 
 var version = term.Version(linkedVersion)
 
-// program is the environment of a command (streams, clock, terminal) and its global flags. Each
-// program runs one command.
+// program contains the environment of a command (streams, clock, terminal) and its global flags.
+// Each program runs only one command.
 type program struct {
 	out, err io.Writer
 	in       io.Reader
@@ -38,14 +38,14 @@ type program struct {
 	now      func() time.Time
 
 	inTerminal, outTerminal, errTerminal bool
-	width                                int // of the terminal that takes standard output; 0: none
+	width                                int // of the output terminal, in characters; 0: none
 
 	global            globals
 	running           *cobra.Command         // the command; nil until its flags are parsed
 	args              []string               // its arguments
-	drawing           atomic.Bool            // a live screen is shown: notes would damage it
-	auditID           atomic.Pointer[string] // audit log row of the last change; nil: no change
-	warnedUnencrypted sync.Once              // so that the warning about an unencrypted token comes once
+	drawing           atomic.Bool            // a live screen is shown, and notes would damage it
+	auditID           atomic.Pointer[string] // id of the audit log row of the last change; nil: no change
+	warnedUnencrypted sync.Once              // prints the warning about an unencrypted token only once
 }
 
 func main() {
@@ -77,7 +77,7 @@ func run(ctx context.Context, p *program, args []string) int {
 		}
 		e, ok := errors.AsType[*term.Error](err)
 		if !ok {
-			return code // a person who pressed Ctrl-C needs no message
+			return code // a person who pressed Ctrl-C needs no error message
 		}
 		err = &term.Error{Exit: code, Err: e.Err, Next: e.Next}
 	}
@@ -87,7 +87,7 @@ func run(ctx context.Context, p *program, args []string) int {
 	return code
 }
 
-// signalStop is the cause of a context that a signal ended.
+// signalStop is the cause with which a signal ends a context.
 type signalStop struct {
 	signal os.Signal
 	code   int
@@ -95,8 +95,8 @@ type signalStop struct {
 
 func (s *signalStop) Error() string { return fmt.Sprintf("stopped by %v", s.signal) }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM, so that commands can print
-// how far they got and how to continue. The second signal ends the process. The goroutine lives
+// signals returns a context that ends at the first SIGINT or SIGTERM, so that a command can print
+// how much it has done and how to continue. The second signal ends the process. The goroutine runs
 // as long as the process.
 func signals() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -125,7 +125,7 @@ const (
 	groupSetup = "setup"
 )
 
-// commands returns all commands by group of the help page. Add a new command here.
+// commands returns all commands, by the groups of the help page. Add a new command here.
 func commands(p *program) map[string][]*cobra.Command {
 	return map[string][]*cobra.Command{
 		groupSend:  {newSend(p), newSchedule(p), newReschedule(p), newTrigger(p), newCancel(p), newUser(p)},
@@ -173,7 +173,7 @@ Start a server with "notifyd dev", which also writes a context for notifyctl. Th
 	return root
 }
 
-// topics are the help pages without a command.
+// topics returns the help pages that describe no command.
 func topics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "What the exit codes mean", Long: `Exit codes are part of the interface:

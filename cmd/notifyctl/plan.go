@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// planResult is the result of plan: the sheet with the assumed rates and, with --from, the sheet
-// with measured rates.
+// planResult is the result of plan: the sheet that uses the assumed rates and, with --from, the
+// sheet that uses measured rates.
 type planResult struct {
 	Input    map[string]any `json:"input"`
 	Source   capacity.Sheet `json:"source"`
@@ -24,7 +24,7 @@ type planResult struct {
 
 type measuredPlan struct {
 	Rates   []capacity.Origin `json:"rates"`
-	Missing []string          `json:"missing"` // rates without a measurement: the sheet uses the assumed ones
+	Missing []string          `json:"missing"` // rates that were not measured; Sheet uses the assumed values
 	Sheet   capacity.Sheet    `json:"sheet"`
 }
 
@@ -76,12 +76,13 @@ contradicts the sheet.`,
 	return c
 }
 
-// planValue is a flag for a parameter.
+// planValue is a command-line flag for a parameter.
 type planValue struct{ *capacity.Param }
 
 func (planValue) Type() string { return "value" }
 
-// Set sets the parameter. Its error does not name the field, because the flag's error does.
+// Set sets the parameter. Its error does not name the parameter, because cobra's error names the
+// flag.
 func (v planValue) Set(text string) error {
 	err := v.Param.Set(text)
 	if e, ok := errors.AsType[*notify.Error](err); ok {
@@ -90,7 +91,7 @@ func (v planValue) Set(text string) error {
 	return err
 }
 
-// readPlan sets the parameters that the file gives and no flag does.
+// readPlan reads the parameters from the file. A parameter that a flag sets keeps the flag's value.
 func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 	if file == "" {
 		return nil
@@ -182,7 +183,7 @@ func measuredSheet(in capacity.Input, file string) (*measuredPlan, error) {
 	return &measuredPlan{Rates: rates, Missing: missing, Sheet: s}, err
 }
 
-// printPlan prints the sheet for people, as tables with headings.
+// printPlan prints the sheet as tables with headings, for a person to read.
 func printPlan(p *program, in *capacity.Input, out *planResult) error {
 	pr := p.printer()
 	table := func(heading string, t term.Table) error {
@@ -215,7 +216,7 @@ func printPlan(p *program, in *capacity.Input, out *planResult) error {
 
 func percent(share float64) string { return capacity.Number(share*100) + "%" }
 
-// countOrDash returns a count, or "-" for 0, which means unknown.
+// countOrDash returns a count, or "-" for 0. Here 0 means unknown.
 func countOrDash(n int64) string {
 	if n == 0 {
 		return "-"

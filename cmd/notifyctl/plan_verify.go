@@ -13,13 +13,13 @@ import (
 
 // verifyResult is the result of plan --verify.
 type verifyResult struct {
-	Measured bool                  `json:"measured"` // the load is the measured one
-	Rate     float64               `json:"rate"`     // of the load, notifications a second
+	Measured bool                  `json:"measured"` // the load was measured, and not given
+	Rate     float64               `json:"rate"`     // notifications/s of the load
 	Checks   []capacity.Comparison `json:"checks"`
 }
 
-// runVerify compares the sheet of a load with the settings of a server's processes. given says
-// that the load comes from flags or a file, and is not the measured one.
+// runVerify compares the sheet of a load with the settings of a server's processes. given is true
+// if the load comes from flags or a file, and false if the load is the measured load.
 func runVerify(ctx context.Context, p *program, in capacity.Input, from string, given bool) error {
 	cl, err := p.client()
 	if err != nil {
@@ -80,7 +80,7 @@ func runVerify(ctx context.Context, p *program, in capacity.Input, from string, 
 }
 
 func verifyTable(cs []capacity.Comparison) term.Table {
-	// Contradictions come first.
+	// Show contradictions first.
 	cs = slices.Clone(cs)
 	slices.SortStableFunc(cs, func(a, b capacity.Comparison) int {
 		switch {
@@ -96,8 +96,8 @@ func verifyTable(cs []capacity.Comparison) term.Table {
 	}}).table(cs)
 }
 
-// measuredLoad sets the load of in to the measured rates and their mix. If nothing came, the load
-// is one notification per second, the smallest that a sheet is computed for.
+// measuredLoad sets the load in in to the measured rates and shares. If nothing arrived, it sets
+// one notification per second, which is the smallest load of a sheet.
 func measuredLoad(in *capacity.Input, rates *api.Rates) {
 	by := map[string]float64{}
 	total := 0.0
@@ -119,8 +119,8 @@ func measuredLoad(in *capacity.Input, rates *api.Rates) {
 	}
 }
 
-// fleetOf combines the settings of the processes. For a setting that each process has for itself,
-// it takes the smallest.
+// fleetOf combines the settings of the processes. For InFlight, Window and Connections, which each
+// process has for itself, it uses the smallest value. For other settings it uses the largest value.
 func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
 	least := func(to *int, v int) {
 		if *to == 0 || v < *to {
@@ -143,7 +143,7 @@ func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
 		f.TimerShards = max(f.TimerShards, s.TimerShards)
 		for _, c := range s.Channels {
 			to := map[string]*capacity.FleetChannel{"push": &f.Push, "sms": &f.SMS, "email": &f.Email}[c.Channel]
-			if to == nil { // a channel of another release
+			if to == nil { // a newer release has this channel
 				continue
 			}
 			to.Workers++

@@ -21,9 +21,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// eachItem calls fn with every item of a file and the number of the line on which the item
-// begins. The file is NDJSON, or one JSON array if its first character is "[". name names the
-// file in errors. fn must not keep item.
+// eachItem calls fn with every item of a file and the number of the line on which the item begins.
+// The file is NDJSON. If its first character is "[", the file is a single JSON array. Errors
+// contain name as the name of the file. fn must not keep item.
 func eachItem(r io.Reader, name string, fn func(line int, item []byte) error) error {
 	in := bufio.NewReader(r)
 	if mark, err := in.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" {
@@ -68,8 +68,8 @@ func eachLine(in io.Reader, name string, line int, fn func(line int, item []byte
 	return nil
 }
 
-// eachElement reads an array element by element, so that memory does not bound its size. It
-// passes on an element that spans lines as one line.
+// eachElement reads an array element by element, so that the array may be larger than the memory.
+// If an element has several lines, eachElement passes it to fn as a single line.
 func eachElement(in io.Reader, name string, line int, fn func(line int, item []byte) error) error {
 	at, elements := &lineCounter{r: in, line: line}, 0
 	dec := json.NewDecoder(at)
@@ -83,7 +83,7 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 		}
 		return err
 	}
-	if _, err := dec.Token(); err != nil { // the bracket
+	if _, err := dec.Token(); err != nil { // the opening bracket
 		return bad(err)
 	}
 	var element json.RawMessage
@@ -114,13 +114,13 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 	return nil
 }
 
-// lineCounter records where lines end. The decoder reads ahead, so lineOf finds the line of an
-// offset later.
+// lineCounter records where lines end. The decoder reads further than the current element, so the
+// line of an element is found afterwards: see lineOf.
 type lineCounter struct {
 	r    io.Reader
-	read int64   // bytes
-	ends []int64 // offsets of line ends that lineOf has not passed
-	line int     // number of the line that the first of ends closes
+	read int64   // bytes that were read
+	ends []int64 // offsets of line ends after the last offset that lineOf was called with
+	line int     // number of the line that ends at ends[0]
 }
 
 func (c *lineCounter) Read(b []byte) (int, error) {
@@ -134,7 +134,8 @@ func (c *lineCounter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// lineOf returns the line of an offset. Offsets must not decrease from call to call.
+// lineOf returns the number of the line at an offset. The offset must not be lower than in the call
+// before.
 func (c *lineCounter) lineOf(offset int64) int {
 	k := 0
 	for k < len(c.ends) && c.ends[k] < offset {
@@ -153,11 +154,11 @@ type inputFile struct {
 // receiverFormats are the values of --fanout-format.
 var receiverFormats = []string{"auto", "lines", "ndjson", "csv"}
 
-// headSize is how much of a file is read to detect its format and to recognise the file.
+// headSize is how many bytes of a file are read to detect its format and to recognise the file.
 const headSize = 64 << 10
 
-// receiverFormat returns the format of a file of receivers: the given one, or the one that its
-// name or its first line shows.
+// receiverFormat returns the format of a file of receivers. It is the format that the user asked
+// for, or else the format that the file's name or first line shows.
 func receiverFormat(asked, name string, head []byte) (string, error) {
 	if !slices.Contains(receiverFormats, asked) {
 		return "", term.Usage("--fanout-format %q must be one of %s", asked, strings.Join(receiverFormats, ", "))
@@ -185,7 +186,7 @@ func receiverFormat(asked, name string, head []byte) (string, error) {
 
 var bom = []byte("\xef\xbb\xbf")
 
-// badLine is an error in one line of a file of receivers. Reading can continue after it.
+// badLine is an error in a line of a file of receivers. Reading can continue after this error.
 type badLine struct {
 	name string
 	line int
@@ -194,8 +195,8 @@ type badLine struct {
 
 func (e *badLine) Error() string { return fmt.Sprintf("%s:%d: %s", e.name, e.line, e.what) }
 
-// readReceivers reads the receivers one by one, in bounded memory. It yields a *badLine for a
-// wrong line and continues; any other error is the last item.
+// readReceivers reads the receivers one by one, in bounded memory. For a wrong line it yields a
+// *badLine and continues. After any other error it stops.
 func readReceivers(r io.Reader, name, format string) iter.Seq2[api.Receiver, error] {
 	if format == "csv" {
 		return readCSV(r, name)
@@ -274,7 +275,8 @@ func parseObject(line []byte) (api.Receiver, string) {
 	return r, ""
 }
 
-// receiverProblem returns why the server would refuse r, or "".
+// receiverProblem returns why the server would refuse r. It returns "" if the server would accept
+// r.
 func receiverProblem(r *api.Receiver) string {
 	switch {
 	case r.UserID == "" && r.Address == "":
@@ -293,13 +295,13 @@ func receiverProblem(r *api.Receiver) string {
 	return ""
 }
 
-// readCSV reads CSV with a header: user_id, address, and variables by the names of the other
-// columns. Empty values are left out.
+// readCSV reads CSV with a header line. The columns user_id and address describe the receiver. Each
+// other column is a variable with the name of the column. An empty value sets no variable.
 func readCSV(r io.Reader, name string) iter.Seq2[api.Receiver, error] {
 	return func(yield func(api.Receiver, error) bool) {
 		rows := csv.NewReader(r)
 		rows.ReuseRecord = true
-		rows.FieldsPerRecord = -1 // checked below, to name the line
+		rows.FieldsPerRecord = -1 // checked below, where the error can name the line
 		header, err := rows.Read()
 		if err != nil {
 			if errors.Is(err, io.EOF) {
@@ -374,7 +376,7 @@ func receiverFromRow(cols, row []string) (r api.Receiver) {
 		}
 	}
 	if vars != nil {
-		r.Variables, _ = json.Marshal(vars) // strings always marshal, in the order of their names
+		r.Variables, _ = json.Marshal(vars) // cannot fail for strings, and sorts them by name
 	}
 	return r
 }

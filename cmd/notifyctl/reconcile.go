@@ -62,8 +62,8 @@ digest by SMS or mail become UNKNOWN. See also: notifyctl audit, notifyctl why.`
 	return c
 }
 
-// requestReconcile makes the server look for findings. It returns them as a plan, which a job can
-// carry out, and as a report.
+// requestReconcile makes the server look for findings. It returns the findings in two forms: as a
+// plan, which a job can carry out, and as a report.
 func requestReconcile(c *cobra.Command, cl *api.Client, since string) (plan api.Plan, rep api.ReconcileReport, err error) {
 	spec := api.JobSpec{Kind: "reconcile"}
 	if since != "" {
@@ -73,7 +73,7 @@ func requestReconcile(c *cobra.Command, cl *api.Client, since string) (plan api.
 		}
 		spec.Filter.Since = time.Now().Add(-d).UnixMilli()
 	}
-	if !c.Flags().Changed("timeout") { // the server reads everything that was accepted
+	if !c.Flags().Changed("timeout") { // no limit, because the server reads everything that it accepted
 		cl.HTTPClient.Timeout = 0
 	}
 	if plan, err = cl.Plan(c.Context(), spec); err != nil {
@@ -126,7 +126,7 @@ func listFindings(p *program, rep *api.ReconcileReport) term.Table {
 	return t
 }
 
-// countsText returns counts by name: "3 late, 1 stuck".
+// countsText returns counts with their names: "3 late, 1 stuck".
 func countsText(counts map[string]int) string {
 	var parts []string
 	for _, class := range slices.Sorted(maps.Keys(counts)) {

@@ -57,7 +57,7 @@ func newScheduleList(p *program) *cobra.Command {
 			head: "NOTIFICATION  STATUS  DUE  CHANNEL  CATEGORY  USER  RECEIVERS  CALLER", optional: []string{"CALLER", "CATEGORY"},
 			row: func(s *api.Scheduled) []string {
 				due := p.timeText(s.ScheduledAt)
-				if s.Status == "CANCELLED" { // it never becomes due
+				if s.Status == "CANCELLED" { // a cancelled notification never becomes due
 					due = ""
 				}
 				return []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller}

@@ -34,7 +34,7 @@ type sendOptions struct {
 	partSize      int
 	inFlight      int
 	wait, dryRun  bool
-	contentNamed  bool // a flag of the content or the channel was given
+	contentNamed  bool // a flag in contentFlags was given
 	addressedFlag bool // --user or --address was given
 }
 
@@ -69,7 +69,7 @@ it is stopped, it prints the command that continues it.`,
 	return c
 }
 
-// contentFlags are the flags that determine what is sent, and when.
+// contentFlags are the flags that say what to send, and when.
 var contentFlags = []string{
 	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "in", "tz", "ttl", "expires-in", "expires-at",
 }
@@ -182,7 +182,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	return nil
 }
 
-// exitOf returns the exit code for err; after the end of ctx it is ExitInterrupt.
+// exitOf returns the exit code of err. After the end of ctx it returns ExitInterrupt.
 func exitOf(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return term.ExitInterrupt
@@ -234,7 +234,8 @@ func (o *sendOptions) content(p *program) (c api.Content, err error) {
 	return c, err
 }
 
-// textOrFile returns the text of a flag, or of the file behind its @.
+// textOrFile returns the text of a flag. If the text is @ and a name, it returns the content of the
+// file with this name.
 func textOrFile(p *program, v string) (string, error) {
 	name, ok := strings.CutPrefix(v, "@")
 	if !ok {
@@ -278,7 +279,8 @@ func variables(list []string) (json.RawMessage, error) {
 	return json.Marshal(vars)
 }
 
-// sendTimes returns when to send (nil: now) and when to give up (nil: never).
+// sendTimes returns when to send and when to stop trying. A nil at means now, and a nil until means
+// never.
 func (o *sendOptions) sendTimes(now time.Time) (at, until *time.Time, err error) {
 	begin := now
 	if at, err = o.later.resolveFuture(now, o.key != "" || o.campaign != ""); err != nil {
@@ -311,7 +313,8 @@ func (o *sendOptions) sendTimes(now time.Time) (at, until *time.Time, err error)
 	return at, until, nil
 }
 
-// dryRunRequest is a request as --dry-run prints it, without the token.
+// dryRunRequest is a request in the form in which --dry-run prints it. It does not contain the
+// token.
 type dryRunRequest struct {
 	Method  string            `json:"method"`
 	URL     string            `json:"url"`
@@ -344,7 +347,7 @@ func printRequest(p *program, url, key string, body any) error {
 	return err
 }
 
-// openInput opens a file, or standard input for "-". size is -1 if it is unknown.
+// openInput opens a file, or standard input for "-". size is in bytes; -1 means unknown.
 func openInput(p *program, name string) (f inputFile, size int64, err error) {
 	if name == "-" {
 		if p.inTerminal {

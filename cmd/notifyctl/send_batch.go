@@ -18,8 +18,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Limits of one request of a batch. They determine where a file is cut and so the idempotency
-// keys of its chunks: a change would send a repeated file twice.
+// Limits of a request of a batch. chunkItems and chunkBytes determine where a file is cut, and so
+// the idempotency keys of its chunks. If a new release changed these limits, a user who repeats a
+// file would send it twice.
 const (
 	chunkItems = 1000
 	chunkBytes = 4 << 20
@@ -36,33 +37,33 @@ type sentItem struct {
 
 // batchAnswer is the answer to one request of a batch.
 type batchAnswer struct {
-	Results  []sentItem `json:"results"` // Line is not set
+	Results  []sentItem `json:"results"` // here Line is not set
 	Accepted int        `json:"accepted"`
 	Rejected int        `json:"rejected"`
 }
 
-// batchTotal is the result of a whole batch.
+// batchTotal is the sum of the answers of a whole batch.
 type batchTotal struct {
 	Sent     int            `json:"sent"`
 	Accepted int            `json:"accepted"`
 	Rejected int            `json:"rejected"`
-	Replayed int            `json:"replayed"` // accepted items that an earlier run had sent
+	Replayed int            `json:"replayed"` // accepted items that an earlier run has already sent
 	Failed   []sentItem     `json:"failed,omitempty"`
 	States   map[string]int `json:"states,omitempty"` // with --wait
 }
 
-// maxFailed bounds the failed items that are kept for the result.
+// maxFailed is how many failed items are kept for the result.
 const maxFailed = 10_000
 
-// batchSender sends a file of notifications or triggers, chunk by chunk and in order, so that two
-// lines for one user arrive in the order of the file.
+// batchSender sends a file of notifications or triggers. It sends the chunks one after another, so
+// that two notifications to the same user keep the order of the file.
 type batchSender struct {
 	p             *program
 	o             *sendOptions
 	cl            *api.Client
 	total         batchTotal
-	acceptedItems []sentItem // the accepted ones while there are few, to show them
-	ids           []string   // with --wait
+	acceptedItems []sentItem // accepted items to list; see shownItems
+	ids           []string   // accepted notifications; set only with --wait
 }
 
 func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
@@ -104,9 +105,9 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	return nil
 }
 
-// batchKey returns the prefix of a batch's idempotency keys. The prefix of a file is a hash of
-// the whole file, so that a second run repeats nothing. A stream has no hash yet: postChunks adds
-// one to each key.
+// batchKey returns the beginning of the idempotency keys of a batch. For a file it contains a hash
+// of the whole file, so that a second run sends nothing twice. A stream has no such hash, because
+// it is not read yet. For a stream, postChunks adds a hash to each key.
 func batchKey(p *program, file, asked string) (string, error) {
 	if file == "-" {
 		return cmp.Or(asked, "ctl-stream"), nil
@@ -115,7 +116,7 @@ func batchKey(p *program, file, asked string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = f.close() }() // it was only read
+	defer func() { _ = f.close() }() // closing cannot lose data, because it was only read
 	sum := sha256.New()
 	if _, err := io.Copy(sum, f); err != nil {
 		return "", err
@@ -123,24 +124,24 @@ func batchKey(p *program, file, asked string) (string, error) {
 	return cmp.Or(asked, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
 }
 
-// chunk holds the lines of one request. Here it is a part of a batch file, and not the chunk of a
-// fan-out in the log.
+// chunk contains the lines of a single request. This chunk is a part of a batch file, and not a
+// chunk of a fan-out in the log.
 type chunk struct {
 	number int
 	lines  []int // line numbers in the file
 	body   []byte
 }
 
-// eachChunk cuts a file into chunks and calls fn for each. fn must not keep the chunk: the next
-// one reuses it.
+// eachChunk cuts a file into chunks and calls fn for each. fn must not keep the chunk, because
+// eachChunk uses it again for the next chunk.
 func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	f, _, err := openInput(p, name)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.close() }() // it was only read
+	defer func() { _ = f.close() }() // closing cannot lose data, because it was only read
 	var c chunk
-	failed := false // a chunk failed: the rest must not be sent before it
+	failed := false // a chunk failed, so the chunks after it must not be sent
 	flush := func() error {
 		if len(c.lines) == 0 {
 			return nil
@@ -165,8 +166,9 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	return errors.Join(flush(), err)
 }
 
-// postChunks sends the chunks of a file to path, each with a key that begins with key, and calls
-// take with every answer. For a stream, each key ends with a hash of everything up to that chunk.
+// postChunks sends the chunks of a file to path and calls take with every answer. The idempotency
+// key of each chunk begins with key. For a stream, it also ends with a hash of the stream from its
+// beginning to the end of that chunk.
 func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key string, take func(c *chunk, r *batchAnswer, replayed bool) error) error {
 	chain := sha256.New()
 	return eachChunk(p, file, func(c *chunk) error {
@@ -187,7 +189,7 @@ func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key
 	})
 }
 
-// recordAnswer adds an answer to the totals. With -o jsonl it prints each item at once.
+// recordAnswer adds an answer to the totals. With -o jsonl it also prints each item of the answer.
 func (s *batchSender) recordAnswer(c *chunk, r *batchAnswer, replayed bool) error {
 	if len(r.Results) != len(c.lines) {
 		return badAnswer(nil)
@@ -222,7 +224,8 @@ func (s *batchSender) recordAnswer(c *chunk, r *batchAnswer, replayed bool) erro
 	return nil
 }
 
-// shownItems is up to how many accepted items a table lists one by one.
+// shownItems is the largest number of accepted items that a table lists. More items are only
+// counted.
 const shownItems = 20
 
 func (s *batchSender) print() error {
@@ -247,7 +250,7 @@ func (s *batchSender) print() error {
 	return pr.Print(s.total, t)
 }
 
-// detailOf returns the error of an item with its field.
+// detailOf returns the error of an item, after the name of the wrong field if there is such a name.
 func detailOf(e *api.ItemError) string {
 	if e.Field != "" {
 		return e.Field + ": " + e.Detail
@@ -270,7 +273,7 @@ func (s *batchSender) noteTotals() {
 	}
 }
 
-// stoppedError adds to err how to continue.
+// stoppedError adds to err the advice how to continue.
 func (s *batchSender) stoppedError(ctx context.Context, err error) error {
 	if term.ExitCode(err) == term.ExitUsage {
 		return err
@@ -282,7 +285,7 @@ func (s *batchSender) stoppedError(ctx context.Context, err error) error {
 	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{advice}}
 }
 
-// wait polls every accepted item until it has an outcome.
+// wait asks for the state of every accepted item until each item has an outcome.
 func (s *batchSender) wait(ctx context.Context) error {
 	s.total.States = map[string]int{}
 	open := s.ids
@@ -303,7 +306,7 @@ func (s *batchSender) wait(ctx context.Context) error {
 		return len(open) == 0, nil
 	})
 	switch {
-	case err == errPending: //nolint:errorlint // the very value
+	case err == errPending: //nolint:errorlint // exactly this value
 		return term.Exitf(term.ExitPending, "%s of %s notifications have no outcome yet; they are still being delivered", count(len(open)), count(len(s.ids)))
 	case err != nil:
 		return err
@@ -314,7 +317,7 @@ func (s *batchSender) wait(ctx context.Context) error {
 	return nil
 }
 
-// printBatchRequest prints the request of the first chunk, and counts the others.
+// printBatchRequest prints the request of the first chunk, and how many other requests there are.
 func printBatchRequest(p *program, o *sendOptions) error {
 	t, err := p.target()
 	if err != nil {

@@ -23,17 +23,17 @@ import (
 // fanoutResult is the printed result of a fan-out.
 type fanoutResult struct {
 	Campaign     string           `json:"campaign"`
-	Parts        int              `json:"parts"`         // stored by this run and by earlier ones
-	SkippedParts int              `json:"skipped_parts"` // stored by earlier runs; part of Parts
+	Parts        int              `json:"parts"`         // parts that this run and earlier runs stored
+	SkippedParts int              `json:"skipped_parts"` // parts that earlier runs stored
 	Receivers    int64            `json:"receivers"`
 	Accepted     int64            `json:"accepted"`
 	Rejected     int64            `json:"rejected"`
-	Reasons      map[string]int64 `json:"reasons,omitempty"` // of the rejected, by code
+	Reasons      map[string]int64 `json:"reasons,omitempty"` // rejected receivers by code
 	RejectedFile string           `json:"rejected_file,omitempty"`
-	Counts       map[string]int   `json:"counts,omitempty"` // by state, with --wait
+	Counts       map[string]int   `json:"counts,omitempty"` // receivers by state; set only with --wait
 }
 
-// fanoutRun is one run of "send --fanout".
+// fanoutRun is a single run of "send --fanout".
 type fanoutRun struct {
 	p          *program
 	o          *sendOptions
@@ -44,7 +44,7 @@ type fanoutRun struct {
 	head       []byte
 	size       int64
 	bar        *progress
-	stateSaved bool // the state is on disk, so a later run can continue
+	stateSaved bool // the state is on the disk, so a later run can continue
 	result     fanoutResult
 }
 
@@ -57,7 +57,7 @@ func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.close() }() // it was only read
+	defer func() { _ = f.close() }() // closing cannot lose data, because it was only read
 	r := &fanoutRun{p: p, o: o, t: t, source: bufio.NewReaderSize(f, headSize), size: size}
 	if r.head, err = r.source.Peek(headSize); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: %w", label(o.fanout), err)
@@ -88,8 +88,8 @@ func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
 	return r.finish(ctx)
 }
 
-// prepareState loads or creates the state of the campaign. It reads the whole file once before
-// anything is sent.
+// prepareState loads the state of the campaign, or creates it. For a new campaign it first reads
+// the whole file to check it, before anything is sent.
 func (r *fanoutRun) prepareState(ctx context.Context) error {
 	o, abs := r.o, r.o.fanout
 	if abs != "-" {
@@ -138,7 +138,7 @@ func (r *fanoutRun) prepareState(ctx context.Context) error {
 	return r.checkReceivers(ctx)
 }
 
-// checkContinuation checks that this run has the source and content of the first run.
+// checkContinuation checks that this run has the same source and content as the first run.
 func (r *fanoutRun) checkContinuation() error {
 	s, o := r.state, r.o
 	if err := s.checkSameSource(r.t.server, o.fanout, sha256Hex(r.head), r.size); err != nil {
@@ -152,7 +152,7 @@ func (r *fanoutRun) checkContinuation() error {
 		return err
 	}
 	was, now := s.Fanout, api.Fanout{Channel: n.Channel, Category: n.Category, Content: n.Content, Campaign: s.Campaign}
-	was.ScheduledAt, was.ExpiresAt = nil, nil // the first run fixed them
+	was.ScheduledAt, was.ExpiresAt = nil, nil // set by the first run, so not compared
 	a, errA := json.Marshal(was)
 	b, errB := json.Marshal(now)
 	if err := errors.Join(errA, errB); err != nil {
@@ -164,11 +164,12 @@ func (r *fanoutRun) checkContinuation() error {
 	return nil
 }
 
-// shownBad is how many bad lines are printed.
+// shownBad is how many wrong lines are printed.
 const shownBad = 10
 
-// checkReceivers reads a file through, reports its bad lines before anything is sent, and counts
-// the receivers. A stream is checked while it is sent.
+// checkReceivers reads the whole file before anything is sent. It reports the wrong lines and
+// counts the receivers. It does not read a stream: the receivers of a stream are checked while they
+// are sent.
 func (r *fanoutRun) checkReceivers(ctx context.Context) error {
 	if r.size < 0 {
 		return nil
@@ -177,7 +178,7 @@ func (r *fanoutRun) checkReceivers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.close() }() // it was only read
+	defer func() { _ = f.close() }() // closing cannot lose data, because it was only read
 	bar := r.p.startProgress("checking", 0)
 	defer bar.end()
 	var bad []string
@@ -226,7 +227,8 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	}
 	r.bar = r.p.startProgress("sending", max(0, s.Total-s.Stored))
 	defer r.bar.end()
-	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)} // a copy: recordPart changes s while Skip reads this one
+	// This is a copy, because recordPart changes s while Skip reads was.
+	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)}
 	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,
 		Skip: was.isPartDone, Done: r.recordPart,
@@ -242,7 +244,8 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	return s.save()
 }
 
-// receivers reads the source. It also stops at the end of ctx between two parts.
+// receivers reads the source. It also stops when ctx ends: it checks ctx after every 1,000
+// receivers.
 func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error] {
 	return func(yield func(api.Receiver, error) bool) {
 		n := 0
@@ -258,7 +261,8 @@ func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error
 	}
 }
 
-// recordPart saves a stored part in the state. SendFanout calls it for one part at a time.
+// recordPart writes to the state file that a part is stored. SendFanout calls it for only one part
+// at a time.
 func (r *fanoutRun) recordPart(d api.PartDone) error {
 	if err := r.noteRejected(&d); err != nil {
 		return err
@@ -272,7 +276,7 @@ func (r *fanoutRun) recordPart(d api.PartDone) error {
 	return s.save()
 }
 
-// rejectedFile returns the file that lists the refused receivers of a campaign.
+// rejectedFile returns the name of the file that lists the rejected receivers of a campaign.
 func (s *campaignState) rejectedFile() string {
 	return strings.TrimSuffix(s.path, ".json") + ".rejected.jsonl"
 }

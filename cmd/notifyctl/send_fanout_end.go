@@ -21,7 +21,7 @@ func (r *fanoutRun) fillResult() {
 	}
 }
 
-// stoppedError returns err with the progress so far and the command that continues.
+// stoppedError adds to err the progress so far and the command that continues.
 func (r *fanoutRun) stoppedError(ctx context.Context, err error) error {
 	s := r.state
 	out := &term.Error{Exit: exitOf(ctx, err), Err: err}
@@ -64,7 +64,7 @@ func (r *fanoutRun) resumeCommand() string {
 	return cmd
 }
 
-// finish waits for the outcomes if --wait is given, and prints the result.
+// finish prints the result. With --wait it first waits for the outcomes.
 func (r *fanoutRun) finish(ctx context.Context) error {
 	var waited error
 	if r.o.wait {
@@ -83,7 +83,7 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return &term.Error{Exit: term.ExitInterrupt, Err: errors.New("interrupted; everything is stored and is still being delivered"), Next: show}
-	case waited == errPending: //nolint:errorlint // the very value
+	case waited == errPending: //nolint:errorlint // exactly this value
 		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("some receivers have no outcome after %s; they are still being delivered", r.p.global.timeout), Next: show}
 	case waited != nil:
 		return waited
@@ -121,7 +121,7 @@ func (r *fanoutRun) fields() term.Table {
 	return t
 }
 
-// printFirstPart prints the request of the first part with its first receivers.
+// printFirstPart prints the request of the first part, with only its first receivers.
 func (r *fanoutRun) printFirstPart() error {
 	f := r.state.Fanout
 	for rcv, err := range readReceivers(r.source, r.o.fanout, r.state.Format) {

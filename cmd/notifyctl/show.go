@@ -86,7 +86,7 @@ func runShow(ctx context.Context, p *program, id string) error {
 	if err != nil {
 		return err
 	}
-	if s.Status == "" { // id names a whole fan-out: the answer was a summary
+	if s.Status == "" { // id is the id of a whole fan-out, and the answer was a summary
 		return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
 	}
 	return p.printer().Record(s, statusFields(p, &s))
@@ -107,7 +107,7 @@ func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) er
 	return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 }
 
-// printTotal prints the sum of all pages of a count.
+// printTotal prints the sum of a count that the server returns in pages.
 func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary, error)) error {
 	sum, err := sumPages(ctx, get)
 	if err != nil {
@@ -116,7 +116,7 @@ func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary
 	return p.printer().Record(sum, summaryFields(p, &sum))
 }
 
-// sumPages adds up all pages of a count.
+// sumPages returns the sum of a count that the server returns in pages.
 func sumPages(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Summary, error) {
 	sum, err := get(api.Page{})
 	for page := sum; err == nil && !page.Complete && page.Next != ""; {
@@ -173,7 +173,7 @@ func summaryFields(p *program, s *api.Summary) term.Table {
 	return t
 }
 
-// percentOf returns n of all as a percentage. It returns 100% only if n is all.
+// percentOf returns the share of n in all, in percent. It returns 100% only if n is equal to all.
 func percentOf(n, all int64) string {
 	pc := 100 * float64(n) / float64(max(all, 1))
 	switch {
@@ -200,7 +200,7 @@ func statusFields(p *program, s *api.Status) term.Table {
 		t = append(t, []string{"epoch", fmt.Sprintf("%d (replayed)", s.Epoch)})
 	}
 	due, expires := "due", "expires"
-	if isTerminal(s.Status) { // it may have ended before these times
+	if isTerminal(s.Status) { // it may have ended before the times due and expires
 		due, expires = "was due", "would expire"
 	}
 	return append(t, []string{"accepted", p.timeText(s.AcceptedAt)}, []string{due, p.optionalTimeText(s.ScheduledAt)},
@@ -294,8 +294,8 @@ func runWhy(ctx context.Context, p *program, id string) error {
 	return err
 }
 
-// codeAdvice returns what to do about a code. A notification that has ended is not retried, even
-// if notifyd normally retries after this code.
+// codeAdvice returns what a person can do about a code. notifyd does not retry a notification that
+// has ended, even if it normally retries after this code.
 func codeAdvice(e *codes.Entry, t *api.Timeline) string {
 	if e.Retry != "itself" || !isTerminal(t.Status.Status) {
 		return e.Do
@@ -306,8 +306,8 @@ func codeAdvice(e *codes.Entry, t *api.Timeline) string {
 	return "It is not retried; once the cause is repaired: notifyctl dlq replay --id " + t.NotificationID
 }
 
-// timelineTable returns one line per event. Its times are never relative, because only the
-// distances between them matter.
+// timelineTable returns a line for each event. The times are never relative to now, because only
+// the time between events matters here.
 func timelineTable(p *program, events []api.TimelineEvent) term.Table {
 	t := term.Table{{"TIME", "AFTER", "EVENT", "STATE", "DETAIL"}}
 	var before *time.Time
@@ -354,7 +354,7 @@ func eventDetail(p *program, e *api.TimelineEvent) string {
 		add("epoch %d", e.Epoch)
 	}
 	switch {
-	case e.Log != nil: // Detail only repeats the topic
+	case e.Log != nil: // here Detail would only repeat the topic
 		parts = append(parts, fmt.Sprintf("%s/%d@%d", e.Log.Topic, e.Log.Partition, e.Log.Offset))
 	case e.Detail != "":
 		add("%s", e.Detail)

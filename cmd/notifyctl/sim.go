@@ -23,10 +23,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// simulators is the control API of the simulated providers that a command calls.
+// simulators is the control API of the simulated providers of a command.
 type simulators struct {
 	p       *program
-	control string // --simulators
+	control string // value of --simulators
 	*load.Simulators
 }
 
@@ -66,7 +66,7 @@ context names, or those of --simulators.`,
 	return c
 }
 
-// run returns a RunE that connects to the simulators and calls do.
+// run returns a RunE function that connects to the simulators and then calls do.
 func (s *simulators) run(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		control := s.control
@@ -146,7 +146,7 @@ func (s *simulators) newInbox() *cobra.Command {
 	return c
 }
 
-// shorten cuts a text for a table.
+// shorten cuts a text to at most most characters, to fit a table.
 func shorten(s string, most int) string {
 	if r := []rune(s); len(r) > most {
 		return string(r[:most-1]) + "…"
@@ -174,7 +174,7 @@ func (s *simulators) newLedger() *cobra.Command {
 	}
 }
 
-// printCall prints the headers and the body of a call as they came, one header per line.
+// printCall prints the headers and the body of a call unchanged, one header per line.
 func printCall(w io.Writer, c *simulator.Call) {
 	if c.Content == nil {
 		fmt.Fprintf(w, "\nattempt %d: its headers and body are no longer kept\n", c.Attempt)
@@ -200,7 +200,7 @@ func printCall(w io.Writer, c *simulator.Call) {
 	}
 }
 
-// lateNames are the names of the lateness buckets.
+// lateNames are the names of the buckets in which lateness is counted.
 var lateNames = []string{"<1ms", "<2ms", "<5ms", "<10ms", "<20ms", "<50ms", "<100ms", "<200ms", "<500ms", "<1s", ">=1s"}
 
 func (s *simulators) newCallbacks() *cobra.Command {

@@ -50,7 +50,7 @@ counted as a gap. --channel, --category, --status and --caller filter before tha
 	return c
 }
 
-// errEnough ends the stream after --max outcomes.
+// errEnough ends the stream after as many outcomes as --max says.
 var errEnough = errors.New("enough")
 
 func runTail(ctx context.Context, p *program, o *tailOptions) error {
@@ -66,7 +66,7 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 	if err != nil {
 		return err
 	}
-	cl.HTTPClient = &http.Client{Transport: api.NewTransport(1)} // no timeout: the stream does not end
+	cl.HTTPClient = &http.Client{Transport: api.NewTransport(1)} // no timeout, because the stream does not end
 	if p.errTerminal {
 		p.note("watching outcomes; Ctrl-C ends")
 	}
@@ -198,7 +198,7 @@ func runFailed(ctx context.Context, p *program, o *failedOptions) error {
 }
 
 func followFailed(ctx context.Context, p *program, cl *api.Client, after uint64) error {
-	wait := min(p.global.timeout/2, 25*time.Second) // the request must outlast the server's wait
+	wait := min(p.global.timeout/2, 25*time.Second) // less than the timeout of the request
 	pr := p.printer()
 	for {
 		page, err := cl.Failed(ctx, after, wait, maxPage)

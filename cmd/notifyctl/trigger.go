@@ -242,7 +242,7 @@ func newTriggerList(p *program) *cobra.Command {
 			head: "TRIGGER  STATUS  FIRES  ATTEMPTS  REASON  CALLER  URL", optional: []string{"CALLER", "REASON", "ATTEMPTS"},
 			row: func(s *api.TriggerStatus) []string {
 				fires := p.timeText(s.FireAt)
-				if s.Status == "CANCELLED" { // it never fires
+				if s.Status == "CANCELLED" { // a cancelled trigger never fires
 					fires = ""
 				}
 				return []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL}
@@ -286,9 +286,9 @@ func newTriggerReschedule(p *program) *cobra.Command {
 	return c
 }
 
-// runTriggerFile registers the triggers of a file, a thousand per request. As in a batch of
-// notifications, the keys follow from the contents of the file, so that a second run registers
-// nothing twice.
+// runTriggerFile registers the triggers of a file, 1,000 per request. The idempotency keys depend
+// on the content of the file, as in a batch of notifications. So a second run registers nothing
+// twice.
 func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 	t, err := p.target()
 	if err != nil {

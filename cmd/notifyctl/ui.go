@@ -32,7 +32,7 @@ Without a terminal, ui exits 2 and names the commands that show the same.`,
 	}
 }
 
-// uiCommands are the commands that give a script what the page shows.
+// uiCommands are the commands with which a script gets the data that the page shows.
 var uiCommands = []string{
 	"notifyctl rates; notifyctl lag; notifyctl doctor      (overview)",
 	"notifyctl dlq top; notifyctl dlq ls; notifyctl dlq replay --dry-run",
@@ -49,7 +49,7 @@ func runUI(ctx context.Context, p *program) error {
 		return &term.Error{Exit: term.ExitUsage, Err: errors.New("ui needs a terminal for input and output"), Next: uiCommands}
 	}
 	cl := p.clientOf(&t)
-	cl.Retries = 0 // the page repeats its requests by itself
+	cl.Retries = 0 // no retries, because the page itself repeats its requests
 	cl.Context = t.name
 	env := os.Environ()
 	if !p.coloured() {
@@ -61,15 +61,16 @@ func runUI(ctx context.Context, p *program) error {
 	})
 }
 
-// readOnly returns why a token can change nothing. It returns "" if the token can, or if only the
-// server knows. The claim is not verified: the server does that.
+// readOnly returns why a token cannot change anything. It returns "" if the token can, or if only
+// the server can say. It reads the scope from the token without verifying the token, because the
+// server verifies it.
 func readOnly(ctx context.Context, t *target) string {
 	if t.token == nil {
 		return ""
 	}
 	token, err := t.token(ctx)
 	if err != nil {
-		return "" // each request will report the error
+		return "" // every request will report this error
 	}
 	if c, ok := readClaims(token); !ok || slices.Contains(strings.Fields(c.Scope), api.ScopeOperate) {
 		return ""
@@ -77,8 +78,8 @@ func readOnly(ctx context.Context, t *target) string {
 	return "the token lacks the scope " + api.ScopeOperate
 }
 
-// utf8Locale reports whether the terminal shows more than ASCII. As in POSIX, the first of these
-// variables that is set decides.
+// utf8Locale reports whether the terminal shows other characters than ASCII. It uses the first of
+// these variables that is set, as POSIX says.
 func utf8Locale(getenv func(string) string) bool {
 	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")

@@ -85,8 +85,8 @@ or after that. set prints the stored profile.`,
 	return c
 }
 
-// oneUser checks for one argument. If --quiet, which is another flag, is used by mistake for
-// --quiet-hours, the hours come as a second argument: the error then names the right flag.
+// oneUser checks that there is one argument. If the user typed --quiet, which is another flag,
+// instead of --quiet-hours, the hours are a second argument. The error then names --quiet-hours.
 func oneUser(c *cobra.Command, args []string) error {
 	if len(args) == 2 && strings.Count(args[1], ":") == 2 {
 		return term.Usage("%q is not a user; to set quiet hours, use --quiet-hours %s", args[1], args[1])
@@ -124,14 +124,14 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 		return err
 	}
 	stored, err := cl.User(ctx, user)
-	if err != nil { // the change is stored; the token may lack the scope to read
+	if err != nil { // the change is stored, but the token may lack the scope to read
 		return p.printer().Record(out, term.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}})
 	}
 	return p.printer().Record(stored, userFields(&stored))
 }
 
-// change reads, changes and writes the profile. It starts again if another writer changed the
-// profile in between.
+// change reads the profile, changes it and writes it. If another writer changed the profile in the
+// meantime, it starts again.
 func (o *userOptions) change(ctx context.Context, cl *api.Client, user string) (out api.UserVersion, err error) {
 	for range 5 {
 		u, err := cl.User(ctx, user)
@@ -203,7 +203,7 @@ func readUser(p *program, name string) (u api.User, err error) {
 	return u, nil
 }
 
-// readAll reads a file of at most 1 MiB; "-" is standard input.
+// readAll reads a file of at most 1 MiB. The name "-" means standard input.
 func readAll(p *program, name string) ([]byte, error) {
 	f := io.NopCloser(p.in)
 	if name != "-" {
@@ -222,7 +222,7 @@ func readAll(p *program, name string) ([]byte, error) {
 	return b, err
 }
 
-// label returns the name of an input for messages.
+// label returns the name of an input, for use in messages.
 func label(name string) string {
 	if name == "-" {
 		return "standard input"

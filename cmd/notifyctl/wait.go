@@ -11,26 +11,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Polling starts fast, because a push takes milliseconds, and slows down.
+// The time between two requests is short at first, because a push takes only milliseconds, and then
+// grows.
 const (
 	firstPoll = 25 * time.Millisecond
 	lastPoll  = time.Second
 )
 
-// pollUntil calls done until it returns true. It returns errPending at the time end.
+// pollUntil calls done again and again until done returns true. At the time end it returns
+// errPending.
 func pollUntil(ctx context.Context, p *program, end time.Time, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, end, errPending)
 	defer cancel()
 	for every := firstPoll; ; every = min(2*every, lastPoll) {
 		began := time.Now()
 		ok, err := done(ctx)
-		if context.Cause(ctx) == errPending { //nolint:errorlint // the very value
+		if context.Cause(ctx) == errPending { //nolint:errorlint // exactly this value
 			return errPending
 		}
 		if err != nil || ok {
 			return err
 		}
-		// Counting many receivers is work for the server: wait four times as long as it took.
+		// Counting many receivers is much work for the server, so wait four times as long as the
+		// count took.
 		if !notify.Sleep(ctx, max(every, 4*time.Since(began))) {
 			return context.Cause(ctx)
 		}
@@ -58,7 +61,7 @@ func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 	switch {
 	case ctx.Err() != nil:
 		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("interrupted; %s is still being delivered", id), Next: []string{"notifyctl why " + id}}
-	case err != nil && err != errPending: //nolint:errorlint // the very value
+	case err != nil && err != errPending: //nolint:errorlint // exactly this value
 		return err
 	}
 	if perr := p.printer().Record(s, statusFields(p, &s)); perr != nil {
@@ -77,8 +80,8 @@ func wasDelivered(status string) bool {
 	return status == notify.Sent.String() || status == notify.Delivered.String()
 }
 
-// waitCampaign waits until every receiver of a campaign has an outcome, and returns the last
-// count. It calls tell with the number of receivers that have an outcome.
+// waitCampaign waits until every receiver of a campaign has an outcome, and returns the last count.
+// After each count it calls tell with the number of receivers that have an outcome.
 func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, receivers int64, tell func(done int64)) (api.Summary, error) {
 	var sum api.Summary
 	err := pollUntil(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
@@ -99,7 +102,7 @@ func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, re
 	return sum, err
 }
 
-// countUndelivered returns how many receivers have an outcome other than a delivery.
+// countUndelivered returns how many receivers have an outcome that is not a delivery.
 func countUndelivered(counts map[string]int) (n int) {
 	for state, c := range counts {
 		if isTerminal(state) && !wasDelivered(state) {

@@ -24,19 +24,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Kinds of files. Each kind has a folder of this name.
+// Kinds of files. Each kind has a folder with the same name.
 const (
 	DeadLetters = "dead-letters"
 	Outcomes    = "outcomes"
 )
 
-// Config configures an Archiver. Dir, Letters, Callers, History, Status and Meta are required;
-// the zero value of the others means their default.
+// Config configures an Archiver. Dir, Letters, Callers, History, Status and Meta are required.
+// Every other field has a default.
 type Config struct {
-	// Dir is the folder of the archive. Files in it may be moved away at any time, except those
-	// that end in .tmp.
+	// Dir is the folder of the archive. Files in it may be moved to another place at any time,
+	// except files whose names end in .tmp.
 	Dir string
-	// Letters is read by caller. Callers returns the callers that have dead letters.
+	// Letters contains the dead letters, by caller. Callers returns the callers that have dead
+	// letters.
 	Letters engine.DeadLetters
 	Callers func() []string
 	History History
@@ -47,13 +48,13 @@ type Config struct {
 	// After is the age at which an outcome's record is archived. It must be below the retention
 	// of history.
 	After time.Duration `default:"24h"`
-	// Wait is how long retention keeps what is not archived yet.
+	// Wait is how long records that are not archived are kept after their retention.
 	Wait time.Duration `default:"168h"`
-	// Bucket receives the files. A file leaves Dir once it is in the bucket. nil: files stay in
-	// Dir.
+	// Bucket receives the files. A file is removed from Dir once it is in the bucket. nil: files
+	// stay in Dir.
 	Bucket Bucket
-	// Shared says that other processes have the archive too and that one of them at a time runs
-	// it. Then Status, Positions and PurgeBefore read the row.
+	// Shared means that several processes have the archive and one of them at a time runs it. Then
+	// Status, Positions and PurgeBefore read the row from the store.
 	Shared bool
 	// Written is called for each file. May be nil.
 	Written func(kind string, lines int)
@@ -67,32 +68,35 @@ type Config struct {
 // Bucket stores files. *s3.Bucket implements it.
 type Bucket interface {
 	// Put stores a file under a name with slashes. sum is the SHA-256 of its content in
-	// hexadecimal. If the bucket has a file of this name and sum, Put does nothing. If it has
-	// another file of this name, Put returns an fs.ErrExist. Of two concurrent calls with one
-	// name, one stores its file and the other returns that error.
+	// hexadecimal. If the bucket has a file with this name and sum, Put does nothing. If it has
+	// another file with this name, Put returns an fs.ErrExist error. If two calls with the same
+	// name run at the same time, one stores its file and the other returns that error.
 	Put(ctx context.Context, name, file, sum string) error
-	// Has reports whether the bucket has a file of this name and sum.
+	// Has reports whether the bucket has a file with this name and sum.
 	Has(ctx context.Context, name, sum string) (bool, error)
 }
 
 // History is the source of outcomes: a history.Store or an OverLog.
 type History interface {
-	// Settled returns, for each partition, the offset below which every record is older than
+	// Settled returns, for each partition, an offset. Every record below that offset is older than
 	// before (ms since 1970).
 	Settled(ctx context.Context, before int64) (map[history.Part]int64, error)
-	// Range calls fn with the envelope of every record of a partition in [from, to). A partition
-	// that from does not name begins at its start. fn may use the envelopes until Range returns.
+	// Range calls fn with the envelope of every record of a partition in [from, to). If from does
+	// not contain a partition, Range reads the partition from its start. fn may use the envelopes
+	// until Range returns.
 	Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
-// Archiver writes the archive. Only one may run on a store and folder. Status, Positions and
-// PurgeBefore, which only read, may be called from any goroutine.
+// Archiver writes the archive. Only one Archiver may run on a store and folder. Status, Positions
+// and PurgeBefore only read, so they may be called from any goroutine.
 type Archiver struct {
 	cfg Config
 
 	// Only the goroutine of Once uses these.
-	row       []byte // the stored row, for the next compare and swap
-	rowUnsure bool   // the stored row may differ from row: another process may have written it, or a write of it failed
+	row []byte // the stored row, for the next compare and swap
+	// rowUnsure means that the stored row may differ from the field row. Another process may have
+	// written it, or a write of this process failed.
+	rowUnsure bool
 	lastSum   string // SHA-256 of the last file that this process completed, or compared with the row
 
 	mu      sync.Mutex // guards the fields below
@@ -100,31 +104,31 @@ type Archiver struct {
 	lastErr error // error of the last run; nil if it succeeded
 }
 
-// archiveState is the content of the row: how far the archive has come.
+// archiveState is the content of the row: the progress of the archive.
 type archiveState struct {
 	Files   uint64            `json:"files"`   // number of the last file
 	Letters map[string]uint64 `json:"letters"` // by caller: sequence number of the last archived dead letter
-	History map[string]int64  `json:"history"` // by topic/partition: the offset below which everything is archived
+	History map[string]int64  `json:"history"` // by topic/partition: the offset below which all records are archived
 	Done    int64             `json:"done_ms"` // start of the last run that finished, ms since 1970
 	Pending *pendingFile      `json:"pending,omitempty"`
 }
 
-// pendingFile is a complete file that may not have its name yet, and the progress to store once the
-// file is published.
+// pendingFile is a complete file that may not have its final name yet. It contains the progress to
+// store once the file is published.
 type pendingFile struct {
 	Manifest Manifest          `json:"manifest"`
 	Letters  map[string]uint64 `json:"letters,omitempty"`
 	History  map[string]int64  `json:"history,omitempty"`
-	// Others holds the versions of this file (same name, other content) that other processes
-	// completed before. They lie in those processes' folders, and each process may still put its
-	// version into the bucket.
+	// Others contains versions of this file (same name, other content) that other processes
+	// completed earlier. Each version is in the folder of its process, and that process may still
+	// put it into the bucket.
 	Others []pendingFile `json:"others,omitempty"`
 }
 
 const metaKey = "archive"
 
-// Open reads how far the archive has come. It writes nothing to Dir: Run first finishes a file
-// that a crash left pending. It returns an error if a required field is missing or the row
+// Open reads the progress of the archive. It writes nothing to Dir; Run first finishes a file that
+// was pending before a crash. Open returns an error if a required field is missing or the row
 // cannot be read.
 func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if cfg.Dir == "" || cfg.Letters == nil || cfg.Callers == nil || cfg.History == nil || cfg.Status == nil || cfg.Meta == nil {
@@ -138,7 +142,7 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if err := a.load(ctx); err != nil {
 		return nil, err
 	}
-	if a.st.Done == 0 { // there is no row yet: its age counts from now
+	if a.st.Done == 0 { // there is no row yet: the age of the archive counts from now
 		st := a.st
 		st.Done = time.Now().UnixMilli()
 		if err := a.storeState(ctx, st); err != nil && !errors.Is(err, errRowChanged) {
@@ -148,7 +152,7 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	return a, nil
 }
 
-// readRow returns the stored state, and the row it was decoded from.
+// readRow returns the stored state, and the row from which it was decoded.
 func (a *Archiver) readRow(ctx context.Context) (st archiveState, row []byte, err error) {
 	if row, err = a.cfg.Meta.GetMeta(ctx, metaKey); err != nil {
 		return archiveState{}, nil, err
@@ -158,7 +162,7 @@ func (a *Archiver) readRow(ctx context.Context) (st archiveState, row []byte, er
 			return archiveState{}, nil, fmt.Errorf("archive: cannot decode the row \"archive\" of the store: %w", err)
 		}
 	}
-	// JSON leaves out empty maps, but these maps are written to.
+	// JSON omits empty maps, but the code writes to these maps.
 	if st.Letters == nil {
 		st.Letters = map[string]uint64{}
 	}
@@ -171,7 +175,7 @@ func (a *Archiver) readRow(ctx context.Context) (st archiveState, row []byte, er
 	return st, row, nil
 }
 
-// initMaps makes the maps that JSON leaves out when they are empty.
+// initMaps makes the maps that JSON omits when they are empty.
 func (p *pendingFile) initMaps() {
 	if p.Letters == nil {
 		p.Letters = map[string]uint64{}
@@ -188,18 +192,18 @@ func (a *Archiver) load(ctx context.Context) error {
 	return nil
 }
 
-// setState replaces the state and the row it was decoded from.
+// setState replaces the state and the row from which it was decoded.
 func (a *Archiver) setState(st archiveState, row []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.st, a.row = st, row
 }
 
-// errRowChanged says that another process has written the row since this process read it.
+// errRowChanged means that another process has written the row after this process read it.
 var errRowChanged = errors.New("another process has written the archive's row; this process reads it again")
 
 // storeState writes the row by compare and swap and makes st the current state. It returns
-// errRowChanged if another process has written the row.
+// errRowChanged if another process has written the row since.
 func (a *Archiver) storeState(ctx context.Context, st archiveState) error {
 	b, err := json.Marshal(st)
 	if err != nil {
@@ -221,7 +225,7 @@ func (a *Archiver) storeState(ctx context.Context, st archiveState) error {
 const retryAfter = time.Minute
 
 // Run writes the archive every Config.Every until ctx ends, and then returns nil. It repeats a
-// run that failed.
+// failed run after at most retryAfter.
 func (a *Archiver) Run(ctx context.Context) error {
 	a.rowUnsure = true
 	for {
@@ -243,8 +247,8 @@ func (a *Archiver) Run(ctx context.Context) error {
 	}
 }
 
-// Once archives what is due now: at most one file of each kind. It must not run at the same time
-// as Run.
+// Once archives everything that is due now, in at most one file of each kind. It must not run at
+// the same time as Run.
 func (a *Archiver) Once(ctx context.Context) (err error) {
 	defer func() {
 		a.mu.Lock()
@@ -259,7 +263,8 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 		a.rowUnsure = false
 	}
 	if p := a.st.Pending; p != nil {
-		if p.Manifest.SHA256 != a.lastSum { // compare the file only once, not with each try while the bucket is unreachable
+		// Compare the file only once, and not again at each try while the bucket is unreachable.
+		if p.Manifest.SHA256 != a.lastSum {
 			if err := dropOtherVersions(a.cfg.Dir, &p.Manifest); err != nil {
 				return err
 			}
@@ -295,8 +300,8 @@ func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 	})
 }
 
-// eachLetter calls fn with every dead letter behind at, the last sequence number by caller, and
-// moves at forward.
+// eachLetter calls fn with every dead letter after the sequence number at[caller], for each caller.
+// It sets at[caller] to the last sequence number that fn has got.
 func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func(*engine.DeadLetter) error) error {
 	for _, caller := range a.cfg.Callers() {
 		for {
@@ -318,8 +323,8 @@ func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func
 	return nil
 }
 
-// letterLine is a line of a dead-letters file. The dead letter of a trigger has the trigger's
-// id.
+// letterLine is a line of a dead-letters file. The dead letter of a trigger has the id of the
+// trigger.
 type letterLine struct {
 	ID string `json:"id"`
 	*engine.DeadLetter
@@ -342,14 +347,15 @@ type Outcome struct {
 	Updated  time.Time `json:"updated_at,omitzero"`
 }
 
-// archiveOutcomes archives the outcomes that have settled since the last run.
+// archiveOutcomes archives the outcomes of records that have become older than Config.After since
+// the last run.
 func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
 	from := parsePositions(a.st.History)
 	to, err := a.cfg.History.Settled(ctx, now.Add(-a.cfg.After).UnixMilli())
 	if err != nil {
 		return err
 	}
-	for p, at := range from { // a merge of segments may have made archived records look younger
+	for p, at := range from { // after a merge of segments, archived records may seem younger
 		to[p] = max(to[p], at)
 	}
 	return a.writeFile(ctx, Outcomes, now, func(add func(any) error) (*pendingFile, int, error) {
@@ -369,7 +375,7 @@ func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
 	})
 }
 
-// Bounds of the chunks that an outcomeReader holds. Reading a chunk's rows from a server takes
+// Limits of the chunks that an outcomeReader collects. Reading a chunk's rows from a server takes
 // about a millisecond.
 const (
 	chunksAtOnce = 64
@@ -438,13 +444,13 @@ func addOutcomes(env *notify.Envelope, rows []notify.Row, add func(any) error) e
 	return rd.Err()
 }
 
-// parsePositions parses the offsets of a state.
+// parsePositions parses the keys and offsets of archiveState.History.
 func parsePositions(names map[string]int64) map[history.Part]int64 {
 	out := make(map[history.Part]int64, len(names))
 	for name, at := range names {
 		i := strings.LastIndexByte(name, '/')
 		n, err := strconv.ParseInt(name[i+1:], 10, 32)
-		if i > 0 && err == nil { // a name in another form was not written by this package
+		if i > 0 && err == nil { // this package does not write names in another form
 			out[history.Part{Topic: name[:i], Partition: int32(n)}] = at
 		}
 	}
@@ -452,8 +458,8 @@ func parsePositions(names map[string]int64) map[history.Part]int64 {
 }
 
 // writeFile writes one file with the lines that fill adds, and stores the progress that fill
-// returns. fill also returns the number of damaged chunks. If a file is pending, writeFile
-// writes that file again, under its name.
+// returns. fill also returns the number of damaged chunks. If a file is pending, writeFile writes
+// that file again, with the same name.
 func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pendingFile, int, error)) error {
 	m, lost := nameOf(kind, now, a.st.Files+1), a.st.Pending
 	if lost != nil {
@@ -471,7 +477,7 @@ func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fi
 	if w.manifest.Lines == 0 && damaged == 0 { // do not write an empty file
 		st := a.st
 		st.Letters, st.History, st.Pending = p.Letters, p.History, nil
-		if lost != nil { // its number is not given to another file
+		if lost != nil { // no other file gets the number of the pending file
 			st.Files = lost.Manifest.Number
 		}
 		return a.storeState(ctx, st)
@@ -487,16 +493,16 @@ func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fi
 	st := a.st
 	st.Pending = p
 	a.cfg.hit("archive-before-pending")
-	w.kept = true // from here on the row may name the file, even if writing the row failed
+	w.kept = true // after this, the row may name the file, even if storeState fails
 	if err := a.storeState(ctx, st); err != nil {
 		return err
 	}
 	return a.publishPending(ctx)
 }
 
-// publishPending gives the pending file its name and its manifest, puts it into the bucket, and
-// stores the progress. If the file is not in the folder, it may be in another process's folder,
-// or somebody moved it away after it got its name.
+// publishPending gives the pending file its final name and its manifest, puts the file into the
+// bucket, and stores the progress. If the file is not in the folder, it may be in the folder of
+// another process. Or an operator may have moved the file to another place after it got its name.
 func (a *Archiver) publishPending(ctx context.Context) error {
 	p := a.st.Pending
 	a.cfg.hit("archive-before-name")
@@ -534,7 +540,7 @@ func (a *Archiver) publishPending(ctx context.Context) error {
 	return a.adoptUploaded(ctx, other)
 }
 
-// storeProgress stores that the content of p is archived.
+// storeProgress stores that the lines of p are archived.
 func (a *Archiver) storeProgress(ctx context.Context, p *pendingFile) error {
 	a.cfg.hit("archive-shipped")
 	st := a.st
@@ -548,18 +554,18 @@ func (a *Archiver) storeProgress(ctx context.Context, p *pendingFile) error {
 	return a.removeUploaded(&p.Manifest)
 }
 
-// renumber forgets the pending file. The next run writes its lines again, under the next number.
-// A line that is archived twice does less harm than one that is lost.
+// renumber drops the pending file. The next run writes its lines again, with the next number. A
+// line that is archived twice does less harm than a lost line.
 func (a *Archiver) renumber(ctx context.Context) error {
 	st := a.st
 	st.Files, st.Pending = st.Pending.Manifest.Number, nil
 	return a.storeState(ctx, st)
 }
 
-// rewritePending continues when the pending file is not in this folder. If the bucket has the
-// file, or a version of it that another process completed, that version counts. Otherwise it
-// writes the file again under the same name. The bucket accepts only one file per name, so the
-// lines cannot get in twice when the process that has the first version comes back.
+// rewritePending continues when the pending file is not in this folder. If the bucket has the file,
+// or a version of it that another process completed, that version counts. Otherwise rewritePending
+// writes the file again with the same name. The bucket accepts only one file per name. So if the
+// process with the first version returns later, the lines cannot be in the bucket twice.
 func (a *Archiver) rewritePending(ctx context.Context) error {
 	p := a.st.Pending
 	there, err := a.inBucket(ctx, append(slices.Clone(p.Others), *p))
@@ -576,7 +582,7 @@ func (a *Archiver) rewritePending(ctx context.Context) error {
 	return a.archiveOutcomes(ctx, time.Now())
 }
 
-// inBucket returns the first of ps whose file the bucket has, or nil.
+// inBucket returns the first element of ps whose file is in the bucket, or nil.
 func (a *Archiver) inBucket(ctx context.Context, ps []pendingFile) (*pendingFile, error) {
 	for i := range ps {
 		m := &ps[i].Manifest
@@ -589,8 +595,8 @@ func (a *Archiver) inBucket(ctx context.Context, ps []pendingFile) (*pendingFile
 	return nil, nil
 }
 
-// adoptUploaded stores the progress of a file that the bucket already has. The file's manifest may be
-// missing there, so adopt writes it first.
+// adoptUploaded stores the progress of a file that the bucket already has. The bucket may not have
+// the file's manifest, so adoptUploaded uploads the manifest first.
 func (a *Archiver) adoptUploaded(ctx context.Context, p *pendingFile) error {
 	if err := writeManifest(a.cfg.Dir, &p.Manifest); err != nil {
 		return err

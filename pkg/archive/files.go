@@ -26,12 +26,12 @@ import (
 
 // Manifest describes a file of the archive.
 type Manifest struct {
-	File    string    `json:"file"` // path below the archive's folder, with slashes
+	File    string    `json:"file"` // path relative to the archive's folder, with slashes
 	Kind    string    `json:"kind"` // dead-letters or outcomes
 	Number  uint64    `json:"number"`
 	Lines   int       `json:"lines"`
 	Bytes   int64     `json:"bytes"`             // size of the compressed file
-	SHA256  string    `json:"sha256"`            // of the compressed file
+	SHA256  string    `json:"sha256"`            // SHA-256 of the compressed file
 	Damaged int       `json:"damaged,omitempty"` // chunks of history that could not be read
 	Written time.Time `json:"written_at"`
 }
@@ -57,11 +57,11 @@ type lineWriter struct {
 	kept     bool
 }
 
-// createFile begins the file that m describes. If isNew is set and the name is taken, it takes
-// the next free number.
+// createFile begins the file that m describes. If isNew is true and a file with this name exists,
+// it uses the next free number.
 func createFile(dir string, m Manifest, isNew bool) (*lineWriter, error) {
 	w := &lineWriter{sum: sha256.New(), manifest: m}
-	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // the row of a restored store may name files that exist already
+	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // after the store was restored, the row may use numbers of existing files
 		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(w.manifest.File)))
 		if errors.Is(err, fs.ErrNotExist) {
 			break
@@ -102,7 +102,7 @@ func (w *lineWriter) add(v any) error {
 	return archiveUnavailable(w.enc.Encode(v))
 }
 
-// seal makes the file complete and durable. The file keeps its temporary name.
+// seal completes the file and makes it durable. The file keeps its temporary name.
 func (w *lineWriter) seal() error {
 	if err := w.z.Close(); err != nil {
 		return archiveUnavailable(err)
@@ -121,7 +121,7 @@ func (w *lineWriter) seal() error {
 	return nil
 }
 
-// discard closes the file, and removes it unless kept is set.
+// discard closes the file. It removes the file unless kept is true.
 func (w *lineWriter) discard() {
 	if w.z != nil {
 		_ = w.z.Close() // an error does not matter: the file is sealed already, or is removed
@@ -132,11 +132,11 @@ func (w *lineWriter) discard() {
 	}
 }
 
-// errFileGone says that a file exists neither under its temporary nor under its final name.
+// errFileGone means that a file exists neither under its temporary name nor under its final name.
 var errFileGone = errors.New("the file is gone")
 
-// publishFile gives a sealed file its final name and its manifest, durably. It changes nothing if
-// that is done already. It returns errFileGone if the file is missing.
+// publishFile gives a sealed file its final name and its manifest, durably. It may be called again
+// for a published file. It returns errFileGone if the file is missing.
 func publishFile(dir string, m *Manifest) error {
 	final := filepath.Join(dir, filepath.FromSlash(m.File))
 	folder := filepath.Dir(final)
@@ -171,7 +171,8 @@ func writeManifest(dir string, m *Manifest) error {
 	if err := atomicfile.WriteFile(name, append(b, '\n')); err != nil {
 		return archiveUnavailable(err)
 	}
-	for d := folder; ; d = filepath.Dir(d) { // an earlier crash may have left these folders created but not durable
+	// After an earlier crash, these folders may exist without being durable.
+	for d := folder; ; d = filepath.Dir(d) {
 		if err := atomicfile.SyncDir(d); err != nil {
 			return archiveUnavailable(err)
 		}
@@ -181,9 +182,9 @@ func writeManifest(dir string, m *Manifest) error {
 	}
 }
 
-// dropOtherVersions removes a file that has one of m's names but other content. Another process
-// may have completed a version in its own folder, which the row names now, while this folder
-// still holds the version that this process had begun.
+// dropOtherVersions removes a file that has one of m's names but other content. Another process may
+// have completed a version in its own folder, and m is that version. This folder may still contain
+// the version that this process had begun.
 func dropOtherVersions(dir string, m *Manifest) error {
 	for _, name := range []string{m.tmpName(), filepath.FromSlash(m.File)} {
 		name = filepath.Join(dir, name)
@@ -209,7 +210,7 @@ func fileSum(name string) (sum string, size int64, err error) {
 	if err != nil {
 		return "", 0, err
 	}
-	defer f.Close() // only read: an error of Close loses nothing
+	defer f.Close() // the file is only read: an error of Close loses no data
 	h := sha256.New()
 	if size, err = io.Copy(h, f); err != nil {
 		return "", 0, err
@@ -217,8 +218,8 @@ func fileSum(name string) (sum string, size int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), size, nil
 }
 
-// removeTemporary removes temporary files that a crash left. It must be called only when no file
-// is pending.
+// removeTemporary removes temporary files that remain after a crash. It must be called only when no
+// file is pending.
 func removeTemporary(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "*"+tmpSuffix))
 	for _, name := range left {
@@ -235,10 +236,10 @@ func archiveUnavailable(err error) error {
 	return notify.Unavailable("archive", 0, err)
 }
 
-// List returns the manifests in a folder, by number.
+// List returns the manifests in a folder, ordered by number.
 func List(dir string) ([]Manifest, error) { return ListFS(os.DirFS(dir)) }
 
-// ListFS returns the manifests in a file system, by number.
+// ListFS returns the manifests in a file system, ordered by number.
 func ListFS(files fs.FS) (out []Manifest, err error) {
 	for _, kind := range []string{DeadLetters, Outcomes} {
 		names, err := fs.Glob(files, kind+"/*/*"+manifestSuffix)
@@ -261,7 +262,7 @@ func ListFS(files fs.FS) (out []Manifest, err error) {
 	return out, nil
 }
 
-// EachOutcome calls fn with every line of a file of outcomes. fn may use the Outcome until it
+// EachOutcome calls fn with every line of a file of outcomes. fn may use the Outcome until fn
 // returns.
 func EachOutcome(files fs.FS, m *Manifest, fn func(*Outcome) error) error {
 	_, err := eachLine(files, m, fn)
@@ -274,7 +275,7 @@ func eachLine[T any](files fs.FS, m *Manifest, fn func(*T) error) (lines int, er
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close() // only read: an error of Close loses nothing
+	defer f.Close() // the file is only read: an error of Close loses no data
 	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return 0, err
@@ -314,10 +315,10 @@ func Verify(dir string, m *Manifest) error {
 	return nil
 }
 
-// uploadAll puts the files that are left in the folder into the bucket. They stem from the time
-// before a bucket was configured, or from a crash. It must be called only when no file is
-// pending. If the bucket has another file of the same name, uploadAll puts the file aside:
-// usually another process has archived the same lines.
+// uploadAll puts the files that are still in the folder into the bucket. These files were written
+// before a bucket was configured, or remain after a crash. It must be called only when no file is
+// pending. If the bucket has another file with the same name, uploadAll moves the file to
+// asideFolder. Usually another process has archived the same lines.
 func (a *Archiver) uploadAll(ctx context.Context) error {
 	if a.cfg.Bucket == nil {
 		return nil
@@ -342,11 +343,11 @@ func (a *Archiver) uploadAll(ctx context.Context) error {
 	return nil
 }
 
-// asideFolder is the folder, below the archive's, of files that an operator must look at.
+// asideFolder is a folder in the archive's folder. It contains files that an operator must check.
 const asideFolder = "aside"
 
-// putAside moves a file to asideFolder, where List does not find it. It moves the manifest last,
-// so that uploadAll finds the file again after a crash.
+// putAside moves a file to asideFolder, where List does not find it. It moves the manifest last, so
+// that uploadAll finds the file again after a crash.
 func putAside(dir string, m *Manifest) error {
 	for _, name := range []string{m.File, m.manifestName()} {
 		to := filepath.Join(dir, asideFolder, filepath.FromSlash(name))
@@ -357,12 +358,12 @@ func putAside(dir string, m *Manifest) error {
 			return archiveUnavailable(err)
 		}
 	}
-	_ = os.Remove(filepath.Join(dir, filepath.FromSlash(filepath.Dir(m.File)))) // removes the day's folder if it is empty now
+	_ = os.Remove(filepath.Join(dir, filepath.FromSlash(filepath.Dir(m.File)))) // removes the folder of the day if it is empty now
 	return nil
 }
 
-// upload puts a published file into the bucket, then its manifest. A manifest in the bucket thus
-// means that its file is there.
+// upload puts a published file into the bucket, then its manifest. So if a manifest is in the
+// bucket, its file is there too.
 func (a *Archiver) upload(ctx context.Context, m *Manifest) error {
 	if a.cfg.Bucket == nil {
 		return nil
@@ -379,8 +380,8 @@ func (a *Archiver) upload(ctx context.Context, m *Manifest) error {
 	return archiveUnavailable(a.cfg.Bucket.Put(ctx, m.manifestName(), name, hex.EncodeToString(sum[:])))
 }
 
-// removeUploaded removes a file from the folder when it is in the bucket or must never get
-// there. It removes the manifest last, so that uploadAll finds the file again after a crash.
+// removeUploaded removes a file from the folder when it is in the bucket or must not be put into
+// the bucket. It removes the manifest last, so that uploadAll finds the file again after a crash.
 func (a *Archiver) removeUploaded(m *Manifest) error {
 	if a.cfg.Bucket == nil {
 		return nil
@@ -390,6 +391,6 @@ func (a *Archiver) removeUploaded(m *Manifest) error {
 			return archiveUnavailable(err)
 		}
 	}
-	_ = os.Remove(filepath.Join(a.cfg.Dir, filepath.FromSlash(filepath.Dir(m.File)))) // removes the day's folder if it is empty now
+	_ = os.Remove(filepath.Join(a.cfg.Dir, filepath.FromSlash(filepath.Dir(m.File)))) // removes the folder of the day if it is empty now
 	return nil
 }

@@ -10,19 +10,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// OverLog is the History of an archive that reads the log itself. The log must keep its records
-// longer than Config.After. A record that is in the log twice is archived twice.
+// OverLog is a History that reads the log itself. The log must keep its records longer than
+// Config.After. A record that is in the log twice is archived twice.
 type OverLog struct {
 	Offsets Offsets
 	// Read calls fn with the records of each partition in [from, to).
 	Read   func(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	Topics []string
-	// Skipped is called with the offsets of records that the log removed before they were
+	// Skipped is called with the range of offsets of records that the log removed before they were
 	// archived.
 	Skipped func(p history.Part, from, to int64)
 }
 
-// Offsets looks up offsets of the log. *log.Admin implements it.
+// Offsets reads offsets of the log. *log.Admin implements it.
 type Offsets interface {
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
@@ -66,7 +66,7 @@ func (l OverLog) Range(ctx context.Context, from, to map[history.Part]int64, fn 
 		switch {
 		case errors.Is(err, notify.ErrNewer):
 			return err // a process of the newer release must archive this record
-		case err != nil: // a lost record, or one that no release can decode
+		case err != nil: // a lost record, or a record that no release can decode
 			damaged++
 			return nil
 		}

@@ -11,18 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/history"
 )
 
-// Status says how far the archive has come.
+// Status is the progress of the archive.
 type Status struct {
 	Files uint64
 	// Age is the time since the start of the last run that finished.
 	Age time.Duration
 	// Err is the error of the last run, or nil if it finished.
 	Err error
-	// Wait is how long retention keeps what is not archived yet.
+	// Wait is how long records that are not archived are kept after their retention.
 	Wait time.Duration
 }
 
-// currentState returns the current state, read from the row if other processes may write it.
+// currentState returns the current state. It reads the state from the row if other processes may
+// write the row.
 func (a *Archiver) currentState(ctx context.Context) (archiveState, error) {
 	if a.cfg.Shared {
 		st, _, err := a.readRow(ctx)
@@ -33,8 +34,8 @@ func (a *Archiver) currentState(ctx context.Context) (archiveState, error) {
 	return a.st, nil
 }
 
-// Status returns how far the archive has come. If the row cannot be read, it returns the last
-// known state with the error.
+// Status returns the progress of the archive. If the row cannot be read, it returns the last known
+// state with the error.
 func (a *Archiver) Status(ctx context.Context, now time.Time) Status {
 	st, err := a.currentState(ctx)
 	a.mu.Lock()
@@ -45,19 +46,19 @@ func (a *Archiver) Status(ctx context.Context, now time.Time) Status {
 	return Status{Files: st.Files, Age: now.Sub(time.UnixMilli(st.Done)), Err: cmp.Or(a.lastErr, err), Wait: a.cfg.Wait}
 }
 
-// Positions returns, for each partition, the offset below which everything is archived.
+// Positions returns, for each partition, the offset below which all records are archived.
 func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error) {
 	st, err := a.currentState(ctx)
 	return parsePositions(st.History), err
 }
 
-// purgeScanLimit bounds the unarchived dead letters that PurgeBefore reads. If there are more,
-// nothing that is younger than Wait is purged.
+// purgeScanLimit is how many unarchived dead letters PurgeBefore reads. If there are more, no dead
+// letter that is younger than Wait is purged.
 const purgeScanLimit = 100_000
 
-// PurgeBefore returns the latest DeadLetter.Until, in ms since 1970, up to which dead letters
-// may be purged at now. It spares dead letters that are not archived, until they are older than
-// Wait.
+// PurgeBefore returns a time in ms since 1970. At now, a dead letter may be purged if its
+// DeadLetter.Until is not after this time. Dead letters that are not archived are kept
+// until they are older than Wait.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
 	st, err := a.currentState(ctx)
 	if err != nil {

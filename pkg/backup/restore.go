@@ -21,11 +21,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxManifest bounds the size of a manifest, in bytes. 100,000 files take 12 MB.
+// maxManifest is the largest size of a manifest, in bytes. 100,000 files take 12 MB.
 const maxManifest = 64 << 20
 
-// Verify reads a backup to its end and returns its manifest. It returns a notify.KindInvalid error
-// of code "bad_backup" if the backup is damaged or incomplete.
+// Verify reads a backup to its end and returns its manifest. If the backup is damaged or
+// incomplete, it returns a notify.KindInvalid error with code "bad_backup".
 func Verify(ctx context.Context, r io.Reader) (Manifest, error) {
 	a, err := openArchive(ctx, r)
 	if err != nil {
@@ -35,12 +35,13 @@ func Verify(ctx context.Context, r io.Reader) (Manifest, error) {
 	return a.manifest, a.unpack("")
 }
 
-// Restore unpacks a backup into the folder dir, which must be missing or empty (else
-// notify.KindConflict "data_dir_in_use"). It unpacks into a temporary folder, makes that durable
-// and renames it to dir as the last step. A restore that fails before leaves dir as it was and
-// removes what it wrote. Before the first write Restore compares the manifest with the free space
-// of the volume (notify.KindUnavailable "data_dir"). It never writes more than the manifest says.
-// It also returns the errors of Verify.
+// Restore unpacks a backup into the folder dir. dir must be missing or empty; otherwise Restore
+// returns a notify.KindConflict error with code "data_dir_in_use". It unpacks into a temporary
+// folder, makes that folder durable and renames it to dir as the last step. If Restore fails before
+// the last step, it does not change dir and removes what it wrote. Before the first write it
+// compares the manifest with the free space of the volume; if there is too little, it returns a
+// notify.KindUnavailable error with code "data_dir". It never writes more bytes than the manifest
+// says. It also returns the errors of Verify.
 func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	dir = filepath.Clean(dir)
 	if names, err := os.ReadDir(dir); err == nil && len(names) > 0 {
@@ -81,11 +82,11 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	return m, nil
 }
 
-// spaceUnit is the unit to which the space of a file or folder is rounded up, in bytes.
+// spaceUnit is the unit to which the space for a file or folder is rounded up, in bytes.
 const spaceUnit = 4096
 
-// checkFreeSpace returns an error if the content of m does not fit on the volume of dir. dir need
-// not exist yet.
+// checkFreeSpace returns an error if the content of m does not fit on the volume of dir. dir may be
+// missing.
 func checkFreeSpace(dir string, m Manifest) error {
 	for {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
@@ -97,7 +98,7 @@ func checkFreeSpace(dir string, m Manifest) error {
 	if err != nil || free < 0 {
 		return err
 	}
-	// This cannot overflow: openArchive bounds Bytes, and the size of the manifest bounds the
+	// This cannot overflow: checkManifest limits Bytes, and the size of the manifest limits the
 	// number of names.
 	need := m.Bytes + int64(len(m.Files)+len(m.Folders))*spaceUnit
 	if need > free {
@@ -114,8 +115,8 @@ func badBackup(format string, args ...any) error {
 	return notify.Invalid("bad_backup", "backup", fmt.Sprintf(format, args...))
 }
 
-// backupReader is a backup whose manifest has been read. Entries leave missingFolders and
-// missingFiles as they are read.
+// backupReader is a backup whose manifest has been read. When an entry is read, it is removed from
+// missingFolders or missingFiles.
 type backupReader struct {
 	ctx            context.Context
 	zstd           *zstd.Decoder
@@ -125,7 +126,8 @@ type backupReader struct {
 	missingFiles   map[string]File
 }
 
-// openArchive reads the manifest and checks it. The caller closes z of the returned archive.
+// openArchive reads the manifest and checks it. The caller closes the field zstd of the returned
+// reader.
 func openArchive(ctx context.Context, r io.Reader) (_ *backupReader, err error) {
 	z, err := zstd.NewReader(&ctxReader{ctx, r}, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
 	if err != nil {
@@ -164,10 +166,10 @@ func openArchive(ctx context.Context, r io.Reader) (_ *backupReader, err error) 
 	return a, nil
 }
 
-// maxBytes bounds the sum of the file sizes in a manifest: 4 PiB.
+// maxBytes is the largest sum of the file sizes in a manifest: 4 PiB.
 const maxBytes = 1 << 52
 
-// checkManifest checks the manifest in itself and remembers the entries that it lists.
+// checkManifest checks that the manifest is valid, and notes the entries that it lists as missing.
 func (a *backupReader) checkManifest() error {
 	if a.manifest.Format != Format {
 		return badBackup("it has format %d; this program reads format %d", a.manifest.Format, Format)
@@ -207,8 +209,9 @@ func (a *backupReader) checkManifest() error {
 	return nil
 }
 
-// unpack reads every entry that the manifest lists, and writes it below into unless into is "". It
-// stops at an entry that differs from the manifest before it writes a byte of it.
+// unpack reads every entry that the manifest lists. It writes the entries into the folder into,
+// unless into is "". If the name or size of an entry differs from the manifest, unpack stops before
+// it writes a byte of that entry.
 func (a *backupReader) unpack(into string) error {
 	for {
 		h, err := a.tar.Next()
@@ -254,7 +257,7 @@ func (a *backupReader) unpack(into string) error {
 	}
 }
 
-// checkEnd returns an error if data follows the last file, or if an entry of the manifest is
+// checkEnd returns an error if there is data after the last file, or if an entry of the manifest is
 // missing.
 func (a *backupReader) checkEnd() error {
 	if n, err := a.zstd.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
@@ -269,7 +272,7 @@ func (a *backupReader) checkEnd() error {
 	return nil
 }
 
-// readFile reads one file and returns its SHA-256. If keep is set, it also stores the file durably
+// readFile reads one file and returns its SHA-256. If keep is true, it also stores the file durably
 // under name.
 func readFile(r io.Reader, name string, keep bool) (sum string, err error) {
 	hash := sha256.New()
@@ -295,7 +298,8 @@ func readFile(r io.Reader, name string, keep bool) (sum string, err error) {
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// diskWriter marks errors of the disk, so that readFile can tell them from errors of the backup.
+// diskWriter wraps errors of the disk in cannotRestore, so that readFile can distinguish them from
+// errors of the backup.
 type diskWriter struct {
 	f    *os.File
 	path string
@@ -309,7 +313,7 @@ func (s *diskWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// syncFolders makes the directory entries below dir durable.
+// syncFolders makes the directory entries of dir and of all its subfolders durable.
 func syncFolders(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {

@@ -18,35 +18,38 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Format is the format version of the backups that this build writes, and the latest that it reads.
+// Format is the format version of the backups that this build writes. It reads no other version.
 const Format = 1
 
 // manifestName is the name of the first entry.
 const manifestName = "manifest.json"
 
-// Manifest describes what a backup holds.
+// Manifest describes the content of a backup.
 type Manifest struct {
 	Format  int       `json:"format"`
-	Created time.Time `json:"created_at"`            // everything accepted before this time is in the backup
-	Version string    `json:"version"`               // of the program that made the backup
-	StoreID string    `json:"store_id"`              // id that the log and the store share
-	Key     string    `json:"secrets_key,omitempty"` // name of the key that sealed callers' secrets; the key itself is not in the backup
-	Dev     bool      `json:"dev"`                   // made by "notifyd dev", which keeps its data in the folder data below its own
-	Bytes   int64     `json:"bytes"`                 // sum of the unpacked files' sizes
-	Folders []string  `json:"folders"`               // paths below the data folder, with slashes; a parent comes before its children
-	Files   []File    `json:"files"`
+	Created time.Time `json:"created_at"` // every notification accepted before this time is in the backup
+	Version string    `json:"version"`    // version of the program that made the backup
+	StoreID string    `json:"store_id"`   // id that the log and the store share
+	// Key is the name of the key that sealed callers' secrets. The key itself is not in the backup.
+	Key string `json:"secrets_key,omitempty"`
+	// Dev means that "notifyd dev" made the backup. It keeps its data in the subfolder data of its
+	// own folder.
+	Dev     bool     `json:"dev"`
+	Bytes   int64    `json:"bytes"`   // sum of the unpacked files' sizes
+	Folders []string `json:"folders"` // paths in the data folder, with slashes; a parent comes before its children
+	Files   []File   `json:"files"`
 }
 
 // File is one file of a backup.
 type File struct {
-	Name   string `json:"name"` // path below the data folder, with slashes
+	Name   string `json:"name"` // path in the data folder, with slashes
 	Size   int64  `json:"size"` // in bytes
 	SHA256 string `json:"sha256"`
 }
 
-// Write completes m with the files below dir, then writes m and the files to w. It reads each file
-// twice, first for its checksum; the files must not change meanwhile. It returns the completed
-// manifest. It ends early with the error of ctx when ctx ends.
+// Write completes m with the files in dir, then writes m and the files to w. It reads each file
+// twice; the first read computes the checksum. The files must not change during Write. Write
+// returns the completed manifest. If ctx ends, Write stops and returns ctx's error.
 func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, error) {
 	m, err := listFiles(ctx, dir, m)
 	if err == nil {
@@ -58,7 +61,7 @@ func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, 
 	return m, nil
 }
 
-// listFiles returns m with the folders and files below dir.
+// listFiles returns m with the folders and files in dir.
 func listFiles(ctx context.Context, dir string, m Manifest) (Manifest, error) {
 	m.Format, m.Bytes, m.Folders, m.Files = Format, 0, nil, nil
 	return m, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -73,7 +76,7 @@ func listFiles(ctx context.Context, dir string, m Manifest) (Manifest, error) {
 			return err
 		}
 		name = filepath.ToSlash(name)
-		if d.IsDir() { // an empty folder counts too: a partition without records has one
+		if d.IsDir() { // an empty folder counts too: a partition without records has an empty folder
 			m.Folders = append(m.Folders, name)
 			return nil
 		}
@@ -138,7 +141,7 @@ func writeArchive(ctx context.Context, w io.Writer, dir string, m Manifest) erro
 	return errors.Join(t.Close(), z.Close())
 }
 
-// ctxReader is a reader that fails with the error of its context once the context has ended.
+// ctxReader is a reader that returns the error of its context once the context has ended.
 type ctxReader struct {
 	ctx context.Context
 	r   io.Reader
@@ -151,8 +154,9 @@ func (e *ctxReader) Read(p []byte) (int, error) {
 	return e.r.Read(p)
 }
 
-// Copy copies a file into a folder that a backup is made from. It does not sync the copy: the copy
-// is read soon and then removed, and a backup that a crash interrupts is thrown away.
+// Copy copies a file into a folder from which a backup is made. It does not sync the copy, because
+// the copy is read soon and then removed. If a crash interrupts the backup, the copy is thrown
+// away.
 func Copy(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -167,8 +171,8 @@ func Copy(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// LinkOrCopy makes a hard link to a file that never changes. It copies the file where the file
-// system cannot link.
+// LinkOrCopy makes a hard link to a file that never changes. If the file system cannot link, it
+// copies the file.
 func LinkOrCopy(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil

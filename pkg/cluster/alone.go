@@ -9,17 +9,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The lease of a part that one process runs for all. After the process has died, another one
-// runs the part within ten seconds.
+// The lease of a part of the work that one process does for all processes. After that process has
+// died, another process does this part within ten seconds.
 const (
 	aloneTTL   = 8 * time.Second
 	aloneRenew = 2 * time.Second
 )
 
-// Alone wraps run so that one process at a time runs it, guarded by a lease under name. With
-// a nil lease this process is the only one. The lease only avoids double work and is no
-// fencing: two processes may run the part at the same time for a while, and run must be safe
-// then.
+// Alone wraps run so that only one process at a time runs it. A lease with this name guards it. If
+// lease is nil, there is no other process. The lease only avoids double work; it is no fencing. Two
+// processes may run the part at the same time for a short while, and run must be safe then.
 func Alone(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run
@@ -38,7 +37,7 @@ func Alone(lease engine.Lease, owner, name string, run func(context.Context) err
 	}
 }
 
-// soloPart is a part that one process at a time runs.
+// soloPart is a part of the work that one process at a time does.
 type soloPart struct {
 	lease       engine.Lease
 	owner, name string
@@ -52,8 +51,8 @@ func (p *soloPart) callLease(ctx context.Context, method func(ctx context.Contex
 	return method(ctx, p.name, p.owner, aloneTTL)
 }
 
-// runWhileHeld runs the part until ctx ends, the part ends, or its lease is lost. It counts
-// the lease as lost aloneRenew before it would expire.
+// runWhileHeld runs the part until ctx ends, the part ends, or its lease is lost. It treats the
+// lease as lost aloneRenew before the lease would expire.
 func (p *soloPart) runWhileHeld(ctx context.Context) error {
 	held, lost := context.WithCancel(ctx)
 	defer lost()

@@ -11,19 +11,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// campaignHoldsMeta names the row of engine.Meta with the campaigns that are held back.
+// campaignHoldsMeta is the name of the row of engine.Meta with the campaigns that are paused or
+// have a rate.
 const campaignHoldsMeta = "campaign_holds"
 
-// maxCampaignHolds bounds the size of that row. The hold of a campaign that has ended counts
-// until an operator resumes the campaign.
+// maxCampaignHolds is the largest number of holds in that row. The hold of a campaign that has
+// ended counts until an operator resumes the campaign.
 const maxCampaignHolds = 1000
 
-// CampaignHolds implements server.CampaignHolds. The holds are stored, and the workers of
-// every process follow them.
+// CampaignHolds implements server.CampaignHolds. The holds are stored, and the workers of every
+// process apply them.
 type CampaignHolds struct{ followed[api.CampaignHold] }
 
-// OpenCampaignHolds reads the holds and applies them to workers. Call it before the workers
-// run, so that none sends for a campaign that is held.
+// OpenCampaignHolds reads the holds and applies them to workers. It must be called before the
+// workers run, so that no worker sends for a paused campaign.
 func OpenCampaignHolds(ctx context.Context, meta engine.Meta, workers *worker.Campaigns) (*CampaignHolds, error) {
 	c := &CampaignHolds{}
 	c.meta, c.name, c.apply = meta, campaignHoldsMeta, func(stored map[string]api.CampaignHold) {

@@ -18,9 +18,9 @@ import (
 const (
 	cardGroup = "cards"
 	cardBeat  = 5 * time.Second  // between two cards of a process
-	cardLate  = 3 * cardBeat     // a process whose card is older is missing
-	cardTTL   = 10 * time.Minute // how long a process that died stays listed as missing
-	cardReads = time.Second      // the shortest time between two reads, however many operators ask
+	cardLate  = 3 * cardBeat     // a process whose card is older counts as missing
+	cardTTL   = 10 * time.Minute // how long a dead process stays listed as missing
+	cardReads = time.Second      // shortest time between two reads, for any number of operators
 	cardCall  = 2 * time.Second  // time limit of a read or a beat
 
 	maxCard         = 16 << 10 // bytes
@@ -30,12 +30,14 @@ const (
 // Card is what a process reports about itself to operators.
 type Card struct {
 	api.Process
-	Owner    string          `json:"-"` // unique among processes; All sets it
-	Rates    api.Rates       `json:"rates"`
-	Circuits []api.Circuit   `json:"circuits"`
-	Accounts []api.Account   `json:"accounts,omitempty"` // at the providers that it calls
-	Groups   []GroupWork     `json:"groups"`
-	Findings engine.Findings `json:"findings"` // about this process alone; a card sent to others omits those of level ok
+	Owner    string        `json:"-"` // unique among processes; All sets it
+	Rates    api.Rates     `json:"rates"`
+	Circuits []api.Circuit `json:"circuits"`
+	Accounts []api.Account `json:"accounts,omitempty"` // accounts at the providers that the process calls
+	Groups   []GroupWork   `json:"groups"`
+	// Findings are about this process only. A card that is sent to other processes omits findings
+	// of level ok.
+	Findings engine.Findings `json:"findings"`
 }
 
 // GroupWork is a process's share of the work of a consumer group on a topic.
@@ -45,19 +47,19 @@ type GroupWork struct {
 	api.GroupMember
 }
 
-// Cards give operators one view of all processes. Each process sends a heartbeat with its
-// card every 5 s. A process reads the cards only when an operator asks, so the cost at rest
-// grows with the number of processes and not with its square. A process that stops removes
-// its card. A process that died stays listed as missing for 10 minutes, or until a process of
-// the same name has started. The methods are safe for concurrent use.
+// Cards gives operators one view of all processes. Each process sends a heartbeat with its card
+// every 5 s. A process reads the cards only when an operator asks. So without requests the cost
+// grows with the number of processes, not with its square. A process that stops removes its card. A
+// dead process stays listed as missing for 10 minutes, or until a process with the same name has
+// started. The methods are safe for concurrent use.
 type Cards struct {
-	Beats engine.Heartbeats          // nil: there is one process
+	Beats engine.Heartbeats          // nil: there is only one process
 	Owner string                     // this process
 	Own   func(context.Context) Card // returns this process's card
 
 	mu          sync.Mutex // guards the fields below
-	readTriedAt time.Time  // of the last read, whether it failed or not
-	readErr     error      // of the last read
+	readTriedAt time.Time  // when the last read began, successful or not
+	readErr     error      // error of the last read
 	readAt      time.Time  // when otherCards was read
 	otherCards  []peerCard // replaced by each read; the elements never change
 }
@@ -66,7 +68,7 @@ type Cards struct {
 type peerCard struct {
 	Card
 	owner string
-	age   time.Duration // as of Cards.readAt
+	age   time.Duration // age of the card at Cards.readAt
 }
 
 // Run sends this process's card every cardBeat until ctx ends. Then it removes the card.
@@ -74,7 +76,7 @@ func (c *Cards) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, cardCall)
 		own := c.Own(call)
-		_, _ = c.Beats.Beat(call, cardGroup, c.Owner, string(own.encode()), cardTTL) // the next beat tries again
+		_, _ = c.Beats.Beat(call, cardGroup, c.Owner, string(own.encode()), cardTTL) // if it fails, the next beat tries again
 		stop()
 		notify.Sleep(ctx, cardBeat)
 	}
@@ -84,13 +86,13 @@ func (c *Cards) Run(ctx context.Context) error {
 	return nil
 }
 
-// encode returns the card as JSON of at most maxCard bytes. If it must leave something out,
-// the card's note says what.
+// encode returns the card as JSON of at most maxCard bytes. If the card is too large, encode omits
+// parts of it, and the card's note says which.
 func (c *Card) encode() []byte {
 	out, circuits, accounts := *c, len(c.Circuits), len(c.Accounts)
 	out.Findings = slices.DeleteFunc(slices.Clone(c.Findings), func(f engine.Finding) bool { return f.Level == "ok" })
 	findings := len(out.Findings)
-	if circuits > maxCardCircuits { // keep those that hold calls back
+	if circuits > maxCardCircuits { // keep the circuits that delay calls
 		out.Circuits = slices.Clone(c.Circuits)
 		slices.SortStableFunc(out.Circuits, func(a, b api.Circuit) int { return circuitRank(&a) - circuitRank(&b) })
 		out.Circuits = out.Circuits[:maxCardCircuits]
@@ -123,7 +125,7 @@ func (c *Card) encode() []byte {
 			out.Circuits = out.Circuits[:len(out.Circuits)/2]
 		case len(out.Findings) > 0:
 			out.Findings = out.Findings[:len(out.Findings)/2]
-		default: // names in the configuration are kilobytes long
+		default: // only names in the configuration can be kilobytes long
 			out.Process = api.Process{Name: clip(out.Name), State: clip(out.State), StartedAt: out.StartedAt}
 		}
 	}
@@ -131,7 +133,8 @@ func (c *Card) encode() []byte {
 
 func clip(s string) string { return s[:min(len(s), 100)] }
 
-// circuitRank sorts circuits that hold calls back, or that an operator holds, before others.
+// circuitRank sorts circuits that delay calls, or that an operator holds, before all other
+// circuits.
 func circuitRank(c *api.Circuit) int {
 	if c.State == "closed" && !c.Pinned {
 		return 1
@@ -139,9 +142,9 @@ func circuitRank(c *api.Circuit) int {
 	return 0
 }
 
-// All returns the cards of all processes, sorted by name. This process's card is made anew.
-// The card of a missing process has no more than the process. If the cards cannot be read,
-// All returns those that it read last and one more, of state unknown.
+// All returns the cards of all processes, sorted by name. It makes a new card of this process. The
+// card of a missing process contains only the process itself. If the cards cannot be read, All
+// returns the cards of the last successful read, and one additional card in state unknown.
 func (c *Cards) All(ctx context.Context) []Card {
 	own := c.Own(ctx)
 	if c.Beats == nil {
@@ -196,8 +199,8 @@ func (c *Cards) All(ctx context.Context) []Card {
 	return out
 }
 
-// replaced reports whether a missing process has a successor: a process of the same name that
-// started after the missing one sent its last card.
+// replaced reports whether a missing process has a successor: a process with the same name that
+// started after the missing process sent its last card.
 func (h *peerCard) replaced(by []peerCard) bool {
 	lastCard := time.Now().Add(-h.age)
 	return h.State == api.ProcessMissing && slices.ContainsFunc(by, func(o peerCard) bool {
@@ -205,9 +208,9 @@ func (h *peerCard) replaced(by []peerCard) bool {
 	})
 }
 
-// readLocked reads the cards of the other processes. The caller holds c.mu. After an error
-// the cards of the read before stay. The read goes on when the request of ctx ends, because
-// other requests wait for its result.
+// readLocked reads the cards of the other processes. The caller holds c.mu. After an error the
+// cards of the previous read are kept. The read continues even if ctx ends, because other requests
+// wait for its result.
 func (c *Cards) readLocked(ctx context.Context) {
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), cardCall)
 	defer stop()
@@ -226,7 +229,7 @@ func (c *Cards) readLocked(ctx context.Context) {
 	}
 }
 
-// Missing returns the processes among cards that are missing.
+// Missing returns the missing processes among cards.
 func Missing(cards []Card) (out []api.Process) {
 	for i := range cards {
 		if p := &cards[i].Process; p.Missing() {
@@ -236,8 +239,8 @@ func Missing(cards []Card) (out []api.Process) {
 	return out
 }
 
-// SumRates combines the rates of all cards. It adds up the rates, takes the worst quantiles
-// of lateness, and adds up the series up to the last step that every process has reported.
+// SumRates combines the rates of all cards. It adds up the rates. It uses the worst quantiles of
+// lateness. It adds up the series until the last step that every process has reported.
 func SumRates(cards []Card) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}, Settings: []api.ProcessSettings{}}
 	for i := range cards {
@@ -250,7 +253,7 @@ func SumRates(cards []Card) api.Rates {
 				continue
 			}
 			sum := &out.Rates[k]
-			if mine, theirs := one.Reached+one.Failed, sum.Reached+sum.Failed; mine+theirs > 0 { // the mean, weighted by the calls of each
+			if mine, theirs := one.Reached+one.Failed, sum.Reached+sum.Failed; mine+theirs > 0 { // the mean, weighted by each process's number of calls
 				sum.CallSeconds = (one.CallSeconds*mine + sum.CallSeconds*theirs) / (mine + theirs)
 			}
 			sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+one.Accepted, sum.Reached+one.Reached, sum.Failed+one.Failed, sum.Other+one.Other
@@ -275,8 +278,9 @@ func SumRates(cards []Card) api.Rates {
 	return out
 }
 
-// sumSeries adds the series up at the times of the longest one. Each process has steps at
-// other times, so at each time it adds the first step of a process that ends then or later.
+// sumSeries adds up the series at the times of the longest series. Each process has its steps at
+// different times. So for each time it adds, from each process, the first step that ends at this
+// time or later.
 func sumSeries(cards []Card) []api.RatePoint {
 	out := []api.RatePoint{}
 	var long []api.RatePoint
@@ -294,9 +298,9 @@ func sumSeries(cards []Card) []api.RatePoint {
 			}
 			k := slices.IndexFunc(s, func(p api.RatePoint) bool { return !p.At.Before(at.At) })
 			switch {
-			case k < 0: // the last card of this process has no step so late
+			case k < 0: // the last card of this process has no step at that time or later
 				return out
-			case s[k].At.Sub(at.At) < 2*cardBeat: // else the process had not started at that time
+			case s[k].At.Sub(at.At) < 2*cardBeat: // otherwise the process had not started at that time
 				sum.Accepted, sum.Ended = sum.Accepted+s[k].Accepted, sum.Ended+s[k].Ended
 			}
 		}

@@ -16,24 +16,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Rows of engine.Meta. held_routes has the providers' routes that operators hold open, and
-// since when (ms since 1970). pinned_circuits has the holds and resets of callers' circuits.
+// Rows of engine.Meta. held_routes contains the providers' routes that operators hold open, with
+// the time of each hold (ms since 1970). pinned_circuits contains the holds and resets of callers'
+// circuits.
 const (
 	routeHoldsMeta = "held_routes"
 	pinsMeta       = "pinned_circuits"
 )
 
-// Prefixes of a circuit's name: it belongs to a provider's route or to a caller's callbacks.
+// Prefixes of a circuit's name. A circuit belongs to a provider's route or to a caller's callbacks.
 const (
 	providerPrefix = "provider:"
 	callerPrefix   = "caller:"
 )
 
-// circuitWait is the time limit of a change of a circuit. The change goes on when its request
-// ends, because the audit log already has it.
+// circuitWait is the time limit of a change of a circuit. The change continues when its request
+// ends, because the audit log already contains it.
 const circuitWait = 5 * time.Second
 
-// circuitPin is what an operator did to a caller's circuit.
+// circuitPin is an operator's change of a caller's circuit.
 type circuitPin struct {
 	At int64  `json:"at_ms"`
 	To string `json:"to"` // "open", "closed" or "reset"
@@ -42,26 +43,28 @@ type circuitPin struct {
 // CircuitConfig configures Circuits.
 type CircuitConfig struct {
 	Meta    engine.Meta
-	Routes  []string // of all providers
+	Routes  []string // routes of all providers
 	Health  *worker.Health
 	Callers *trigger.Dispatcher
-	// Alone says that no other process makes callbacks. Pins are then not stored, and end
-	// with the process.
+	// Alone means that no other process makes callbacks. Then pins are not stored, and they are
+	// lost when the process ends.
 	Alone  bool
 	Logger *slog.Logger
 }
 
-// Circuits show the circuit breakers of this process, of providers' routes and of callers'
-// callbacks, and let operators hold and reset them in every process.
+// Circuits shows the circuit breakers of this process: circuits of providers' routes and of callers'
+// callbacks. Operators can hold and reset them in every process.
 type Circuits struct {
-	cfg     CircuitConfig
-	holds   followed[int64]
-	pins    followed[circuitPin]
-	applied map[string]circuitPin // pins that were applied here, by caller; only applyPins uses it, with pins.mu held
+	cfg   CircuitConfig
+	holds followed[int64]
+	pins  followed[circuitPin]
+	// applied contains, by caller, the pins that were applied in this process. Only applyPins uses
+	// it, with pins.mu held.
+	applied map[string]circuitPin
 }
 
-// OpenCircuits returns the circuits, and holds the routes that are stored as held. Follow
-// applies the pins of callers.
+// OpenCircuits returns the circuits. It applies the stored holds of routes. Follow also applies the
+// pins of callers.
 func OpenCircuits(ctx context.Context, cfg CircuitConfig) (*Circuits, error) {
 	c := &Circuits{cfg: cfg, applied: map[string]circuitPin{}}
 	c.holds.meta, c.holds.name, c.holds.apply = cfg.Meta, routeHoldsMeta, c.applyHolds
@@ -69,7 +72,7 @@ func OpenCircuits(ctx context.Context, cfg CircuitConfig) (*Circuits, error) {
 	return c, c.holds.Follow(ctx)
 }
 
-// Follow applies what operators changed through another process.
+// Follow applies the changes that operators made through another process.
 func (c *Circuits) Follow(ctx context.Context) error {
 	if err := c.pins.Follow(ctx); err != nil {
 		return err
@@ -99,7 +102,7 @@ func (c *Circuits) applyPins(stored map[string]circuitPin) {
 	}
 }
 
-// IsProviderCircuit reports whether a circuit of this name belongs to a provider's route.
+// IsProviderCircuit reports whether a circuit with this name belongs to a provider's route.
 func IsProviderCircuit(name string) bool { return strings.HasPrefix(name, providerPrefix) }
 
 // Own returns the circuit breakers of this process, sorted by name.
@@ -145,8 +148,8 @@ func (c *Circuits) Set(ctx context.Context, name, to string) (api.Circuit, error
 	caller, isCaller := strings.CutPrefix(name, callerPrefix)
 	switch {
 	case isRoute && to != "open" && to != "reset":
-		// A provider's circuit that is held closed would let calls go on to a provider that
-		// refuses them.
+		// If a provider's circuit were held closed, calls to a provider that refuses them would
+		// continue.
 		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit is held open or reset, not closed")
 	case isRoute && !slices.Contains(c.cfg.Routes, route), !isRoute && (!isCaller || caller == ""):
 		return api.Circuit{}, notify.NotFound("circuit")
@@ -191,15 +194,15 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 	return api.Circuit{}, notify.NotFound("circuit")
 }
 
-// storePin stores a pin, so that the other processes apply it. Concurrent changes by other
-// processes are not lost.
+// storePin stores a pin, so that the other processes apply it. If other processes store pins at the
+// same time, no pin is lost.
 func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 	if c.cfg.Alone {
 		return nil
 	}
 	return c.pins.set(ctx, func(all map[string]circuitPin) bool {
 		now := time.Now().UnixMilli()
-		maps.DeleteFunc(all, func(_ string, p circuitPin) bool { // every process has applied it by now
+		maps.DeleteFunc(all, func(_ string, p circuitPin) bool { // every process has applied the pin long ago
 			return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
 		})
 		all[caller] = circuitPin{now, to}
@@ -211,7 +214,7 @@ func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 func (c *Circuits) applyToCaller(caller, to string) (now trigger.Circuit) {
 	switch to {
 	case "open":
-		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen) // it fails only for other values
+		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen) // it fails only for other values of the second argument
 	case "closed":
 		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldClosed)
 	default:

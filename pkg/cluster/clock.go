@@ -13,20 +13,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Clock measures how far this machine's clock is off from the clocks of the servers that all
-// processes ask. It takes the median, so that one server with a wrong clock stops no process.
-// A process without servers has a nil Clock, whose methods report that the clock is right.
+// Clock measures the difference between this machine's clock and the clocks of the servers that all
+// processes use. It uses the median, so that one server with a wrong clock stops no process. A
+// process without servers has a nil Clock. Its methods report that the clock is right.
 type Clock struct {
-	Servers []AskClock // empty: there is nothing to compare with
+	Servers []AskClock // empty: there is no other clock
 	Log     *slog.Logger
 
-	medianReading  atomic.Pointer[offsetReading] // as of the last Ask; nil: no server has answered yet
-	serverReadings []offsetReading               // the last answer of each server; owned by the goroutine that calls Ask
+	medianReading  atomic.Pointer[offsetReading] // result of the last Ask; nil: no server has answered yet
+	serverReadings []offsetReading               // last answer of each server; only the goroutine that calls Ask uses it
 }
 
-// clockEvery is the time between two comparisons. An answer that takes longer than clockSlow
-// is ignored. The last answer of a server that stops answering counts for clockKept.
-// clockRetry is the Retry-After of a request that is refused because the clock is off.
+// clockEvery is the time between two comparisons. An answer that takes longer than clockSlow is
+// ignored. If a server stops answering, its last answer is used for clockKept. clockRetry is the
+// Retry-After of a request that is refused because the clock is wrong.
 const (
 	clockEvery = 2 * time.Second
 	clockSlow  = 200 * time.Millisecond
@@ -34,37 +34,37 @@ const (
 	clockRetry = 5 * time.Second
 )
 
-// MaxClockOffset is how far off the clock may be of a process that owns timers, claims
+// MaxClockOffset is the largest allowed clock offset for a process that owns timers, claims
 // triggers or decides whether a time has passed.
 const MaxClockOffset = 500 * time.Millisecond
 
-// AskClock returns how far a server's clock is ahead of this machine's, and how long the
-// question took.
+// AskClock returns how far a server's clock is ahead of this machine's clock, and how long the
+// request took.
 type AskClock func(ctx context.Context) (ahead, took time.Duration, err error)
 
-// offsetReading is how far this machine's clock was ahead of another clock, and when.
+// offsetReading is how far this machine's clock was ahead of another clock at a moment.
 type offsetReading struct {
 	off  time.Duration
 	at   time.Time // with the monotonic clock; zero: there is no reading
-	wall time.Time // the same moment by the wall clock alone
+	wall time.Time // the same moment, only by the wall clock
 }
 
-// newReading returns a reading that is taken now.
+// newReading returns a reading with the current time.
 func newReading(off time.Duration) offsetReading {
 	now := time.Now()
 	return offsetReading{off, now, now.Round(0)}
 }
 
-// aheadNow returns how far ahead this machine's clock is now. If the clock was set since the
-// reading, its wall time has moved by another amount than its monotonic time; aheadNow adds
-// the difference.
+// aheadNow returns how far this machine's clock is ahead now. If the clock was set after the
+// reading, the wall time has changed by another amount than the monotonic time. aheadNow adds this
+// difference.
 func (r *offsetReading) aheadNow() time.Duration {
 	now := time.Now()
 	return r.off + now.Round(0).Sub(r.wall) - now.Sub(r.at)
 }
 
-// Offset returns how far the clock is ahead; below 0 it is behind. It returns 0 before a
-// server has answered.
+// Offset returns how far the clock is ahead of the servers' clocks. A negative value means that it
+// is late. Before a server has answered, Offset returns 0.
 func (c *Clock) Offset() time.Duration {
 	if c == nil {
 		return 0
@@ -75,8 +75,8 @@ func (c *Clock) Offset() time.Duration {
 	return 0
 }
 
-// Err returns the error "clock" (notify.KindUnavailable) while the clock is off by more than
-// MaxClockOffset. Times that are computed from it would be wrong.
+// Err returns the error "clock" (notify.KindUnavailable) while the clock is wrong by more than
+// MaxClockOffset. Times that are computed from a wrong clock would be wrong.
 func (c *Clock) Err() error {
 	if off := c.Offset(); off.Abs() > MaxClockOffset {
 		return notify.Unavailable("clock", clockRetry, fmt.Errorf("it is %s off from the servers'", off.Round(time.Millisecond)))
@@ -103,10 +103,10 @@ func (c *Clock) Run(ctx context.Context) error {
 	return nil
 }
 
-// Ask compares the clock once with each server and keeps the median. The error of a
-// comparison is up to half of the round trip; an offset within that error counts as 0. The
-// last answer of a server that does not answer counts for clockKept, so that one server with
-// a wrong clock does not decide alone while the others are slow.
+// Ask compares the clock once with each server and keeps the median. The error of a comparison is
+// at most half of the round trip. An offset within that error counts as 0. If a server does not
+// answer, its last answer is used for clockKept. So if one server has a wrong clock and the other
+// servers are slow, that server does not decide alone.
 func (c *Clock) Ask(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
@@ -134,9 +134,9 @@ func (c *Clock) Ask(ctx context.Context) {
 	}
 }
 
-// medianOffset sorts offs and returns the median. For an even number it returns the one of
-// the two middle offsets that is nearer to 0: if two servers disagree, this machine's clock
-// decides which of them is right.
+// medianOffset sorts offs and returns the median. If the number of offsets is even, there are two
+// middle offsets, and medianOffset returns the offset nearer to 0. So if two servers disagree, this
+// machine's clock decides which server is right.
 func medianOffset(offs []time.Duration) time.Duration {
 	slices.Sort(offs)
 	low, high := offs[(len(offs)-1)/2], offs[len(offs)/2]
@@ -146,7 +146,7 @@ func medianOffset(offs []time.Duration) time.Duration {
 	return high
 }
 
-// provenOffset returns the part of off that exceeds the measuring error.
+// provenOffset returns the part of off that is larger than the measuring error.
 func provenOffset(off, err time.Duration) time.Duration {
 	switch {
 	case off > err:

@@ -15,10 +15,11 @@ const (
 	figureTTL      = time.Minute     // of the value; it is renewed long before
 )
 
-// Figure is a value that one process finds out for all, such as the lag of the consumer
-// groups. If each process asked the servers itself, the load at rest would grow with
-// processes times partitions. The process that holds the lease under the figure's name finds
-// the value out and publishes it as a heartbeat. The others read it when it has changed.
+// Figure is a value that one process reads for all processes, such as the lag of the consumer
+// groups. If each process asked the servers itself, the load without requests would grow with
+// processes times partitions. The process that holds the lease with the figure's name reads the
+// value and publishes it as a heartbeat. The other processes read the heartbeat when it has
+// changed.
 type Figure[T any] struct {
 	Beats engine.Heartbeats
 	Lease engine.Lease
@@ -29,9 +30,9 @@ type Figure[T any] struct {
 
 func (f *Figure[T]) groupName() string { return "figure:" + f.Name }
 
-// Find returns a part that calls ask in one process at a time, with a pause between two
-// calls, and publishes the result to the other processes. After an error of ask they keep
-// the last value.
+// Find returns a part that calls ask in one process at a time, with a pause between two calls. It
+// publishes the result to the other processes. After an error of ask, the other processes keep the
+// last value.
 func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, error)) func(context.Context) error {
 	return Alone(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
 		for ctx.Err() == nil {
@@ -57,7 +58,7 @@ func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, erro
 	})
 }
 
-// Follow returns a part that calls take with each new value.
+// Follow returns a part that calls the function take with each new value.
 func (f *Figure[T]) Follow(take func(T)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for known := int64(0); ctx.Err() == nil; notify.Sleep(ctx, figureInterval) {
@@ -65,10 +66,12 @@ func (f *Figure[T]) Follow(take func(T)) func(context.Context) error {
 			told, version, err := f.Beats.Alive(call, f.groupName(), known)
 			stop()
 			if err != nil || version == known {
-				continue // while Redis is away, the last value stays
+				continue // while Redis is unreachable, the last value is kept
 			}
 			known = version
-			var last *engine.Heartbeat // the youngest: a former finder that was paused may have beaten too
+			// last is the youngest heartbeat. An earlier process with the lease may have been
+			// paused and may have sent a heartbeat too.
+			var last *engine.Heartbeat
 			for i := range told {
 				if last == nil || told[i].Age < last.Age {
 					last = &told[i]

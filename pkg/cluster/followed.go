@@ -7,17 +7,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// followed is a map that operators change through one process, and that every process over
-// the same store follows. The map is stored as one row of engine.Meta.
+// followed is a map that operators change through one process, and that every process with the same
+// store applies. The map is stored as one row of engine.Meta.
 type followed[V any] struct {
 	meta engine.Meta
 	name string // of the row
-	// apply makes the stored map take effect in this process. It is called with mu held,
-	// and must not change the map.
+	// apply applies the stored map to this process. It is called with mu held, and must not change
+	// the map.
 	apply func(stored map[string]V)
 
 	mu     sync.Mutex   // guards stored, and orders calls of apply
-	stored map[string]V // as of the last read; replaced, never changed
+	stored map[string]V // result of the last read; replaced, never changed
 }
 
 // Follow reads the stored map and applies it.
@@ -28,9 +28,9 @@ func (f *followed[V]) Follow(ctx context.Context) error {
 	return f.applyLocked(stored, err)
 }
 
-// set changes the stored map and applies it. Once set returns nil the change is durable, also
-// if other processes change the map at the same moment. engine.ChangeMetaMap says what change
-// must do.
+// set changes the stored map and applies it. When set returns nil, the change is durable, even if
+// other processes change the map at the same time. engine.ChangeMetaMap documents the rules for
+// change.
 func (f *followed[V]) set(ctx context.Context, change func(all map[string]V) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,7 +46,7 @@ func (f *followed[V]) applyLocked(stored map[string]V, err error) error {
 	return err
 }
 
-// get returns the value of a key as of the last read.
+// get returns the value of a key from the last read.
 func (f *followed[V]) get(key string) (v V, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -23,25 +23,27 @@ const (
 	maxGrantFor = 24 * time.Hour
 	keepGrant   = 7 * 24 * time.Hour // how long an ended grant is listed
 	maxGrants   = 200                // active and pending grants at a time
-	listGrants  = 500                // grants in the stored row, ended ones included; every process decodes the row
+	listGrants  = 500                // grants in the stored row, including ended grants; every process decodes the row
 )
 
-// Grants holds the load grants of the cluster. A grant is stored, so that every process
-// learns of its revocation, and its token is signed, so that a generator cannot make one. A
-// grant that names real providers becomes active when a second operator approves it.
-// All methods are safe for concurrent use.
+// Grants contains the load grants of the cluster. A grant is stored, so that every process gets its
+// revocation. Its token is signed, so that a load generator cannot forge a token. A grant for real
+// providers becomes active when a second operator approves it. All methods are safe for concurrent
+// use.
 type Grants struct {
 	followed[api.LoadGrant]
-	cluster   string
-	key       ed25519.PrivateKey
-	providers func(context.Context) string // returns the worst kind that any process calls, one of api.ProviderModes
+	cluster string
+	key     ed25519.PrivateKey
+	// providers returns the worst kind of provider that any process calls, one of
+	// api.ProviderModes.
+	providers func(context.Context) string
 	log       *slog.Logger
 
-	known atomic.Pointer[map[string]api.LoadGrant] // the stored grants as last read; requests read it without a lock
+	known atomic.Pointer[map[string]api.LoadGrant] // the stored grants from the last read; requests read them without a lock
 	now   func() time.Time
 }
 
-// OpenGrants reads the grants of an installation. The first start makes the signing key.
+// OpenGrants reads the grants of an installation. The first start creates the signing key.
 func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog.Logger, providers func(context.Context) string) (*Grants, error) {
 	seed, err := MetaSecret(ctx, meta, grantKeyMeta)
 	if err != nil {
@@ -53,8 +55,8 @@ func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog
 	return g, err
 }
 
-// MetaSecret returns the 32 random bytes that meta holds under name. If meta holds none, it
-// makes and stores them. Processes that call it at the same time get the same bytes.
+// MetaSecret returns the 32 random bytes that are stored in meta under name. If there are none, it
+// creates and stores them. Processes that call it at the same time get the same bytes.
 func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, error) {
 	fresh := make([]byte, 32)
 	rand.Read(fresh) // never fails
@@ -69,9 +71,9 @@ func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, err
 	}
 }
 
-// Create makes a grant for the operator by. It returns notify.KindInvalid if the request
-// breaks a rule, and notify.KindConflict with code load_providers if a process calls worse
-// providers than the request names.
+// Create makes a grant. The parameter by is the operator. It returns notify.KindInvalid if the
+// request breaks a rule. It returns notify.KindConflict with code load_providers if a process calls
+// a worse kind of providers than the request names.
 func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error) {
 	if err := checkGrant(&in); err != nil {
 		return api.LoadGrant{}, err
@@ -107,8 +109,8 @@ func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest)
 	return made, nil
 }
 
-// forgetGrants removes grants that ended more than keepGrant ago. While listGrants or more are
-// left, it also removes the oldest ended ones.
+// forgetGrants removes grants that expired more than keepGrant ago. While listGrants or more grants
+// remain, it also removes the oldest ended grants.
 func forgetGrants(all map[string]api.LoadGrant, now time.Time) {
 	for _, id := range slices.Sorted(maps.Keys(all)) { // ids sort by age
 		one := all[id]
@@ -149,7 +151,8 @@ func checkGrant(in *api.LoadGrantRequest) error {
 	return nil
 }
 
-// checkProviders returns an error if a process calls worse providers than the grant x names.
+// checkProviders returns an error if a process calls a worse kind of providers than the grant x
+// names.
 func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	if has := g.providers(ctx); slices.Index(api.ProviderModes, has) > slices.Index(api.ProviderModes, x.Providers) {
 		return &notify.Error{
@@ -160,8 +163,8 @@ func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	return nil
 }
 
-// Change approves or revokes a grant for the operator by. An operator cannot approve a grant
-// that the same operator made. Change returns notify.KindNotFound for an unknown grant.
+// Change approves or revokes a grant. The parameter by is the operator. An operator cannot approve
+// a grant that the same operator made. Change returns notify.KindNotFound for an unknown grant.
 func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGrant, err error) {
 	if to != "approved" && to != "revoked" {
 		return out, notify.Invalid("bad_value", "to", "is approved or revoked")
@@ -228,9 +231,9 @@ func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
 	return out, nil
 }
 
-// Check returns the grant of a token, as this process last read it. It returns
-// notify.KindForbidden, with a code that begins with load_, if the grant is not active or
-// does not name host, the host that the request was sent to.
+// Check returns the grant of a token, from the last read of this process. host is the host to which
+// the request was sent. It returns notify.KindForbidden, with a code that begins with load_, if the
+// grant is not active or does not contain this host.
 func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	claimed, err := api.ReadLoadToken(token, g.key.Public().(ed25519.PublicKey))
 	if err != nil {
@@ -254,8 +257,8 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	return x, nil
 }
 
-// Look reads the stored grants, then does what Check does. It also returns an error if a
-// process calls worse providers than the grant names.
+// Look reads the stored grants and then does the same as Check. It also returns an error if a
+// process calls a worse kind of providers than the grant names.
 func (g *Grants) Look(ctx context.Context, token, host string) (api.LoadGrant, error) {
 	if err := g.Follow(ctx); err != nil {
 		return api.LoadGrant{}, err

@@ -11,18 +11,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// lanesMeta names the row of engine.Meta with the lanes that are paused.
+// lanesMeta is the name of the row of engine.Meta with the paused lanes.
 const lanesMeta = "paused_lanes"
 
-// lanePause says who paused a lane, when and why.
+// lanePause says which operator paused a lane, when and why.
 type lanePause struct {
 	At     int64  `json:"at_ms"` // ms since 1970
 	By     string `json:"by"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// Lanes pauses lanes and implements server.Lanes. The pauses are stored, and the gates that
-// the workers of every process ask follow them.
+// Lanes pauses lanes and implements server.Lanes. The pauses are stored. In every process, the
+// gates of the workers follow the stored pauses.
 type Lanes struct {
 	followed[lanePause]
 	gates     map[notify.Lane]*worker.Gate
@@ -30,8 +30,8 @@ type Lanes struct {
 	addStatus func(notify.Lane, *api.Lane)
 }
 
-// OpenLanes returns the lanes with the stored pauses applied. Call it before the workers run.
-// addStatus adds to a lane what else this process knows of it.
+// OpenLanes returns the lanes with the stored pauses applied. It must be called before the workers
+// run. addStatus adds this process's other data about a lane.
 func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, addStatus func(notify.Lane, *api.Lane)) (*Lanes, error) {
 	l := &Lanes{gates: map[notify.Lane]*worker.Gate{}, log: log, addStatus: addStatus}
 	for _, lane := range notify.Lanes() {
@@ -47,12 +47,12 @@ func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, addStatu
 	return l, err
 }
 
-// Gate returns the gate that the workers of a lane ask before they claim.
+// Gate returns the gate of a lane. The lane's workers check it before they claim.
 func (l *Lanes) Gate(lane notify.Lane) *worker.Gate { return l.gates[lane] }
 
-// Set pauses or resumes a lane. Once it returns nil the change is durable, also if other
-// processes change lanes at the same moment. A lane that is already paused keeps the
-// operator, time and reason of the first pause.
+// Set pauses or resumes a lane. When it returns nil, the change is durable, even if other processes
+// change lanes at the same time. If a lane is already paused, it keeps the operator, time and
+// reason of the first pause.
 func (l *Lanes) Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error) {
 	lane, ok := notify.ParseLane(name)
 	if !ok {
@@ -87,7 +87,8 @@ func (l *Lanes) List() (out []api.Lane) {
 	return out
 }
 
-// Paused returns when, by whom and why a lane was paused. ok is false if it is not paused.
+// Paused returns when, by which operator and why a lane was paused. ok is false if the lane is not
+// paused.
 func (l *Lanes) Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool) {
 	p, ok := l.get(lane.String())
 	return time.UnixMilli(p.At).UTC(), p.By, p.Reason, ok

@@ -11,41 +11,42 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Heartbeats of processes that divide a limit among themselves.
+// Times of the heartbeats of processes that share a limit.
 const (
 	peerBeat = time.Second
 	peerTTL  = 10 * time.Second
 )
 
-// Peers knows which processes do the same work as this one, to divide a limit that holds for
-// all of them together. A new process counts at once. A process that disappears still counts
-// for peerTTL, so that after Redis was emptied no process takes the whole limit.
+// Peers lists the processes that do the same work as this process. They share one limit. A new
+// process counts at once. A process that disappears still counts for peerTTL. So if all data of
+// Redis is lost, no process uses the whole limit.
 type Peers struct {
 	beats engine.Heartbeats
 	group string
 	self  string
 
-	// version is the group's version as of the last read. The goroutine of After owns it
-	// until After starts that of Run, which owns it from then on.
+	// version is the group's version from the last read. The goroutine of After owns it until After
+	// starts the goroutine of Run. From then on the goroutine of Run owns it.
 	version int64
 
 	mu       sync.Mutex           // guards the fields below
-	alive    []string             // as of the last read
-	gone     map[string]time.Time // disappeared processes, and when each was last seen; monotonic
-	lastRead time.Time            // the last read that succeeded
+	alive    []string             // result of the last read
+	gone     map[string]time.Time // by name: when a disappeared process was last seen; monotonic
+	lastRead time.Time            // when the last successful read was made
 	names    []string             // alive, gone and self, sorted
 }
 
-// NewPeers returns the peers of a group as the process self sees them. Before After or Run it
-// knows only self.
+// NewPeers returns the peers of a group for the process self. Before After or Run, the list
+// contains only self.
 func NewPeers(beats engine.Heartbeats, group, self string) *Peers {
 	return &Peers{beats: beats, group: group, self: self, gone: map[string]time.Time{}, names: []string{self}}
 }
 
-// Run beats and reads the group every peerBeat until ctx ends. Then it leaves the group.
+// Run sends a heartbeat and reads the group every peerBeat until ctx ends. Then it leaves the
+// group.
 func (p *Peers) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		_ = p.beatAndRead(ctx) // while Redis is away, the names stay as they are
+		_ = p.beatAndRead(ctx) // while Redis is unreachable, the names do not change
 		notify.Sleep(ctx, peerBeat)
 	}
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), peerBeat)
@@ -54,7 +55,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	return nil
 }
 
-// beatAndRead beats once, and reads the members of the group if they have changed.
+// beatAndRead sends one heartbeat, and reads the members of the group if they have changed.
 func (p *Peers) beatAndRead(ctx context.Context) error {
 	call, stop := context.WithTimeout(ctx, peerBeat)
 	defer stop()
@@ -71,13 +72,15 @@ func (p *Peers) beatAndRead(ctx context.Context) error {
 	return nil
 }
 
-// update takes the result of a read at now. If changed, members are the processes that are
-// alive; otherwise they are the same as at the read before.
+// update applies the result of a read at the time now. If changed is true, members are the
+// processes that are alive. Otherwise the members are the same as in the previous read.
 func (p *Peers) update(members []engine.Heartbeat, changed bool, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := p.lastRead
-	if now.Sub(last) > 3*peerBeat { // Redis was away: no process could be seen, so their time starts again
+	// Redis was unreachable. No process could be seen, so the time of the disappeared processes
+	// starts again.
+	if now.Sub(last) > 3*peerBeat {
 		last = now
 		for owner := range p.gone {
 			p.gone[owner] = now
@@ -110,8 +113,8 @@ func (p *Peers) update(members []engine.Heartbeat, changed bool, now time.Time) 
 // hasOthers reports whether there is another process in the group.
 func (p *Peers) hasOthers() bool { return len(p.Names()) > 1 }
 
-// Share returns this process's part of a limit. The parts of all processes add up to the
-// limit, unless it is less than their number: each then gets 1.
+// Share returns this process's part of a limit. The parts of all processes add up to the limit. If
+// the limit is less than the number of processes, each process gets 1.
 func (p *Peers) Share(limit int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,9 +125,10 @@ func (p *Peers) Share(limit int) int {
 	return max(part, 1)
 }
 
-// After wraps a part that uses shares of a limit. If there are other processes, it starts run
-// only after they all have seen this process and the calls that they began with larger shares
-// have ended; calls is the longest time of a call. If there are none, it starts run at once.
+// After wraps a part that uses shares of a limit. If there are other processes, it delays run until
+// two conditions hold: all other processes have seen this process, and the calls that they began
+// with larger shares have ended. calls is the longest time of a call. If there are no other
+// processes, it starts run at once.
 func (p *Peers) After(calls time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {
@@ -144,7 +148,7 @@ func (p *Peers) After(calls time.Duration, run func(context.Context) error) func
 	}
 }
 
-// Names returns the processes of the group, this one among them, sorted.
+// Names returns the processes of the group, including this process, sorted.
 func (p *Peers) Names() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,37 +11,47 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// How removal catches up if this machine's clock is ahead of the time by which removal ran
-// last: the clock jumped, or notifyd was down.
+// How removal continues if this machine's clock is ahead of the last removal time. This happens if
+// the clock jumped, or if notifyd was down.
 const (
-	removalNear    = time.Hour          // up to this far ahead, removal follows the clock at once
-	removalHold    = 24 * time.Hour     // running time before removal catches up, in which an operator can correct the clock
-	removalCatchUp = 5 * 24 * time.Hour // the most running time until removal has caught up
-	removalPace    = 7                  // while it catches up, it gains at least so many times the time that passes
+	// If the clock is ahead by removalNear or less, removal follows the clock at once.
+	removalNear = time.Hour
+	// removalHold is how long notifyd must run before removal starts to catch up. During this time
+	// an operator can correct the clock.
+	removalHold = 24 * time.Hour
+	// removalCatchUp is the longest running time until removal has caught up.
+	removalCatchUp = 5 * 24 * time.Hour
+	// removalPace is the lowest speed of catching up. The difference between the clock and the last
+	// removal time shrinks by at least removalPace seconds per second.
+	removalPace = 7
 )
 
-// RemovalEvery is the time between two removals of a part, and between two stores of how far
-// removal has come.
+// RemovalEvery is the time between two removals of a part. It is also the time between two writes
+// of the removal time to the store.
 const RemovalEvery = 10 * time.Minute
 
-// Removal is the time by which one part removes old data. It is never ahead of the clock. It
-// advances with the time that passes while notifyd runs, not with the clock: otherwise a
-// clock that jumps forward by more than a retention would remove everything at once. Its
+// Removal is the time that decides which old data a part removes. It is never later than the clock.
+// It advances with the time that passes while notifyd runs, not with the clock. If it followed the
+// clock, a clock that jumps forward by more than a retention would remove everything at once. Its
 // methods are safe for concurrent use.
 type Removal struct {
 	part  string
 	meta  engine.Meta
 	log   *slog.Logger
-	clock func() (wall time.Time, up time.Duration) // up never jumps
+	clock func() (wall time.Time, up time.Duration) // up is the running time, which never jumps
 
-	mu          sync.Mutex    // guards the fields below
-	loaded      bool          // the stored time was read
-	removeUpTo  time.Time     // data that is over at this time may be removed
-	heldFor     time.Duration // how much of removalHold has passed
-	catchUpFrom time.Duration // how far the clock was ahead when catching up began; 0: it does not catch up
-	advancedAt  time.Duration // up when removeUpTo was advanced last
-	storedAt    time.Duration // up when removeUpTo was stored last
-	ahead       time.Duration // how far the clock is ahead of removeUpTo; 0: up to removalNear, removal follows the clock
+	mu         sync.Mutex    // guards the fields below
+	loaded     bool          // the stored time was read
+	removeUpTo time.Time     // data whose retention is over at this time may be removed
+	heldFor    time.Duration // how much of removalHold has passed
+	// catchUpFrom is how far the clock was ahead when catching up began. 0: removal does not catch
+	// up now.
+	catchUpFrom time.Duration
+	advancedAt  time.Duration // value of up when removeUpTo was last advanced
+	storedAt    time.Duration // value of up when removeUpTo was last stored
+	// ahead is how far the clock is ahead of removeUpTo. It is 0 if the difference is at most
+	// removalNear; then removal follows the clock.
+	ahead time.Duration
 }
 
 // removalRow is the stored form of a Removal.
@@ -52,7 +62,7 @@ type removalRow struct {
 
 func (r *Removal) row() string { return "removal " + r.part }
 
-// Advance returns the time by which to remove now. After an error nothing may be removed.
+// Advance returns the time for the removal now. After an error no data may be removed.
 func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +102,7 @@ func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 	return r.removeUpTo, nil
 }
 
-// load reads the stored time. If removal never ran, it starts with the clock's time.
+// load reads the stored time. If there is no stored time, it starts with the clock's time.
 func (r *Removal) load(ctx context.Context, wall time.Time, up time.Duration) error {
 	raw, err := r.meta.GetMeta(ctx, r.row())
 	if err != nil {
@@ -110,8 +120,7 @@ func (r *Removal) load(ctx context.Context, wall time.Time, up time.Duration) er
 	return nil
 }
 
-// storeRow stores how far removal has come. A start that finds an older row only removes
-// less.
+// storeRow stores the removal time. If a start finds an older row, it only removes less.
 func (r *Removal) storeRow(ctx context.Context) error {
 	raw, err := json.Marshal(removalRow{At: r.removeUpTo.UnixMilli(), Held: r.heldFor.Milliseconds()})
 	if err != nil {
@@ -120,7 +129,7 @@ func (r *Removal) storeRow(ctx context.Context) error {
 	return r.meta.PutMeta(ctx, r.row(), raw)
 }
 
-// Removals holds the Removal of each part that runs in this process.
+// Removals contains the Removal of each part that runs in this process.
 type Removals struct {
 	Log *slog.Logger
 
@@ -128,7 +137,7 @@ type Removals struct {
 	all map[string]*Removal // by part
 }
 
-// Begin returns the Removal of a part, which goes on from the time stored in meta.
+// Begin returns the Removal of a part. It continues from the time that is stored in meta.
 func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	began := time.Now()
 	r := &Removal{part: part, meta: meta, log: rs.Log, clock: func() (time.Time, time.Duration) {
@@ -144,7 +153,7 @@ func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	return r
 }
 
-// forget drops the Removal of a part that does not run here any more.
+// forget removes the Removal of a part that no longer runs here.
 func (rs *Removals) forget(r *Removal) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -153,8 +162,8 @@ func (rs *Removals) forget(r *Removal) {
 	}
 }
 
-// Every returns a function that calls purge every RemovalEvery until its context ends, with
-// the time by which the part removes. A purge that fails is tried again at the next tick.
+// Every returns a function that calls purge every RemovalEvery until its context ends, with the
+// part's removal time. If a purge fails, the next tick tries again.
 func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.Context, now time.Time) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		r := rs.Begin(part, meta)
@@ -178,8 +187,8 @@ func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.
 	}
 }
 
-// Ahead returns the part whose removal is furthest behind the clock, and by how much. It
-// returns 0 if all follow the clock.
+// Ahead returns the part whose removal time is furthest from the clock, and the difference. It
+// returns 0 if all parts follow the clock.
 func (rs *Removals) Ahead() (part string, ahead time.Duration) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

@@ -8,28 +8,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Roles of a process. RoleWorker may name a channel or a lane: worker:push means both lanes
-// of push, worker:push-bulk one of them.
+// Roles of a process. RoleWorker may be followed by a channel or a lane: worker:push means both
+// lanes of push, worker:push-bulk means one of them.
 const (
 	RoleAll        = "all"
-	RoleAPI        = "api"        // takes requests, and drains the spill buffer
+	RoleAPI        = "api"        // accepts requests, and empties the spill buffer into the log
 	RoleWorker     = "worker"     // calls providers: first attempts and retries of its lanes
-	RoleScheduler  = "scheduler"  // releases what is due
+	RoleScheduler  = "scheduler"  // releases due timers
 	RoleDispatcher = "dispatcher" // calls the URLs of triggers
 	RoleOperator   = "operator"   // history, dead letters, jobs, audit, reconcile, purge
 )
 
-// Roles lists the roles a process may take.
+// Roles lists the roles that a process may have.
 var Roles = []string{RoleAll, RoleAPI, RoleWorker, RoleScheduler, RoleDispatcher, RoleOperator}
 
 // Tasks says what a process does.
 type Tasks struct {
 	API, Scheduler, Dispatcher, Operator bool
-	Lanes                                []notify.Lane // whose workers it runs
+	Lanes                                []notify.Lane // lanes whose workers it runs
 }
 
-// ParseRoles returns the tasks of roles. A role may be given more than once. It returns an
-// error for an unknown role, channel or lane, and if there is no role.
+// ParseRoles returns the tasks of roles. A role may occur more than once. It returns an error for
+// an unknown role, channel or lane, and if roles is empty.
 func ParseRoles(roles []string) (t Tasks, err error) {
 	if len(roles) == 0 {
 		return t, fmt.Errorf("no role is given; roles are %s", strings.Join(Roles, ", "))

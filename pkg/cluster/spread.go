@@ -12,22 +12,21 @@ import (
 )
 
 const (
-	// spreadTrust is how long a process uses a number of parts after it has read it.
+	// spreadTrust is how long a process may use a number of parts after it has read it.
 	spreadTrust = 30 * time.Second
-	// spreadLead is how long before it counts a raise is stored. By then every process has
-	// read the new number, or has stopped using the old one. The part above spreadTrust is
-	// the greatest difference of two clocks that does no harm.
+	// A raise takes effect spreadLead after it is stored. By then every process has read the new
+	// number, or has stopped using the old number. The clocks of two processes may differ by
+	// spreadLead-spreadTrust.
 	spreadLead = 2 * spreadTrust
 )
 
-// Spread is the number of parts that something is spread over, such as timers over shards. It
-// is a row of engine.Meta that every process over the same store follows. Its methods are
-// safe for concurrent use.
+// Spread is a number of parts, such as the number of timer shards. It is a row of engine.Meta that
+// every process with the same store follows. Its methods are safe for concurrent use.
 type Spread struct {
 	meta  engine.Meta
 	name  string // of the row
 	alone bool
-	// countMade returns how many parts exist; see MadeBefore. nil: that cannot be asked.
+	// countMade returns how many parts exist; see MadeBefore. nil: this cannot be counted.
 	countMade func(ctx context.Context) (int, error)
 
 	mu     sync.Mutex // guards the fields below
@@ -35,9 +34,9 @@ type Spread struct {
 	readAt time.Time // when the read of stored began; monotonic
 }
 
-// OpenSpread reads the number of parts that is stored under name in meta, and stores first if
-// there is none. alone says that no other process uses the store: the number that was read
-// then never becomes too old to use.
+// OpenSpread reads the number of parts that is stored in meta under name. If there is none, it
+// stores the number first. alone means that no other process uses the store. Then the number that
+// was read never becomes too old to use.
 func OpenSpread(ctx context.Context, meta engine.Meta, name string, first int, alone bool) (*Spread, error) {
 	s := &Spread{meta: meta, name: name, alone: alone}
 	for {
@@ -51,10 +50,10 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, first int, a
 	}
 }
 
-// MadeBefore sets a function that counts the parts that exist, such as the queues of a delay
-// queue. It is for parts that a raise makes before it stores their new number. While the row
-// cannot be read, s then goes on with the number that it knows, as long as there are not more
-// parts than that. Call it before s is used.
+// MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue.
+// It is for parts that a raise creates before it stores their new number. If the row cannot be
+// read, s continues to use the last number, as long as no more parts exist than that. It must be
+// called before s is used.
 func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
 // Follow reads the stored number.
@@ -78,15 +77,15 @@ func (s *Spread) Follow(ctx context.Context) error {
 	return nil
 }
 
-// Last returns the number of parts as of the last read, however long ago that was.
+// Last returns the number of parts from the last read, however old it is.
 func (s *Spread) Last() notify.Spread {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stored
 }
 
-// ReadSpread returns the Spread that is stored under name in meta, or the zero Spread if there
-// is none.
+// ReadSpread returns the Spread that is stored in meta under name, or the zero Spread if there is
+// none.
 func ReadSpread(ctx context.Context, meta engine.Meta, name string) (s notify.Spread, err error) {
 	row, err := meta.GetMeta(ctx, name)
 	if err == nil && len(row) > 0 {
@@ -97,8 +96,8 @@ func ReadSpread(ctx context.Context, meta engine.Meta, name string) (s notify.Sp
 	return s, err
 }
 
-// Now returns the number of parts as of the last read. If that was spreadTrust ago or longer,
-// another number may count by now, and it returns notify.KindUnavailable (spread_unknown).
+// Now returns the number of parts from the last read. If that read was spreadTrust ago or longer,
+// another number may be in effect now, and Now returns notify.KindUnavailable (spread_unknown).
 func (s *Spread) Now() (notify.Spread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,10 +107,11 @@ func (s *Spread) Now() (notify.Spread, error) {
 	return s.stored, nil
 }
 
-// RaiseSpread raises the number of parts that is stored under name in meta. The new number
-// counts for requests made spreadLead after now or later. now must be the time by the clocks
-// of the processes. It returns what is stored then. A number that is not greater than the
-// stored one changes nothing. It returns raised_lately if an earlier raise does not count yet.
+// RaiseSpread raises the number of parts that is stored in meta under name. The new number takes
+// effect for requests that are made spreadLead after now or later. now must be the time by the
+// clocks of the processes. It returns the stored Spread after the change. If parts is not greater
+// than the stored number, nothing changes. It returns raised_lately if an earlier raise has not
+// taken effect yet.
 func RaiseSpread(ctx context.Context, meta engine.Meta, name string, parts int, now time.Time) (notify.Spread, error) {
 	for {
 		was, err := ReadSpread(ctx, meta, name)

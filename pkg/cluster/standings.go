@@ -13,16 +13,17 @@ import (
 )
 
 const (
-	standingGroup = "standing"             // heartbeats of processes that hold back a lane or show a tail
+	standingGroup = "standing"             // heartbeats of processes that stop a lane or show a tail
 	standingBeat  = 2 * time.Second        // between two beats, and between two reads
-	standingLeast = 250 * time.Millisecond // the same after requestBeat
+	standingLeast = 250 * time.Millisecond // the shortest such time, after requestBeat
 	standingTTL   = 10 * time.Second
 )
 
-// Standings tells the other processes which lanes this process holds back and which tails it
-// shows. Each process has circuit breakers of its own. While the breakers of all routes of a
-// lane are open in a process that works the lane, that process sends heartbeats with the
-// reason. A process that has nothing to tell sends none, and only reads those of the others.
+// Standings tells the other processes which lanes are stopped in this process and which tails it
+// shows. Each process has its own circuit breakers. If the breakers of all routes of a lane are
+// open in a process that works on the lane, that process sends heartbeats with the reason. A
+// process without a stopped lane or a tail sends no heartbeat, and only reads the heartbeats of
+// other processes.
 type Standings struct {
 	beats    engine.Heartbeats
 	owner    string
@@ -30,19 +31,19 @@ type Standings struct {
 	beatSoon chan struct{} // capacity 1; a value makes Share beat at once
 
 	mu         sync.Mutex           // guards othersHeld
-	othersHeld map[string]lanesHeld // by owner, as of the last read; replaced, never changed
+	othersHeld map[string]lanesHeld // by owner, from the last read; replaced, never changed
 }
 
-// lanesHeld says why lanes are held back, by lane. It is the JSON value of a process's
-// heartbeat, which also has the wishes of its tails, under names that no lane has.
+// lanesHeld contains, by lane, why the lane is stopped. It is the JSON value of a process's
+// heartbeat. That value also contains the wishes of its tails, under names that no lane has.
 type lanesHeld map[string]server.Standing
 
-// NewStandings returns the standings as the process owner sees them.
+// NewStandings returns the standings of the process owner.
 func NewStandings(beats engine.Heartbeats, owner string) *Standings {
 	return &Standings{beats: beats, owner: owner, beatSoon: make(chan struct{}, 1)}
 }
 
-// requestBeat makes Share beat now, or standingLeast after its last beat.
+// requestBeat makes Share send a heartbeat now, or standingLeast after its last heartbeat.
 func (s *Standings) requestBeat() {
 	select {
 	case s.beatSoon <- struct{}{}:
@@ -50,9 +51,9 @@ func (s *Standings) requestBeat() {
 	}
 }
 
-// Share beats for the lanes that this process works and reads the heartbeats of the others,
-// until ctx ends. own says whether and why this process holds a lane back. While Redis is
-// away each process keeps what it read last.
+// Share sends heartbeats for the lanes of this process and reads the heartbeats of the other
+// processes, until ctx ends. own returns whether and why a lane is stopped in this process. While
+// Redis is unreachable, each process keeps the values of its last read.
 func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) error {
 	said, version := false, int64(0)
 	for ctx.Err() == nil {
@@ -77,9 +78,9 @@ func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(not
 	return nil
 }
 
-// beat sends one heartbeat with the lanes that this process holds back and the tails that it
-// shows. It returns whether there are any. If there are none but the last beat had some
-// (said), it leaves the group.
+// beat sends one heartbeat with the stopped lanes of this process and the tails that it shows. It
+// returns whether there are any. said means that the last beat contained some. If said is true and
+// there are none now, beat leaves the group.
 func (s *Standings) beat(ctx context.Context, said bool, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) bool {
 	held := map[string]any{}
 	for _, l := range lanes {
@@ -90,8 +91,8 @@ func (s *Standings) beat(ctx context.Context, said bool, lanes []notify.Lane, ow
 	for name, w := range s.tails.ownWishes() {
 		held[name] = w
 	}
-	if b, err := json.Marshal(held); err == nil && len(held) > 0 { // it fails for times after the year 9999
-		_, _ = s.beats.Beat(ctx, standingGroup, s.owner, string(b), standingTTL) // the next beat tries again
+	if b, err := json.Marshal(held); err == nil && len(held) > 0 { // Marshal fails only for times after the year 9999
+		_, _ = s.beats.Beat(ctx, standingGroup, s.owner, string(b), standingTTL) // if it fails, the next beat tries again
 		return true
 	}
 	if said {
@@ -100,8 +101,8 @@ func (s *Standings) beat(ctx context.Context, said bool, lanes []notify.Lane, ow
 	return false
 }
 
-// readOthers reads the heartbeats of the others if they have changed since known, the group's
-// version at the read before. It returns the version that it read.
+// readOthers reads the heartbeats of the other processes if they have changed. known is the group's
+// version of the previous read. It returns the version that it read.
 func (s *Standings) readOthers(ctx context.Context, known int64) int64 {
 	began := time.Now()
 	alive, version, err := s.beats.Alive(ctx, standingGroup, known)
@@ -140,9 +141,9 @@ func (s *Standings) readOthers(ctx context.Context, known int64) int64 {
 	return version
 }
 
-// Of returns why another process holds a lane back at now. One such process is enough: while
-// a provider is away, processes that have not called it do not know. If there are several,
-// Of returns the standing of the process that tries again first.
+// Of returns why a lane is stopped at now in another process. One such process is enough: if a
+// provider is down, processes that have not called it do not notice. If there are several such
+// processes, Of returns the standing of the process that will try again first.
 func (s *Standings) Of(l notify.Lane, now time.Time) (first server.Standing, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

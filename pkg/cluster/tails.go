@@ -18,64 +18,64 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// Bounds of a tail. A bound over all processes is divided equally among the processes that
+// Limits of a tail. A limit for all processes together is divided equally among the processes that
 // answer.
 const (
 	tailOutcomes = 2000                   // outcomes a second, over all processes
 	tailMessages = 250                    // messages a second, over all processes
-	tailBytes    = 32 << 10               // of a message
-	tailPause    = 100 * time.Millisecond // the shortest time between two messages of a process
-	tailAnswer   = 2 * time.Second        // the longest: without outcomes a process sends an empty message
-	tailSilent   = 3 * tailAnswer         // a process that sends nothing for so long counts as missing
+	tailBytes    = 32 << 10               // bytes of a message
+	tailPause    = 100 * time.Millisecond // shortest time between two messages of a process
+	tailAnswer   = 2 * time.Second        // longest such time: without outcomes a process sends an empty message
+	tailSilent   = 3 * tailAnswer         // a process that sends nothing for this time counts as missing
 
 	mostTails       = 16 // tails in the whole cluster that other processes answer
-	mostCallerTails = 4  // of these, tails with the same caller in the filter
+	mostCallerTails = 4  // of these tails, how many may have the same caller in the filter
 	tailPrefix      = "tail:"
 )
 
-// Tails show the outcomes of all processes to a client of one of them. The process that the
-// client asks tells the others its wish through Standings, and listens to a broadcast channel
-// while the tail is open. Each process with workers then sends the outcomes that pass the
-// filter, in batches, as long as it sees the wish. While no tail is open nothing is sent, and
-// there is no connection. The methods are safe for concurrent use.
+// Tails shows the outcomes of all processes to a client of one process. The process with the client
+// tells the other processes its wish through Standings, and listens to a broadcast channel while
+// the tail is open. Each process with workers sends the outcomes that match the filter, in batches,
+// as long as it sees the wish. While no tail is open, no message is sent, and there is no
+// connection. The methods are safe for concurrent use.
 type Tails struct {
 	own       server.Tail // outcomes of this process
 	wire      engine.Broadcast
 	standings *Standings
 	cards     *Cards
 	owner     string
-	name      string        // of this process, in its messages
-	changed   chan struct{} // capacity 1; a value makes Run look at the fields below
+	name      string        // name of this process in its messages
+	changed   chan struct{} // capacity 1; a value makes Run check the fields below
 
 	mu           sync.Mutex           // guards the fields below
-	opened       int                  // how many tails were opened since the start; numbers them
+	opened       int                  // how many tails were opened since the start; used to number them
 	open         map[string]*openTail // by the name of its wish
-	workers      []Card               // processes with workers, read while a tail is open; nil: not known
-	listenErr    error                // why Listen failed; nil: it listens, or is about to
-	othersWishes map[tailID]tailWish  // wishes of other processes that this one answers
+	workers      []Card               // processes with workers, read while a tail is open; nil: unknown
+	listenErr    error                // why Listen failed; nil: it listens, or will listen soon
+	othersWishes map[tailID]tailWish  // wishes of other processes that this process answers
 	wishesReadAt time.Time            // when the latest successful read of wishes began
 }
 
-// tailID names a wish.
+// tailID identifies a wish.
 type tailID struct{ owner, name string }
 
-// tailWish asks the other processes to send outcomes for a tail.
+// tailWish requests outcomes for a tail from the other processes.
 type tailWish struct {
 	Filter  api.TailFilter `json:"filter"`
-	Opened  int64          `json:"opened"`  // ms since 1970; if there are too many tails, the earliest are answered
-	Workers int            `json:"workers"` // how many processes the bounds are divided by
+	Opened  int64          `json:"opened"`  // ms since 1970; if there are too many tails, the oldest are answered
+	Workers int            `json:"workers"` // the limits are divided by this number of processes
 }
 
-// pace returns the pause between two messages of a process, and how many outcomes a message
-// carries at most.
+// pace returns the pause between two messages of a process, and the largest number of outcomes in a
+// message.
 func (w *tailWish) pace() (every time.Duration, most int) {
 	n := time.Duration(max(w.Workers, 1))
 	every = min(max(n*time.Second/tailMessages, tailPause), tailAnswer)
 	return every, max(int(tailOutcomes*every/time.Second/n), 1)
 }
 
-// answeredWishes returns the wishes that are answered, within mostTails and mostCallerTails.
-// All processes choose the same ones.
+// answeredWishes returns the wishes that are answered, at most mostTails and for each caller at
+// most mostCallerTails. All processes choose the same wishes.
 func answeredWishes(wishes map[tailID]tailWish) []tailID {
 	order := slices.SortedFunc(maps.Keys(wishes), func(a, b tailID) int {
 		return cmp.Or(cmp.Compare(wishes[a].Opened, wishes[b].Opened), strings.Compare(a.owner, b.owner), strings.Compare(a.name, b.name))
@@ -93,31 +93,31 @@ func answeredWishes(wishes map[tailID]tailWish) []tailID {
 
 // tailMessage is a batch of outcomes, sent to the process that shows a tail.
 type tailMessage struct {
-	Tail    string            `json:"tail"` // the name of the wish
+	Tail    string            `json:"tail"` // name of the wish
 	Owner   string            `json:"owner"`
 	Name    string            `json:"name"`
 	Events  []json.RawMessage `json:"events,omitempty"`
-	Dropped int64             `json:"dropped,omitempty"` // outcomes that the bounds left out
+	Dropped int64             `json:"dropped,omitempty"` // outcomes that were dropped because of the limits
 }
 
 // openTail is a tail that this process shows.
 type openTail struct {
 	name         string
-	wish         tailWish         // Workers is guarded by Tails.mu; the rest never changes
+	wish         tailWish         // Tails.mu guards Workers; the other fields never change
 	inbox        chan tailMessage // from deliver to shownTail.run
-	missedEvents atomic.Int64     // outcomes that came faster than the client read them
-	crowded      atomic.Bool      // too many tails are open, and the others do not answer this one
+	missedEvents atomic.Int64     // outcomes that arrived faster than the client read them
+	crowded      atomic.Bool      // too many tails are open, and the other processes do not answer this tail
 }
 
-// NewTails returns the tails of the process called name. own gives this process's outcomes.
-// It sets itself as the tails of s, so call it before s.Share runs.
+// NewTails returns the tails of the process with this name. own provides this process's outcomes.
+// NewTails stores the result as the tails of s. So it must be called before s.Share runs.
 func NewTails(own server.Tail, name string, wire engine.Broadcast, s *Standings, c *Cards) *Tails {
 	t := &Tails{own: own, wire: wire, standings: s, cards: c, owner: s.owner, name: name, changed: make(chan struct{}, 1), open: map[string]*openTail{}}
 	s.tails = t
 	return t
 }
 
-// signalChange makes Run look at the fields again. It does not block.
+// signalChange makes Run check the fields again. It does not block.
 func (t *Tails) signalChange() {
 	select {
 	case t.changed <- struct{}{}:
@@ -125,8 +125,8 @@ func (t *Tails) signalChange() {
 	}
 }
 
-// ownWishes returns the wishes of this process, by name. It returns none until it knows by
-// how many processes the bounds are divided.
+// ownWishes returns the wishes of this process, by name. It returns no wishes until the number of
+// processes with workers is known.
 func (t *Tails) ownWishes() map[string]tailWish {
 	if t == nil {
 		return nil
@@ -138,7 +138,7 @@ func (t *Tails) ownWishes() map[string]tailWish {
 	}
 	workers := 1
 	for workers < len(t.workers) {
-		workers *= 2 // a power of two seldom changes, and every process reads each change
+		workers *= 2 // a power of two changes rarely, and every process must read each change
 	}
 	all := map[tailID]tailWish{}
 	for name, o := range t.open {
@@ -157,8 +157,8 @@ func (t *Tails) ownWishes() map[string]tailWish {
 	return out
 }
 
-// setOthersWishes takes the wishes of all processes, this one included. It keeps those of the
-// others that are answered, and notes which tails of this process are not.
+// setOthersWishes sets the wishes of all processes, including this process. It keeps the wishes of
+// other processes that are answered. It also notes which tails of this process are not answered.
 func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	if t == nil {
 		return
@@ -180,7 +180,7 @@ func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	t.signalChange()
 }
 
-// noteWishesRead notes that a read of the wishes, which began at began, has succeeded.
+// noteWishesRead notes that a read of the wishes was successful. began is when the read began.
 func (t *Tails) noteWishesRead(began time.Time) {
 	if t == nil {
 		return
@@ -190,8 +190,8 @@ func (t *Tails) noteWishesRead(began time.Time) {
 	t.wishesReadAt = began
 }
 
-// answeredNow returns the wishes that this process answers now, and whether it shows a tail.
-// If the wishes were not read for the TTL of their heartbeats, they count as over.
+// answeredNow returns the wishes that this process answers now, and whether it shows a tail. If the
+// wishes were not read for the TTL of their heartbeats, it returns no wishes.
 func (t *Tails) answeredNow() (asked map[tailID]tailWish, shows bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -201,9 +201,9 @@ func (t *Tails) answeredNow() (asked map[tailID]tailWish, shows bool) {
 	return asked, len(t.open) > 0
 }
 
-// Run answers the wishes of other processes if this one works lanes, and listens to their
-// answers while this one shows a tail, until ctx ends. It returns after all goroutines that
-// it started have ended.
+// Run answers the wishes of other processes if this process works on lanes. While this process
+// shows a tail, Run listens to the answers of the other processes. It runs until ctx ends, and
+// returns after all goroutines that it started have ended.
 func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 	type answering struct {
 		wish atomic.Pointer[tailWish]
@@ -251,7 +251,7 @@ func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 		}
 		hears = shows
 		var over <-chan time.Time
-		if len(answers) > 0 { // while Redis is away, wishes end without a signal
+		if len(answers) > 0 { // while Redis is unreachable, wishes end without a signal
 			over = time.After(standingBeat)
 		}
 		select {
@@ -265,8 +265,7 @@ func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 
 func tailChannel(owner string) string { return "tails:" + owner }
 
-// sendOutcomes sends this process's outcomes to the process that shows the tail id, until ctx
-// ends.
+// sendOutcomes sends this process's outcomes to the process that shows the tail id, until ctx ends.
 func (t *Tails) sendOutcomes(ctx context.Context, id tailID, wish *atomic.Pointer[tailWish]) {
 	events, missed := t.own.Subscribe(ctx, wish.Load().Filter)
 	m, size, counted := tailMessage{Tail: id.name, Owner: t.owner, Name: t.name}, 0, int64(0)
@@ -311,8 +310,8 @@ func (t *Tails) sendOutcomes(ctx context.Context, id tailID, wish *atomic.Pointe
 	}
 }
 
-// listen receives the answers to the tails of this process until ctx ends. After an error it
-// waits, up to 5 s, and tries again.
+// listen receives the answers to the tails of this process until ctx ends. After an error it waits
+// at most 5 s and tries again.
 func (t *Tails) listen(ctx context.Context) {
 	set := func(err error) {
 		t.mu.Lock()
@@ -329,8 +328,8 @@ func (t *Tails) listen(ctx context.Context) {
 	}
 }
 
-// deliver hands a message to its tail. If the tail's inbox is full it drops the message and
-// counts its outcomes, so that a slow tail does not hold up the others.
+// deliver puts a message into the inbox of its tail. If the inbox is full, it drops the message and
+// counts its outcomes, so that a slow tail does not delay the other tails.
 func (t *Tails) deliver(raw []byte) {
 	var m tailMessage
 	if json.Unmarshal(raw, &m) != nil {
@@ -369,9 +368,9 @@ func (t *Tails) followWorkers(ctx context.Context) {
 	}
 }
 
-// Subscribe implements server.Tail. Its channel has the outcomes of all processes, and events
-// that say which processes send outcomes and which do not answer. The returned function
-// counts the events that were missed because the channel was full.
+// Subscribe implements server.Tail. Its channel gets the outcomes of all processes, and events that
+// say which processes send outcomes and which do not answer. The returned function returns how many
+// events were missed because the channel was full.
 func (t *Tails) Subscribe(ctx context.Context, f api.TailFilter) (<-chan api.Event, func() int64) {
 	own, missed := t.own.Subscribe(ctx, f)
 	o := &openTail{inbox: make(chan tailMessage, 64), wish: tailWish{Filter: f, Opened: time.Now().UnixMilli()}}
@@ -399,18 +398,20 @@ func (t *Tails) Subscribe(ctx context.Context, f api.TailFilter) (<-chan api.Eve
 // shownTail merges the outcomes of all processes for one client. The goroutine that Subscribe
 // starts owns it.
 type shownTail struct {
-	t             *Tails
-	o             *openTail
-	out           chan<- api.Event
-	names         map[string]string       // names of processes, by owner
-	answers       map[string]*tailAnswers // by owner
-	dropped       map[string]int64        // outcomes that the bounds left out and the client was not told of, by owner
-	toldProcesses string                  // the processes that the client was told of last
+	t       *Tails
+	o       *openTail
+	out     chan<- api.Event
+	names   map[string]string       // names of processes, by owner
+	answers map[string]*tailAnswers // by owner
+	// dropped contains, by owner, outcomes that were dropped because of the limits and that are not
+	// reported to the client yet.
+	dropped       map[string]int64
+	toldProcesses string // the processes in the last message to the client
 }
 
 // tailAnswers says when a process that should answer has answered.
 type tailAnswers struct {
-	last         time.Time // its last message; before the first one, when the process was first listed
+	last         time.Time // time of its last message; before the first message, when the process was first listed
 	answeredOnce bool
 }
 
@@ -439,8 +440,8 @@ func (s *shownTail) run(own <-chan api.Event) {
 			a.last, a.answeredOnce = time.Now(), true
 			for _, raw := range m.Events {
 				var e api.Event
-				// The filter is applied here again, whatever another process sent: it limits
-				// what the caller may see.
+				// Apply the filter here again, because it limits what the caller may see. Another
+				// process may have sent other outcomes.
 				if json.Unmarshal(raw, &e) == nil && e.Type == api.EventOutcome && s.o.wish.Filter.Takes(&e) {
 					s.show(&e, m.Owner)
 				}
@@ -465,7 +466,7 @@ func (s *shownTail) show(e *api.Event, owner string) {
 	}
 }
 
-// trySend sends an event to the client if there is room, and reports whether there was.
+// trySend sends an event to the client if there is room, and reports whether it did.
 func (s *shownTail) trySend(e *api.Event) bool {
 	select {
 	case s.out <- *e:
@@ -475,7 +476,8 @@ func (s *shownTail) trySend(e *api.Event) bool {
 	}
 }
 
-// tellDropped sends the client a gap for each process whose outcomes the bounds left out.
+// tellDropped sends the client a gap for each process with outcomes that were dropped because of
+// the limits.
 func (s *shownTail) tellDropped() {
 	for owner, n := range s.dropped {
 		if s.trySend(&api.Event{Type: api.EventGap, At: time.Now().UTC(), Process: s.names[owner], Dropped: n}) {
@@ -484,8 +486,9 @@ func (s *shownTail) tellDropped() {
 	}
 }
 
-// tellProcesses tells the client which processes send outcomes and which are missing: once
-// that is known of all of them, and whenever it has changed.
+// tellProcesses sends the client a list of the processes that send outcomes and of the processes
+// that are missing. It sends no list while the state of a process is unknown, or if the list has
+// not changed.
 func (s *shownTail) tellProcesses() {
 	e := api.Event{Type: api.EventProcesses, At: time.Now().UTC(), Processes: []string{}}
 	if !s.addProcesses(&e) {
@@ -500,8 +503,8 @@ func (s *shownTail) tellProcesses() {
 	}
 }
 
-// addProcesses adds to e the processes that answer and those that do not. It returns false
-// while it is not yet known whether one of them answers.
+// addProcesses adds to e the processes that answer and the processes that do not answer. It returns
+// false while this is unknown for a process.
 func (s *shownTail) addProcesses(e *api.Event) bool {
 	s.t.mu.Lock()
 	workers, deaf := s.t.workers, s.t.listenErr

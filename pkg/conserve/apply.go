@@ -12,9 +12,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Apply repairs findings [from, from+n) of a report that Check accepted, however long ago,
-// and returns what became of each. It looks at each again, and repairs it only if it is
-// still as it was found. After an error or a crash, all of them can be applied again.
+// Apply repairs the findings [from, from+n) of a report. Check must have accepted the report
+// before, at any time. Apply returns the result for each finding. It checks each finding again, and
+// repairs it only if it is still as in the report. After an error or a crash, Apply may be repeated
+// for the same findings.
 func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]deadletter.Repair, error) {
 	rep, err := parseReport(report)
 	if err != nil {
@@ -24,7 +25,7 @@ func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int
 	fs := rep.Findings[from:min(from+max(n, 0), len(rep.Findings))]
 	out := make([]deadletter.Repair, len(fs))
 	var triggers []Finding
-	var places, notifications []int // in fs
+	var places, notifications []int // indexes in fs
 	for i := range fs {
 		out[i] = deadletter.Repair{Kind: fs[i].Kind, Class: fs[i].Class, ID: fs[i].ID, Why: deadletter.SkipChanged}
 		switch {
@@ -54,20 +55,20 @@ func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int
 	return out, nil
 }
 
-// repairRecord names a record that a repair appends: the original envelope of a chunk, for
-// all its receivers, or the envelope of one receiver that was replayed.
+// repairRecord identifies a record that a repair appends. It is either the original envelope of a
+// chunk, for all its receivers, or the envelope of one replayed receiver.
 type repairRecord struct {
 	chunk notify.Chunk
 	id    notify.ID // of the receiver; at epoch 0, of the first receiver of the chunk
 	epoch uint16
 }
 
-// batchSize bounds the records of one append: a chunk is up to 1 MiB.
+// batchSize is the largest number of records in one append. A chunk has up to 1 MiB.
 const batchSize = 16
 
-// appendRepairs repairs the findings of notifications: fs[i] for each i of which. made is
-// when the report was made (ms since 1970); a claim that it writes carries that time. For
-// each finding that it repairs it clears out[i].Why.
+// appendRepairs repairs findings of notifications: fs[i] for each index i in which. made is the
+// time of the report (ms since 1970); the claims that appendRepairs writes have this time. For each
+// finding that it repairs, it sets out[i].Why to "".
 func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(which))
 	for _, i := range which {
@@ -84,19 +85,19 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, m
 	if err != nil {
 		return err
 	}
-	still := make(map[string]*Finding, len(drift)) // the drift of now, by notification
+	still := make(map[string]*Finding, len(drift)) // by notification: the drift that exists now
 	for i := range drift {
 		f := findingOf(&drift[i])
 		still[f.ID] = &f
 	}
-	// Findings that one record repairs are grouped. All their claims must be stored before
-	// that record is appended: once it is in the log, the worker owns its row.
+	// Group the findings that one record repairs. All their claims must be stored before that
+	// record is appended. Once the record is in the log, its worker owns the row.
 	var order []repairRecord
 	claims := map[repairRecord][]notify.ID{} // receivers to be claimed before the record
 	for k, i := range which {
 		f, now := &fs[i], still[fs[i].ID]
-		// An earlier Apply of this report may have crashed between the claim and the record.
-		// The claim then carries the time of this report, and only the record is missing.
+		// An earlier Apply of this report may have crashed after the claim and before the record.
+		// Then the claim has the time of this report, and only the record is missing.
 		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
 			continue
 		}
@@ -126,14 +127,14 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, m
 }
 
 // repairRecordFor returns the record that repairs a notification. It returns false if the
-// notification is no longer kept.
+// notification is no longer stored.
 func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecord, bool, error) {
 	f, rows, ok, err := a.findWithRows(ctx, id)
 	if !ok || err != nil {
 		return repairRecord{}, false, err
 	}
 	out := repairRecord{chunk: f.Envelope.Chunk, id: id, epoch: notify.Fold(rows, id.Index, f.Pos).Epoch}
-	if out.epoch == 0 { // one record repairs all receivers: each must give the same key
+	if out.epoch == 0 { // one record repairs all receivers, so each receiver must give the same key
 		out.id.Index = firstIndex(&f.Envelope)
 	}
 	return out, true, nil
@@ -149,7 +150,7 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 		if err != nil {
 			return err
 		}
-		if !ok { // it was purged since repairRecordFor found it
+		if !ok { // it was purged after repairRecordFor found it
 			continue
 		}
 		e, topic := f.Envelope, f.Envelope.Lane().Topic()
@@ -158,7 +159,7 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 		}
 		for _, id := range claims[repair] {
 			if row := claimRow(&f, &e, rows, id.Index, made); row != nil {
-				row.Stamp = engine.StampBeside // any row that the record's worker writes later replaces it
+				row.Stamp = engine.StampBeside // any row that the worker of this record writes later replaces this row
 				rowsToPut[row.Key] = *row
 			}
 		}
@@ -176,9 +177,9 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 	return a.cfg.Producer.Append(ctx, recs)
 }
 
-// claimRow returns a row that claims every receiver of e that has no outcome: the existing
-// row that lacks the receiver's outcome, or a new one. It returns nil if they are claimed
-// already, or if the row belongs to a copy of the chunk with other receivers.
+// claimRow returns a row that claims every receiver of e that has no outcome. It is the existing
+// row without the receiver's outcome, or a new row. It returns nil if the receivers are already
+// claimed, or if the row belongs to a copy of the chunk with other receivers.
 func claimRow(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
 	pos := columnPosition(&f.Envelope, index)
 	var last *notify.Row // the latest row that has the receiver but not its outcome

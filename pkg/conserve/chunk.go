@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Where the evidence that a receiver is pending was found; doc.go explains each.
+// Places where the evidence that a receiver is pending was found. doc.go explains each place.
 const (
 	inLog      = "log"
 	inClaim    = "claimed"
@@ -22,12 +22,12 @@ const (
 	inSpill    = "spilled"
 )
 
-// codeBehind is the code of a deferral by which the worker, in a lane of strict order, puts
-// a receiver off behind an earlier one of the same user.
+// codeBehind is the code of a deferral in a lane of strict order. The worker defers a receiver
+// because an earlier receiver of the same user waits.
 const codeBehind = "behind"
 
-// countOriginal counts the receivers of an original chunk: as terminal by its rows, or as
-// pending by evidence. It adds each other receiver to the suspects.
+// countOriginal counts the receivers of an original chunk. A receiver is terminal by its rows, or
+// pending by evidence. All other receivers become suspects.
 func (r *run) countOriginal(ctx context.Context, f *engine.Found) error {
 	repeated, err := r.isRepeatedCopy(f)
 	if err != nil {
@@ -62,9 +62,9 @@ func (r *run) countOriginal(ctx context.Context, f *engine.Found) error {
 	return nil
 }
 
-// isRepeatedCopy reports whether another copy of the chunk is counted instead of f. The
-// history chooses one copy to count. If it chose one that was appended after the audit
-// began, the audit does not read that copy; it then counts the first copy that it reads.
+// isRepeatedCopy reports whether another copy of the chunk is counted instead of f. The history
+// chooses the copy to count. If that copy was appended after the audit began, the audit does not
+// read it. Then the audit counts the first copy that it reads.
 func (r *run) isRepeatedCopy(f *engine.Found) (bool, error) {
 	at, err := r.cfg.History.Counted(f)
 	if err != nil || at == f.Offset {
@@ -98,8 +98,7 @@ func (r *run) countReceiver(ctx context.Context, f *engine.Found, c *chunk, l *a
 	return nil
 }
 
-// countOne counts the receiver of one notification, as countOriginal counts all receivers of
-// a chunk.
+// countOne counts the receiver of one notification in the same way as countOriginal.
 func (r *run) countOne(ctx context.Context, id notify.ID) error {
 	f, rows, ok, err := r.a.findWithRows(ctx, id)
 	if !ok || err != nil {
@@ -109,8 +108,8 @@ func (r *run) countOne(ctx context.Context, id notify.ID) error {
 	return r.countReceiver(ctx, &f, newChunk(&f, rows), r.ledger(e.Caller, e.Channel.String(), e.Accepted), id.Index, f.Pos)
 }
 
-// allTerminal reports whether one finished row gives all receivers of a chunk the same
-// terminal state. Most chunks are so, and need no look at each receiver.
+// allTerminal reports whether one finished row gives all receivers of a chunk the same terminal
+// state. This is true for most chunks, and then no receiver must be checked separately.
 func allTerminal(rows []notify.Row, count uint32) bool {
 	return len(rows) == 1 && rows[0].Done && len(rows[0].Exceptions) == 0 && rows[0].Count == count &&
 		rows[0].Key.Kind == notify.RowOutcome && rows[0].Index == nil && rows[0].Default.State.Terminal()
@@ -118,22 +117,22 @@ func allTerminal(rows []notify.Row, count uint32) bool {
 
 // chunk is an original chunk with its rows.
 type chunk struct {
-	env    notify.Envelope // set by newChunk only
+	env    notify.Envelope // only set by newChunk
 	rows   []notify.Row
-	sorted []*notify.Row                 // outcome rows (no receipts), in the order in which they happened
+	sorted []*notify.Row                 // outcome rows (no receipts), in order of time
 	parked map[parkedKey]map[uint32]bool // what parkedIndexes has read so far
 }
 
-// newChunk returns the chunk of an original that was found, with its own rows.
+// newChunk returns the chunk of an original that was found, with the rows that belong to it.
 func newChunk(f *engine.Found, rows []notify.Row) *chunk {
 	c := ownRows(rows, notify.ColumnDigest(f.Envelope.Receivers))
 	c.env = f.Envelope
 	return c
 }
 
-// ownRows returns the chunk without the rows of another copy of it, whose receivers have
-// another digest. A request that was repeated may have been split differently the second
-// time; positions in such a row mean other receivers.
+// ownRows returns the chunk without the rows of another copy whose receivers have another digest. A
+// repeated request may have been split differently the second time. Then positions in such a row
+// mean other receivers.
 func ownRows(rows []notify.Row, digest uint64) *chunk {
 	c := &chunk{}
 	for i := range rows {
@@ -152,36 +151,37 @@ func ownRows(rows []notify.Row, digest uint64) *chunk {
 	return c
 }
 
-// logPosition names a record of the log.
+// logPosition identifies a record of the log.
 type logPosition struct {
 	tp     log.TopicPartition
 	offset int64
 }
 
-// whereabouts says where a receiver that is not terminal must be by its rows: in a record of
-// the log, or, if it was handed on, in a timer or record of the envelope key.
+// whereabouts says where a receiver that is not terminal must be, according to its rows. It must be
+// in a record of the log. If it was deferred or must be retried, it must be in a timer or record
+// with the envelope key.
 type whereabouts struct {
 	logPosition
 	claimed     bool // a worker has claimed it, in the record at logPosition
-	handedOn    bool // it was put off until wakeAt, under key; logPosition does not count
+	handedOn    bool // it waits until wakeAt, under key; then logPosition is not used
 	key         envelopeKey
 	wakeAt      int64 // ms since 1970
-	waitsBehind bool  // it was put off behind another receiver of its user
-	// answeredAt holds, by envelope, the record whose row has settled the receiver. That
-	// record and earlier copies of it are no evidence: a worker drops them.
+	waitsBehind bool  // it waits for another receiver of its user
+	// answeredAt contains, by envelope, the record whose row has settled the receiver. That
+	// record and earlier copies of it are no evidence, because a worker drops them.
 	answeredAt  map[envelopeKey]logPosition
 	lastUpdated int64 // when its latest row was written, ms since 1970
 }
 
-// envelopeKey names an envelope within its chunk: a RowKey without the first index, which is
-// not known of an envelope that a row has only handed on.
+// envelopeKey identifies an envelope within its chunk. It is a RowKey without the first index: if a
+// row only shows that an envelope follows, the first index of that envelope is unknown.
 type envelopeKey struct{ epoch, attempt, deferrals uint16 }
 
 func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt, k.Deferrals} }
 
-// locate returns where a receiver must be. It walks the receiver's rows in the order in
-// which they happened; each row answers the envelope that the row before handed on.
-// original is the record of the original chunk.
+// locate returns where a receiver must be. It reads the receiver's rows in order of time. Each row
+// is the result of the envelope that the row before it produced. original is the record of the
+// original chunk.
 func (c *chunk) locate(index, pos uint32, original logPosition) whereabouts {
 	st := whereabouts{logPosition: original, answeredAt: map[envelopeKey]logPosition{}}
 	epoch := uint16(0)
@@ -213,7 +213,7 @@ func (c *chunk) locate(index, pos uint32, original logPosition) whereabouts {
 			if x.State != notify.Deferred {
 				continue
 			}
-			if first { // a receiver's addresses are handed on together, at the latest wake time
+			if first { // the deferred addresses of a receiver continue together, at the latest wake time
 				first = false
 				st.handedOn, st.claimed, st.waitsBehind, st.wakeAt = true, false, x.Code == codeBehind, 0
 				st.key = envelopeKey{row.Key.Epoch, row.Key.Attempt, row.Key.Deferrals + 1}
@@ -231,8 +231,8 @@ func rowPosition(row *notify.Row) logPosition {
 	return logPosition{log.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
 }
 
-// positionOf returns the position of a receiver in the column of a row. It returns false if
-// the row does not have the receiver. pos is the receiver's position in the original.
+// positionOf returns the position of a receiver in the column of a row. It returns false if the row
+// does not contain the receiver. pos is the receiver's position in the original chunk.
 func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 	if len(row.Index) > 0 {
 		return row.PosOf(index)
@@ -240,16 +240,18 @@ func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 	return pos, pos < row.Count
 }
 
-// findEvidence returns where the evidence is that a receiver is pending, or "" for none. It
-// does so cheaply: by the offsets that were read when the audit began, or by the key of the
-// timer. "" therefore only means suspicion.
+// findEvidence returns where there is evidence that a receiver is pending, or "" if it finds none.
+// It is cheap: it uses only the offsets that were read when the audit began, or the key of the
+// timer. So "" only makes the receiver a suspect.
 func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index uint32) (string, error) {
 	if !st.handedOn {
 		b, ok := r.bounds[st.tp]
 		switch {
 		case !ok || st.offset < max(b.Committed, b.Start) || r.cfg.Log.Lost(st.tp, st.offset):
 			return "", nil
-		case st.offset >= b.End && st.lastUpdated < r.now.UnixMilli(): // older than the audit, yet past the end that it read: the log lost it
+		// The record is older than the audit, but its offset is at or after the end that the audit
+		// has read. So the log has lost the record.
+		case st.offset >= b.End && st.lastUpdated < r.now.UnixMilli():
 			return "", nil
 		case st.claimed:
 			return inClaim, nil
@@ -266,15 +268,15 @@ func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index
 	return inTimer, nil
 }
 
-// parkedKey names the timers that hold a parked envelope of a chunk.
+// parkedKey identifies the timers that contain a parked envelope of a chunk.
 type parkedKey struct {
 	envelopeKey
 	wake int64
 }
 
-// parkedIndexes returns the receivers' indexes that the timers of k hold. For a chunk of one
-// receiver it reads one shard. Otherwise the envelope's first index, which decides the
-// shard, is not known: it reads every shard, once for each k.
+// parkedIndexes returns the indexes of the receivers in the timers of k. For a chunk of one
+// receiver it reads one shard. For a larger chunk it reads every shard, once for each k: the shard
+// depends on the envelope's first index, which is unknown.
 func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index uint32) (map[uint32]bool, error) {
 	if got, ok := c.parked[k]; ok {
 		return got, nil
@@ -312,9 +314,9 @@ func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index ui
 	return got, nil
 }
 
-// timersAt calls fn with each timer that fires at this time and whose id begins with prefix.
-// prefix must be shorter than an id: the scan starts behind it. It asks scan for n timers at
-// a time.
+// timersAt calls fn with each timer that fires at the time at and whose id begins with prefix.
+// prefix must be shorter than an id, because the scan starts after prefix. timersAt requests n
+// timers at a time from scan.
 func timersAt(at int64, prefix []byte, n int, scan func(after engine.TimerCursor, n int) ([]engine.Timer, error), fn func(*engine.Timer) error) error {
 	after := engine.TimerCursor{FireAt: at, ID: prefix}
 	for {
@@ -337,15 +339,15 @@ func timersAt(at int64, prefix []byte, n int, scan func(after engine.TimerCursor
 	}
 }
 
-// timerPrefix returns the beginning of the ids that the worker gives the timers of derived
-// envelopes, up to their first index.
+// timerPrefix returns the beginning of the ids that the worker gives to the timers of derived
+// envelopes. It ends before the first index.
 func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
 	b := c.TimerID(0)
 	return append(b, byte(k.epoch>>8), byte(k.epoch), byte(k.attempt>>8), byte(k.attempt), byte(k.deferrals>>8), byte(k.deferrals))
 }
 
-// eachReceiver calls fn with each receiver of an encoded envelope. It skips a value that
-// is no envelope, and returns notify.ErrNewer for one of a newer release.
+// eachReceiver calls fn with each receiver of an encoded envelope. It skips a value that is not an
+// envelope. It returns notify.ErrNewer for an envelope of a newer release.
 func eachReceiver(value []byte, fn func(e *notify.Envelope, index uint32)) error {
 	var e notify.Envelope
 	if ok, err := decode(value, &e); !ok {
@@ -358,7 +360,8 @@ func eachReceiver(value []byte, fn func(e *notify.Envelope, index uint32)) error
 	return nil
 }
 
-// driftClass returns the class of the drift of a receiver that is not where it must be.
+// driftClass returns the class of the drift if a receiver is not where it must be, and a text with
+// details.
 func (st *whereabouts) driftClass() (class, detail string) {
 	switch {
 	case st.handedOn:

@@ -17,23 +17,23 @@ import (
 
 // Bounds are the offsets of one partition of the log.
 type Bounds struct {
-	Start, End int64 // the log holds offsets [Start, End)
+	Start, End int64 // the log contains offsets [Start, End)
 	Committed  int64 // offset that the partition's consumer group has committed
 }
 
-// Log is what an audit needs of the log: the topics of first attempts and of retries of
+// Log is the part of the log that an audit uses: the topics of first attempts and of retries of
 // every lane.
 type Log interface {
-	// Bounds returns the present offsets of each partition.
+	// Bounds returns the current offsets of each partition.
 	Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error)
-	// Read calls fn with every record of [from, to) of each partition in from, in order.
-	// It returns notify.KindGone if the log was trimmed past one of these records.
+	// Read calls fn with every record in [from, to) of each partition in from, in order. It returns
+	// notify.KindGone if one of these records was trimmed from the log.
 	Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
-	// Lost reports whether the log lost a record to damage.
+	// Lost reports whether damage of the log destroyed this record.
 	Lost(tp log.TopicPartition, offset int64) bool
 }
 
-// History is what an audit needs of history.Store.
+// History contains the methods of history.Store that an audit uses.
 type History interface {
 	Sync(ctx context.Context, ends map[history.Part]int64) error
 	Chunks(ctx context.Context, from map[history.Part]int64, since int64, fn func(*engine.Found) error) (map[history.Part]int64, error)
@@ -45,26 +45,26 @@ type History interface {
 	Kept(now time.Time) time.Time
 }
 
-// Schedules is what an audit needs of schedule.Service.
+// Schedules contains the methods of schedule.Service that an audit uses.
 type Schedules interface {
 	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
 	Get(ctx context.Context, base notify.Base) (schedule.View, error)
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 }
 
-// Triggers is what this package needs of trigger.Mender: it says which trigger a timer or a
-// message belongs to, and repairs rows.
+// Triggers contains the methods of trigger.Mender that this package uses. They say to which trigger
+// a timer or a message belongs, and they repair rows.
 type Triggers interface {
-	// Lead returns the trigger and the generation that the payload of a timer, or a message
-	// of the delay queue, belongs to.
+	// Lead returns the trigger and the generation of the payload of a timer, or of a message of the
+	// delay queue.
 	Lead(body []byte) (base notify.Base, gen uint32, ok bool)
 	ID(base notify.Base) string
-	// Timer returns the timer that a waiting trigger must have. It returns false if the
-	// trigger's id cannot be read.
+	// Timer returns the timer that a waiting trigger must have. It returns false if the trigger's
+	// id cannot be decoded.
 	Timer(t *engine.Trigger) (engine.Timer, bool)
-	// Mend writes the timers of the triggers in timers and the dead letters of those in
-	// letters, and makes those in again due again. It changes a row only if the row is
-	// still the one given. It returns the ids of the triggers that it repaired.
+	// Mend writes the timers of the triggers in timers and the dead letters of the triggers in
+	// letters, and makes the triggers in again due again. It changes a row only if the row is
+	// still the same as the given row. It returns the ids of the triggers that it repaired.
 	Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error)
 }
 
@@ -73,13 +73,13 @@ type Producer interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Spill is the buffer of records that were accepted while the log was away: intake.Spill.
+// Spill is the buffer of records that were accepted while the log was unreachable: intake.Spill.
 type Spill interface {
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
 }
 
-// Config configures an Auditor. A field without a default is required. An Auditor that only
-// checks triggers needs no more than Rows, Triggers, Timers and Shards.
+// Config configures an Auditor. A field without a default is required. But an Auditor that only
+// checks triggers needs only Rows, Triggers, Timers and Shards.
 type Config struct {
 	Log       Log
 	History   History
@@ -88,72 +88,75 @@ type Config struct {
 	Cold      engine.ColdTimers
 	Spill     Spill
 	Schedules Schedules
-	Rows      engine.Triggers // of triggers
+	Rows      engine.Triggers // rows of triggers
 	Triggers  Triggers
 	Producer  Producer
-	Shards    engine.Shards // of the timer engine
+	Shards    engine.Shards // shards of the timer engine
 
-	// Queue calls fn with the body of every message of the delay queue, also of messages
-	// that a dispatcher holds. nil: the engine cannot list its messages.
+	// Queue calls fn with the body of every message of the delay queue, including messages that a
+	// dispatcher has received. nil: the engine cannot list its messages.
 	Queue func(ctx context.Context, fn func(body []byte) error) error
-	// Held returns how many messages the delay queue holds. It is required if Queue is
-	// nil: while there are any, one may belong to the trigger in question, so the evidence
-	// of that trigger is unknown.
+	// Held returns how many messages are in the delay queue. It is required if Queue is nil. While
+	// there are messages, each could belong to the trigger being checked. Then the evidence of that
+	// trigger is unknown.
 	Held func(ctx context.Context) (int, error)
-	// Away returns an error while this process cannot audit. Default: it always can.
+	// Away returns an error while this process cannot audit. nil: it always can.
 	Away func() error
-	// Waiting is called after each look at all triggers, with how many wait by caller.
-	// Default: not called.
+	// Waiting is called after each check of all triggers, with the number of waiting triggers by
+	// caller. nil: not called.
 	Waiting func(map[string]int)
-	// Logger gets an error for each row that cannot be read.
+	// Logger gets an error for each row that cannot be decoded.
 	Logger *slog.Logger `default:"discard"`
 
-	// First holds the topics of first attempts.
+	// First contains the topics of first attempts.
 	First []string
-	// Apart says that a schedule and its timers are not stored in one commit. A crash
-	// between the two leaves a schedule without timers, whose request was never answered.
-	// Such a schedule from before Born, the start of this process, is then no drift.
+	// Apart means that a schedule and its timers are not stored in one commit. After a crash
+	// between the two writes, a schedule has no timers, and its request was never answered. If such
+	// a schedule was made before Born, it is not counted as drift. Born is the start of this
+	// process.
 	Apart bool
 	Born  time.Time
-	// Settle is the wait between two looks at a suspect. It must be longer than a commit of
-	// offsets takes.
+	// Settle is the time between two checks of a suspect. It must be longer than the time of a
+	// commit of offsets.
 	Settle time.Duration `default:"2s"`
-	// Rounds is in how many rounds a suspect must stand still to be drift.
+	// Rounds is how many rounds in a row a suspect must stay unchanged before it counts as drift.
 	Rounds int `default:"3"`
-	// Batch is how many suspects are looked at together; each takes 200 bytes of memory.
+	// Batch is how many suspects are checked together. Each suspect takes 200 bytes of memory.
 	Batch int `default:"100_000"`
 	// MaxFindings is how many findings of a class an audit lists.
 	MaxFindings int `default:"100"`
-	// MaxGroups is how many groups (caller, channel, hour) an audit keeps apart. Further
-	// callers are added up as "(others)".
+	// MaxGroups is how many groups (caller, channel, hour) an audit counts separately. Callers of
+	// further groups are added up as "(others)".
 	MaxGroups int `default:"10_000"`
 
-	// Grace is how far past its due time a trigger or the timer of a notification must be
-	// to be a finding, or a claim past its lease. It must be longer than any deferral.
+	// Grace is how long after its due time a trigger or the timer of a notification becomes a
+	// finding. It is also how long after the end of its lease a claim becomes a finding. It must be
+	// longer than any deferral.
 	Grace time.Duration `default:"15m"`
-	// Ahead is how far ahead of now timers of triggers are looked for. It must be at least
-	// twice the time between runs, and less than the cold tier's border.
+	// Ahead is how far into the future timers of triggers are checked. It must be at least twice
+	// the time between runs, and less than the cold tier's border.
 	Ahead time.Duration `default:"2h"`
-	// Open is how long ago a minute that still holds timers must be over to be a finding.
+	// Open is a time after the end of a minute. If the minute still contains timers then, it
+	// becomes a finding.
 	Open time.Duration `default:"5m"`
-	// MaxListed is how many findings a report lists. It counts all.
+	// MaxListed is how many findings a report lists. It counts all findings.
 	MaxListed int `default:"10_000"`
-	// MaxAge is how old a report may be when it is applied.
+	// MaxAge is the greatest age of a report when it is applied.
 	MaxAge time.Duration `default:"15m"`
 	// Page is how many rows or timers are read at a time.
 	Page int `default:"500"`
-	// Hit is called at named points, for tests. Default: not called.
+	// Hit is called at named points, for tests. nil: not called.
 	Hit func(string)
 }
 
-// Auditor audits, reports and repairs. It is safe for concurrent use. One audit runs at a
-// time, and further ones wait. Two repairs may run at the same time: they append a record
-// twice, which changes no outcome.
+// Auditor audits, reports and repairs. It is safe for concurrent use. Only one audit runs at a
+// time; further audits wait. Two repairs may run at the same time. They may append a record twice,
+// which changes no outcome.
 type Auditor struct {
 	cfg           Config
-	turn          chan struct{}                    // capacity 1; the audit that runs holds its slot
-	notifications notificationSource               // the Auditor itself, or a test's
-	triggers      triggerSource                    // triggerChecks, or a test's
+	turn          chan struct{}                    // capacity 1; the running audit has put a value into it
+	notifications notificationSource               // the Auditor itself, or a replacement in tests
+	triggers      triggerSource                    // triggerChecks, or a replacement in tests
 	latest        atomic.Pointer[api.Conservation] // the result of the latest Audit
 }
 
@@ -180,21 +183,21 @@ func New(cfg Config) *Auditor {
 	return a
 }
 
-// Run audits what was accepted since then (zero: all that is kept). It returns an error if a
-// store or the log is away, or if the history is damaged.
+// Run audits everything that was accepted after since (zero: everything that is stored). It returns
+// an error if a store or the log is unreachable, or if the history is damaged.
 func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {
 	r := newRun(a, since, a.cfg.MaxFindings)
 	return r.runSteps(ctx, r.readBounds, r.countOriginals, r.countSpilled, r.countSchedules, r.confirmSuspects, r.findRowsAlone, (&triggerRun{run: r}).countTriggers)
 }
 
-// Notifications is Run without triggers, and lists up to max findings of a class.
+// Notifications does the same as Run without triggers, and lists up to max findings of a class.
 func (a *Auditor) Notifications(ctx context.Context, since time.Time, max int) (api.Conservation, error) {
 	r := newRun(a, since, max)
 	return r.runSteps(ctx, r.readBounds, r.countOriginals, r.countSpilled, r.countSchedules, r.confirmSuspects, r.findRowsAlone)
 }
 
-// Recheck audits these notifications alone. It returns the drift that Run would find of them
-// now. A notification that was never accepted, or that is no longer kept, gives no drift.
+// Recheck audits only these notifications. It returns the drift that Run would now find for them.
+// For a notification that was never accepted, or that is no longer stored, it returns no drift.
 func (a *Auditor) Recheck(ctx context.Context, ids []notify.ID) ([]api.Drift, error) {
 	r := newRun(a, time.Time{}, len(ids))
 	look := func(ctx context.Context) error {
@@ -209,8 +212,8 @@ func (a *Auditor) Recheck(ctx context.Context, ids []notify.ID) ([]api.Drift, er
 	return rep.Findings, err
 }
 
-// findWithRows returns a notification and the rows of its chunk. ok is false if the
-// notification is not known, or no longer kept.
+// findWithRows returns a notification and the rows of its chunk. ok is false if the notification is
+// unknown or no longer stored.
 func (a *Auditor) findWithRows(ctx context.Context, id notify.ID) (f engine.Found, rows []notify.Row, ok bool, err error) {
 	f, err = a.cfg.History.Find(ctx, id)
 	switch kind := notify.KindOf(err); {

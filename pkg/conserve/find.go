@@ -11,19 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
-// triggerSource finds what is wrong with triggers, and repairs them.
+// triggerSource finds errors of triggers, and repairs them.
 type triggerSource interface {
 	findDrift(ctx context.Context, rep *Report) error
-	// mendFindings repairs the findings that are still as they were found, however long
-	// ago, and returns which of them it repaired.
+	// mendFindings repairs the findings that are still as they were found, at any later time. It
+	// returns which of them it repaired.
 	mendFindings(ctx context.Context, fs []Finding) ([]bool, error)
 }
 
 // triggerChecks is the triggerSource that reads the rows of triggers.
 type triggerChecks struct{ *Auditor }
 
-// findDrift classifies every row of a trigger that is open (engine.TriggerOpen), and adds
-// findings to rep.
+// findDrift classifies the row of every open trigger (engine.TriggerOpen), and adds findings to
+// rep.
 func (a triggerChecks) findDrift(ctx context.Context, rep *Report) error {
 	now, waiting := time.Now(), map[string]int{}
 	err := eachTriggerPage(ctx, a.Auditor, engine.TriggerOpen, func(rows []engine.Trigger) (bool, error) {
@@ -52,11 +52,11 @@ func (a triggerChecks) findDrift(ctx context.Context, rep *Report) error {
 	return err
 }
 
-// dueMargin is longer than a trigger may wait in the queue without a timer: a dispatcher
-// holds a message for up to engine.MaxQueueDelay.
+// dueMargin is longer than a trigger may be in the queue without a timer. A dispatcher keeps a
+// message for up to engine.MaxQueueDelay.
 const dueMargin = engine.MaxQueueDelay + time.Minute
 
-// classify returns the class of what is wrong with a row, or "" if nothing is.
+// classify returns the class of the error of a row, or "" if the row is right.
 func (a triggerChecks) classify(ctx context.Context, t *engine.Trigger, now time.Time) (string, error) {
 	tm, ok := a.cfg.Triggers.Timer(t)
 	if !ok {
@@ -72,7 +72,7 @@ func (a triggerChecks) classify(ctx context.Context, t *engine.Trigger, now time
 	case t.State == engine.TriggerFailed && t.NextAt != 0 && t.Ended < past:
 		return LetterOwed, nil
 	case t.State != engine.TriggerPending, t.NextAt <= now.Add(dueMargin).UnixMilli(), t.NextAt > now.Add(a.cfg.Ahead).UnixMilli():
-		// A trigger that is due about now may be in the queue alone, without a timer.
+		// A trigger that is due at about this time may be only in the queue, without a timer.
 		return "", nil
 	}
 	if has, err := hasTimer(ctx, a.Auditor, &tm); err != nil || has {
@@ -127,9 +127,9 @@ func (a triggerChecks) mendFindings(ctx context.Context, fs []Finding) ([]bool, 
 	return done, err
 }
 
-// findTimers reads the timers up to Ahead from now. It adds to rep minutes that no scheduler
-// has released, timers whose trigger is missing and, if notifications is set, notifications
-// whose timer no scheduler has released.
+// findTimers reads the timers that are due until Ahead after now. It adds findings to rep for
+// minutes that no scheduler has released and for timers whose trigger is missing. If notifications
+// is true, it also adds notifications whose timer no scheduler has released.
 func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
 	shards, err := a.cfg.Shards()
@@ -148,7 +148,7 @@ func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool
 		open := false
 		for _, m := range minutes {
 			if end := (m + 1) * 60_000; !open && end < now.Add(-a.cfg.Open).UnixMilli() {
-				open = true // the oldest minute is enough: later ones wait behind it
+				open = true // the oldest minute is enough: later minutes wait for it
 				rep.addFinding(Finding{Kind: KindTrigger, Class: OpenBucket, Shard: shard, Minute: m, Owner: state.Owner, Closed: state.Closed}, 1, a.cfg.MaxListed)
 			}
 			if err := findInMinute(ctx, a, engine.TimerPartition{Bucket: m, Shard: shard}, now, rep, notifications); err != nil {
@@ -159,7 +159,7 @@ func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool
 	return nil
 }
 
-// findInMinute does findTimers for one minute of one shard.
+// findInMinute does the work of findTimers for one minute of one shard.
 func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now time.Time, rep *Report, notifications bool) error {
 	past := now.Add(-a.cfg.Grace)
 	var cursor engine.TimerCursor
@@ -169,7 +169,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 			return err
 		}
 		var ids []string
-		var orphans []Finding // what is found of ids[i] if it has no row
+		var orphans []Finding // the finding for ids[i] if it has no row
 		for i := range ts {
 			t := &ts[i]
 			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Bucket, NextAt: t.FireAt}); {
@@ -205,9 +205,9 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 	}
 }
 
-// findLateTimer adds a finding for a timer of a notification that no scheduler has released.
-// It adds none if the schedule was cancelled, or moved to another timer: such a timer is
-// removed with its minute.
+// findLateTimer adds a finding for a timer of a notification that no scheduler has released. It
+// adds no finding if the schedule was cancelled or has another timer now. Such an old timer is
+// removed together with its minute.
 func findLateTimer(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Report) error {
 	var e notify.Envelope
 	if notify.DecodeEnvelope(t.Payload, &e) != nil {
@@ -239,8 +239,8 @@ func firstIndex(e *notify.Envelope) uint32 {
 	return rec.Index
 }
 
-// retryable makes an error of a store retryable (notify.KindUnavailable): a job waits and
-// tries again. An error that has a kind of its own stays as it is.
+// retryable turns an error of a store into notify.KindUnavailable, so that a job waits and tries
+// again. An error that already has another kind is not changed.
 func retryable(what string, err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
 		return err

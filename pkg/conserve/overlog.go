@@ -12,7 +12,7 @@ import (
 type OverLog struct {
 	Admin  *log.Admin
 	Reader *log.Reader
-	// Gone reports whether a record was lost to damage.
+	// Gone reports whether damage of the log destroyed a record.
 	Gone func(tp log.TopicPartition, offset int64) bool
 }
 
@@ -32,8 +32,8 @@ func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, err
 			}
 		}
 	}
-	// The starts are read before the ends. In the other order a partition that is trimmed
-	// meanwhile could seem to end before it starts.
+	// Read the starts before the ends. In the other order, a partition that is trimmed in between
+	// could have an end before its start.
 	starts, err := l.Admin.StartOffsets(ctx, topics...)
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, err
 	return out, nil
 }
 
-// errReadDone ends the reader once Read has every record that it wants.
+// errReadDone ends the reader once Read has all requested records.
 var errReadDone = errors.New("read to the end")
 
 // Read implements Log.
@@ -66,7 +66,7 @@ func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64
 	}
 	err := l.Reader.Run(ctx, at, func(tp log.TopicPartition, recs []log.Record) error {
 		if !left[tp] {
-			return nil // behind to[tp]
+			return nil // these offsets are after to[tp]
 		}
 		for i := range recs {
 			if recs[i].Offset < to[tp] {

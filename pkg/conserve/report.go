@@ -16,40 +16,40 @@ import (
 
 // Classes of findings: Finding.Class.
 const (
-	// Missing: its timer is missing, so nothing will wake it. The repair writes the timer of
-	// a trigger. The content of a scheduled notification is lost with its timer: a person
-	// must decide.
+	// Missing: the timer is missing, so nothing will ever wake the trigger or notification. The
+	// repair writes the timer of a trigger. A scheduled notification loses its content with its
+	// timer. A person must decide what to do.
 	Missing = "missing"
-	// Late: it has been due for longer than the grace. The repair enqueues a trigger again,
-	// under the next generation. A notification is sent once a scheduler releases its timer.
+	// Late: it has been due for longer than Grace. The repair enqueues a trigger again, with the
+	// next generation. A notification is sent once a scheduler releases its timer.
 	Late = "late"
-	// Stuck: a notification was put off, and neither a timer nor a record holds it. The
-	// repair hands it on again.
+	// Stuck: a notification was deferred, and neither a timer nor a record contains it. The repair
+	// sends it to the log or the timer store again.
 	Stuck = "stuck"
-	// Orphan: a timer whose trigger has no row, because the request was never answered. The
-	// timer is dropped when it fires.
+	// Orphan: a timer whose trigger has no row, because its request was never answered. The timer
+	// is dropped when it fires.
 	Orphan = "orphan"
-	// ClaimExpired: a dispatcher or a worker has claimed it and will not finish. The repair
+	// ClaimExpired: a dispatcher or a worker has claimed it and will not finish it. The repair
 	// enqueues a trigger again, and resumes a notification.
 	ClaimExpired = "claim_expired"
-	// LetterOwed: a trigger failed, and its record in triggers-dlq may not have been
-	// written. The repair writes it.
+	// LetterOwed: a trigger failed, and its record in triggers-dlq may not have been written. The
+	// repair writes the record.
 	LetterOwed = "dead_letter_owed"
-	// OpenBucket: a minute in the past still holds timers. Its shard has no owner, or an
-	// owner that makes no progress. A scheduler must run.
+	// OpenBucket: a minute in the past still contains timers. Its shard has no owner, or an owner
+	// that makes no progress. A scheduler must run.
 	OpenBucket = "open_bucket"
-	// StatusAlone: there are outcome rows of a request that neither the history nor the log
-	// knows. A person must decide.
+	// StatusAlone: there are outcome rows of a request that is neither in the history nor in the
+	// log. A person must decide what to do.
 	StatusAlone = "status_alone"
-	// RecordAlone: it was accepted, the group has committed past its record, and no row has
-	// its outcome. The repair claims it and resumes it.
+	// RecordAlone: it was accepted, the group has committed an offset after its record, and no row
+	// has its outcome. The repair claims it and resumes it.
 	RecordAlone = "record_alone"
-	// Unreadable: a row or timer of a trigger was written by another release, or is damaged.
-	// A person must decide.
+	// Unreadable: another release wrote a row or timer of a trigger, or it is damaged. A person
+	// must decide what to do.
 	Unreadable = "unreadable"
 )
 
-// classOf maps classes of an audit's drift to classes of findings.
+// classOf contains, for each class of drift in an audit, the class of findings.
 var classOf = map[string]string{
 	api.DriftScheduleGone: Missing, api.DriftHandonGone: Stuck, api.DriftClaimGone: ClaimExpired,
 	api.DriftRowAlone: StatusAlone, api.DriftRecordGone: RecordAlone,
@@ -67,12 +67,12 @@ var repairs = map[string]map[string]bool{
 	KindNotification: {Stuck: true, ClaimExpired: true, RecordAlone: true},
 }
 
-// Finding describes one trigger or notification for which the sum does not hold. It has the
-// fields of the trigger's row, or when the notification's latest outcome row was written,
-// and says in words what is wrong.
+// Finding describes one trigger or notification that is neither terminal nor pending. For a trigger
+// it has the fields of its row. For a notification it has the time of its latest outcome row, and a
+// text that says what is wrong.
 type Finding = api.ReconcileFinding
 
-// Report lists findings, as of one moment. Its digest shows whether it was altered.
+// Report lists findings at one moment. Its digest shows whether the report was changed.
 type Report api.ReconcileReport
 
 func newReport(now time.Time) Report {
@@ -86,7 +86,8 @@ func (r Report) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// listFinding lists a finding, or marks the report as truncated if it has most findings.
+// listFinding adds a finding to the list. If the list already has most findings, it marks the
+// report as truncated instead.
 func (r *Report) listFinding(f Finding, most int) {
 	if len(r.Findings) < most {
 		r.Findings = append(r.Findings, f)
@@ -95,14 +96,14 @@ func (r *Report) listFinding(f Finding, most int) {
 	}
 }
 
-// addFinding lists a finding and counts it: n receivers, or one trigger.
+// addFinding lists a finding and adds n to the count of its class: n receivers, or 1 for a trigger.
 func (r *Report) addFinding(f Finding, n, most int) {
 	r.Counts[f.Class] += n
 	r.listFinding(f, most)
 }
 
-// parseReport decodes a report. It returns bad_report if b is no report, and bad_digest if the
-// report was altered.
+// parseReport decodes a report. It returns bad_report if b is not a report, and bad_digest if the
+// report was changed.
 func parseReport(b []byte) (rep Report, err error) {
 	switch {
 	case json.Unmarshal(b, &rep) != nil || rep.Digest == "":
@@ -113,9 +114,9 @@ func parseReport(b []byte) (rep Report, err error) {
 	return rep, err
 }
 
-// Report checks all open triggers, and the notifications that were accepted since then
-// (zero: all that are kept). It changes nothing. It takes as long as an audit. It returns an
-// error if a store or the log is away.
+// Report checks all open triggers, and the notifications that were accepted after since (zero: all
+// stored notifications). It changes nothing. It takes as long as an audit. It returns an error if a
+// store or the log is unreachable.
 func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findings, error) {
 	began := time.Now()
 	rep := newReport(began)
@@ -151,7 +152,7 @@ func findingOf(d *api.Drift) Finding {
 	}
 }
 
-// summarize returns what package deadletter needs to know of a report, whose JSON is b.
+// summarize returns the Findings of a report for package deadletter. b is the report's JSON.
 func summarize(rep *Report, b []byte) deadletter.Findings {
 	out := deadletter.Findings{Report: b, Digest: rep.Digest, Counts: rep.Counts, Listed: len(rep.Findings)}
 	for i := range rep.Findings {
@@ -162,8 +163,8 @@ func summarize(rep *Report, b []byte) deadletter.Findings {
 	return out
 }
 
-// Check returns nil if a report may be applied. It returns notify.KindInvalid for a report
-// that was altered, and notify.KindConflict for one that is older than MaxAge.
+// Check returns nil if a report may be applied. It returns notify.KindInvalid for a report that was
+// changed, and notify.KindConflict for a report that is older than MaxAge.
 func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
 	rep, err := parseReport(report)
 	if err != nil {
@@ -176,7 +177,7 @@ func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
 }
 
 // Triggers checks all open triggers. It changes nothing. It returns an error if a store is
-// away.
+// unreachable.
 func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 	rep := newReport(time.Now())
 	err := a.triggers.findDrift(ctx, &rep)
@@ -186,9 +187,9 @@ func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 	return rep, err
 }
 
-// MendTriggers checks all open triggers every interval and repairs what it finds, until ctx
-// ends. After each check it calls told with the numbers of findings and of repairs by class.
-// The next check tries again what failed.
+// MendTriggers checks all open triggers every interval and repairs the findings, until ctx ends.
+// After each check it calls told with the numbers of findings and of repairs by class. If a check
+// or a repair fails, the next check tries again.
 func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told func(found, mended map[string]int, err error)) error {
 	for notify.Sleep(ctx, interval) {
 		rep, err := a.Triggers(ctx)
@@ -203,8 +204,8 @@ func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told
 	return nil
 }
 
-// Mend repairs the findings of triggers that are still as they were found, and returns how
-// many it repaired by class. After an error the remaining ones are left for the next report.
+// Mend repairs the findings of triggers that are still as they were found, and returns how many it
+// repaired by class. After an error the next report contains the remaining findings.
 func (a *Auditor) Mend(ctx context.Context, fs []Finding) (map[string]int, error) {
 	mended := map[string]int{}
 	for page := range slices.Chunk(fs, a.cfg.Page) {
@@ -221,7 +222,7 @@ func (a *Auditor) Mend(ctx context.Context, fs []Finding) (map[string]int, error
 	return mended, nil
 }
 
-// triggerStates holds the names of the triggers' states in the API.
+// triggerStates contains the names of the triggers' states in the API.
 var triggerStates = map[engine.TriggerState]string{
 	engine.TriggerPending: "PENDING", engine.TriggerInFlight: "IN_FLIGHT", engine.TriggerFired: "FIRED",
 	engine.TriggerFailed: "FAILED", engine.TriggerCancelled: "CANCELLED", engine.TriggerExpired: "EXPIRED",

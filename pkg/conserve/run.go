@@ -17,18 +17,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// ledgerKey names the group that a ledger adds up.
+// ledgerKey identifies a group. A ledger contains the sums of one group.
 type ledgerKey struct {
 	caller, channel string
-	hour            int64 // its beginning, ms since 1970
+	hour            int64 // beginning of the hour, ms since 1970
 }
 
-// otherCallers is the caller of the group for callers past Config.MaxGroups.
+// otherCallers is the caller of the group for all callers after the first Config.MaxGroups groups.
 const otherCallers = "(others)"
 
 const hour = int64(time.Hour / time.Millisecond)
 
-// run is one audit. The goroutine that runs it owns all fields.
+// run is one audit. One goroutine owns all fields.
 type run struct {
 	a           *Auditor
 	cfg         *Config
@@ -41,8 +41,10 @@ type run struct {
 	groups       map[ledgerKey]*api.Ledger
 	listed       map[string]int // how many findings are listed, by class
 	suspects     map[originalRecord]*suspect
-	suspectCount int                   // receivers of all suspects
-	countedLate  map[notify.Chunk]bool // chunks counted by another copy than the history's, which is later than the audit
+	suspectCount int // receivers of all suspects
+	// countedLate contains chunks of which the history counts a copy that was appended after the
+	// audit began. The audit counts another copy.
+	countedLate map[notify.Chunk]bool
 }
 
 func newRun(a *Auditor, since time.Time, findings int) *run {
@@ -56,7 +58,7 @@ func newRun(a *Auditor, since time.Time, findings int) *run {
 	return r
 }
 
-// runSteps waits for its turn, takes the steps and returns the result.
+// runSteps waits until no other audit runs, runs the steps and returns the result.
 func (r *run) runSteps(ctx context.Context, steps ...func(context.Context) error) (api.Conservation, error) {
 	if err := r.cfg.Away(); err != nil {
 		return api.Conservation{}, err
@@ -94,20 +96,20 @@ func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
 	return l
 }
 
-// addTerminal counts n receivers that are terminal in a state.
+// addTerminal counts n receivers in a terminal state.
 func (r *run) addTerminal(l *api.Ledger, state string, n int64) {
 	l.Terminal += n
 	r.rep.States[state] += n
 }
 
-// addPending counts n pending receivers. where says which evidence was found.
+// addPending counts n pending receivers. where is the place of the evidence.
 func (r *run) addPending(l *api.Ledger, where string, n int64) {
 	l.Pending += n
 	r.rep.Waiting[where] += n
 }
 
-// addDrift counts n receivers or triggers of d's class, and lists d unless maxFindings of the
-// class are listed.
+// addDrift counts n receivers or triggers of d's class. It lists d unless maxFindings of this class
+// are already listed.
 func (r *run) addDrift(n int64, d api.Drift) {
 	r.rep.Classes[d.Class] += n
 	if r.listed[d.Class] >= r.maxFindings {
@@ -118,7 +120,7 @@ func (r *run) addDrift(n int64, d api.Drift) {
 	r.rep.Findings = append(r.rep.Findings, d)
 }
 
-// sumUp adds the groups and classes up in the result.
+// sumUp adds the groups and the sums of groups and classes to the result.
 func (r *run) sumUp() {
 	for g, l := range r.groups {
 		r.rep.Groups = append(r.rep.Groups, api.ConservationGroup{Caller: g.caller, Channel: g.channel, Hour: time.UnixMilli(g.hour).UTC(), Ledger: *l})
@@ -138,14 +140,15 @@ func (r *run) sumUp() {
 	}
 }
 
-// readBounds reads the offsets of the log, and waits until the history has read up to them.
+// readBounds reads the offsets of the log into r.bounds, and waits until the history has read up to
+// the ends.
 func (r *run) readBounds(ctx context.Context) (err error) {
 	r.bounds, err = r.followLog(ctx)
 	return err
 }
 
-// followLog reads the offsets of the log, waits until the history has read up to them, and
-// returns them.
+// followLog reads the offsets of the log, waits until the history has read up to the ends, and
+// returns the offsets.
 func (r *run) followLog(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
 	bounds, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
@@ -154,7 +157,7 @@ func (r *run) followLog(ctx context.Context) (map[log.TopicPartition]Bounds, err
 	return bounds, r.cfg.History.Sync(ctx, r.firstTopicEnds(bounds))
 }
 
-// firstTopicEnds returns where the topics of first attempts end.
+// firstTopicEnds returns the end offsets of the topics of first attempts.
 func (r *run) firstTopicEnds(bounds map[log.TopicPartition]Bounds) map[history.Part]int64 {
 	out := map[history.Part]int64{}
 	for tp, b := range bounds {
@@ -165,8 +168,8 @@ func (r *run) firstTopicEnds(bounds map[log.TopicPartition]Bounds) map[history.P
 	return out
 }
 
-// waitSettle waits until work that was between two places, such as a timer and the log, has
-// arrived.
+// waitSettle waits so that work that is moving between two places, such as a timer and the log, can
+// arrive.
 func (r *run) waitSettle(ctx context.Context) error {
 	if !notify.Sleep(ctx, r.cfg.Settle) {
 		return ctx.Err()
@@ -174,8 +177,8 @@ func (r *run) waitSettle(ctx context.Context) error {
 	return nil
 }
 
-// eachTimer calls fn with every timer. It reads the cold tier first: timers move from there
-// to the near one, so none is missed.
+// eachTimer calls fn with every timer. It reads the cold tier first. Timers move from the cold tier
+// to the near tier, so it misses no timer.
 func (r *run) eachTimer(ctx context.Context, fn func(*engine.Timer) error) error {
 	if err := r.cfg.Cold.Pending(ctx, fn); err != nil {
 		return err
@@ -183,9 +186,9 @@ func (r *run) eachTimer(ctx context.Context, fn func(*engine.Timer) error) error
 	return r.cfg.Timers.Pending(ctx, fn)
 }
 
-// decode reads an envelope. ok is false for a value that is no envelope. It returns
-// notify.ErrNewer for an envelope of a newer release: without the error its receivers
-// would count as gone.
+// decode decodes an envelope. ok is false for a value that is not an envelope. It returns
+// notify.ErrNewer for an envelope of a newer release. Without this error the envelope's receivers
+// would count as lost.
 func decode(value []byte, e *notify.Envelope) (ok bool, err error) {
 	if err = notify.DecodeEnvelope(value, e); errors.Is(err, notify.ErrNewer) {
 		return false, err
@@ -193,9 +196,10 @@ func decode(value []byte, e *notify.Envelope) (ok bool, err error) {
 	return err == nil, nil
 }
 
-// countOriginals counts every original chunk that existed when the audit began. It reads the
-// sealed history, and then the log after it. If the log is trimmed meanwhile, the trimmed
-// part has been sealed, and countOriginals starts again behind what it has read.
+// countOriginals counts every original chunk that existed when the audit began. It reads the sealed
+// history, and then the newer part of the log. If the log is trimmed in the meantime, the trimmed
+// part has been sealed. Then countOriginals continues in the sealed history, after the last offset
+// that it has read.
 func (r *run) countOriginals(ctx context.Context) error {
 	ends := r.firstTopicEnds(r.bounds)
 	at := map[history.Part]int64{} // the next offset to read
@@ -225,7 +229,7 @@ func (r *run) countOriginals(ctx context.Context) error {
 			if ok, err := decode(rec.Value, &f.Envelope); !ok || f.Envelope.Derived() {
 				return err
 			}
-			// A scheduled notification comes to the log long after its request.
+			// The record of a scheduled notification is appended long after its request.
 			if max(f.Envelope.Chunk.Base.Time().UnixMilli(), rec.Time.UnixMilli()) < r.since {
 				return nil
 			}
@@ -241,8 +245,8 @@ func (r *run) countOriginals(ctx context.Context) error {
 	}
 }
 
-// readLostPart reads records that the log has lost before they were sealed, as far as the
-// history still has them in its tails. Trimming never removes unsealed records.
+// readLostPart reads records that the log lost before they were sealed, if the history still has
+// them in its tails. Trimming never removes unsealed records.
 func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Part]int64) error {
 	now, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
@@ -258,7 +262,7 @@ func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Par
 			return err
 		}
 		if kept[p] >= start {
-			continue // sealed and then trimmed meanwhile: the next round reads the sealed history
+			continue // sealed and then trimmed in the meantime: the next round reads the sealed history
 		}
 		from := max(at[p], sealed[p])
 		if err := r.cfg.History.Unsealed(p, from, start, func(f *engine.Found) error {
@@ -274,7 +278,7 @@ func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Par
 	return nil
 }
 
-// countSpilled counts the receivers in the spill buffer, which wait for the log.
+// countSpilled counts the receivers in the spill buffer. They wait until the log is reachable.
 func (r *run) countSpilled(ctx context.Context) error {
 	recs, err := r.cfg.Spill.Peek(ctx, maxSpilled)
 	if err != nil {
@@ -294,7 +298,7 @@ func (r *run) countSpilled(ctx context.Context) error {
 			return err
 		}
 		if slices.ContainsFunc(held, func(h history.Held) bool { return h.Chunk == e.Chunk }) {
-			continue // it is in the log, and about to be removed from the buffer
+			continue // it is in the log, and will soon be removed from the buffer
 		}
 		l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 		l.Accepted += int64(e.Count)
@@ -303,11 +307,11 @@ func (r *run) countSpilled(ctx context.Context) error {
 	return nil
 }
 
-// maxSpilled is more records than the bounded spill buffer holds.
+// maxSpilled is larger than the number of records that fit into the spill buffer.
 const maxSpilled = 1 << 24
 
-// findRowsAlone finds outcome rows whose request the history, which has every original, does
-// not know. It looks at each again once the history has caught up with the log.
+// findRowsAlone finds outcome rows whose request is not in the history. The history contains every
+// original. findRowsAlone checks each such request again after the history has read the whole log.
 func (r *run) findRowsAlone(ctx context.Context) error {
 	from := max(r.since, r.cfg.History.Kept(r.now).Add(time.Hour).UnixMilli())
 	alone := map[notify.Base]string{} // the request's caller, by base

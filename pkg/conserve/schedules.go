@@ -17,18 +17,19 @@ import (
 
 const (
 	schedulePage = 500
-	// inProgressFor is how long a request may take from its schedule's row to its last
-	// timer, and how long a release may take from the timer to the history.
+	// inProgressFor is the longest time between the write of a schedule's row and the write of its
+	// last timer. It is also the longest time that a release may take from the timer to the
+	// history.
 	inProgressFor = time.Minute
-	// maxUnanswered is how many requests without an answer a report names.
+	// maxUnanswered is how many requests without an answer a report lists.
 	maxUnanswered = 100
 )
 
-// countSchedules counts the receivers of schedules that have not reached the log.
-// countOriginals has counted those in the log.
+// countSchedules counts the receivers of schedules that are not in the log yet. countOriginals has
+// counted the receivers that are in the log.
 func (r *run) countSchedules(ctx context.Context) error {
 	var after notify.Base
-	var incomplete []notify.Base // schedules with missing receivers, to be looked at again
+	var incomplete []notify.Base // schedules with missing receivers, to be checked again
 	for {
 		vs, err := r.cfg.Schedules.List(ctx, "", after, schedulePage)
 		if err != nil {
@@ -36,7 +37,7 @@ func (r *run) countSchedules(ctx context.Context) error {
 		}
 		for i := range vs {
 			v := &vs[i]
-			// A schedule belongs to the audited time if it was made, or became due, in it.
+			// A schedule belongs to the audited time if it was made, or became due, in that time.
 			due := v.FireAt >= r.since && v.FireAt <= r.now.UnixMilli()
 			if v.Created < r.since && !due || v.Created > r.now.Add(-inProgressFor).UnixMilli() && v.FireAt < r.now.UnixMilli() {
 				continue
@@ -57,7 +58,7 @@ func (r *run) countSchedules(ctx context.Context) error {
 	if len(incomplete) == 0 {
 		return nil
 	}
-	// A chunk may have been on its way from its timer to the history.
+	// A chunk may have been moving from its timer to the history.
 	if err := r.waitSettle(ctx); err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func (r *run) countSchedules(ctx context.Context) error {
 	for _, base := range incomplete {
 		v, err := r.cfg.Schedules.Get(ctx, base)
 		if notify.KindOf(err) == notify.KindNotFound {
-			continue // purged meanwhile
+			continue // it was purged in the meantime
 		}
 		if err != nil {
 			return err
@@ -81,9 +82,9 @@ func (r *run) countSchedules(ctx context.Context) error {
 	return nil
 }
 
-// countSchedule counts the receivers of a schedule that are in its timers and not in the
-// log. It returns how many are in neither. If some are missing at the first look, it counts
-// nothing: the second look counts the schedule.
+// countSchedule counts the receivers of a schedule that are in its timers and not in the log. It
+// returns how many are in neither. If some are missing in the first check, it counts nothing. Then
+// the second check counts the schedule.
 func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (missing int64, err error) {
 	now, ts, err := r.cfg.Schedules.Timers(ctx, *v)
 	*v = now
@@ -92,8 +93,9 @@ func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (
 	}
 	waits := v.State == engine.SchedulePending && v.FireAt > r.now.Add(inProgressFor).UnixMilli()
 	inLog := map[notify.Chunk]bool{}
-	inLogSum := int64(0)                                               // receivers in the log
-	if total := totalWeight(ts); !waits || total < int64(v.Accepted) { // else its timers hold all receivers
+	inLogSum := int64(0) // receivers in the log
+	// If the schedule waits and its timers contain all receivers, the history need not be read.
+	if total := totalWeight(ts); !waits || total < int64(v.Accepted) {
 		held, err := r.cfg.History.Of(v.Base)
 		if err != nil {
 			return 0, err
@@ -127,7 +129,7 @@ func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (
 	return missing, nil
 }
 
-// totalWeight returns how many receivers the timers hold.
+// totalWeight returns how many receivers are in the timers.
 func totalWeight(ts []engine.Timer) (n int64) {
 	for i := range ts {
 		n += int64(ts[i].Weight)
@@ -135,10 +137,10 @@ func totalWeight(ts []engine.Timer) (n int64) {
 	return n
 }
 
-// countMissing counts receivers of a schedule that are neither in its timers nor in the log
-// as lost. If schedules are stored apart from their timers (Config.Apart), a schedule from
-// before this start that was never moved is listed as unanswered instead: a crash came
-// between the two writes, so its request was never answered.
+// countMissing counts receivers of a schedule as lost if they are neither in its timers nor in the
+// log. There is one exception, if schedules are stored apart from their timers (Config.Apart). If
+// such a schedule was made before this process started and was never moved, it is listed as
+// unanswered instead. A crash happened between the two writes, so its request was never answered.
 func (r *run) countMissing(v *schedule.View, missing int64) {
 	id := notify.ID{Base: v.Base}.String()
 	if missing == 0 {
@@ -160,22 +162,22 @@ func (r *run) countMissing(v *schedule.View, missing int64) {
 	})
 }
 
-// originalRecord names an original chunk and its record of the log.
+// originalRecord identifies an original chunk and its record of the log.
 type originalRecord struct {
 	chunk    notify.Chunk
 	position logPosition
 }
 
-// suspect is an original chunk with receivers that have neither outcome nor evidence.
+// suspect is an original chunk with receivers that have neither an outcome nor evidence.
 type suspect struct {
-	digest    uint64          // of the chunk's receivers column
-	env       notify.Envelope // without content and column
+	digest    uint64          // digest of the chunk's receivers column
+	env       notify.Envelope // without content and receivers
 	receivers []*suspectReceiver
 }
 
 type suspectReceiver struct {
 	index, pos  uint32
-	stand       whereabouts // as of the last round
+	stand       whereabouts // its place in the last round
 	stillRounds int         // rounds in a row in which its rows did not change
 }
 
@@ -183,7 +185,8 @@ func originalRecordOf(f *engine.Found) originalRecord {
 	return originalRecord{f.Envelope.Chunk, logPosition{log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
 }
 
-// addSuspect adds a receiver to the suspects. st is where it must be by its rows.
+// addSuspect adds a receiver to the suspects. st says where the receiver must be, according to its
+// rows.
 func (r *run) addSuspect(f *engine.Found, st whereabouts, index, pos uint32) {
 	p := originalRecordOf(f)
 	s := r.suspects[p]
@@ -199,28 +202,30 @@ func (r *run) addSuspect(f *engine.Found, st whereabouts, index, pos uint32) {
 	r.suspectCount++
 }
 
-// pendingEnvelope is evidence for suspects: an envelope in a timer, in the spill buffer or in
-// the log that holds some of them.
+// pendingEnvelope is evidence for suspects: an envelope in a timer, in the spill buffer or in the
+// log that contains some of them.
 type pendingEnvelope struct {
 	key      envelopeKey
 	where    string          // inTimer, inSpill or inLog
 	position logPosition     // if it is in the log
-	indexes  map[uint32]bool // of the suspects that it holds
+	indexes  map[uint32]bool // request indexes of the suspects in it
 }
 
-// answeredBy reports whether the receiver's rows have answered the envelope already, so that
-// it is no evidence. A further copy in the log, behind the record that was answered, still
-// is evidence: the worker that reads it hands on again what the row has handed on.
+// answeredBy reports whether the receiver's rows have already answered the envelope, so that the
+// envelope is no evidence. A later copy in the log, after the answered record, is still evidence:
+// the worker that reads it sends the remaining work of the row again.
 func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
 	by, ok := st.answeredAt[l.key]
 	return ok && (l.where != inLog || l.position.tp != by.tp || l.position.offset <= by.offset)
 }
 
-// maxRounds bounds the rounds for a suspect whose rows keep changing. It is being worked on.
+// maxRounds is the largest number of rounds for a suspect whose rows change again and again. After
+// these rounds it counts as pending, because a worker is working on it.
 const maxRounds = 12
 
-// confirmSuspects looks at the suspects again, round by round, until each is terminal, has
-// evidence, or has stood still for Config.Rounds rounds and is drift.
+// confirmSuspects checks the suspects again, round by round, until each suspect is decided. A
+// suspect is terminal, or has evidence, or is drift because it stayed unchanged for Config.Rounds
+// rounds.
 func (r *run) confirmSuspects(ctx context.Context) error {
 	for round := 1; len(r.suspects) > 0; round++ {
 		if err := r.waitSettle(ctx); err != nil {
@@ -251,8 +256,8 @@ func (r *run) confirmSuspects(ctx context.Context) error {
 	return nil
 }
 
-// decideSuspect counts a suspect as terminal, pending or lost. It returns false, and counts
-// nothing, if the next round must look at it again.
+// decideSuspect counts a suspect as terminal, pending or lost. If the next round must check the
+// suspect again, it counts nothing and returns false.
 func (r *run) decideSuspect(p originalRecord, s *suspect, c *chunk, x *suspectReceiver, leads []pendingEnvelope, round int) bool {
 	l := r.ledger(s.env.Caller, s.env.Channel.String(), s.env.Accepted)
 	out := notify.Fold(c.rows, x.index, x.pos)
@@ -294,8 +299,8 @@ func (r *run) decideSuspect(p originalRecord, s *suspect, c *chunk, x *suspectRe
 	return false
 }
 
-// readPendingEnvelopes reads all evidence for suspects: timers, the spill buffer, and the
-// part of the log that is not committed.
+// readPendingEnvelopes reads all evidence for suspects: timers, the spill buffer, and the part of
+// the log that is not committed.
 func (r *run) readPendingEnvelopes(ctx context.Context) (map[notify.Chunk][]pendingEnvelope, error) {
 	wanted := map[notify.Chunk]map[uint32]bool{}
 	for p, s := range r.suspects {
@@ -323,8 +328,8 @@ func (r *run) readPendingEnvelopes(ctx context.Context) (map[notify.Chunk][]pend
 			one.indexes[index] = true
 		})
 	}
-	// A release moves work from the timers to the log, so the log is read after them.
-	// Parking moves work the other way; the next round finds it.
+	// A release moves work from the timers to the log, so read the log after the timers. Parking
+	// moves work in the other direction; the next round finds that work.
 	if err := r.eachTimer(ctx, func(t *engine.Timer) error {
 		return cmp.Or(add(t.Payload, inTimer, logPosition{}), ctx.Err())
 	}); err != nil {

@@ -10,30 +10,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Where the evidence that a trigger is pending was found.
+// Places where the evidence that a trigger is pending was found.
 const (
 	triggerTimer = "trigger_timer" // it has a timer
 	triggerQueue = "trigger_queue" // it has a message in the delay queue
 	triggerClaim = "trigger_claim" // a dispatcher has claimed it
-	// triggerUnknown: none was found, but the queue holds messages that it cannot list.
+	// triggerUnknown: no evidence was found, but the queue contains messages that it cannot list.
 	triggerUnknown = "trigger_unknown"
-	triggerEnded   = "ended" // it is terminal and needs none
+	triggerEnded   = "ended" // it is terminal and needs no evidence
 )
 
 const (
-	// idSlack is by how much the time in a trigger's id may be before the row's creation:
-	// clocks differ, and the id of a trigger that the server makes by itself has the time
-	// of the event that it reports.
+	// idSlack is how much earlier than the row's creation the time in a trigger's id may be. Clocks
+	// differ. And the id of a trigger that the server makes itself has the time of the event that
+	// the trigger reports.
 	idSlack = time.Hour
-	// releaseGrace is how long after its fire time a timer counts as evidence. A released
-	// timer stays stored until its minute is closed, so a later one proves nothing.
+	// releaseGrace is how long after its fire time a timer counts as evidence. A released timer
+	// stays stored until its minute is closed. So a timer that is still stored later proves
+	// nothing.
 	releaseGrace = 10 * time.Second
-	// triggerBatch is how many triggers without evidence are confirmed together.
+	// triggerBatch is how many triggers without evidence are checked together.
 	triggerBatch = 20_000
 )
 
-// eachTriggerPage calls fn with every page of the triggers in a state, newest id first, until
-// fn returns false or the pages end.
+// eachTriggerPage calls fn with every page of the triggers in a state, newest id first, until fn
+// returns false or there are no more pages.
 func eachTriggerPage(ctx context.Context, a *Auditor, state engine.TriggerState, fn func([]engine.Trigger) (more bool, err error)) error {
 	var after engine.TriggerCursor
 	for {
@@ -51,7 +52,7 @@ func eachTriggerPage(ctx context.Context, a *Auditor, state engine.TriggerState,
 	}
 }
 
-// hasTimer reports whether a timer is stored, in the near or the cold tier.
+// hasTimer reports whether a timer is stored, in the near tier or the cold tier.
 func hasTimer(ctx context.Context, a *Auditor, want *engine.Timer) (has bool, err error) {
 	shards, err := a.cfg.Shards()
 	if err != nil {
@@ -84,7 +85,7 @@ type triggerRun struct {
 	suspects []engine.Trigger // without payload and log, to save memory
 }
 
-// countTriggers counts every trigger that was made since r.since, and every open one.
+// countTriggers counts every trigger that was made after r.since, and every open trigger.
 func (r *triggerRun) countTriggers(ctx context.Context) error {
 	if r.cfg.Rows == nil {
 		return nil
@@ -98,8 +99,8 @@ func (r *triggerRun) countTriggers(ctx context.Context) error {
 	return r.countState(ctx, engine.TriggerOpen, func(t *engine.Trigger) (mine, more bool) { return t.Created < r.since, true })
 }
 
-// countState counts the triggers in a state for which choose returns mine. It stops at the
-// first one for which choose returns no more.
+// countState counts the triggers in a state for which choose returns mine = true. It stops at the
+// first trigger for which choose returns more = false.
 func (r *triggerRun) countState(ctx context.Context, state engine.TriggerState, choose func(*engine.Trigger) (mine, more bool)) error {
 	err := eachTriggerPage(ctx, r.a, state, func(rows []engine.Trigger) (bool, error) {
 		for i := range rows {
@@ -127,8 +128,8 @@ func (r *triggerRun) countState(ctx context.Context, state engine.TriggerState, 
 	return r.confirmTriggers(ctx)
 }
 
-// countOrSuspect counts a trigger that has evidence. It adds one without (where is "") to
-// the suspects.
+// countOrSuspect counts a trigger that has evidence. It adds a trigger without evidence (where is
+// "") to the suspects.
 func (r *triggerRun) countOrSuspect(t *engine.Trigger, where string) {
 	if where != "" {
 		r.countTrigger(t, where)
@@ -138,7 +139,7 @@ func (r *triggerRun) countOrSuspect(t *engine.Trigger, where string) {
 	r.suspects = append(r.suspects, *t)
 }
 
-// countTrigger counts a trigger as terminal, as pending if where is not "", or else as lost.
+// countTrigger counts a trigger as terminal, as pending if where is not "", or as lost otherwise.
 func (r *triggerRun) countTrigger(t *engine.Trigger, where string) {
 	r.rep.Triggers++
 	l := r.ledger(t.Caller, "trigger", t.Created)
@@ -155,8 +156,8 @@ func (r *triggerRun) countTrigger(t *engine.Trigger, where string) {
 	}
 }
 
-// findTriggerEvidence returns where the evidence for a trigger is, or "" for none. It does so
-// cheaply, by the row and by the key of the timer, so "" only means suspicion.
+// findTriggerEvidence returns where there is evidence for a trigger, or "" if it finds none. It is
+// cheap: it uses only the row and the key of the timer. So "" only makes the trigger a suspect.
 func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger) (string, error) {
 	now := time.Now()
 	switch {
@@ -177,17 +178,18 @@ func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger)
 	return triggerTimer, nil
 }
 
-// generation names the generation of a trigger that a message or a timer belongs to.
+// generation identifies one generation of a trigger. A message or a timer belongs to one
+// generation.
 type generation struct {
 	base notify.Base
 	gen  uint32
 }
 
-// confirmTriggers reads every timer and the queue, and then the suspects' rows again, round by
-// round, until each suspect is terminal, has evidence, or has stood still for Config.Rounds
-// rounds and is drift.
+// confirmTriggers first reads every timer and the queue, and then the suspects' rows again. It
+// repeats this until each suspect is decided. A suspect is terminal, or has evidence, or is drift
+// because it stayed unchanged for Config.Rounds rounds.
 func (r *triggerRun) confirmTriggers(ctx context.Context) error {
-	still := map[string]int{} // rounds in which the row did not change, by id
+	still := map[string]int{} // by id: number of rounds in a row in which the row did not change
 	for len(r.suspects) > 0 {
 		if err := r.waitSettle(ctx); err != nil {
 			return err
@@ -231,8 +233,8 @@ func (r *triggerRun) confirmTriggers(ctx context.Context) error {
 	return nil
 }
 
-// readTriggerLeads reads all evidence for the suspects, and returns a function that says
-// where the evidence for one of them is ("": there is none).
+// readTriggerLeads reads all evidence for the suspects. It returns a function that returns where
+// there is evidence for a trigger, or "".
 func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger) string, error) {
 	generationOf := func(t *engine.Trigger) (g generation, ok bool) {
 		tm, ok := r.cfg.Triggers.Timer(t)
@@ -254,7 +256,7 @@ func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger
 		}
 		return nil
 	}
-	// The timers are read before the queue: a release moves work in that direction.
+	// Read the timers before the queue, because a release moves work in that direction.
 	err := r.eachTimer(ctx, func(t *engine.Timer) error {
 		if t.Kind != engine.TimerOfTrigger || t.FireAt <= time.Now().Add(-releaseGrace).UnixMilli() {
 			return nil

@@ -16,12 +16,12 @@ func (a *Auditor) Audit(ctx context.Context, since time.Time) (api.Conservation,
 	return rep, err
 }
 
-// Latest returns the result of the latest Audit, or nil if there was none since the start.
+// Latest returns the result of the latest Audit, or nil if there was no Audit since the start.
 func (a *Auditor) Latest() *api.Conservation { return a.latest.Load() }
 
-// Watch audits at the interval every until ctx ends, and logs drift. Each audit covers what
-// was accepted in the window before it; a window of 0 means all that is kept. With every 0
-// it never audits.
+// Watch audits at the interval every until ctx ends, and logs drift. Each audit checks what was
+// accepted in the time window before the audit. If window is 0, it checks everything that is
+// stored. If every is 0, Watch never audits.
 func (a *Auditor) Watch(ctx context.Context, every, window time.Duration) error {
 	if every == 0 {
 		<-ctx.Done()

@@ -20,10 +20,10 @@ import (
 // confirmation is a change of the server that the person must confirm.
 type confirmation struct {
 	title   string
-	facts   [][2]string // name and value, to decide by
+	facts   [][2]string // name and value, to help the person decide
 	command string      // the command that does the same
-	word    string      // the word to type; empty: y
-	busy    string      // what the server is doing; empty: the person must answer
+	word    string      // the word to type; empty: the key y
+	busy    string      // what the server is doing; empty: the server waits for the person
 	do      func(context.Context) (string, error)
 }
 
@@ -39,14 +39,14 @@ type (
 	}
 )
 
-// verbs are the changes of the capital letters, by page.
+// verbs contains, for each page, the change that each capital letter makes.
 var verbs = [tabs]map[string]string{
 	tabLetters:  {"R": "replay"},
 	tabJobs:     {"P": "pause", "R": "resume", "X": "cancel", "A": "approve"},
 	tabCircuits: {"O": "open", "C": "close", "R": "reset"},
 }
 
-// startChange starts the change of a key on this page. It asks for confirmation first.
+// startChange starts the change that a key makes on this page. It first asks for confirmation.
 func (m *model) startChange(name string) tea.Cmd {
 	verb := verbs[m.tab][name]
 	if verb == "" {
@@ -75,7 +75,7 @@ func (m *model) startChange(name string) tea.Cmd {
 	return nil
 }
 
-// targetKey returns the key of the row that a change applies to.
+// targetKey returns the key of the row to change.
 func (m *model) targetKey() string {
 	if m.layer == layerDetail {
 		return m.detail.key
@@ -83,8 +83,8 @@ func (m *model) targetKey() string {
 	return m.chosen[m.tab]
 }
 
-// whyNotOffered returns why a change is not offered: the server would refuse it, or would do
-// something else than the list shows. It returns "" if the change is offered.
+// whyNotOffered returns why a change is not offered. Either the server would refuse the change, or
+// the change would not match the list that is shown. It returns "" if the change is offered.
 func (m *model) whyNotOffered(h paint.Hint) string {
 	key := m.targetKey()
 	switch m.tab {
@@ -113,7 +113,7 @@ func (m *model) job(id string) *api.Job {
 	return &m.data.jobs[i]
 }
 
-// askConfirmation shows q. Answers to earlier confirmations are dropped from now on.
+// askConfirmation shows q. From then on, answers that belong to earlier confirmations are dropped.
 func (m *model) askConfirmation(q *confirmation) {
 	if m.opt.Protected {
 		q.word = m.opt.Context
@@ -124,8 +124,9 @@ func (m *model) askConfirmation(q *confirmation) {
 	m.input.Focus()
 }
 
-// planReplay requests the plan of what the list selects or, on a detail page, of that one letter.
-// The person confirms this plan, and the job carries out exactly this plan.
+// planReplay requests a plan for all letters that the list selects. On a detail page it requests a
+// plan for that one letter. The person confirms this plan, and the job does exactly what the plan
+// says.
 func (m *model) planReplay(key string) tea.Cmd {
 	f := replayFilter(m.query)
 	if m.layer == layerDetail {
@@ -149,7 +150,7 @@ func (m *model) planReplay(key string) tea.Cmd {
 // showPlan shows a plan for confirmation.
 func (m *model) showPlan(p planMsg) {
 	if p.confirmationNumber != m.confirmationNumber || m.layer != layerConfirm {
-		return // the person gave up meanwhile
+		return // the person has left the confirmation
 	}
 	if p.err != nil {
 		m.layer = layerNone
@@ -243,7 +244,8 @@ func circuitState(c *api.Circuit) string {
 	return c.State
 }
 
-// keyConfirm handles a key during a confirmation. Only a yes confirms.
+// keyConfirm handles a key during a confirmation. Only y confirms, or the word and enter if a word
+// must be typed.
 func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	q := m.confirming
 	if name == "esc" || q.word == "" && (name == "n" || name == "q") {
@@ -278,7 +280,7 @@ func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	}
 }
 
-// finishChange shows the result of a change, and makes the affected feeds due.
+// finishChange shows the result of a change. It makes the feeds that the change affects due.
 func (m *model) finishChange(d changeMsg) tea.Cmd {
 	if d.err != nil {
 		m.showRefusal(d.err)
@@ -291,8 +293,8 @@ func (m *model) finishChange(d changeMsg) tea.Cmd {
 	return m.poll()
 }
 
-// showRefusal shows why a change was not made. If the token lacks the scope, changes are turned
-// off.
+// showRefusal shows why a change was not made. If the token lacks the scope, it turns off all
+// changes.
 func (m *model) showRefusal(err error) {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "scope_missing" {
 		m.opt.ReadOnly = e.Msg

@@ -18,7 +18,7 @@ type detailSheet struct {
 	key   string
 	title string
 	lines [][2]string // name and value
-	next  []string    // command lines to continue with
+	next  []string    // command lines that may be useful next
 }
 
 // draw returns the frame: exactly height lines of width columns.
@@ -56,7 +56,7 @@ func (m *model) header(w int) string {
 	return left + " " + st.Fit(term.Clean(m.opt.URL), room) + " " + right
 }
 
-// linkState returns in a few words whether the server answers.
+// linkState returns a short text that says whether the server answers.
 func linkState(m *model) (string, *paint.Paint) {
 	st := &m.style
 	switch {
@@ -75,7 +75,7 @@ func linkState(m *model) (string, *paint.Paint) {
 	return "asking", &st.Dim
 }
 
-// tabLine returns the names of the pages, with counts of what needs attention.
+// tabLine returns the names of the pages, with the number of items that need attention.
 func tabLine(m *model, w int) string {
 	st := &m.style
 	notes := [tabs]string{}
@@ -125,7 +125,7 @@ func tabLine(m *model, w int) string {
 	return line
 }
 
-// status returns the line above the keys: a problem, or the result of the last change.
+// status returns the line above the key hints: a problem, or the result of the last change.
 func (m *model) status(w int) string {
 	st := &m.style
 	switch {
@@ -154,7 +154,7 @@ func (m *model) status(w int) string {
 	return ""
 }
 
-// inputLine returns the input line, with the error in its text.
+// inputLine returns the input line. It also shows the error of the input, if there is one.
 func (m *model) inputLine(name string, w int) string {
 	st := &m.style
 	line := st.Bold.Render(" "+name+": ") + st.Fit(term.Clean(m.input.Value()), max(8, min(w-len(name)-4, 60)))
@@ -172,7 +172,7 @@ func (m *model) cursor() *tea.Cursor {
 	return paint.Cursor(" filter: ", &m.input, m.width, m.height-2)
 }
 
-// keysLine returns the keys that do something here.
+// keysLine returns the hints for the keys that work on this page.
 func keysLine(m *model, w int) string {
 	var list []paint.Hint
 	switch m.layer {
@@ -205,7 +205,7 @@ func keysLine(m *model, w int) string {
 	return m.style.KeyLine(list, w)
 }
 
-// body returns the page, or the layer over it.
+// body returns the page, or the layer that is shown instead of the page.
 func (m *model) body(w, h int) []string {
 	switch m.layer {
 	case layerHelp:
@@ -228,7 +228,8 @@ func (m *model) body(w, h int) []string {
 	return schedulesPage(m, w, h)
 }
 
-// ageNote returns why a panel is empty, or its age if that is too high.
+// ageNote returns why a panel is empty. If the panel has data that are too old, it returns their
+// age.
 func (m *model) ageNote(f feed) string {
 	s := &m.states[f]
 	if s.lastAnswer.IsZero() {
@@ -243,8 +244,8 @@ func (m *model) ageNote(f feed) string {
 	return ""
 }
 
-// panelProblem returns the line that replaces a panel without data. ok is false if the panel has
-// data.
+// panelProblem returns a line to show instead of a panel that has no data. ok is false if the panel
+// has data.
 func panelProblem(m *model, f feed) (line string, ok bool) {
 	s := &m.states[f]
 	if s.refused != nil {
@@ -306,7 +307,7 @@ func drawSheet(m *model, w, h int) []string {
 	return out
 }
 
-// wrap returns a name and a value, which may need several lines.
+// wrap returns the lines of a name and a value. A long value needs several lines.
 func wrap(s *paint.Styles, name, value string, w int) (out []string) {
 	room := max(8, w-16)
 	for i, line := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(value, room, ""), room, true), "\n") {

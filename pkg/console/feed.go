@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// feed is the request behind a panel.
+// feed is the request that provides the data of a panel.
 type feed int
 
 const (
@@ -24,8 +24,9 @@ const (
 	feeds // number of feeds
 )
 
-// pollInterval is how often a feed is requested while it is visible (at most once a second), and
-// while it is hidden (0: not at all). Hidden feeds are polled if the tabs show counts from them.
+// pollInterval is how often a feed is requested: seen while it is visible (at most once a second),
+// hidden while it is not visible (0: not at all). The hidden feeds with an interval provide counts
+// for the tabs.
 var pollInterval = [feeds]struct{ seen, hidden time.Duration }{
 	feedRates:     {time.Second, 0},
 	feedLag:       {time.Second, 0},
@@ -38,7 +39,7 @@ var pollInterval = [feeds]struct{ seen, hidden time.Duration }{
 	feedSchedules: {5 * time.Second, 0},
 }
 
-// feedsOfTab lists the feeds that a tab draws.
+// feedsOfTab lists the feeds that each tab shows.
 var feedsOfTab = [tabs][]feed{
 	tabOverview:  {feedRates, feedLag, feedDoctor, feedCircuits, feedTop, feedJobs, feedForecast},
 	tabLetters:   {feedTop, feedLetters},
@@ -47,23 +48,23 @@ var feedsOfTab = [tabs][]feed{
 	tabSchedules: {feedForecast, feedSchedules},
 }
 
-// restFactor is how much longer than its last answer took a feed rests. So the console uses at
-// most a tenth of the time of a slow server.
+// restFactor is the shortest wait of a feed before its next request, in durations of its last
+// request. So a slow server spends at most a tenth of its time on the requests of a feed.
 const restFactor = 9
 
 // feedState is the state of one feed.
 type feedState struct {
-	underWay   bool // a request is under way
-	generation int  // raised when the request changes: answers to older ones are dropped
+	underWay   bool // a request is in flight
+	generation int  // raised when the request changes: answers to older requests are dropped
 	due        time.Time
-	lastAnswer time.Time // time of the last good answer; zero: none yet
-	refused    error     // the error of the last answer, if the server did answer
+	lastAnswer time.Time // time of the last good answer; zero: no good answer yet
+	refused    error     // error of the last answer; nil if the answer was good
 }
 
-// serverLink is whether the server answers.
+// serverLink says whether the server answers.
 type serverLink struct {
-	awaySince time.Time // since when it does not answer; zero: it answers
-	failures  int       // consecutive
+	awaySince time.Time // since when the server has not answered; zero: it answers
+	failures  int       // consecutive failures
 	nextTry   time.Time // time of the next try
 	lastErr   error     // the last error
 }
@@ -75,7 +76,7 @@ const (
 )
 
 // feedsToPoll returns the feeds to request now. While the server does not answer, it returns at
-// most one.
+// most one feed.
 func feedsToPoll(states *[feeds]feedState, l *serverLink, t tab, now time.Time) (list []feed) {
 	away := !l.awaySince.IsZero()
 	if away && now.Before(l.nextTry) {
@@ -84,7 +85,7 @@ func feedsToPoll(states *[feeds]feedState, l *serverLink, t tab, now time.Time) 
 	for f := range feeds {
 		switch s := &states[f]; {
 		case s.underWay && away:
-			return nil // one try is under way already
+			return nil // one request is already in flight
 		case s.underWay, now.Before(s.due), pollPeriod(f, t) == 0:
 		default:
 			list = append(list, f)
@@ -96,7 +97,7 @@ func feedsToPoll(states *[feeds]feedState, l *serverLink, t tab, now time.Time) 
 	return list
 }
 
-// pollPeriod returns the poll interval of a feed on a tab; 0: it is not requested.
+// pollPeriod returns the poll interval of a feed on a tab. 0 means that the feed is not requested.
 func pollPeriod(f feed, t tab) time.Duration {
 	for _, s := range feedsOfTab[t] {
 		if s == f {
@@ -121,7 +122,7 @@ func recordAnswer(s *feedState, l *serverLink, f feed, t tab, err error, took ti
 		}
 		s.due = now
 		if now.Before(l.nextTry) {
-			return // requests that failed together count once
+			return // requests that failed at the same time count as one failure
 		}
 		wait := min(firstBackoff<<min(l.failures, 10), lastBackoff)
 		l.failures++
@@ -133,8 +134,8 @@ func recordAnswer(s *feedState, l *serverLink, f feed, t tab, err error, took ti
 	}
 }
 
-// isAwayError reports whether an error means that the server does not answer. A server that lacks
-// a part, or refuses the token, does answer.
+// isAwayError reports whether an error means that the server does not answer. A server that lacks a
+// part, or that refuses the token, does answer.
 func isAwayError(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true

@@ -23,7 +23,8 @@ const (
 
 var tabNames = [tabs]string{"overview", "dead letters", "jobs", "circuits", "schedules"}
 
-// The key hints of every page, and of each page. Capital letters change the server.
+// Hints for the keys of every page, and for the keys of each page. Capital letters change the
+// server.
 var (
 	hintsAll = []paint.Hint{
 		{"1-5, tab", "page"}, {"j/k, arrows", "move"}, {"g/G", "first, last"}, {"pgup/pgdn", "a screen"},
@@ -75,7 +76,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 			m.layer, m.inputError = layerFilter, ""
 			text := m.filter[m.tab]
 			if text != "" {
-				text += " " // typing starts a new word
+				text += " " // what the person types starts a new word
 			}
 			m.input.SetValue(text)
 			m.input.CursorEnd()
@@ -107,7 +108,7 @@ func (m *model) back() {
 	m.notice = notice{}
 }
 
-// keyMove moves between pages and rows; ok is false if the key does not move.
+// keyMove handles keys that move between pages and rows. ok is false if the key is not such a key.
 func (m *model) keyMove(name string) (cmd tea.Cmd, ok bool) {
 	if i := strings.Index("12345", name); len(name) == 1 && i >= 0 {
 		return m.switchTab(tab(i)), true
@@ -175,7 +176,9 @@ func (m *model) keyFilter(name string, k tea.KeyPressMsg) tea.Cmd {
 func (m *model) forwardInput(msg tea.Msg) tea.Cmd {
 	if m.layer == layerFilter || m.layer == layerConfirm && m.confirming.word != "" {
 		m.inputError = ""
-		m.input, _ = m.input.Update(msg) // its command is ignored: it is only about the cursor, which draw.go places
+		// Ignore the command that Update returns. It only blinks the cursor, and draw.go places the
+		// cursor.
+		m.input, _ = m.input.Update(msg)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// layer is what is shown over a page and gets the keys.
+// layer is what is shown over a page. It gets the keys.
 type layer int
 
 const (
@@ -27,11 +27,11 @@ const (
 	layerHelp
 )
 
-// model is the state of the console. A frame depends on it alone: draw.go reads no clock. Only
-// the goroutine of bubbletea's Update uses it.
+// model is the state of the console. A frame depends only on the model: draw.go reads no clock.
+// Only the goroutine of bubbletea's Update uses the model.
 type model struct {
 	opt    Options
-	ctx    context.Context // of the requests
+	ctx    context.Context // context of the requests
 	width  int
 	height int
 	now    time.Time
@@ -40,25 +40,25 @@ type model struct {
 	data   snapshot
 	states [feeds]feedState
 	link   serverLink
-	frozen bool // p was pressed: no requests
+	frozen bool // the person pressed p: no requests are sent
 
 	tab            tab
 	layer          layer
-	layerBelowHelp layer // below help
+	layerBelowHelp layer // the layer to show after help
 	chosen         [tabs]string
-	index          [tabs]int // index of the chosen row, in case that row disappears
+	index          [tabs]int // index of the chosen row, for the case that the row disappears
 	filter         [tabs]string
 	query          api.LetterFilter // parsed from filter[tabLetters]
 	input          textinput.Model
-	inputError     string // error in the input
+	inputError     string // error of the input
 
 	detail             detailSheet
-	scroll             int // first line of the detail
+	scroll             int // first visible line of the detail page
 	confirming         *confirmation
-	confirmationNumber int // raised for each confirmation: answers to older ones are dropped
+	confirmationNumber int // raised for each confirmation: answers to older confirmations are dropped
 	notice             notice
 
-	interrupted bool // by Ctrl-C
+	interrupted bool // the person pressed Ctrl-C
 }
 
 // notice is the result of the last change.
@@ -82,7 +82,7 @@ type (
 	}
 )
 
-// newModel returns the model before the first answer. Requests end with ctx.
+// newModel returns the model before the first answer. Requests end when ctx ends.
 func newModel(ctx context.Context, o Options) *model {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -101,16 +101,16 @@ func newModel(ctx context.Context, o Options) *model {
 	return m
 }
 
-// Init is part of tea.Model.
+// Init implements tea.Model.
 func (m *model) Init() tea.Cmd { return tea.Batch(tick(), m.poll()) }
 
-// tick wakes the page every 250 ms, to send due requests and to move its clock.
+// tick wakes the page every 250 ms, to send due requests and to update its clock.
 func tick() tea.Cmd {
 	return tea.Tick(250*time.Millisecond, func(t time.Time) tea.Msg { return tickMsg(t) })
 }
 
-// Update is part of tea.Model. It never waits: requests are commands, which bubbletea runs in
-// other goroutines.
+// Update implements tea.Model. It never waits: requests are commands, and bubbletea runs commands
+// in other goroutines.
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	m.now = m.opt.Now()
 	switch msg := msg.(type) {
@@ -138,7 +138,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// View is part of tea.Model.
+// View implements tea.Model.
 func (m *model) View() tea.View {
 	v := tea.NewView(m.draw())
 	v.AltScreen = true
@@ -174,7 +174,7 @@ func (m *model) request(f feed) tea.Cmd {
 func (m *model) applyAnswer(a answerMsg) {
 	s := &m.states[a.feed]
 	if a.generation != s.generation {
-		return // an answer to an older request; the answer to the new one is on its way
+		return // an answer to an older request; the answer to the new request will come
 	}
 	recordAnswer(s, &m.link, a.feed, m.tab, a.err, a.took, m.now)
 	if a.err == nil {
@@ -183,7 +183,7 @@ func (m *model) applyAnswer(a answerMsg) {
 	}
 }
 
-// restartFeed makes a feed due at once and drops the answer of a request under way.
+// restartFeed makes a feed due at once and drops the answer of a request in flight.
 func (m *model) restartFeed(f feed) {
 	s := &m.states[f]
 	*s = feedState{generation: s.generation + 1}
@@ -202,8 +202,8 @@ func (m *model) refresh() tea.Cmd {
 	return cmd
 }
 
-// chosenIndex returns the index of the chosen row. Rows are chosen by key, so that a refresh
-// never moves the choice to another row.
+// chosenIndex returns the index of the chosen row. Rows are chosen by key, so that a refresh never
+// chooses another row.
 func (m *model) chosenIndex(keys []string) int {
 	if i := slices.Index(keys, m.chosen[m.tab]); i >= 0 {
 		return i
@@ -211,7 +211,7 @@ func (m *model) chosenIndex(keys []string) int {
 	return max(0, min(m.index[m.tab], len(keys)-1))
 }
 
-// keepChosen chooses a neighbour if the chosen row has disappeared.
+// keepChosen chooses a neighbouring row if the chosen row has disappeared.
 func (m *model) keepChosen() {
 	keys := keysOf(m)
 	if len(keys) == 0 {
@@ -249,7 +249,7 @@ func cause(err error) string {
 	return describe(err)
 }
 
-// describe returns an error in one line, with its code.
+// describe returns the text of an error in one line, with its code.
 func describe(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "the server did not answer in time"

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Server is what the page needs of a server; an *api.Client is one. Its methods are called from
-// several goroutines. The page repeats requests itself, so a client should not retry.
+// Server contains the methods of a server that the page uses. *api.Client implements it. Several
+// goroutines call its methods. The page repeats requests itself, so a client should not retry.
 type Server interface {
 	Rates(ctx context.Context) (api.Rates, error)
 	Lag(ctx context.Context) ([]api.GroupLag, error)
@@ -32,26 +32,26 @@ type Server interface {
 // Options configure the page.
 type Options struct {
 	Server  Server
-	URL     string // of the server
-	Context string // of notifyctl; empty: none
-	// Protected: changes are confirmed by typing the context's name.
+	URL     string // URL of the server
+	Context string // context of notifyctl; empty: there is none
+	// Protected means that the person confirms changes by typing the context's name.
 	Protected bool
 	// ReadOnly is the reason why nothing can be changed; empty: changes are possible.
 	ReadOnly string
-	// Command returns the notifyctl command line of these words, quoted for a shell. nil:
-	// "notifyctl" and the words.
+	// Command returns the notifyctl command line for the given words, quoted for a shell. nil: it
+	// is "notifyctl" followed by the words.
 	Command func(words ...string) string
-	// ASCII: only ASCII characters are drawn, except in data of users.
+	// ASCII means that only ASCII characters are drawn, except in users' data.
 	ASCII bool
-	// Timeout of one request; default 10 s.
+	// Timeout is the time limit of one request; default 10 s.
 	Timeout time.Duration
-	// Now is the clock; nil: time.Now.
+	// Now returns the current time; nil: time.Now.
 	Now func() time.Time
 	// Parse parses a time in a filter, such as -2h.
 	Parse func(s string, now time.Time) (time.Time, error)
 }
 
-// snapshot holds the latest answers. A feed without an answer has its zero value.
+// snapshot contains the latest answers. A feed without an answer has its zero value.
 type snapshot struct {
 	rates     api.Rates
 	lanes     []api.GroupLag
@@ -71,7 +71,7 @@ const (
 	groupsShown    = 10
 )
 
-// fetchFeed requests a feed, and returns a function that stores the answer in the snapshot.
+// fetchFeed requests a feed. It returns a function that stores the answer in the snapshot.
 func fetchFeed(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snapshot), error) {
 	switch f {
 	case feedRates:
@@ -104,17 +104,17 @@ func fetchFeed(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(
 	}
 }
 
-// Run shows the page on a terminal until q, Ctrl-C or the end of ctx, and restores the terminal.
-// in and out are the terminal; env is the environment in the form of os.Environ, which describes
-// the terminal. The result is nil for q, and context.Canceled for Ctrl-C and the end of ctx.
-// Requests under way then are cancelled.
+// Run shows the page on a terminal until the person presses q or Ctrl-C, or until ctx ends. Then it
+// restores the terminal. in and out are the terminal. env is the environment in the form of
+// os.Environ; it describes the terminal. Run returns nil for q, and context.Canceled for Ctrl-C or
+// the end of ctx. In all cases requests in flight are cancelled.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) error {
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	m := newModel(asking, o)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler())
-	// tea.WithContext and tea.Interrupt would kill the program and leak the goroutine that
-	// reads keys; Quit does not.
+	// tea.WithContext and tea.Interrupt would kill the program, and the goroutine that reads keys
+	// would never end. After Quit that goroutine ends.
 	defer context.AfterFunc(ctx, p.Quit)()
 	if _, err := p.Run(); err != nil {
 		return err

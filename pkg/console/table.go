@@ -19,12 +19,12 @@ import (
 type column struct {
 	title     string
 	right     bool // align right
-	dropOrder int  // 0: never dropped; otherwise columns with higher numbers are dropped first
+	dropOrder int  // 0: never dropped; otherwise the column with the highest number is dropped first
 	minWidth  int  // smallest width; 0: never narrowed
 }
 
-// drawTable lays out rows in w columns. If they do not fit, it drops columns and then narrows the
-// columns that allow it.
+// drawTable lays out rows in w columns of text. If the rows are too wide, it first drops columns
+// and then narrows columns that have a minWidth.
 func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head string, lines []string) {
 	wide := make([]int, len(cols))
 	for i, c := range cols {
@@ -101,8 +101,8 @@ func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head strin
 	return head, lines
 }
 
-// drawList draws a table with a chosen row in h lines. It shows whole pages, so that rows do not
-// move while the choice moves between them.
+// drawList draws a table with a chosen row in h lines. It shows whole pages. So rows do not move on
+// the screen while the choice moves within a page.
 func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) []string {
 	if h < 1 {
 		return nil
@@ -120,13 +120,13 @@ func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) [
 	return append([]string{head}, lines...)
 }
 
-// cell is a text with its style.
+// cell is a text with a style.
 type cell struct {
 	text  string
 	style *paint.Paint // nil: plain
 }
 
-// rateText returns a number per second.
+// rateText returns a number per second as text.
 func rateText(v float64) string {
 	switch {
 	case v == 0:
@@ -139,7 +139,7 @@ func rateText(v float64) string {
 	return term.Count(int64(math.Round(v)))
 }
 
-// countsText returns counts, the greatest first: "5 apns, 2 fcm".
+// countsText returns counts as text, the greatest first: "5 apns, 2 fcm".
 func countsText(m map[string]int) string {
 	keys := make([]string, 0, len(m))
 	for k, n := range m {
@@ -165,7 +165,7 @@ func countsText(m map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-// ago returns how long before now t was.
+// ago returns how long before now t was, as text.
 func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -173,7 +173,7 @@ func ago(now, t time.Time) string {
 	return spanText(now.Sub(t)) + " ago"
 }
 
-// timeUntil returns how long it is from now to t.
+// timeUntil returns the time from now until t, as text.
 func timeUntil(now, t time.Time) string {
 	d := t.Sub(now)
 	if d < time.Second {
@@ -182,7 +182,7 @@ func timeUntil(now, t time.Time) string {
 	return "in " + spanText(d)
 }
 
-// spanText returns a duration in whole seconds.
+// spanText returns a duration as text, in whole seconds.
 func spanText(d time.Duration) string {
 	if d < 10*time.Second {
 		return fmt.Sprintf("%ds", max(0, d/time.Second))
@@ -197,9 +197,8 @@ func timeOfMs(v int64) time.Time {
 	return time.UnixMilli(v)
 }
 
-// parseFilter parses "channel:push code:410 since:-2h". Everything after where: is its
-// expression. Relative times are resolved once, so that the same letters are shown, planned and
-// replayed.
+// parseFilter parses "channel:push code:410 since:-2h". Everything after where: is the expression.
+// Relative times are computed once, so that the same letters are shown, planned and replayed.
 func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (f api.LetterFilter, err error) {
 	names, words := api.LetterWords(), map[string]string{}
 	for text = strings.TrimSpace(text); text != ""; {
@@ -229,8 +228,8 @@ func parseFilter(text string, now time.Time, parse func(string, time.Time) (time
 	return f, err
 }
 
-// replayFilter returns the filter of a replay of everything that a list shows. Only dead letters
-// can be replayed, so the server adds the state.
+// replayFilter returns the filter for a replay of all letters that a list shows. It has no state:
+// only dead letters can be replayed, and the server adds that condition.
 func replayFilter(f api.LetterFilter) api.LetterFilter {
 	f.State = ""
 	f.All = f.Empty()
@@ -253,7 +252,7 @@ func filterFlags(f *api.LetterFilter) (words []string) {
 	return words
 }
 
-// matches reports whether a row contains every word of a filter; case does not matter.
+// matches reports whether a row contains every word of a filter. Upper and lower case are equal.
 func matches(row []cell, filter string) bool {
 	text := ""
 	for _, c := range row {

@@ -13,9 +13,9 @@ import (
 
 // row is a row of a page's list.
 type row struct {
-	key   string // stays the same after a refresh
+	key   string // does not change after a refresh
 	cells []cell
-	sheet func() detailSheet // its detail page
+	sheet func() detailSheet // returns its detail page
 }
 
 func rowsOf[T any](list []T, one func(*T) row) []row {
@@ -31,7 +31,7 @@ func shownRows(m *model) (list []row) {
 	d := &m.data
 	switch m.tab {
 	case tabLetters:
-		return rowsOf(d.letters.Items, func(d *api.DeadLetter) row { return letterRow(m, d) }) // the server filtered them
+		return rowsOf(d.letters.Items, func(d *api.DeadLetter) row { return letterRow(m, d) }) // the server has filtered them
 	case tabJobs:
 		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, jobCells(m, j), func() detailSheet { return jobSheet(m, j) }} })
 	case tabCircuits:
@@ -117,7 +117,8 @@ func lettersPage(m *model, w, h int) (out []string) {
 	}, "no dead letter matches the filter", w, h-len(out))...)
 }
 
-// groupsPanel draws the groups of dead letters by how they failed, the most frequent first.
+// groupsPanel draws the groups of dead letters, by the way in which they failed. The largest group
+// is first.
 func groupsPanel(m *model, w, h int) []string {
 	st, top := &m.style, &m.data.top
 	note := m.ageNote(feedTop)
@@ -145,7 +146,7 @@ func groupsPanel(m *model, w, h int) []string {
 	return append([]string{st.Title("", "how they failed", note, w), head}, lines...)
 }
 
-// jobState returns the state of a job with its sign.
+// jobState returns the state of a job with a sign.
 func jobState(m *model, s string) cell {
 	st := &m.style
 	sign, style := "?", &st.Plain
@@ -217,7 +218,8 @@ func circuitCells(m *model, c *api.Circuit) []cell {
 	return []cell{{text: c.Name}, state, held, {text: since}, {text: probe}, {text: flight}, {text: term.Count(c.Queued)}}
 }
 
-// circuitKey distinguishes circuits of the same name: each process has its own.
+// circuitKey returns a key of a circuit. Each process has its own circuits, so the key contains the
+// process.
 func circuitKey(c *api.Circuit) string { return strings.TrimSpace(c.Name + " " + c.Process) }
 
 func circuitsPage(m *model, w, h int) []string {
@@ -251,7 +253,7 @@ func schedulesPage(m *model, w, h int) []string {
 	}, "nothing is scheduled", w, h-len(out))...)
 }
 
-// forecastPanel draws the next hour by minute and channel.
+// forecastPanel draws the work of the next hour, by minute and channel.
 func forecastPanel(m *model, w int) []string {
 	st, f := &m.style, &m.data.forecast
 	note := m.ageNote(feedForecast)

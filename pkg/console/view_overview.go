@@ -94,7 +94,7 @@ func chartsOf(m *model, w, rows int) []string {
 	return out
 }
 
-// nowPanel draws one line for each thing that can be behind, broken or full.
+// nowPanel draws one line for each thing that can be delayed, broken or full.
 func nowPanel(m *model, w int) []string {
 	st, d := &m.style, &m.data
 	out := []string{st.Title("", "now", "", w)}
@@ -202,10 +202,10 @@ func notClosedCircuits(m *model) (names []string) {
 			names = append(names, c.Name)
 		}
 	}
-	return slices.Compact(names) // sorted by name: one entry for the circuits of all processes
+	return slices.Compact(names) // they are sorted by name, so this leaves one name for all processes
 }
 
-// lanesPanel draws how far each lane is behind, the worst first.
+// lanesPanel draws the lag of each lane, the largest first.
 func lanesPanel(m *model, w, h int) []string {
 	st := &m.style
 	out := []string{st.Title("", "lanes, in records", m.ageNote(feedLag), w)}
@@ -249,7 +249,7 @@ func lanesPanel(m *model, w, h int) []string {
 	return out
 }
 
-// doctorPanel draws the findings of the doctor that are not ok.
+// doctorPanel draws the doctor's findings that are not ok.
 func doctorPanel(m *model, w, h int) []string {
 	st := &m.style
 	if h < 1 {

@@ -15,15 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// AuditLog records what operators do, as a hash chain: each row's hash covers the row before.
-// Verify notices a row that was changed, removed or inserted. It notices that the end was cut
-// off only if the caller kept the hash of a later row.
+// AuditLog records the actions of operators as a hash chain: the hash of each row covers the row
+// before it. Verify finds a row that was changed, removed or inserted. If rows at the end were
+// removed, Verify finds it only if the caller passes the hash of a later row.
 type AuditLog struct {
 	Store *store.Audit
 	Now   func() time.Time // nil: time.Now
 }
 
-// Record adds a row. If it returns an error, the caller must not do what it wanted to record.
+// Record adds a row. If Record returns an error, the caller must not do the action.
 func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, error) {
 	now := time.Now
 	if l.Now != nil {
@@ -31,7 +31,7 @@ func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, er
 	}
 	a.At = now().UTC()
 	row, err := l.Store.Append(ctx, func(last engine.AuditRow) (engine.AuditRow, error) {
-		a.Seq, a.Hash = 0, "" // they are stored beside the document, not in it
+		a.Seq, a.Hash = 0, "" // Seq and Hash are stored next to the document, not in it
 		doc, err := json.Marshal(a)
 		if err != nil {
 			return engine.AuditRow{}, err
@@ -50,13 +50,13 @@ func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, er
 
 type witnessKey struct{}
 
-// Witness returns a context under which Record calls told with each row that it has recorded.
-// A handler uses it to tell an operator the audit row of a change.
+// Witness returns a context with which Record calls told with each row that it has recorded. A
+// handler uses it to report the audit row of a change to an operator.
 func Witness(ctx context.Context, told func(api.AuditRow)) context.Context {
 	return context.WithValue(ctx, witnessKey{}, told)
 }
 
-// chainHash returns the hash of a row. prev is the hash of the row before.
+// chainHash returns the hash of a row. prev is the hash of the row before it.
 func chainHash(seq uint64, prev, doc []byte) []byte {
 	h := sha256.New()
 	_ = binary.Write(h, binary.BigEndian, seq) // writing to a hash never fails
@@ -66,7 +66,7 @@ func chainHash(seq uint64, prev, doc []byte) []byte {
 	return h.Sum(nil)
 }
 
-// Acts returns up to max rows with a Seq above after, oldest first.
+// Acts returns up to max rows with a Seq greater than after, oldest first.
 func (l *AuditLog) Acts(ctx context.Context, after uint64, max int) ([]api.AuditRow, error) {
 	rows, err := l.Store.Rows(ctx, after, max)
 	if err != nil {
@@ -88,14 +88,14 @@ func (l *AuditLog) Last(ctx context.Context) (uint64, error) {
 	return row.Seq, err
 }
 
-// Verify reads the whole chain and reports the first row that breaks it. expect, if not empty,
-// is "<seq>:<hash>" of an earlier head, which must still be in the chain.
+// Verify reads the whole chain and reports the first row that breaks it. expect may be empty.
+// Otherwise it is "<seq>:<hash>" of an earlier last row, and that row must still be in the chain.
 func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, error) {
 	return verifyChain(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
 }
 
-// verifyChain does Verify for the rows that read returns. read returns some of the rows with a
-// Seq above after, and none at the end.
+// verifyChain does the work of Verify for the rows that read returns. read returns some of the rows
+// with a Seq greater than after. It returns no rows at the end.
 func verifyChain(expect string, read func(after uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
 	var v api.AuditCheck
 	var prev []byte

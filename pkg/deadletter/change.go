@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// By says who asks for a change, and why.
+// By identifies the operator who asks for a change, and the reason.
 type By struct {
 	Caller, Context, Reason, Request string
 }
@@ -30,8 +30,8 @@ const (
 // Changes lists all changes.
 var Changes = []Change{Pause, Resume, Cancel, Approve}
 
-// changeRules has for each change the state it leads to, and the text of the error if the
-// job's state does not allow it (api.JobChanges).
+// changeRules contains, for each change, the new state of the job. whyNo is the text of the error
+// if the job's current state does not allow the change (api.JobChanges).
 var changeRules = map[Change]struct{ to, whyNo string }{
 	Pause:   {JobPaused, "only a running job can be paused"},
 	Resume:  {JobRunning, "only a paused, stopped or failed job can be resumed"},
@@ -39,8 +39,8 @@ var changeRules = map[Change]struct{ to, whyNo string }{
 	Approve: {JobRunning, "it does not wait for an approval"},
 }
 
-// nextState returns the state to which c leads. It returns notify.KindConflict if the job's
-// state does not allow c, and notify.KindForbidden if operators approve their own job.
+// nextState returns the state of the job after the change c. It returns notify.KindConflict if the
+// job's state does not allow c, and notify.KindForbidden if operators approve their own job.
 func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	step, ok := changeRules[c]
 	switch {
@@ -54,8 +54,8 @@ func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	return step.to, nil
 }
 
-// Do changes a job. It returns notify.KindConflict if the job's state does not allow c, and
-// notify.KindForbidden if operators approve their own job.
+// Do changes the state of a job. It returns notify.KindConflict if the job's state does not allow
+// c, and notify.KindForbidden if operators approve their own job.
 func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
@@ -94,7 +94,7 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, 
 		}
 		j, err = m.cfg.Jobs.Put(ctx, j)
 		if notify.KindOf(err) == notify.KindConflict && err != nil {
-			continue // its runner has just saved it: read it again
+			continue // the job's runner has just saved the job: read it again
 		}
 		if err != nil {
 			return api.Job{}, err
@@ -102,14 +102,14 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, 
 		m.wake()
 		if c == Cancel {
 			if err := m.giveBackAfterRun(ctx, &j); err != nil {
-				return api.Job{}, err // Run gives the marks back later
+				return api.Job{}, err // Run removes the marks later
 			}
 		}
 		return apiJob(&j)
 	}
 }
 
-// giveBackAfterRun gives back the marks of a cancelled job once its runner has ended.
+// giveBackAfterRun removes the marks of a cancelled job once its runner has ended.
 func (m *Manager) giveBackAfterRun(ctx context.Context, j *engine.Job) error {
 	if ended := m.runnerEnded(j.ID); ended != nil {
 		select {
@@ -130,11 +130,11 @@ func (m *Manager) runnerEnded(id string) <-chan struct{} {
 	return m.running[id]
 }
 
-// freeMarks gives back the marks of a cancelled job unless it still runs. It returns true once
-// the job holds none.
+// freeMarks removes the marks of a cancelled job unless the job still runs. It returns true once no
+// letter has the job's mark.
 func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 	if m.runnerEnded(j.ID) != nil {
-		return false // when the runner ends it wakes Run
+		return false // when the runner ends, it wakes Run
 	}
 	done, err := m.giveBackMarks(ctx, j)
 	if err != nil && ctx.Err() == nil {
@@ -143,9 +143,9 @@ func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 	return done && err == nil
 }
 
-// giveBackMarks makes letters dead again that a cancelled job has marked as replayed but may
-// not have published, because its process died in between or the log was away. done is false
-// while another process runs the job. It may be repeated.
+// giveBackMarks changes letters back to dead. It does so for letters that a cancelled job has
+// marked as replayed but may not have published, because its process died in between or the log was
+// unreachable. done is false while another process runs the job. giveBackMarks may be repeated.
 func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, err error) {
 	if j.Kind != KindReplay {
 		return true, nil
@@ -160,9 +160,9 @@ func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, 
 	return true, m.unmarkBatch(ctx, j)
 }
 
-// unmarkBatch makes the letters after the job's cursor dead again that carry the job's mark.
-// A batch is the most that can be marked there. The caller holds the job's lease, so that no
-// runner marks letters meanwhile.
+// unmarkBatch changes letters after the job's cursor back to dead if they have the job's mark. At
+// most one batch after the cursor can be marked. The caller holds the job's lease, so that no
+// runner marks letters at the same time.
 func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
 	if err != nil || !ok {
@@ -187,9 +187,10 @@ func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	return err
 }
 
-// Purge deletes jobs, with their reports, that ended longer than Keep before now, and the
-// oldest ended jobs beyond the newest Most. A job that still runs or can be resumed stays. It
-// records the purge in one row of the audit log, and returns how many jobs it deleted.
+// Purge deletes ended jobs, with their reports. It deletes jobs that ended longer than Keep before
+// now. Of the other ended jobs it keeps only the newest, so that at most Most ended jobs remain. A
+// job that still runs or can be resumed is not deleted. Purge records its action in one row of the
+// audit log, and returns how many jobs it deleted.
 func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20) // newest first
 	if err != nil {
@@ -221,7 +222,7 @@ func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 		switch err := m.cfg.Jobs.Drop(ctx, jobs[i].ID, jobs[i].Version); {
 		case err == nil:
 			n++
-		case notify.KindOf(err) == notify.KindConflict: // it changed meanwhile: the next Purge looks again
+		case notify.KindOf(err) == notify.KindConflict: // the job has changed since it was listed: the next Purge checks it again
 		default:
 			return n, err
 		}

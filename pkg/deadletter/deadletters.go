@@ -23,16 +23,17 @@ import (
 // DeadLetterGroup is the consumer group that indexes notifications-failed.
 const DeadLetterGroup = "dead-letter-index"
 
-// Indexer turns the records of notifications-failed into dead letters. A dead letter is a row
-// of the index that follows from the record, so a record that is read twice makes one row.
+// Indexer turns the records of notifications-failed into dead letters. A dead letter is a row of
+// the index. Its key is computed from the record, so a record that is read twice makes only one
+// row.
 type Indexer struct {
 	Store     engine.DeadLetters
 	Retention time.Duration // how long a dead letter is kept; default 30 days
 	Logger    *slog.Logger
 	// Decode decodes the records of topics other than notifications-failed, by topic.
 	Decode map[string]func(value []byte) (engine.DeadLetter, error)
-	// Undecodable is called for each record that cannot be decoded. The indexer skips the
-	// record; the topic keeps it. May be nil.
+	// Undecodable is called for each record that cannot be decoded. The indexer skips the record;
+	// the record stays in the topic. May be nil.
 	Undecodable func(topic string)
 }
 
@@ -65,7 +66,7 @@ func (p indexPartition) Handle(ctx context.Context, msgs []*log.Msg) error {
 			}
 			continue
 		}
-		if d.Epoch > 0 && d.Channel != ChannelTrigger { // a replay failed: keep when the original failed
+		if d.Epoch > 0 && d.Channel != ChannelTrigger { // a replay failed: keep the time at which the original failed
 			was, err := p.x.Store.Get(ctx, d.ID, d.Epoch-1)
 			switch {
 			case err == nil:
@@ -131,36 +132,38 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	}, nil
 }
 
-// feedsKey names the row of engine.Meta that holds how far each caller has read its feed.
+// feedsKey is the name of the row of engine.Meta that contains, for each caller, the last position
+// that the caller has read in its feed.
 const feedsKey = "dead_letter_feeds"
 
-// OldestUnseen reads up to feedPages pages of feedPage dead letters for each caller.
+// OldestUnseen reads up to feedPages pages for each caller. A page has feedPage dead letters.
 const (
 	feedPage  = 100
 	feedPages = 10
 )
 
-// Feeds wraps the dead letters and stores how far each caller has read its feed; no caller
-// has seen the letters after that. Within a process the indexer and the server of feeds must
-// share one Feeds. Several processes merge what they know whenever one of them saves. It is
-// safe for concurrent use.
+// Feeds wraps the dead letters and stores up to which position each caller has read its feed. A
+// caller has not seen later letters. Within a process the indexer and the server of feeds must
+// share one Feeds. When one of several processes saves its positions, it merges them with the
+// positions of the other feeds. Feeds is safe for concurrent use.
 type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta
 
 	mu   sync.Mutex        // guards seen; held while it is saved
-	seen map[string]uint64 // Seq that was read last, by caller; has every caller that ever had a dead letter
+	seen map[string]uint64 // by caller: the Seq that was read last; contains every caller that ever had a dead letter
 }
 
-// OpenFeeds returns the Feeds over store, with the stored positions of the callers.
+// OpenFeeds returns the Feeds of store, with the stored positions of the callers.
 func OpenFeeds(ctx context.Context, store engine.DeadLetters, meta engine.Meta) (*Feeds, error) {
 	f := &Feeds{DeadLetters: store, meta: meta, seen: map[string]uint64{}}
 	err := f.Join(ctx)
 	return f, err
 }
 
-// Put implements engine.DeadLetters. It stores a caller before the caller's first dead letter,
-// so that a crash in between leaves a caller without letters and not the reverse.
+// Put implements engine.DeadLetters. It stores a new caller before the caller's first dead letter.
+// So after a crash in between, a stored caller may have no letter, but no letter has an unknown
+// caller.
 func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	if err := f.storeCallers(ctx, ds); err != nil {
 		return err
@@ -168,7 +171,7 @@ func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	return f.DeadLetters.Put(ctx, ds)
 }
 
-// storeCallers stores the callers of ds that have had no dead letter before.
+// storeCallers stores the callers in ds that never had a dead letter.
 func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,7 +194,7 @@ func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error 
 	return err
 }
 
-// Feed implements engine.DeadLetters. The letters that it returns count as seen.
+// Feed implements engine.DeadLetters. The letters that it returns are seen from then on.
 func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) ([]engine.DeadLetter, error) {
 	ds, err := f.DeadLetters.Feed(ctx, caller, after, max)
 	if err != nil || len(ds) == 0 {
@@ -206,16 +209,16 @@ func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) 
 	return ds, err
 }
 
-// Callers returns every caller that ever had a dead letter, in no order.
+// Callers returns every caller that ever had a dead letter, in no fixed order.
 func (f *Feeds) Callers() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Collect(maps.Keys(f.seen))
 }
 
-// saveLocked merges f.seen into the stored row; for each caller the greater position counts.
-// Two processes that save at the same moment lose nothing. The caller holds f.mu. After an
-// error f.seen is unchanged, and the row may have been stored.
+// saveLocked merges f.seen into the stored row. For each caller it keeps the greater position. If
+// two processes save at the same time, no position is lost. The caller holds f.mu. After an error
+// f.seen is unchanged, but the row may have been stored.
 func (f *Feeds) saveLocked(ctx context.Context) error {
 	joined, err := engine.ChangeMetaMap(ctx, f.meta, feedsKey, func(all map[string]uint64) bool {
 		changed := false
@@ -233,7 +236,7 @@ func (f *Feeds) saveLocked(ctx context.Context) error {
 }
 
 // Join merges the positions that other processes have saved into f. A process that only counts
-// unseen dead letters calls it from time to time.
+// unseen dead letters calls Join from time to time.
 func (f *Feeds) Join(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -244,10 +247,10 @@ func (f *Feeds) Join(ctx context.Context) error {
 	return err
 }
 
-// OldestUnseen returns when the oldest unseen dead letter failed (ms since 1970), or 0 if
-// there is none. A letter is unseen if its caller has not read it by the feed and it was
-// neither replayed nor discarded. For each caller it reads at most 1,000 letters: letters
-// after 1,000 replayed ones in a row are not found.
+// OldestUnseen returns when the oldest unseen dead letter failed (ms since 1970), or 0 if there is
+// no unseen letter. A letter is unseen if its caller has not read it in the feed and if it was
+// neither replayed nor discarded. OldestUnseen reads at most 1,000 letters of each caller. So it
+// does not find a letter after 1,000 replayed letters in a row.
 func (f *Feeds) OldestUnseen(ctx context.Context) (oldest int64, err error) {
 	f.mu.Lock()
 	seen := maps.Clone(f.seen)
@@ -264,8 +267,8 @@ func (f *Feeds) OldestUnseen(ctx context.Context) (oldest int64, err error) {
 	return oldest, nil
 }
 
-// firstDead returns when the caller's first letter after a position failed that is still
-// dead, or 0 if there is none.
+// firstDead returns when the caller's first dead letter after a position failed. It skips letters
+// that were replayed or discarded. It returns 0 if there is no dead letter.
 func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (failed int64, err error) {
 	for range feedPages {
 		ds, err := f.DeadLetters.Feed(ctx, caller, after, feedPage)
@@ -285,10 +288,10 @@ func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (fai
 	return 0, nil
 }
 
-// Tail publishes outcomes to watchers. It never blocks a worker: a watcher that does not keep
-// up misses events, and can ask how many.
+// Tail sends outcomes to watchers. It never blocks a worker. A watcher that reads too slowly misses
+// events, and can ask how many it has missed.
 type Tail struct {
-	mu       sync.Mutex // guards watchers, and sends to and closing of their channels
+	mu       sync.Mutex // guards watchers, and the sends to their channels and the closing of the channels
 	watchers map[*watcher]struct{}
 	n        atomic.Int32 // len(watchers), readable without mu
 }
@@ -299,11 +302,10 @@ type watcher struct {
 	missed atomic.Int64
 }
 
-// Watching reports whether there is a watcher. If there is none, a worker need not make
-// events.
+// Watching reports whether there is a watcher. If not, a worker need not make events.
 func (t *Tail) Watching() bool { return t.n.Load() > 0 }
 
-// Publish sends e to each watcher whose filter takes it.
+// Publish sends e to each watcher whose filter matches e.
 func (t *Tail) Publish(e *api.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -319,8 +321,8 @@ func (t *Tail) Publish(e *api.Event) {
 	}
 }
 
-// Subscribe returns a channel with the events that f takes, which is closed when ctx ends, and
-// a function that returns how many were missed so far.
+// Subscribe returns a channel with the events that match f, and a function that returns how many
+// events were missed so far. The channel is closed when ctx ends.
 func (t *Tail) Subscribe(ctx context.Context, f api.TailFilter) (events <-chan api.Event, missed func() int64) {
 	w := &watcher{filter: f, ch: make(chan api.Event, 1024)}
 	t.mu.Lock()

@@ -1,20 +1,20 @@
-// Package deadletter indexes dead letters, serves them to callers and operators, and runs
-// the jobs that replay, discard or export them. It also has the audit log of operators'
-// actions and the live tail of outcomes.
+// Package deadletter indexes dead letters, serves them to callers and operators, and runs the jobs
+// that replay, discard or export them. It also contains the audit log of operators' actions and the
+// live tail of outcomes.
 //
-// Flow: Indexer reads notifications-failed and stores dead letters; Feeds serve them to
-// callers. An operator asks for a plan (plan.go), which reads the index and changes nothing.
-// Manager.Apply starts the plan's job with a frozen set of letters (jobs.go). Manager.Run
-// carries jobs out under a lease (run.go), batch by batch (replay.go), while a guard watches
-// the outcomes of the letters that were replayed (guard.go).
+// Indexer reads notifications-failed and stores dead letters. Feeds serves them to callers. An
+// operator requests a plan (plan.go), which reads the index and changes nothing. Manager.Apply
+// starts the plan's job with a frozen set of letters (jobs.go). Manager.Run runs jobs under a lease
+// (run.go), batch by batch (replay.go). During a replay, a guard checks the outcomes of the
+// replayed letters (guard.go).
 //
-// A crash loses nothing and repeats only what is safe to repeat: a batch marks its letters in
-// the index, publishes records whose keys follow from the letters, and moves the job's cursor
-// last. The state of a letter changes by compare and swap alone, so the index is the ledger
-// of replays.
+// A crash loses no letter and repeats only actions that are safe to repeat. A batch first marks its
+// letters in the index. Then it publishes records whose keys are computed from the letters. Last,
+// it advances the job's cursor. The state of a letter changes only by compare and swap, so the
+// index is the ledger of replays.
 //
-// A filter's expression is a jq program of a caller's making that runs in this process;
-// where.go and wherefuncs.go bound it.
+// A caller writes the filter's expression as a jq program. It runs in this process, so where.go and
+// wherefuncs.go limit its time and memory.
 //
 // Start reading at Manager in jobs.go.
 package deadletter

@@ -21,19 +21,19 @@ const ChannelTrigger = "trigger"
 // MaxIDs is how many ids a filter may list.
 const MaxIDs = 10_000
 
-// Matcher is a filter that was checked. It is not safe for concurrent use.
+// Matcher is a filter whose fields have been checked. It is not safe for concurrent use.
 type Matcher struct {
 	filter      api.LetterFilter
 	ids         map[string]bool // nil: any id
 	minAttempts int
 	maxAttempts int
 	where       *gojq.Code    // nil: the filter has no expression
-	evaluated   int           // how many letters where was evaluated for
-	evalTime    time.Duration // how long that took
+	evaluated   int           // for how many letters the expression was evaluated
+	evalTime    time.Duration // total time of these evaluations
 }
 
-// NewMatcher checks a filter and compiles its expression. It returns notify.KindInvalid, with
-// the field's name, if the filter is wrong.
+// NewMatcher checks a filter and compiles its expression. If the filter is wrong, it returns
+// notify.KindInvalid with the name of the wrong field.
 func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ChannelTrigger && !ok {
 		return nil, notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
@@ -70,7 +70,7 @@ func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 	return m, err
 }
 
-// parseAttempts returns the range of attempts that a filter such as ">=3" means.
+// parseAttempts returns the range of attempts for a filter such as ">=3".
 func parseAttempts(s string) (least, most int, err error) {
 	const open = 1<<31 - 1
 	if s == "" {
@@ -96,8 +96,8 @@ func parseAttempts(s string) (least, most int, err error) {
 	return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
 }
 
-// Named reports whether a letter has the texts and times that the filter names. It does not
-// look at attempts, ids and the expression; Matches does.
+// Named reports whether a letter has the texts and times of the filter. It does not check attempts,
+// ids and the expression; Matches does.
 func (m *Matcher) Named(d *engine.DeadLetter) bool {
 	f := &m.filter
 	for _, p := range [...][2]string{
@@ -126,9 +126,8 @@ func (m *Matcher) Matches(ctx context.Context, d *engine.DeadLetter) (bool, erro
 	return m.evalWhere(ctx, d)
 }
 
-// walkSelected calls fn with each letter, up to position upTo of the index, for which eligible
-// returns true and which the filter selects. It evaluates the filter's expression only for
-// eligible letters.
+// walkSelected calls fn with each letter up to position upTo of the index that is eligible and that
+// the filter selects. It evaluates the filter's expression only for eligible letters.
 func walkSelected(ctx context.Context, letters engine.DeadLetters, f *api.LetterFilter, upTo uint64, eligible func(*engine.DeadLetter) bool, fn func(*engine.DeadLetter) error) error {
 	m, err := NewMatcher(f)
 	if err != nil {
@@ -156,7 +155,7 @@ func LetterID(d *engine.DeadLetter) string {
 
 const triggerPrefix = "trg_"
 
-// ParseLetterID is the inverse of LetterID.
+// ParseLetterID parses a text that LetterID has made.
 func ParseLetterID(s string) (notify.ID, error) {
 	if rest, ok := strings.CutPrefix(s, triggerPrefix); ok {
 		base, err := notify.ParseBase(rest)
@@ -170,13 +169,12 @@ func ParseLetterID(s string) (notify.ID, error) {
 
 const maxGroups = 10_000
 
-// letterGroupKey is the way in which letters failed. Top counts letters with the same key
-// together.
+// letterGroupKey describes how a letter failed. Top counts all letters with the same key as one
+// group.
 type letterGroupKey struct{ channel, provider, class, code, template string }
 
-// Top reads the index once and counts the letters by the way in which they failed. It keeps
-// the first 10,000 ways apart and counts the others together. It returns the most common ways,
-// up to most.
+// Top reads the index once and counts the letters by letterGroupKey. It makes groups for the first
+// 10,000 keys and counts all other letters together. It returns the largest groups, at most most.
 func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.LetterTop, error) {
 	upTo, err := m.cfg.Letters.Last(ctx)
 	if err != nil {
@@ -201,7 +199,7 @@ func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.Le
 		if out.Oldest == 0 || d.LastFailed < out.Oldest {
 			out.Oldest = d.LastFailed
 		}
-		provider, _, _ := strings.Cut(d.Provider, ":") // not each of its accounts
+		provider, _, _ := strings.Cut(d.Provider, ":") // the provider without the account
 		key := letterGroupKey{d.Channel, provider, d.Class, d.Code, d.Template}
 		g := groups[key]
 		if g == nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// batchSize returns how many letters the next batch may have. It returns 0 if the outcomes of
-// the canary must be awaited first.
+// batchSize returns how many letters the next batch may have. It returns 0 if the runner must first
+// wait for the outcomes of the canary.
 func (r *runner) batchSize(at int) int {
 	spec := &r.spec.Spec
 	n := batchSizeAt(r.currentRate())
@@ -24,19 +24,20 @@ func (r *runner) batchSize(at int) int {
 	return max(n, 0)
 }
 
-// batchSizeAt returns the size of a batch at a rate: as many letters as a fifth of a second
-// has.
+// batchSizeAt returns the size of a batch at a rate: as many letters as the rate allows in a fifth
+// of a second.
 func batchSizeAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
 
-// resetPace starts the rate limit again with an empty bucket. The bucket holds at most one
-// batch: otherwise a job that has waited would send seconds' worth of letters at once.
+// resetPace starts the rate limit again with an empty bucket. The bucket holds at most one batch.
+// With a larger bucket, a job that has waited would send the letters of several seconds at once.
 func (r *runner) resetPace() {
 	burst := batchSizeAt(r.spec.Spec.Rate)
 	r.pace = rate.NewLimiter(rate.Limit(r.currentRate()), burst)
 	r.pace.AllowN(time.Now(), burst)
 }
 
-// currentRate returns the rate of this moment in letters a second; a ramp starts at a tenth.
+// currentRate returns the current rate in letters a second. A ramp starts at a tenth of the full
+// rate.
 func (r *runner) currentRate() float64 {
 	spec := &r.spec.Spec
 	if spec.RampMs <= 0 {
@@ -46,13 +47,14 @@ func (r *runner) currentRate() float64 {
 	return max(spec.Rate*min(0.1+0.9*part, 1), 0.01)
 }
 
-// waitPace waits until the rate allows n letters. Meanwhile it checks that the job still runs.
+// waitPace waits until the rate allows n letters. During the wait it checks that the job is still
+// running.
 func (r *runner) waitPace(ctx context.Context, n int) error {
 	r.pace.SetLimit(rate.Limit(r.currentRate()))
 	res := r.pace.ReserveN(time.Now(), n)
 	for d := res.Delay(); d > 0; d = res.Delay() {
-		// At a low rate the wait is long: check in between whether an operator has changed
-		// the job.
+		// At a low rate the wait is long. So check from time to time whether an operator has
+		// changed the job.
 		if err := pause(ctx, min(d, 4*r.m.cfg.Poll)); err != nil {
 			return err
 		}
@@ -70,24 +72,27 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// maxWatched bounds the letters whose outcomes are followed. Beyond it the oldest are dropped.
+// maxWatched is how many letters may be followed at a time. If there are more, the oldest letters
+// are no longer followed.
 const maxWatched = 2000
 
 // outcomeWatch follows the outcomes of replayed letters. The job's runner owns it.
 type outcomeWatch struct {
 	m      *Manager
-	open   []replayedLetter // without a final state yet
+	open   []replayedLetter // letters without a final state
 	looked time.Time        // when readOutcomes was called last
 }
 
 type replayedLetter struct {
-	chunk     notify.Chunk
-	index     uint32
-	epoch     uint16
-	unguarded bool // it was sent before an operator started the job last, so the guard ignores it
+	chunk notify.Chunk
+	index uint32
+	epoch uint16
+	// unguarded means that the letter was sent before an operator last started or resumed the job.
+	// The guard ignores it.
+	unguarded bool
 }
 
-// follow adds a letter to those that are followed.
+// follow adds a letter to the followed letters.
 func (w *outcomeWatch) follow(o replayedLetter) {
 	if len(w.open) >= maxWatched {
 		w.open = w.open[1:]
@@ -95,8 +100,8 @@ func (w *outcomeWatch) follow(o replayedLetter) {
 	w.open = append(w.open, o)
 }
 
-// readOutcomes calls settled with the final state of each letter that has got one since the
-// last call.
+// readOutcomes calls settled for each followed letter that has got its final state since the last
+// call.
 func (w *outcomeWatch) readOutcomes(ctx context.Context, settled func(o replayedLetter, state notify.State)) error {
 	w.looked = time.Now()
 	type key struct {
@@ -116,7 +121,7 @@ func (w *outcomeWatch) readOutcomes(ctx context.Context, settled func(o replayed
 			}
 			byReplay = map[key][]notify.Row{}
 			for i := range all {
-				if k := &all[i].Key; k.Epoch > 0 { // a replay, which has one receiver
+				if k := &all[i].Key; k.Epoch > 0 { // a replay; it has one receiver
 					byReplay[key{k.First, k.Epoch}] = append(byReplay[key{k.First, k.Epoch}], all[i])
 				}
 			}
@@ -136,7 +141,7 @@ func (w *outcomeWatch) readOutcomes(ctx context.Context, settled func(o replayed
 	return nil
 }
 
-// updateOutcomes reads new outcomes and counts them. While the store is away it waits.
+// updateOutcomes reads new outcomes and counts them. While the store is unreachable, it waits.
 func (r *runner) updateOutcomes(ctx context.Context) error {
 	return r.retryWhileAway(ctx, func() error {
 		return r.watch.readOutcomes(ctx, func(o replayedLetter, state notify.State) {
@@ -166,9 +171,9 @@ func countState(o *api.Outcomes, state notify.State) {
 	}
 }
 
-// missedOutcomes returns how many letters reached no receiver, and the counts of their states
-// in words. With the policy ExpiredFail letters are sent to become EXPIRED, so it does not
-// count these.
+// missedOutcomes returns how many letters reached no receiver, and the counts of their states in
+// words. With the policy ExpiredFail, letters are sent so that they become EXPIRED. So with this
+// policy it does not count EXPIRED.
 func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 	if expired == ExpiredFail {
 		o.Expired = 0
@@ -186,8 +191,8 @@ func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 // settledCount returns how many letters have a final state.
 func settledCount(o *api.Outcomes) int { return o.Reached + o.Missed() }
 
-// checkMissed returns a guardStop if more than AbortIf of n letters reached no receiver. prefix
-// is put before its text.
+// checkMissed returns a guardStop if more than the share AbortIf of n letters reached no receiver.
+// The text of the guardStop begins with prefix.
 func (r *runner) checkMissed(prefix string, n int) error {
 	limit, g := r.spec.Spec.AbortIf, &r.res.Guarded
 	missed, words := missedOutcomes(*g, r.spec.Spec.Expired)
@@ -204,8 +209,8 @@ func (r *runner) checkMissed(prefix string, n int) error {
 // guardFrom is how many outcomes the guard needs before it may stop the job.
 const guardFrom = 20
 
-// checkGuard reads new outcomes, at most once per Poll, and returns a guardStop if too many
-// letters reached no receiver.
+// checkGuard reads new outcomes, at most once per Poll. It returns a guardStop if too many letters
+// reached no receiver.
 func (r *runner) checkGuard(ctx context.Context) error {
 	if r.spec.Spec.Kind != KindReplay || time.Since(r.watch.looked) < r.m.cfg.Poll {
 		return nil
@@ -223,8 +228,8 @@ func (r *runner) checkGuard(ctx context.Context) error {
 	return r.checkMissed(prefix, settledCount(&r.res.Guarded))
 }
 
-// awaitCanary waits until every letter of the canary has an outcome. It returns a guardStop if
-// too many reached no receiver, or if one has no outcome after CanaryWait.
+// awaitCanary waits until every letter of the canary has an outcome. It returns a guardStop if too
+// many letters reached no receiver, or if a letter has no outcome after CanaryWait.
 func (r *runner) awaitCanary(ctx context.Context) error {
 	spec := &r.spec.Spec
 	until := time.Now().Add(r.m.cfg.CanaryWait)
@@ -254,9 +259,9 @@ func (r *runner) awaitCanary(ctx context.Context) error {
 	return r.saveCursor(ctx, cursorPosition(r.j.Cursor), nil)
 }
 
-// rewatch follows letters again that were published before this runner started and may have
-// had no outcome yet. Without it their outcomes would not be counted. The saved counts are
-// complete up to Known.To; rewatch counts all letters after that again.
+// rewatch follows letters again that were published before this runner started and may still have
+// no outcome. Without rewatch their outcomes would not be counted. The saved counts include all
+// letters before Known.To. rewatch counts the outcomes of all later letters again.
 func (r *runner) rewatch(ctx context.Context) error {
 	at, known := cursorPosition(r.j.Cursor), &r.res.Known
 	if r.spec.Spec.Kind != KindReplay {
@@ -281,7 +286,7 @@ func (r *runner) rewatch(ctx context.Context) error {
 			}
 		}
 		from += len(es)
-		if len(r.watch.open) > maxWatched/2 { // make room: most letters of an old job have an outcome
+		if len(r.watch.open) > maxWatched/2 { // make room: most letters of an old job have an outcome already
 			if err := r.updateOutcomes(ctx); err != nil {
 				return err
 			}
@@ -290,11 +295,11 @@ func (r *runner) rewatch(ctx context.Context) error {
 	return nil
 }
 
-// settleFor is how long a job waits for the last outcomes once it has published everything.
-// They are for its report; the guard ignores them.
+// settleFor is how long a job waits for the last outcomes after it has published everything. These
+// outcomes are only for its report; the guard ignores them.
 const settleFor = 20 * time.Second
 
-// awaitLastOutcomes waits up to settleFor until every letter that is followed has an outcome.
+// awaitLastOutcomes waits until every followed letter has an outcome, at most for settleFor.
 func (r *runner) awaitLastOutcomes(ctx context.Context) error {
 	for until := time.Now().Add(settleFor); ; {
 		if err := r.updateOutcomes(ctx); err != nil {

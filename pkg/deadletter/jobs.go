@@ -20,17 +20,17 @@ import (
 
 // States of a job. A paused, stopped or failed job can be resumed.
 const (
-	JobWaiting   = "waiting" // for another operator's approval
+	JobWaiting   = "waiting" // waits for another operator's approval
 	JobRunning   = "running"
-	JobPaused    = "paused"  // by an operator
-	JobStopped   = "stopped" // by its own guard; Why says why
-	JobFailed    = "failed"  // by an error that does not go away by waiting
+	JobPaused    = "paused"  // an operator paused it
+	JobStopped   = "stopped" // its guard stopped it; Why contains the reason
+	JobFailed    = "failed"  // an error that waiting does not solve
 	JobDone      = "done"
 	JobCancelled = "cancelled"
 )
 
-// jobSpec and jobResult are the JSON documents in engine.Job. Their fields have the same names
-// as in api.Job, because apiJob decodes both documents into it.
+// jobSpec and jobResult are the JSON documents in engine.Job. Their fields have the same names as
+// in api.Job, because apiJob decodes both documents into an api.Job.
 type jobSpec struct {
 	Spec     api.JobSpec `json:"spec"`
 	Digest   string      `json:"digest"`
@@ -50,13 +50,13 @@ type jobResult struct {
 	Failed   int            `json:"failed"`
 	Outcomes api.Outcomes   `json:"outcomes"`
 	ActiveMs int64          `json:"active_ms"`
-	// From is the position at which an operator started or resumed the job last. The guard
-	// and the canary start over there.
+	// From is the position at which an operator last started or resumed the job. The guard and the
+	// canary start again at this position.
 	From     int  `json:"from"`
-	CanaryOK bool `json:"canary_ok"` // the canary since From went well
-	// Guarded counts the outcomes that the guard judges: those of letters sent since From.
+	CanaryOK bool `json:"canary_ok"` // the canary after From was successful
+	// Guarded counts the outcomes of letters sent after From. The guard checks only these.
 	Guarded api.Outcomes `json:"guarded"`
-	// Known has the counts of when every letter below Known.To had an outcome.
+	// Known contains the counts at the last time when all letters before Known.To had an outcome.
 	Known knownOutcomes `json:"known"`
 }
 
@@ -71,14 +71,13 @@ type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Finder finds the receiver of a notification. Find returns notify.KindNotFound or KindGone if
-// the notification is no longer kept.
+// Finder finds the receiver of a notification. Find returns notify.KindNotFound or KindGone if the
+// notification is no longer stored.
 type Finder interface {
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 }
 
-// Triggers enqueues a trigger again that has failed for good. done is false if the trigger is
-// not FAILED any more.
+// Triggers enqueues a FAILED trigger again. done is false if the trigger is not FAILED any more.
 type Triggers interface {
 	Requeue(ctx context.Context, id string) (done bool, err error)
 }
@@ -93,44 +92,44 @@ type ManagerConfig struct {
 	Log      Log
 	Triggers Triggers // nil: letters of triggers are skipped
 	Lease    engine.Lease
-	Owner    string // of leases: this process
+	Owner    string // owner of the leases: this process
 	Audit    *AuditLog
 	// Reconcile finds and repairs drift. nil: jobs of this kind are refused.
 	Reconcile Reconciler
-	// Standing returns why no call of a lane can be made now, or "" if one can. nil: replays
-	// do not look at circuit breakers.
+	// Standing returns why no call can be made in a lane now, or "" if a call can be made. nil:
+	// replays ignore circuit breakers.
 	Standing func(notify.Lane) string
-	// Unreachable returns the code with which a letter's receiver would be suppressed if it
-	// were sent now, or "" if nothing is known against it. A plan calls it for every letter,
-	// so it must not block. nil: plans do not count unreachable receivers.
+	// Unreachable returns the code with which a letter's receiver would be suppressed if the letter
+	// were sent now. It returns "" if no reason is known. A plan calls it for every letter, so it
+	// must not block. nil: plans do not count unreachable receivers.
 	Unreachable func(*engine.DeadLetter) string
-	// ApproveAbove is the number of entries above which another operator must approve a
-	// plan. 0: no plan needs approval.
+	// ApproveAbove is a number of entries. If a plan has more entries, another operator must
+	// approve it. 0: no plan needs approval.
 	ApproveAbove int
-	// Keep is how long an ended job is kept, with its report; 0: without limit. Most is how
-	// many ended jobs are kept; 0: all.
+	// Keep is how long an ended job is kept, with its report; 0: without limit. Most is how many
+	// ended jobs are kept; 0: all.
 	Keep time.Duration
 	Most int
-	// CanaryWait is how long the outcomes of a canary are awaited at most.
+	// CanaryWait is the longest time to wait for the outcomes of a canary.
 	CanaryWait time.Duration `default:"3m"`
-	// Poll is the time between two reads of outcomes; a quarter of the time between two
-	// searches for jobs.
+	// Poll is the time between two reads of outcomes. The time between two searches for jobs is
+	// four times as long.
 	Poll   time.Duration `default:"250ms"`
 	Logger *slog.Logger  `default:"discard"`
 	Hit    func(string)  // called at named points, for tests; nil: not called
 }
 
-// Manager makes plans, and runs the jobs that carry them out. Replay, discard, export and
-// reconcile share this mechanism. It is safe for concurrent use.
+// Manager makes plans and runs their jobs. Replay, discard, export and reconcile are kinds of jobs.
+// It is safe for concurrent use.
 type Manager struct {
 	cfg  ManagerConfig
-	kick chan struct{} // capacity 1; a value makes Run look for jobs at once
+	kick chan struct{} // capacity 1; a value makes Run search for jobs at once
 
 	mu      sync.Mutex               // guards running
-	running map[string]chan struct{} // runners in this process, by job; closed when the runner has ended
+	running map[string]chan struct{} // by job: the runner in this process; the channel is closed when the runner has ended
 }
 
-// NewManager returns a Manager. It starts no goroutine; Run carries out jobs.
+// NewManager returns a Manager. It starts no goroutine. Run runs the jobs.
 func NewManager(cfg ManagerConfig) (*Manager, error) {
 	if cfg.Jobs == nil || cfg.Letters == nil || cfg.Status == nil || cfg.History == nil || cfg.Log == nil || cfg.Lease == nil || cfg.Owner == "" || cfg.Audit == nil {
 		return nil, errors.New("ops: Jobs, Letters, Status, History, Log, Lease, Owner and Audit are required")
@@ -142,7 +141,7 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 	return &Manager{cfg: cfg, kick: make(chan struct{}, 1), running: map[string]chan struct{}{}}, nil
 }
 
-// Plan reads the index and returns what a job of this spec would do. It changes nothing.
+// Plan reads the index and returns what a job with this spec would do. It changes nothing.
 func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
 	if spec.Kind == KindReconcile {
 		return planReconcile(ctx, m, spec)
@@ -158,9 +157,9 @@ func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) 
 
 const maxName = 128
 
-// Apply starts the job of a plan. It reads the set again. If the set no longer has the digest
-// of the plan, it returns notify.KindConflict ("stale_plan") and changes nothing. If a job has
-// the same name already, it returns that job and false.
+// Apply starts the job of a plan. It reads the set of letters again. If the digest of the set is
+// not the plan's digest any more, it returns notify.KindConflict ("stale_plan") and changes
+// nothing. If another job already has the same name, Apply returns that job and false.
 func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, bool, error) {
 	if len(r.Name) > maxName {
 		return api.Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
@@ -171,8 +170,7 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 	if r.Name == "" {
 		r.Name = r.Digest
 	}
-	// This comes before the set is read again: the job that has the name may have changed
-	// the set already.
+	// Do this before the set is read again: a job with this name may have changed the set already.
 	if old, ok, err := m.findByName(ctx, r.Spec.Kind, r.Name); err != nil || ok {
 		if err == nil && old.Digest != r.Digest {
 			err = &notify.Error{Kind: notify.KindConflict, Code: "name_taken", Field: "name", Msg: "job " + old.ID + " has this name and another plan"}
@@ -214,8 +212,8 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 	return out, created, err
 }
 
-// freeze builds the set of a plan again and compares it with the digest. It returns stale_plan
-// if they differ.
+// freeze builds the set of a plan again and compares its digest with the plan's digest. If they
+// differ, it returns stale_plan.
 func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*frozenSet, error) {
 	if r.Spec.Kind == KindReconcile {
 		return freezeReport(m, r)
@@ -238,7 +236,7 @@ func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*frozenSet, er
 	return s, nil
 }
 
-// findByName returns the job of a kind that has this name.
+// findByName returns the job with this kind and this name.
 func (m *Manager) findByName(ctx context.Context, kind, name string) (api.Job, bool, error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 	if err != nil {
@@ -270,7 +268,7 @@ func (m *Manager) List(ctx context.Context, max int) ([]api.Job, error) {
 	return out, nil
 }
 
-// Get returns a job, or notify.KindNotFound.
+// Get returns a job. It returns notify.KindNotFound if there is no such job.
 func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
 	j, err := m.getJob(ctx, id)
 	if err != nil {
@@ -279,9 +277,9 @@ func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
 	return apiJob(&j)
 }
 
-// Report returns up to max lines of a job's report after position after. Each line is a JSON
-// document: a letter that was not replayed and why, or a letter that was exported. next is
-// the after of the next call, or 0 at the end.
+// Report returns up to max lines of a job's report, beginning after the position after. Each line
+// is a JSON document: a letter that was not replayed and why, or an exported letter. next is the
+// value of after for the next call, or 0 at the end.
 func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) (lines []json.RawMessage, next uint64, err error) {
 	if _, err := m.Get(ctx, id); err != nil {
 		return nil, 0, err
@@ -302,7 +300,7 @@ func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) 
 	return lines, next, nil
 }
 
-// wake makes Run look for jobs at once. It does not block.
+// wake makes Run search for jobs at once. It does not block.
 func (m *Manager) wake() {
 	select {
 	case m.kick <- struct{}{}:
@@ -310,7 +308,7 @@ func (m *Manager) wake() {
 	}
 }
 
-// cursorPosition decodes a job's cursor: how many entries of its set are done.
+// cursorPosition decodes a job's cursor. The result is how many entries of the job's set are done.
 func cursorPosition(cursor []byte) int {
 	if len(cursor) != 8 {
 		return 0
@@ -337,7 +335,7 @@ func apiJob(j *engine.Job) (out api.Job, err error) {
 	return out, nil
 }
 
-// getJob reads a job. It returns notify.KindNotFound if there is none.
+// getJob reads a job. It returns notify.KindNotFound if there is no such job.
 func (m *Manager) getJob(ctx context.Context, id string) (engine.Job, error) {
 	j, ok, err := m.cfg.Jobs.Get(ctx, id)
 	if err == nil && !ok {

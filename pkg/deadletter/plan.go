@@ -19,35 +19,35 @@ import (
 // Kinds of jobs.
 const (
 	KindReplay    = "replay"    // dead letters are sent again
-	KindDiscard   = "discard"   // dead letters are put aside for good
+	KindDiscard   = "discard"   // dead letters are set to discarded for good
 	KindExport    = "export"    // dead letters are copied into the job's report
 	KindReconcile = "reconcile" // drift is repaired
 )
 
 // Policies of a replay.
 const (
-	ExpiredSkip = "skip" // a letter past its deadline is skipped
+	ExpiredSkip = "skip" // a letter whose deadline has passed is skipped
 	ExpiredSend = "send" // it is sent without the deadline
 	ExpiredFail = "fail" // it is sent with its deadline, and becomes EXPIRED
 
 	CollapseNone   = "none"
 	CollapseLatest = "latest-per-recipient" // only the latest failure of a user, channel and template is sent
 
-	OrderOffset = "offset" // in the order they failed
-	OrderDue    = "due"    // in the order they were accepted
+	OrderOffset = "offset" // in the order in which they failed
+	OrderDue    = "due"    // in the order in which they were accepted
 
 	CircuitStop = "stop" // an open circuit stops the job
-	CircuitWait = "wait" // the job waits until it is closed
+	CircuitWait = "wait" // the job waits until the circuit is closed
 )
 
 // Limits of a job.
 const (
 	MaxRate    = 20_000
-	MaxEntries = 5_000_000 // of one job
+	MaxEntries = 5_000_000 // entries of one job
 	maxCanary  = 1000
 )
 
-// checkSpec fills in defaults. It returns notify.KindInvalid for a wrong field.
+// checkSpec fills in defaults. It returns notify.KindInvalid if a field is wrong.
 func checkSpec(s *api.JobSpec) error {
 	if !slices.Contains([]string{KindReplay, KindDiscard, KindExport, KindReconcile}, s.Kind) {
 		return notify.Invalid("bad_kind", "kind", "replay, discard, export or reconcile")
@@ -106,22 +106,22 @@ func checkSpec(s *api.JobSpec) error {
 	return nil
 }
 
-// Reasons why an entry of a plan is not acted on.
+// Reasons why a job skips an entry.
 const (
 	SkipExpired   = "expired"
-	SkipExhausted = "exhausted" // replayed MaxReplays times before
+	SkipExhausted = "exhausted" // it was replayed MaxReplays times before
 	SkipCollapsed = "collapsed"
 	SkipReplayed  = "already_replayed"
 	SkipDiscarded = "already_discarded"
-	SkipGone      = "letter_gone"  // retention took it
-	SkipContent   = "content_gone" // the notification itself is no longer kept
-	SkipReached   = "reached"      // by its rows it has another outcome than a failure by now
+	SkipGone      = "letter_gone"  // the letter was removed after its retention
+	SkipContent   = "content_gone" // the notification itself is no longer stored
+	SkipReached   = "reached"      // its rows now have an outcome other than a failure
 	SkipUnknown   = "unknown"      // it may have arrived, and force_resend is not set
 	SkipTrigger   = "no_triggers"  // this server cannot enqueue triggers
 )
 
 const (
-	maxKinds = 200 // different keys of one count; further ones count as "other"
+	maxKinds = 200 // different keys of one count; all further keys are counted as "other"
 	endsSoon = 24 * time.Hour
 )
 
@@ -137,15 +137,15 @@ type setEntry struct {
 	ord       uint64 // position of the letter in the index
 	key       int64  // sort key with OrderDue
 	who       uint64 // hash of user, channel, template and caller, with CollapseLatest
-	collapsed bool   // a later entry has the same who: skip this one
+	collapsed bool   // a later entry has the same who: this entry is skipped
 }
 
-// frozenSet is the set of letters that a job acts on, and the plan with its counts. An entry
-// takes up to 32 bytes, and only while the job is made.
+// frozenSet is the set of letters of a job, and the plan with its counts. An entry takes up to 32
+// bytes, only while the job is made.
 type frozenSet struct {
 	plan    api.Plan
 	entries []setEntry
-	report  json.RawMessage // of a reconcile, instead of entries
+	report  json.RawMessage // report of a reconcile; such a set has no entries
 }
 
 // planner builds a frozenSet by reading the index once.
@@ -155,11 +155,12 @@ type planner struct {
 	keep    bool // keep the entries, for a job
 	most    int  // how many entries a set may have; 0: MaxEntries
 
-	unreachable func(*engine.DeadLetter) string // nil: not asked
+	unreachable func(*engine.DeadLetter) string // nil: not called
 }
 
-// buildSet returns the letters that spec selects up to spec.UpTo, or, if that is 0, up to the
-// present end of the index. It returns notify.KindInvalid for a wrong spec or too many letters.
+// buildSet returns the letters that spec selects, up to spec.UpTo. If spec.UpTo is 0, it selects up
+// to the current end of the index. It returns notify.KindInvalid for a wrong spec or too many
+// letters.
 func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, error) {
 	if err := checkSpec(&spec); err != nil {
 		return nil, err
@@ -183,7 +184,7 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 	}
 	collapse := spec.Collapse == CollapseLatest
 	latest := map[uint64]int{} // index in entries of the latest letter, by who
-	codes := map[int]string{}  // by index in entries, the code under which Unreach counted a letter that may still collapse
+	codes := map[int]string{}  // by index in entries: the code under which Unreach counts a letter that may still be collapsed
 	mine := func(d *engine.DeadLetter) bool { return selectable(&spec, d) }
 	err := walkSelected(ctx, p.letters, &spec.Filter, spec.UpTo, mine, func(d *engine.DeadLetter) error {
 		if s.plan.Entries++; s.plan.Entries > most {
@@ -242,7 +243,7 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 	return s, nil
 }
 
-// selectable reports whether a kind of job acts on letters in the state of d.
+// selectable reports whether a job of this kind may act on d in its current state.
 func selectable(spec *api.JobSpec, d *engine.DeadLetter) bool {
 	switch {
 	case spec.Kind == KindExport, d.State == engine.LetterDead:
@@ -253,7 +254,7 @@ func selectable(spec *api.JobSpec, d *engine.DeadLetter) bool {
 	return false
 }
 
-// skipReason returns why a letter is not replayed, or "", by what the letter itself says.
+// skipReason returns why a letter is not replayed, or "". It uses only the letter's own fields.
 func skipReason(spec *api.JobSpec, d *engine.DeadLetter, now int64) string {
 	switch {
 	case int(d.Epoch) >= spec.MaxReplays && d.Channel != ChannelTrigger:
@@ -266,7 +267,7 @@ func skipReason(spec *api.JobSpec, d *engine.DeadLetter, now int64) string {
 	return ""
 }
 
-// count counts a letter in the counts of the plan.
+// count adds a letter to the counts of the plan.
 func (s *frozenSet) count(d *engine.DeadLetter, now int64) {
 	c := s.plan.Counts
 	countKind(c["class"], d.Class)
@@ -284,7 +285,7 @@ func (s *frozenSet) count(d *engine.DeadLetter, now int64) {
 	}
 }
 
-// hashLetter adds a letter to the digest of a plan: its identity and state.
+// hashLetter adds a letter's identity and state to the digest of a plan.
 func hashLetter(h hash.Hash, d *engine.DeadLetter) {
 	b := make([]byte, 0, 64)
 	b = binary.BigEndian.AppendUint64(b, d.Ord)
@@ -295,15 +296,15 @@ func hashLetter(h hash.Hash, d *engine.DeadLetter) {
 	h.Write(b)
 }
 
-// A job stores its set in pages of pageSize entries, as job entries from setPagesFrom on. The
-// lines of its report come before.
+// A job stores its set in pages of pageSize entries. A page is a job entry with a position above
+// setPagesFrom. The lines of the job's report have lower positions.
 const (
 	pageSize     = 8192
 	setPagesFrom = uint64(1) << 63
 )
 
-// pages encodes the set. An entry is the varint of the difference to the ord before, shifted
-// left by one; the lowest bit says that the entry is collapsed.
+// pages encodes the set. An entry is a varint: the difference to the ord of the entry before it,
+// shifted left by one. The lowest bit means that the entry is collapsed.
 func (s *frozenSet) pages() (out []engine.JobEntry) {
 	if s.report != nil {
 		return []engine.JobEntry{{At: setPagesFrom + 1, Doc: s.report}}
@@ -339,7 +340,7 @@ func readPage(b []byte) ([]setEntry, error) {
 	return out, nil
 }
 
-// readEntries returns up to n entries of a job's set, from position at on.
+// readEntries returns up to n entries of a job's set, beginning at position at.
 func readEntries(ctx context.Context, m *Manager, id string, at, n int) ([]setEntry, error) {
 	var out []setEntry
 	for page := at / pageSize; len(out) < n; page++ {
@@ -363,7 +364,7 @@ func readEntries(ctx context.Context, m *Manager, id string, at, n int) ([]setEn
 	return out, nil
 }
 
-// readLetters returns the letters of entries, with nil for a letter that is gone.
+// readLetters returns the letters of entries. It contains nil for a letter that is gone.
 func readLetters(ctx context.Context, m *Manager, es []setEntry) ([]*engine.DeadLetter, error) {
 	out := make([]*engine.DeadLetter, len(es))
 	place := make(map[uint64]int, len(es))
@@ -382,7 +383,7 @@ func readLetters(ctx context.Context, m *Manager, es []setEntry) ([]*engine.Dead
 	if len(es) > 0 && hi-lo < uint64(8*len(es)) {
 		return out, m.cfg.Letters.Walk(ctx, lo-1, hi, take)
 	}
-	for _, e := range es { // the entries are far apart: read each by itself
+	for _, e := range es { // the entries are far apart: read each letter separately
 		if err := m.cfg.Letters.Walk(ctx, e.ord-1, e.ord, take); err != nil {
 			return nil, err
 		}

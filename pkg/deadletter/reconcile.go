@@ -10,30 +10,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Reconciler finds drift and repairs it; package conserve implements it.
+// Reconciler finds drift and repairs it. Package conserve implements it.
 type Reconciler interface {
-	// Report checks what was accepted since then (zero: all that is kept). It changes
-	// nothing.
+	// Report checks everything that was accepted after since (zero: everything that is stored). It
+	// changes nothing.
 	Report(ctx context.Context, since time.Time) (Findings, error)
-	// Check decodes a report. It returns notify.KindInvalid if the report was altered, and
-	// notify.KindConflict if it is stale.
+	// Check decodes a report. It returns notify.KindInvalid if the report was changed, and
+	// notify.KindConflict if the report is too old.
 	Check(report json.RawMessage) (Findings, error)
-	// Apply repairs findings [from, from+n) of a report that Check accepted, however long
-	// ago, and returns what became of each. It repairs a finding only if it is still as the
-	// report lists it, so it may be repeated.
+	// Apply repairs the findings [from, from+n) of a report. Check must have accepted the report
+	// before, at any time. Apply returns the result for each finding. It repairs a finding only if
+	// the finding is still as in the report. So Apply may be repeated.
 	Apply(ctx context.Context, report json.RawMessage, from, n int) ([]Repair, error)
 }
 
-// Findings are a reconciler's report and its figures.
+// Findings is a report of a Reconciler, with its numbers.
 type Findings struct {
 	Report json.RawMessage
-	Digest string         // of the report
+	Digest string         // digest of the report
 	Counts map[string]int // by class
-	Listed int            // how many findings it lists
-	Mend   int            // how many of these can be repaired
+	Listed int            // number of findings in the report
+	Mend   int            // number of these findings that can be repaired
 }
 
-// Repair is what became of a finding. Why is empty if it was repaired.
+// Repair is the result for one finding. Why is empty if the finding was repaired.
 type Repair struct {
 	Kind  string `json:"kind"`
 	Class string `json:"class"`
@@ -41,12 +41,12 @@ type Repair struct {
 	Why   string `json:"why,omitempty"`
 }
 
-// Why a finding was not repaired.
+// Reasons why a finding was not repaired.
 const (
-	SkipChanged = "changed"        // it is not any more as it was found
+	SkipChanged = "changed"        // it is not as in the report any more
 	SkipPeople  = "left_as_it_is"  // it cannot be repaired automatically
 	repairPage  = 2000             // findings between two saves of the cursor
-	repairLease = "ops-job/repair" // shared by all reconcile jobs, so that one runs at a time
+	repairLease = "ops-job/repair" // all reconcile jobs share it, so that only one runs at a time
 )
 
 func planReconcile(ctx context.Context, m *Manager, spec api.JobSpec) (api.Plan, error) {
@@ -95,9 +95,9 @@ func freezeReport(m *Manager, r *api.JobRequest) (*frozenSet, error) {
 	return &frozenSet{plan: reconcilePlan(&f), report: r.Report}, nil
 }
 
-// runReconcile repairs the findings of the report, page by page. After a crash it goes on
-// after the last page that was saved; findings of the next page that were repaired already
-// are then reported as changed.
+// runReconcile repairs the findings of the report, page by page. After a crash it continues after
+// the last saved page. If findings of the next page were repaired before the crash, they are then
+// reported as changed.
 func (r *runner) runReconcile(ctx context.Context) error {
 	es, err := r.m.cfg.Jobs.Entries(ctx, r.j.ID, setPagesFrom, 1)
 	if err != nil || len(es) == 0 {

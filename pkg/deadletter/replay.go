@@ -16,7 +16,7 @@ import (
 // causeReplay is the Cause of a replayed envelope.
 const causeReplay = "replay"
 
-// reportLine is a line of a job's report: a letter that was not acted on, and why.
+// reportLine is a line of a job's report: a letter that the job skipped or failed to send, and why.
 type reportLine struct {
 	ID     string `json:"id"`
 	Epoch  uint16 `json:"epoch"`
@@ -25,9 +25,9 @@ type reportLine struct {
 	Why    string `json:"why"`
 }
 
-// runBatch acts on entries, and returns their lines of the report. It may be repeated, also by
-// another process after a crash: it recognizes the letters that it has marked before, and
-// publishes them again under the same keys.
+// runBatch acts on entries and returns their lines of the report. It may be repeated, also by
+// another process after a crash. It recognizes the letters that it has marked before, and publishes
+// them again with the same keys.
 func (r *runner) runBatch(ctx context.Context, at int, es []setEntry) ([]engine.JobEntry, error) {
 	letters, err := readLetters(ctx, r.m, es)
 	if err != nil {
@@ -48,13 +48,13 @@ func (r *runner) runBatch(ctx context.Context, at int, es []setEntry) ([]engine.
 	return b.lines()
 }
 
-// letterBatch is some entries of a job's set that are acted on together.
+// letterBatch contains entries of a job's set that are handled together.
 type letterBatch struct {
 	r       *runner
 	at      int // position of the first entry in the set
 	es      []setEntry
 	letters []*engine.DeadLetter // by entry; nil: the letter is gone
-	why     []string             // by entry, why it is not acted on; "": it is
+	why     []string             // by entry: why the job does not act on it; "": it acts
 }
 
 func (b *letterBatch) lines() (out []engine.JobEntry, err error) {
@@ -108,14 +108,14 @@ type exportLine struct {
 	*engine.DeadLetter
 }
 
-// markedByJob reports whether this job has marked a letter. If the letter was sent under
-// another epoch than the next one, the mark is the job's id, "@" and that epoch.
+// markedByJob reports whether this job has marked a letter. The mark is the job's id. If the letter
+// was sent with another epoch than d.Epoch+1, the mark is the job's id, "@" and that epoch.
 func markedByJob(d *engine.DeadLetter, job string) bool {
 	return d.Job == job || strings.HasPrefix(d.Job, job+"@")
 }
 
-// checkState returns why the state of a letter forbids acting on it, or "". mine is true if
-// this job has marked the letter before.
+// checkState returns why the letter's state forbids the action, or "". mine is true if this job has
+// marked the letter before.
 func (b *letterBatch) checkState(d *engine.DeadLetter) (why string, mine bool) {
 	switch {
 	case d == nil:
@@ -138,8 +138,8 @@ func (b *letterBatch) discard(ctx context.Context) error {
 	}, nil)
 }
 
-// moveLetters moves the letters for which want returns true to a state, in the name of this
-// job. epoch returns the epoch under which a letter is sent; nil: letters are not sent.
+// moveLetters changes the letters for which want returns true to the given state, with this job's
+// mark. epoch returns the epoch with which a letter is sent. epoch is nil if letters are not sent.
 func (b *letterBatch) moveLetters(ctx context.Context, to string, want func(int) (bool, error), epoch func(int) uint16) error {
 	var moves []engine.LetterMove
 	var places []int // index in b.letters, by move
@@ -163,17 +163,17 @@ func (b *letterBatch) moveLetters(ctx context.Context, to string, want func(int)
 		return err
 	}
 	for k, ok := range moved {
-		if !ok { // another job or operator has moved it since it was read
+		if !ok { // another job or operator has changed it after it was read
 			b.why[places[k]] = SkipReplayed
 		}
 	}
 	return nil
 }
 
-// replay sends letters again. First it marks them in the index, which is the ledger of
-// replays. Then it publishes their envelopes under keys that follow from the letters alone.
-// The caller moves the cursor last. After a crash in between the envelopes are published
-// again, and the worker drops them as duplicates.
+// replay sends letters again. First it marks them in the index, which is the ledger of replays.
+// Then it publishes their envelopes with keys that are computed only from the letters. The caller
+// advances the cursor last. After a crash in between, the envelopes are published again, and the
+// worker drops them as duplicates.
 func (b *letterBatch) replay(ctx context.Context) error {
 	if err := b.awaitCircuits(ctx); err != nil {
 		return err
@@ -181,9 +181,9 @@ func (b *letterBatch) replay(ctx context.Context) error {
 	spec := &b.r.spec.Spec
 	now := time.Now().UnixMilli()
 	recs := make([]*log.Record, len(b.es))
-	obs := make([]replayedLetter, len(b.es)) // to be followed; epoch 0: not a notification
+	obs := make([]replayedLetter, len(b.es)) // letters to follow; epoch 0: not a notification
 	chunks := map[notify.Chunk][]notify.Row{}
-	var last engine.Found // the chunk that was found last: letters of one chunk often come together
+	var last engine.Found // the chunk that was found last, because letters of one chunk are often next to each other
 	err := b.moveLetters(ctx, engine.LetterReplayed, func(i int) (bool, error) {
 		d := b.letters[i]
 		why, mine := b.checkState(d)
@@ -279,14 +279,15 @@ func (b *letterBatch) replay(ctx context.Context) error {
 	return nil
 }
 
-// replayEpoch decides by the present outcome of a notification whether its letter is sent. It
-// returns why it is not, or else the epoch under which it is sent.
+// replayEpoch decides from the current outcome of a notification whether its letter is sent. It
+// returns either why the letter is not sent, or the epoch with which it is sent.
 func replayEpoch(d *engine.DeadLetter, out *notify.Outcome, force bool) (why string, epoch uint16) {
 	if out.Epoch > d.Epoch && (out.State != notify.Unknown || !force) {
 		return SkipReplayed, 0
 	}
 	switch out.State {
-	case notify.Failed, notify.Accepted: // Accepted: the outcome row is gone, but the letter says that it failed
+	// Accepted means that the outcome row is gone. The letter shows that the notification failed.
+	case notify.Failed, notify.Accepted:
 	case notify.Unknown:
 		if !force {
 			return SkipUnknown, 0
@@ -297,7 +298,7 @@ func replayEpoch(d *engine.DeadLetter, out *notify.Outcome, force bool) (why str
 	return "", max(d.Epoch, out.Epoch) + 1
 }
 
-// markedEpoch returns the epoch under which the job that marked a letter sends it.
+// markedEpoch returns the epoch with which the job that marked a letter sends it.
 func markedEpoch(d *engine.DeadLetter) uint16 {
 	if _, at, ok := strings.Cut(d.Job, "@"); ok {
 		if n, err := strconv.ParseUint(at, 10, 16); err == nil {
@@ -307,8 +308,8 @@ func markedEpoch(d *engine.DeadLetter) uint16 {
 	return d.Epoch + 1
 }
 
-// find returns the receiver of a notification. last is the chunk that was found before; find
-// uses it if the notification is in the same one, and replaces it otherwise.
+// find returns the receiver of a notification. last is the chunk that was found in the previous
+// call. If the notification is in that chunk, find uses it. Otherwise find replaces last.
 func (b *letterBatch) find(ctx context.Context, last *engine.Found, id notify.ID) (engine.Found, error) {
 	if last.ID.Fan && last.ID.Base == id.Base {
 		rd, rec := notify.ReadReceivers(last.Envelope.Receivers), notify.Receiver{}
@@ -327,9 +328,9 @@ func (b *letterBatch) find(ctx context.Context, last *engine.Found, id notify.ID
 	return f, err
 }
 
-// replayRecord returns the record that sends one receiver again under an epoch. Its key
-// follows from the notification and the epoch, so that a letter that is replayed twice under
-// the same epoch has one outcome row.
+// replayRecord returns the record that sends one receiver again with an epoch. Its key is computed
+// from the notification and the epoch. So a letter that is replayed twice with the same epoch has
+// only one outcome row.
 func replayRecord(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, by string) *log.Record {
 	e := ReplayEnvelope(f, d.ID.Index, epoch)
 	if expired == ExpiredSend && e.Expires != 0 && e.Expires <= time.Now().UnixMilli() {
@@ -348,8 +349,8 @@ func replayRecord(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, 
 	}
 }
 
-// ReplayEnvelope returns the envelope that sends one receiver of a chunk again under an epoch.
-// The same arguments always give the same envelope.
+// ReplayEnvelope returns the envelope that sends one receiver of a chunk again with an epoch. The
+// same arguments always give the same envelope.
 func ReplayEnvelope(f *engine.Found, index uint32, epoch uint16) notify.Envelope {
 	e := f.Envelope
 	e.Parent = notify.ColumnDigest(e.Receivers)
@@ -367,8 +368,8 @@ func ReplayEnvelope(f *engine.Found, index uint32, epoch uint16) notify.Envelope
 	return e
 }
 
-// awaitCircuits waits while no call of the lane of one of the letters can be made. With the
-// policy CircuitStop it returns a guardStop instead.
+// awaitCircuits waits while no call can be made in the lane of one of the letters. With the policy
+// CircuitStop it returns a guardStop instead.
 func (b *letterBatch) awaitCircuits(ctx context.Context) error {
 	if b.r.m.cfg.Standing == nil {
 		return nil

@@ -19,18 +19,18 @@ import (
 
 const (
 	maxBatch   = 500              // letters
-	leaseTime  = 30 * time.Second // of a job's lease
+	leaseTime  = 30 * time.Second // duration of a job's lease
 	leaseRenew = 10 * time.Second // between two renewals
 )
 
-// Run carries out every job in state running, also jobs that an earlier process left, until
-// ctx ends. Then each runner ends after its batch, and Run returns.
+// Run runs every job in state running until ctx ends. This includes jobs that an earlier process
+// left. When ctx ends, each runner ends after its batch, and Run returns.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	t := time.NewTicker(4 * m.cfg.Poll)
 	defer t.Stop()
-	free := map[string]bool{} // cancelled jobs that hold no marks any more, by id
+	free := map[string]bool{} // by id: cancelled jobs whose marks are all removed
 	for {
 		jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 		if err != nil && ctx.Err() == nil {
@@ -41,7 +41,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			case j.State == JobRunning:
 				m.start(ctx, &wg, *j)
 			case j.State == JobCancelled && !free[j.ID]:
-				// Do gives the marks back itself, unless its request or process ended first.
+				// Do removes the marks itself, unless its request or process ended first.
 				free[j.ID] = m.freeMarks(ctx, j)
 			}
 		}
@@ -56,35 +56,36 @@ func (m *Manager) Run(ctx context.Context) error {
 
 func leaseOf(job string) string { return "ops-job/" + job }
 
-// start starts a runner for a job, unless this process or another one has a runner for it.
+// start starts a runner for a job, unless this process or another process already has a runner for
+// it.
 func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.running[j.ID] != nil {
 		return
 	}
-	// The owner contains the job's id, so that two jobs of this process that share a lease
-	// exclude each other too.
+	// The owner contains the job's id. So two jobs of this process that use the same lease exclude
+	// each other too.
 	lease, owner := leaseOf(j.ID), m.cfg.Owner+"/"+j.ID
 	if j.Kind == KindReconcile {
 		lease = repairLease
 	}
 	got, err := m.cfg.Lease.Acquire(ctx, lease, owner, leaseTime)
 	if err != nil || !got {
-		return // another process, or job, has it
+		return // another process or job has the lease
 	}
 	ended := make(chan struct{})
 	m.running[j.ID] = ended
 	wg.Go(func() {
 		defer func() {
-			// The lease is released while the job still is in m.running. Otherwise this
-			// could release the lease of the job's next runner, which has the same owner.
+			// Release the lease before the job is removed from m.running. Otherwise this could
+			// release the lease of the job's next runner, which has the same owner.
 			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, owner) // if this fails, the lease expires
 			m.mu.Lock()
 			delete(m.running, j.ID)
 			m.mu.Unlock()
 			close(ended)
-			m.wake() // an operator may have resumed the job meanwhile
+			m.wake() // an operator may have resumed the job in the meantime
 		}()
 		r := runner{m: m, j: j, lease: lease, owner: owner, renewed: time.Now()}
 		if err := r.run(ctx); err != nil && ctx.Err() == nil {
@@ -93,17 +94,17 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	})
 }
 
-// runner carries out one job. Its goroutine owns all fields. j is its own copy of the job: it
-// writes the job by compare and swap, so it never overwrites an operator's change.
+// runner runs one job. Its goroutine owns all fields. j is the runner's own copy of the job. The
+// runner writes the job by compare and swap, so it never overwrites an operator's change.
 type runner struct {
 	m       *Manager
-	j       engine.Job // as saved last
+	j       engine.Job // the job as it was last saved
 	spec    jobSpec
 	res     jobResult
 	lease   string
 	owner   string
-	renewed time.Time // when the lease was renewed last
-	began   time.Time // ActiveMs counts the time up to here
+	renewed time.Time // when the lease was last renewed
+	began   time.Time // ActiveMs includes the time until began
 	watch   outcomeWatch
 	pace    *rate.Limiter
 	ramp    time.Time // when the ramp of the rate began
@@ -113,14 +114,14 @@ var (
 	errLeft = errors.New("the job is not running any more, or not here")
 )
 
-// guardStop is an error that stops a job, by a guard or an open circuit breaker. why becomes
-// the job's Why.
+// guardStop is an error that stops a job: the guard or an open circuit breaker demands it. The text
+// why is stored as the job's Why.
 type guardStop struct{ why string }
 
 func (s guardStop) Error() string { return s.why }
 
 func (r *runner) run(ctx context.Context) error {
-	// Read the job again now that the lease is held: the listed one may be old.
+	// Read the job again now that the runner has the lease. The listed copy may be old.
 	j, ok, err := r.m.cfg.Jobs.Get(ctx, r.j.ID)
 	if err != nil || !ok || j.State != JobRunning {
 		return err
@@ -142,7 +143,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	switch why := (guardStop{}); {
 	case errors.Is(err, errLeft), ctx.Err() != nil:
-		return nil // the next runner goes on at the cursor
+		return nil // the next runner continues at the cursor
 	case errors.As(err, &why):
 		return r.endJob(ctx, JobStopped, why.why)
 	case err != nil:
@@ -151,8 +152,8 @@ func (r *runner) run(ctx context.Context) error {
 	return r.endJob(ctx, JobDone, "")
 }
 
-// endJob records the end of the job with its counts in the audit log, and saves its last
-// state.
+// endJob records the end of the job and its counts in the audit log, and saves the last state of
+// the job.
 func (r *runner) endJob(ctx context.Context, state, why string) error {
 	r.res.Why = why
 	counts := map[string]int{"planned": r.spec.Planned, "done": r.res.Done, "exhausted": r.res.Exhaust, "failed": r.res.Failed, "refailed": r.res.Outcomes.Refailed}
@@ -178,8 +179,8 @@ func (r *runner) endJob(ctx context.Context, state, why string) error {
 	return err
 }
 
-// saveCursor moves the cursor to position at, and stores the counts and the report's lines in
-// the same write. If an operator has changed the job, that change is kept, and saveCursor
+// saveCursor sets the cursor to position at. In the same write it stores the counts and the
+// report's lines. If an operator has changed the job's state, that change is kept, and saveCursor
 // returns errLeft, which ends the runner.
 func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry) error {
 	now := time.Now()
@@ -210,7 +211,7 @@ func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry
 				return errors.Join(errLeft, gerr)
 			}
 			if cursorPosition(was.Cursor) != cursorPosition(r.j.Cursor) {
-				return errLeft // another runner has taken the job over
+				return errLeft // another runner has the job now
 			}
 			var theirs jobResult
 			if err := json.Unmarshal(was.Result, &theirs); err != nil {
@@ -220,7 +221,7 @@ func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry
 				mine.State, r.res.Why = was.State, theirs.Why
 			}
 			r.res.Approved = theirs.Approved
-			if theirs.From != r.res.From { // it was paused and resumed before this runner noticed
+			if theirs.From != r.res.From { // an operator paused and resumed it before this runner noticed
 				r.res.resetGuard(theirs.From)
 				for i := range r.watch.open {
 					r.watch.open[i].unguarded = true
@@ -237,8 +238,8 @@ func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry
 	}
 }
 
-// keepLease renews the lease if leaseRenew has passed. It returns errLeft if the lease is lost,
-// or could not be renewed for leaseTime.
+// keepLease renews the lease if leaseRenew has passed since the last renewal. It returns errLeft if
+// the lease is lost, or if it could not be renewed for leaseTime.
 func (r *runner) keepLease(ctx context.Context) error {
 	if time.Since(r.renewed) < leaseRenew {
 		return nil
@@ -259,8 +260,8 @@ func (r *runner) keepLease(ctx context.Context) error {
 	return nil
 }
 
-// renewingLease runs f, which may take longer than the lease lasts, and renews the lease
-// meanwhile. If the lease is lost it cancels f's context and returns errLeft.
+// renewingLease runs f and renews the lease during that time, because f may take longer than the
+// lease lasts. If the lease is lost, it cancels f's context and returns errLeft.
 func (r *runner) renewingLease(ctx context.Context, f func(context.Context) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -299,12 +300,12 @@ func (r *runner) checkStillRunning(ctx context.Context) error {
 		return errLeft
 	}
 	if err != nil {
-		return nil // the store is away: the next check asks again
+		return nil // the store is unreachable: the next check tries again
 	}
 	return r.keepLease(ctx)
 }
 
-// waitAndCheck waits for d, and then does checkStillRunning.
+// waitAndCheck waits for d and then calls checkStillRunning.
 func (r *runner) waitAndCheck(ctx context.Context, d time.Duration) error {
 	return errors.Join(pause(ctx, d), r.checkStillRunning(ctx))
 }
@@ -358,8 +359,8 @@ func (r *runner) runLetters(ctx context.Context) error {
 	return r.awaitLastOutcomes(ctx)
 }
 
-// retryWhileAway calls f until it does not fail because a store or the log is away. Each time
-// it starts from the same counts. A batch may be repeated: its letters are marked, and its
+// retryWhileAway calls f again while f fails because a store or the log is unreachable. Each call
+// starts with the same counts. A batch may be repeated, because its letters are marked and its
 // records have the same keys.
 func (r *runner) retryWhileAway(ctx context.Context, f func() error) error {
 	was := r.res.copy()
@@ -376,7 +377,7 @@ func (r *runner) retryWhileAway(ctx context.Context, f func() error) error {
 	}
 }
 
-// resetGuard makes the guard and the canary start over at a position.
+// resetGuard makes the guard and the canary start again at a position.
 func (r *jobResult) resetGuard(at int) {
 	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = at, false, api.Outcomes{}, api.Outcomes{}
 }

@@ -15,25 +15,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Anyone who may read dead letters may send an expression, and it runs in the server's
-// process. jq has no limit of memory, and one step may need any amount: a value that shares
-// its parts (reduce range(40) as $i (1; [., .])) is written or compared in full by one step,
-// and a deadline cannot interrupt a step. So an expression must not use what makes values
-// larger. It selects with paths, comparisons and the functions below. Operators and functions
-// that need more time or return more for larger operands are replaced by those of
-// wherefuncs.go.
+// Everybody who may read dead letters may send an expression, and it runs in the server's process.
+// jq has no memory limit, and a single step may need any amount of memory. For example, a small
+// value can refer to its own parts many times (reduce range(40) as $i (1; [., .])). When one step
+// writes or compares such a value, it expands it completely, and a deadline cannot interrupt a
+// step. So an expression must not use operations that make values larger. It selects with paths,
+// comparisons and the functions below. Some operators and functions need more time or return more
+// for larger operands. These are replaced by the functions in wherefuncs.go.
 const (
 	maxWhere  = 4096
-	maxRegexp = 256 // bytes; a longer one may compile into many megabytes
+	maxRegexp = 256 // bytes; a longer one may need many megabytes when compiled
 
 	whereTime = 100 * time.Millisecond // for one letter
-	// A walk over letters may take whereStart, and whereEach for each letter.
+	// For all letters of a walk together, an expression may take whereStart, plus whereEach for
+	// each letter.
 	whereStart = 5 * time.Second
 	whereEach  = time.Millisecond
 )
 
 // whereFuncs lists the functions that an expression may call, with their number of arguments.
-// boundedFuncs replaces some of them; none of the others returns more than it is given.
+// boundedFuncs replaces some of them. The other functions never return more than their input.
 var whereFuncs = strings.Fields(`
 	not/0 empty/0 length/0 utf8bytelength/0 type/0 tostring/0 tonumber/0 fromjson/0 keys/0 now/0 fromdate/0 fromdateiso8601/0
 	ascii_downcase/0 ascii_upcase/0 trim/0 ltrim/0 rtrim/0 abs/0 floor/0 ceil/0 round/0 first/0 last/0
@@ -42,7 +43,7 @@ var whereFuncs = strings.Fields(`
 	has/1 in/1 contains/1 inside/1 startswith/1 endswith/1 ltrimstr/1 rtrimstr/1 index/1 rindex/1 test/1 test/2`)
 
 // compileWhere compiles an expression, without an environment and without modules. It returns
-// notify.KindInvalid for one that is too long, no jq, or not allowed.
+// notify.KindInvalid if the expression is too long, is not jq, or is not allowed.
 func compileWhere(expr string) (*gojq.Code, error) {
 	if len(expr) > maxWhere {
 		return nil, notify.Invalid("too_long", "where", "at most 4,096 bytes")
@@ -61,9 +62,9 @@ func compileWhere(expr string) (*gojq.Code, error) {
 	return code, nil
 }
 
-// refusedPart walks a parsed expression. It returns the first part that is not allowed, in the
-// words of a message, or "" if all is allowed. On the way it replaces operators and functions
-// by those of boundedFuncs.
+// refusedPart walks a parsed expression. It returns a description of the first part that is not
+// allowed, or "" if all parts are allowed. During the walk it replaces operators and functions by
+// the functions of boundedFuncs.
 func refusedPart(v reflect.Value) (not string) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -169,7 +170,8 @@ func refusedString(t *gojq.String) string {
 	return ""
 }
 
-// refusedArray allows arrays of constants, which IN and inside take, and refuses all others.
+// refusedArray allows arrays of constants, which IN and inside need as arguments. It refuses all
+// other arrays.
 func refusedArray(q *gojq.Query) string {
 	switch {
 	case q == nil, isLiteral(q):
@@ -198,8 +200,8 @@ func isLiteral(q *gojq.Query) bool {
 }
 
 // evalWhere reports whether the expression is true for a letter. It returns an error if the
-// expression fails or takes too long; to skip the letter instead would select fewer letters
-// than the operator meant.
+// expression fails or takes too long. If it skipped the letter instead, the filter would select
+// fewer letters than the operator wanted.
 func (m *Matcher) evalWhere(ctx context.Context, d *engine.DeadLetter) (bool, error) {
 	b, err := json.Marshal(d)
 	if err != nil {

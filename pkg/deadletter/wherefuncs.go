@@ -12,17 +12,17 @@ import (
 	"github.com/itchyny/gojq"
 )
 
-// Bounds of one step of an expression. A deadline interrupts an expression only between two
-// steps, so each step must be short and make small values.
+// Limits of one step of an expression. A deadline interrupts an expression only between two steps.
+// So each step must be short and make small values.
 const (
-	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson reads
+	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson decodes
 	maxWhereNumber   = 64       // bytes of a text that tonumber reads
-	maxWhereContains = 10_000   // comparisons of one contains or inside
+	maxWhereContains = 10_000   // comparisons in one contains or inside
 	maxWhereAtOnce   = 4        // expressions that run at the same time in the process
 )
 
-// whereSlots holds a token for each expression that runs. It is global because the cores that
-// it protects are shared by the whole process.
+// whereSlots contains a token for each running expression. It is global because it protects the
+// cores, which the whole process shares.
 var whereSlots = make(chan struct{}, maxWhereAtOnce)
 
 // enterWhere waits for a slot of whereSlots. leave frees the slot.
@@ -35,9 +35,10 @@ func enterWhere(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// boundedFuncs replaces operators and functions of jq that split, join, repeat or compare
-// whole values by functions that take numbers and texts. The grammar of jq cannot write their
-// names, so an expression reaches them only through the operator or function they replace.
+// boundedFuncs contains functions that replace some operators and functions of jq. The originals
+// split, join, repeat or compare whole values. The replacements accept only numbers and texts. The
+// grammar of jq cannot write their names. So an expression calls them only through the operator or
+// function that they replace.
 var boundedFuncs = map[string]func(v any, args []any) any{
 	"where/tostring": func(v any, _ []any) any {
 		switch v.(type) {
@@ -133,7 +134,8 @@ func boundedOptions() (out []gojq.CompilerOption) {
 	return out
 }
 
-// onNumbers applies of to two numbers, or returns an error if an argument is none.
+// onNumbers applies the function of to two numbers. It returns an error if an argument is not a
+// number.
 func onNumbers(op string, args []any, of func(a, b float64) any) any {
 	a, aOK := gojq.ToFloat64(args[0])
 	b, bOK := gojq.ToFloat64(args[1])
@@ -165,9 +167,10 @@ func containsWithin(v, part any) any {
 	return yes
 }
 
-// contains does what jq's contains does. A text contains its substrings. An array contains
-// part if each element of part is contained in some element of the array. An object contains
-// part if it does so for each key of part. left is how many more values may be compared.
+// contains does the same as jq's contains. A text contains its substrings. An array contains the
+// array part if each element of part is contained in at least one of its elements. An object
+// contains the object part if, for each key of part, its value contains the value in part. left is
+// how many more values may be compared.
 func contains(v, part any, left *int) (bool, error) {
 	if *left--; *left < 0 {
 		return false, errors.New("contains and inside compare at most 10,000 values")

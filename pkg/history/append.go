@@ -10,12 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Append takes records in offset order. It skips records below the offset that was reached
-// before, so feeding a range again is safe. When it returns, queries find the records. They are
-// not durable here yet: until Sealed passes them, the log holds the durable copy. Append waits
-// while two full tails of the partition wait to be sealed.
+// Append adds records in offset order. It skips records below the offset that Append has reached
+// before. So the caller may safely append a range again. When Append returns, queries find the
+// records. The records are not durable here yet: until Sealed has passed them, only the log has a
+// durable copy. If two full tails of the partition wait to be sealed, Append waits.
 //
-// After an error the caller must feed the same records again.
+// After an error the caller must append the same records again.
 func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	for len(recs) > 0 {
 		n := 1
@@ -30,8 +30,8 @@ func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	return nil
 }
 
-// Advance tells the Store that the partition has no records below next other than those
-// appended. It is used where the log itself begins later or holds no records.
+// Advance reports to the Store that all records of the partition below next have been appended. It
+// is for partitions whose log begins at a later offset or has no records.
 func (s *Store) Advance(tp Part, next int64) {
 	p := s.partOf(tp)
 	p.appendMu.Lock()
@@ -61,10 +61,10 @@ func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) err
 			err = s.addChunk(ctx, p, r, &env)
 		}
 		if errors.Is(err, notify.ErrCorrupt) || errors.Is(err, notify.ErrNewer) {
-			// A worker puts such a record into the poison topic. Its receivers are unknown,
-			// so there is nothing to keep. A record of a newer release gets here only after
-			// manual changes: it stops a worker, and an older release does not open the store
-			// that belongs to this history.
+			// A worker puts such a record into the poison topic. Its receivers are unknown, so
+			// there is nothing to store. A record of a newer release reaches this point only after
+			// manual changes: such a record stops a worker, and an older release does not open the
+			// store that belongs to this history.
 			s.cfg.Log.Warn("history cannot read a record and skips it", "part", p.Part, "offset", r.Offset, "err", err)
 		} else if err != nil {
 			return err
@@ -74,9 +74,9 @@ func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) err
 	return nil
 }
 
-// addChunk indexes an original chunk. If its receivers cannot be read, it returns
-// notify.ErrCorrupt and changes nothing. It computes the hashes before it takes the lock, so
-// that readers wait only while the entries are linked. The caller holds p.appendMu.
+// addChunk indexes an original chunk. If its receivers cannot be decoded, it returns
+// notify.ErrCorrupt and changes nothing. It computes the hashes before it locks p.mu, so that
+// readers wait only while the entries are linked. The caller holds p.appendMu.
 func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *notify.Envelope) error {
 	hashes, first, last, err := hashColumn(p.hashes[:0], env.Receivers, env.Count)
 	p.hashes = hashes
@@ -111,7 +111,7 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 		p.mu.Unlock()
 	}
 	known := t.users.hashes
-	copy(known[len(known):len(known)+n], hashes) // into the free room, which readers do not see yet
+	copy(known[len(known):len(known)+n], hashes) // into the free room, which readers do not use yet
 	ms := r.Time
 	if ms == 0 {
 		ms = time.Now().UnixMilli()
@@ -128,9 +128,9 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 	return nil
 }
 
-// hashColumn appends the hashes of the users in a column of count receivers, and returns the
-// first and last index. It returns notify.ErrCorrupt exactly where notify.DecodeEnvelope would
-// reject the column.
+// hashColumn appends the hashes of the users in a column of count receivers to hs, and returns the
+// first and last request index. It returns notify.ErrCorrupt for exactly the columns that
+// notify.DecodeEnvelope rejects.
 func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, last uint32, err error) {
 	index, n := uint64(0), uint32(0)
 	for ; len(column) > 0 && n < count; n++ {
@@ -172,7 +172,7 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 	return hs, first, last, nil
 }
 
-// newTail creates the file of a new tail, whose first record is the next one. The caller holds
+// newTail creates the file of a new tail. The tail begins with the next record. The caller holds
 // appendMu.
 func (s *Store) newTail(p *partition) (*tail, error) {
 	num := s.nextNum.Add(1)
@@ -189,9 +189,9 @@ func (s *Store) newTail(p *partition) (*tail, error) {
 	return newTail(num, newBlob(f, segmentName(num, fileSuffix)), s.path(name), p.appendedTo.Load(), a), nil
 }
 
-// flush writes the buffered bodies to the file. Readers find them all the time: in t.writing
-// until the file has them. If a write fails, the next flush repeats it first. The caller is the
-// appender, or the sealer once the tail is frozen.
+// flush writes the buffered bodies to the file. Readers find the bodies during the write too: the
+// bodies are in t.writing until they are in the file. If a write fails, the next flush first
+// repeats that write. The appender calls flush. After the tail is frozen, the sealer calls it.
 func (s *Store) flush(p *partition, t *tail) error {
 	for t.writing != nil || len(t.buf) > 0 {
 		if t.writing == nil {
@@ -211,8 +211,8 @@ func (s *Store) flush(p *partition, t *tail) error {
 	return nil
 }
 
-// freezeActive hands the active tail to the sealer. It waits while maxFrozen tails of the partition
-// wait to be sealed. The caller holds appendMu.
+// freezeActive passes the active tail to the sealer. If maxFrozen tails of the partition wait to be
+// sealed, it waits. The caller holds appendMu.
 func (s *Store) freezeActive(ctx context.Context, p *partition) error {
 	select {
 	case p.slots <- struct{}{}:

@@ -7,11 +7,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Settled returns, for each partition, the offset below which every record is in a sealed
-// segment whose youngest record is older than before (ms since 1970). Only merges still rewrite
-// records below this offset.
+// Settled returns an offset for each partition. Every record below that offset is in a sealed
+// segment, and the youngest record of that segment is older than before (ms since 1970). Below this
+// offset only merges still rewrite records.
 func (s *Store) Settled(before int64) map[Part]int64 {
-	out := s.Sealed() // before the view is taken: a segment sealed in between is younger
+	out := s.Sealed() // before the view is acquired: a segment sealed in between is younger
 	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
@@ -26,10 +26,10 @@ func (s *Store) Settled(before int64) map[Part]int64 {
 	return out
 }
 
-// Range calls fn with the envelope of every sealed record of a partition in [from, to), each
-// once, in no order. A partition that from does not name begins at its start. Range stops at the
-// first error of fn and returns it. It reports damaged chunks by Damaged, counts them and
-// continues. fn may use env until it returns.
+// Range calls fn with the envelope of every sealed record of a partition in [from, to). It passes
+// each envelope once, in no fixed order. If from does not contain a partition, Range reads the
+// partition from its start. Range stops at the first error of fn and returns it. If a chunk is
+// damaged, Range reports it by Damaged, counts it and continues. fn may use env until fn returns.
 func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
 	v := s.acquireView()
 	defer v.release()
@@ -64,7 +64,7 @@ func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env 
 	return damaged, nil
 }
 
-// chunkWithin reads a chunk. It returns nil if the chunk's record is outside [from, to) of its
+// chunkWithin reads a chunk. It returns nil if the chunk's record is not in [from, to) of its
 // partition.
 func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelope, error) {
 	var r row
@@ -93,7 +93,7 @@ func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelo
 	return &env, nil
 }
 
-// archived reports whether everything in a segment is archived. Without an archive it is always
+// archived reports whether all records of a segment are archived. Without an archive it returns
 // true.
 func (s *Store) archived(seg *segment, at map[Part]int64) bool {
 	if s.cfg.Archived == nil {
@@ -107,8 +107,8 @@ func (s *Store) archived(seg *segment, at map[Part]int64) bool {
 	return true
 }
 
-// expired reports whether a segment may be removed: its retention is over, and it is archived or
-// has waited for the archive longer than ArchiveWait.
+// expired reports whether a segment may be removed. Its retention must be over. In addition, it
+// must be archived, or it must have waited for the archive longer than ArchiveWait.
 func (s *Store) expired(seg *segment, limit int64, at map[Part]int64) bool {
 	bound := int64(math.MinInt64)
 	if s.cfg.ArchiveWait > 0 {

@@ -9,17 +9,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Chunks calls fn with every sealed original chunk whose record is at or above from[partition]
-// (missing: 0) and whose request was accepted at or after since (ms since 1970). It also
-// includes the chunks of segments that hold only records appended since then, because a
-// scheduled notification comes to the log long after its request. It returns how far each
-// partition is sealed; the log holds what lies above. Found names no receiver; fn must not keep
-// it, but may keep its slices. A damaged segment is an error, because an incomplete history
-// proves nothing.
+// Chunks calls fn with sealed original chunks whose record is at or above from[partition] (missing:
+// 0). The chunk's request must have been accepted at or after since (ms since 1970). If all records
+// of a segment were appended at or after since, fn gets all its chunks. This includes a scheduled
+// notification, whose record is appended long after its request. Chunks returns the offset up to
+// which each partition is sealed. Later records are only in the log. The Found contains no
+// receiver. fn must not keep the Found, but may keep its slices. A damaged segment is an error,
+// because with an incomplete history an audit proves nothing.
 //
 // Only one chunk is in memory at a time.
 func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
-	sealed := s.Sealed() // before the view is taken, so that the view holds everything below
+	sealed := s.Sealed() // before the view is acquired, so that the view has everything below these offsets
 	l := &lookup{s: s, view: s.acquireView()}
 	defer l.release()
 	if s.unknown.Load() > 0 {
@@ -58,7 +58,7 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 }
 
 // Unsealed calls fn with the unsealed original chunks of a partition whose records are in [from,
-// below). It serves ranges that the log no longer holds. It keeps a copy of the tails' rows in
+// below). It is for ranges that are no longer in the log. It keeps a copy of the tails' rows in
 // memory.
 func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error) error {
 	var found []chunk
@@ -90,9 +90,9 @@ func damagedHistory(err error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "part of the history is damaged", Err: err}
 }
 
-// Counted returns the offset of the copy of a chunk that an audit counts. A repeated request
-// writes the same chunks again; of the copies with the same receivers in a partition, the first
-// one counts.
+// Counted returns the offset of the copy of a chunk that an audit counts. A repeated request writes
+// the same chunks again. If a partition has several copies with the same receivers, the audit
+// counts the first copy.
 func (s *Store) Counted(f *engine.Found) (int64, error) {
 	p := Part{f.Topic, f.LogPart}
 	first, last := indexBounds(f.Envelope.Receivers)
@@ -102,7 +102,7 @@ func (s *Store) Counted(f *engine.Found) (int64, error) {
 		return 0, damagedHistory(l.damaged)
 	}
 	counted := f.Offset
-	if len(chunks) < 2 { // only the chunk itself
+	if len(chunks) < 2 { // only the chunk f itself
 		return counted, nil
 	}
 	digest := notify.ColumnDigest(f.Envelope.Receivers)
@@ -119,8 +119,8 @@ func (s *Store) Counted(f *engine.Found) (int64, error) {
 	return counted, nil
 }
 
-// Copy returns the copy of a chunk that has these receivers (notify.ColumnDigest). It returns
-// notify.KindNotFound if there is none. Found names no receiver.
+// Copy returns the copy of a chunk that has these receivers. digest is their notify.ColumnDigest.
+// It returns notify.KindNotFound if there is no such copy. The Found contains no receiver.
 func (s *Store) Copy(of notify.Chunk, digest uint64) (engine.Found, error) {
 	l, chunks := s.chunksOf(of.Base, func(*row) bool { return true })
 	defer l.release()
@@ -133,7 +133,7 @@ func (s *Store) Copy(of notify.Chunk, digest uint64) (engine.Found, error) {
 	return engine.Found{}, s.notFoundError(of.Base, l.damaged)
 }
 
-// chunksInPart is chunksOf for one partition of the log.
+// chunksInPart does the same as chunksOf, for one partition of the log.
 func (s *Store) chunksInPart(of Part, base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	l, found := s.chunksOf(base, want)
 	kept := found[:0]
@@ -149,7 +149,7 @@ func (s *Store) chunksInPart(of Part, base notify.Base, want func(*row) bool) (*
 	return l, kept
 }
 
-// indexBounds returns the first and the last index of a column.
+// indexBounds returns the first and the last request index of a column.
 func indexBounds(column []byte) (first, last uint32) {
 	rd, r := notify.ReadReceivers(column), notify.Receiver{}
 	for start := true; rd.Next(&r); start = false {
@@ -167,8 +167,8 @@ type Held struct {
 	Count uint32 // receivers
 }
 
-// Of returns the chunks of a request that the history holds now, each once. It does not wait
-// until the history has caught up with the log.
+// Of returns the chunks of a request that are in the history now, each once. It does not wait until
+// the history has read the whole log.
 func (s *Store) Of(base notify.Base) ([]Held, error) {
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
 	defer l.release()
@@ -190,7 +190,7 @@ func (s *Store) Of(base notify.Base) ([]Held, error) {
 	return out, nil
 }
 
-// Has reports whether the history holds a chunk of a request. It reads no body.
+// Has reports whether the history has a chunk of a request. It reads no body.
 func (s *Store) Has(base notify.Base) (bool, error) {
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
 	defer l.release()
@@ -200,11 +200,12 @@ func (s *Store) Has(base notify.Base) (bool, error) {
 	return len(chunks) > 0, nil
 }
 
-// Kept returns the time since which notifications are kept.
+// Kept returns the time after which notifications are still kept.
 func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }
 
 // Oldest returns the time of the oldest record in a sealed segment, in ms since 1970, or now if
-// there is none. It counts segments whose retention is over but which wait for the archive.
+// there is no such segment. It includes segments whose retention is over but which wait for the
+// archive.
 func (s *Store) Oldest(now time.Time) int64 {
 	v := s.acquireView()
 	defer v.release()

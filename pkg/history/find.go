@@ -11,19 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// lookup is one query: the tails and the view that it reads. It collects from the tails first
-// and takes the view afterwards, so that it meets a segment that is sealed in between at least
-// once.
+// lookup is one query, with the tails and the view that it reads. It collects from the tails first
+// and acquires the view afterwards. So if a segment is sealed in between, the lookup finds it at
+// least once.
 type lookup struct {
 	s       *Store
 	view    *segmentView
-	held    []*blob // files of the tails that the query reads; release gives them back
-	damaged error   // the first damage met; a result that was not found may lie there
+	held    []*blob // files of the tails that the query reads, until release
+	damaged error   // the first damage found; a notification that was not found may be there
 	buf     []byte
 	ords    []uint32
 }
 
-// chunk is a candidate of a query: a row, and the segment or tail that holds its body.
+// chunk is a candidate of a query: a row, and the segment or tail that contains its body.
 type chunk struct {
 	row
 	ordinal uint32 // in a query by user: ordinal of the receiver
@@ -50,7 +50,7 @@ func (s *Store) beginLookup(visit func(*partition, *tail) bool) *lookup {
 	return l
 }
 
-// release gives back the view and the files of the tails.
+// release releases the view and the files of the tails.
 func (l *lookup) release() {
 	l.view.release()
 	for _, b := range l.held {
@@ -58,7 +58,7 @@ func (l *lookup) release() {
 	}
 }
 
-// noteDamage remembers that a segment is damaged. The query continues with the other segments.
+// noteDamage notes that a segment is damaged. The query continues with the other segments.
 func (l *lookup) noteDamage(seg *segment, err error) {
 	seg.bad.Store(true)
 	l.s.reportDamage(seg.blob.name, err)
@@ -89,7 +89,7 @@ func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 	}
 	if c.seg == nil {
 		if err != nil {
-			// The log still holds this record. The next start rebuilds the tail from it.
+			// This record is still in the log. The next start rebuilds the tail from the log.
 			l.s.reportDamage(c.tail.blob.name, err)
 			l.damaged = err
 			return false
@@ -149,7 +149,8 @@ func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chu
 	return l, found
 }
 
-// Find implements Reader. If it finds nothing, it waits at the barrier and searches once more.
+// Find implements Reader. If it finds nothing, it waits for the offsets of Barrier and searches
+// once more.
 func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	f, err := s.findOnce(id)
 	if err == nil || s.cfg.Barrier == nil {
@@ -161,7 +162,7 @@ func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	return s.findOnce(id)
 }
 
-// awaitLog waits until everything that is in the log now has been appended here.
+// awaitLog waits until all records that are in the log now have been appended to the Store.
 func (s *Store) awaitLog(ctx context.Context) error {
 	if s.cfg.Barrier == nil {
 		return nil
@@ -193,8 +194,9 @@ func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	return engine.Found{}, s.notFoundError(id.Base, l.damaged)
 }
 
-// notFoundError returns the error for a request of which nothing was found: not found, retention
-// passed, possibly lost, or damaged history.
+// notFoundError returns the error for a request of which nothing was found. The error says that it
+// was not found, that its retention has passed, that it may be lost, or that the history is
+// damaged.
 func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	switch {
 	case damaged != nil:
@@ -210,9 +212,9 @@ func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "not found, but part of the history is damaged", Err: damaged}
 }
 
-// Each implements Reader. It waits at the barrier first, because an incomplete list would be a
-// wrong answer. It calls fn in the order of the chunks' first index. Found is reused; fn may
-// keep its slices.
+// Each implements Reader. It waits for the offsets of Barrier first, because an incomplete list
+// would be a wrong answer. It calls fn in the order of the chunks' first index. The Found is
+// reused; fn may keep its slices.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := s.awaitLog(ctx); err != nil {
 		return err
@@ -220,7 +222,7 @@ func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Foun
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
 	defer l.release()
 	sort.SliceStable(chunks, func(i, j int) bool { return chunks[i].first < chunks[j].first })
-	seen := map[notify.Chunk]bool{} // the log may hold a chunk twice
+	seen := map[notify.Chunk]bool{} // the log may contain a chunk twice
 	for i := range chunks {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// errDamaged marks content of a file that differs from what this package writes.
+// errDamaged means that the content of a file differs from what this package writes.
 var errDamaged = errors.New("damaged")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -72,7 +72,7 @@ func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 	return b
 }
 
-// decodeBodyRecord reads a body record; value aliases b.
+// decodeBodyRecord reads a body record. value shares memory with b.
 func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
 		return fmt.Errorf("%w: body record of %d bytes", errDamaged, len(b))
@@ -86,15 +86,14 @@ func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	return nil
 }
 
-// section is the place of one index section in the file.
+// section is the position of one index section in the file.
 type section struct {
 	Off int64  `json:"off"`
 	Len int64  `json:"len"`
 	CRC uint32 `json:"crc"`
 }
 
-// partRange is the range of offsets [From, To) that a segment covers of one partition of the
-// log.
+// partRange is the range of offsets [From, To) of one log partition that a segment contains.
 type partRange struct {
 	Topic     string `json:"topic"`
 	Partition int32  `json:"partition"`
@@ -102,7 +101,7 @@ type partRange struct {
 	To        int64  `json:"to"`
 }
 
-// segmentMeta describes a segment. It is JSON so that an operator can read it with tail -c.
+// segmentMeta describes a segment. It is JSON, so that an operator can read it with tail -c.
 type segmentMeta struct {
 	Num       uint64      `json:"num"`
 	Chunks    int         `json:"chunks"`
@@ -116,13 +115,13 @@ type segmentMeta struct {
 	BaseBits  int         `json:"base_bits"`
 	MinBase   string      `json:"min_base"`
 	MaxBase   string      `json:"max_base"`
-	MinTime   int64       `json:"min_time"` // of the records, ms since 1970
+	MinTime   int64       `json:"min_time"` // time of the oldest record, ms since 1970
 	MaxTime   int64       `json:"max_time"`
 	Parts     []partRange `json:"parts"`
-	Replaces  []uint64    `json:"replaces,omitempty"` // numbers of the segments that were merged into this one
+	Replaces  []uint64    `json:"replaces,omitempty"` // numbers of the segments that were merged into this segment
 }
 
-// check returns an error unless m can describe a file whose meta begins at end.
+// check returns an error if m cannot describe a file whose meta begins at end.
 func (m *segmentMeta) check(end int64) error {
 	if m.Chunks < 1 || m.Receivers < m.Chunks || m.Receivers > maxOrdinals || len(m.Parts) < 1 {
 		return fmt.Errorf("%w: %d chunks, %d receivers, %d partitions", errDamaged, m.Chunks, m.Receivers, len(m.Parts))
@@ -173,8 +172,8 @@ func appendFooter(b []byte, m *segmentMeta, off int64) ([]byte, error) {
 	return append(b, f[:]...), nil
 }
 
-// readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if
-// they do not fit together.
+// readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if they
+// contradict each other.
 func readMeta(f File) (*segmentMeta, error) {
 	size, err := f.Size()
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// FS is the part of a file system that a Store uses. Tests implement it to lose power or to cut
-// writes short. The default is the operating system's.
+// FS is the part of a file system that a Store uses. Tests implement it to simulate power cuts and
+// incomplete writes. The default is the operating system's file system.
 type FS interface {
 	MkdirAll(dir string) error
 	// List returns the names in dir, without the folder's own path.
@@ -30,16 +30,17 @@ type File interface {
 	Size() (int64, error)
 	// SyncData makes the content durable.
 	SyncData() error
-	// WriteBack asks the system to write the range soon and does not wait. It is a hint. Without
-	// it the kernel collects dirty pages and writes them in bursts that stall every writer.
+	// WriteBack asks the operating system to write the range soon. It does not wait and guarantees
+	// nothing. Without WriteBack the kernel collects dirty pages and writes them in bursts, which
+	// stall every writer.
 	WriteBack(off, n int64)
-	// Forget tells the system that the content is not likely to be read soon and may leave the
-	// page cache. The content must be durable.
+	// Forget tells the operating system that the content will probably not be read soon, so it may
+	// leave the page cache. The content must be durable.
 	Forget()
 }
 
-// blob is a file shared by the tail that writes it, the views that list it, and the readers of
-// both. The last one to release it closes it.
+// blob is a file with a reference count. The tail that writes the file, the views that list it, and
+// their readers each have a reference. When the last reference is released, the file is closed.
 type blob struct {
 	File
 	name string // within the folder; used in reports of damage
@@ -52,12 +53,12 @@ func newBlob(f File, name string) *blob {
 	return b
 }
 
-// hold adds a reference. The caller must already hold one.
+// hold adds a reference. The caller must already have a reference.
 func (b *blob) hold() { b.refs.Add(1) }
 
 func (b *blob) release() {
 	if b.refs.Add(-1) == 0 {
-		b.Close() // an error loses nothing: data that counts was synced before
+		b.Close() // an error loses no data: everything that matters was synced before
 	}
 }
 
@@ -75,7 +76,8 @@ func (osFS) List(dir string) ([]string, error) {
 }
 
 func (osFS) Create(name string) (File, error) {
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600) // readable by the owner only: it holds the content of notifications
+	// Only the owner may read the file, because it contains the content of notifications.
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
 	}

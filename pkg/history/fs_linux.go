@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SyncData calls fdatasync, which stores the content and the size, but not the times.
+// SyncData calls fdatasync, which makes the content and the size durable, but not the times.
 func (f osFile) SyncData() error {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -24,8 +24,8 @@ func (f osFile) SyncData() error {
 	return os.NewSyscallError("fdatasync", serr)
 }
 
-// WriteBack starts the write of the range. It ignores errors: some file systems do not support
-// the call, and durability depends only on SyncData.
+// WriteBack starts the write of the range. It ignores errors: some file systems do not support the
+// call, and only SyncData makes the content durable.
 func (f osFile) WriteBack(off, n int64) {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -36,8 +36,8 @@ func (f osFile) WriteBack(off, n int64) {
 	})
 }
 
-// Forget gives back the file's page cache. It ignores errors: the content can be read from the
-// disk again.
+// Forget releases the file's page cache. It ignores errors: the content can be read from the disk
+// again.
 func (f osFile) Forget() {
 	c, err := f.SyscallConn()
 	if err != nil {

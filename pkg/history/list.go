@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// listBounds bounds how much one List reads. Its memory is that of the chunks' rows and of one
-// body.
+// listBounds limits how much one List reads. List needs memory for the rows of the chunks and for
+// one body.
 type listBounds struct {
 	chunks    int   // bodies of chunks to read
 	receivers int   // receivers to show to the caller
@@ -23,14 +23,14 @@ type listBounds struct {
 	rows      int   // rows to read from the chunk tables of sealed segments
 }
 
-// defaultListBounds are the bounds in use. A row has 40 bytes; reading 640 MB of rows takes
-// about half a second.
+// defaultListBounds are the limits in use. A row has 40 bytes; reading 640 MB of rows takes about
+// half a second.
 var defaultListBounds = listBounds{chunks: 4096, receivers: 256 << 10, bytes: 64 << 20, rows: 16 << 20}
 
-// maxLists bounds the List calls that read at the same time. Further calls wait.
+// maxLists is how many List calls may read at the same time. Further calls wait.
 const maxLists = 2
 
-// listPlace is a place in the order of List: newest request first, then the chunk with the
+// listPlace is a position in the order of List: newest request first, then the chunk with the
 // lowest first index, then the receiver with the lowest index. This order does not change when
 // segments are sealed or merged between two pages.
 type listPlace struct {
@@ -43,7 +43,7 @@ const (
 	listCursor  = 1 + 16 + 4 + 4 // length of a cursor: version, base, first, index
 )
 
-// lastBase sorts as newer than every request.
+// lastBase sorts as if it were newer than every request.
 var lastBase = notify.Base(bytes.Repeat([]byte{0xff}, len(notify.Base{})))
 
 func (p *listPlace) cursor() engine.HistoryCursor {
@@ -61,8 +61,8 @@ func parseListCursor(c engine.HistoryCursor) (*listPlace, error) {
 	return p, nil
 }
 
-// List implements server.Lister. Like User, it may miss notifications that were accepted a
-// moment ago or lie in a damaged file.
+// List implements server.Lister. Like User, it may miss notifications that were accepted a moment
+// ago or that are in a damaged file.
 func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
 	n := newestChunks{query: &q, limit: s.listBounds.chunks}
 	if q.After != nil {
@@ -88,7 +88,7 @@ func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Fo
 // showChunks reads the bodies of the gathered chunks and calls fn with their receivers. It
 // returns the cursor of the next page, or nil at the end.
 func (s *Store) showChunks(ctx context.Context, l *lookup, n *newestChunks, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
-	last := listPlace{base: lastBase} // the place up to which everything was shown
+	last := listPlace{base: lastBase} // the last position that fn has got or that was skipped
 	if n.after != nil {
 		last = *n.after
 	}
@@ -96,7 +96,9 @@ func (s *Store) showChunks(ctx context.Context, l *lookup, n *newestChunks, fn f
 	for i := range n.chunks {
 		c := &n.chunks[i]
 		if opened && c.base == n.chunks[i-1].base && c.first == n.chunks[i-1].first {
-			continue // a second copy of the chunk: the request was repeated, or the segment was met as a tail and as a file
+			// This is a second copy of the chunk. The request was repeated, or the segment was
+			// found both as a tail and as a file.
+			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -139,8 +141,8 @@ func (s *Store) showChunks(ctx context.Context, l *lookup, n *newestChunks, fn f
 	return nil, nil
 }
 
-// gatherChunks finds the first chunks in the order of List, without reading a body. It looks at every
-// row of the tails, and of the segments that may hold one of these chunks.
+// gatherChunks finds the first chunks in the order of List, without reading a body. It reads every
+// row of the tails and of the segments that may contain one of these chunks.
 func (s *Store) gatherChunks(ctx context.Context, n *newestChunks) (*lookup, error) {
 	l := s.beginLookup(func(p *partition, t *tail) (kept bool) {
 		for i := len(t.rows) - 1; i >= 0; i-- { // newest first, so that most later rows need no change of the heap
@@ -182,10 +184,11 @@ func (s *Store) gatherChunks(ctx context.Context, n *newestChunks) (*lookup, err
 	return l, nil
 }
 
-// newestChunks keeps the first chunks of a list in a heap whose top is the last of them.
+// newestChunks keeps the first chunks of a list in a heap. The top of the heap is the last chunk in
+// the order of List.
 type newestChunks struct {
 	query  *engine.ListQuery
-	after  *listPlace // place behind which the page begins; nil: the beginning
+	after  *listPlace // position after which the page begins; nil: the beginning
 	limit  int
 	chunks []chunk
 	more   bool // there are more chunks than were kept
@@ -208,7 +211,7 @@ func (n *newestChunks) readRows(seg *segment, b []byte, from int) error {
 	return nil
 }
 
-// wants reports whether a row's chunk belongs to this page or a later one.
+// wants reports whether a row's chunk belongs to this page or a later page.
 func (n *newestChunks) wants(r *row) bool {
 	if p := n.after; p != nil {
 		at := row{base: p.base, first: p.first}

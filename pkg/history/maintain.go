@@ -13,10 +13,10 @@ import (
 
 const (
 	maintainEvery = 10 * time.Second
-	mergeTier0    = 64 << 10 // segments up to this size form one tier; each next tier is 8 times larger
+	mergeTier0    = 64 << 10 // segments up to this size are one tier; each further tier is 8 times larger
 )
 
-// maintain verifies the index sections once, then removes and merges segments until ctx ends.
+// maintain verifies the index sections once. Then it removes and merges segments until ctx ends.
 func (s *Store) maintain(ctx context.Context) error {
 	if err := s.Verify(ctx); err != nil {
 		return err
@@ -50,8 +50,8 @@ func (s *Store) maintain(ctx context.Context) error {
 	}
 }
 
-// Verify reads the index of every segment and compares checksums. It reports damaged segments by
-// Damaged. Bodies are verified whenever they are read.
+// Verify reads the index of every segment and compares checksums. Damaged reports the damaged
+// segments. Bodies are verified whenever they are read.
 func (s *Store) Verify(ctx context.Context) error {
 	v := s.acquireView()
 	defer v.release()
@@ -80,8 +80,8 @@ func (s *Store) expireNow(ctx context.Context) error {
 	return s.expire(now)
 }
 
-// expire removes segments whose youngest record has passed its retention. It stores their sealed
-// offsets first, because no other segment may hold them.
+// expire removes segments whose youngest record has passed its retention. It first stores the
+// sealed offsets, because no other segment may contain them.
 func (s *Store) expire(now time.Time) error {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
@@ -107,8 +107,8 @@ func (s *Store) expire(now time.Time) error {
 	return s.removeSegments(old)
 }
 
-// removeSegments takes segments out of the view and removes their files. Queries that still read
-// them keep the files open.
+// removeSegments removes segments from the view and deletes their files. Queries that still read
+// these segments keep the files open.
 func (s *Store) removeSegments(segs []*segment) error {
 	s.replaceView(nil, segs)
 	for _, seg := range segs {
@@ -123,8 +123,8 @@ func (s *Store) removeSegments(segs []*segment) error {
 // sizeTier returns the size class of a segment.
 func sizeTier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
 
-// pickMerge returns MergeCount segments of one tier, the oldest first, or nil. They lie close
-// together in time, because a merged segment is kept until its youngest record expires.
+// pickMerge returns MergeCount segments of one tier, the oldest segments first, or nil. Their times
+// must be close to each other, because a merged segment is kept until its youngest record expires.
 func (s *Store) pickMerge(segs []*segment) []*segment {
 	span := max(s.cfg.Retention/16, 2*time.Duration(s.cfg.MergeCount)*s.cfg.SegmentAge).Milliseconds()
 	tiers := map[int][]*segment{}
@@ -152,9 +152,9 @@ func (s *Store) pickMerge(segs []*segment) []*segment {
 	return nil
 }
 
-// mergeOnce merges several small segments into one. It returns false if there are not enough.
-// The new segment names those it replaces, so that a start after a crash knows which ones to
-// remove.
+// mergeOnce merges several small segments into one segment. It returns false if there are not
+// enough small segments. The new segment lists the segments that it replaces, so that a start after
+// a crash knows which segments to remove.
 func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
@@ -193,18 +193,17 @@ func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("merge: %w", err)
 	}
 	s.replaceView([]*segment{seg}, run)
-	m.file.release() // the view holds its own reference
+	m.file.release() // the view has its own reference
 	return true, s.removeSegments(run)
 }
 
-// merger writes the merged segment. It builds the index anew from the bodies, and checks each
-// body.
+// merger writes the merged segment. It builds a new index from the bodies, and checks each body.
 type merger struct {
 	file         *blob
 	meta         *segmentMeta
 	buf          []byte
 	limit        int
-	written      int64 // offset in the file behind the last write
+	written      int64 // offset in the file after the last write
 	rows         []row
 	users, bases []uint64
 }
@@ -239,7 +238,8 @@ func (m *merger) addSegment(ctx context.Context, seg *segment) error {
 	return nil
 }
 
-// partIndex returns the index of a partition in the meta. It adds the partition, or widens its range.
+// partIndex returns the index of a partition in the meta. It adds the partition or extends its
+// range.
 func (m *merger) partIndex(sp partRange) uint16 {
 	for i := range m.meta.Parts {
 		if p := &m.meta.Parts[i]; p.Topic == sp.Topic && p.Partition == sp.Partition {

@@ -14,8 +14,9 @@ import (
 
 const offsetsName = "OFFSETS"
 
-// offsetsFile stores sealed offsets that no segment's meta holds: those of partitions without
-// chunks, and those of segments that retention removed. Each write replaces the whole file.
+// offsetsFile stores sealed offsets that are in no segment's meta. They belong to partitions
+// without chunks, or to segments that were removed after their retention. Each write replaces the
+// whole file.
 type offsetsFile struct {
 	fs  FS
 	dir string
@@ -30,8 +31,8 @@ type offsetsContent struct {
 	Parts json.RawMessage `json:"parts"` // []partRange, From unused
 }
 
-// due reports whether the last write is at least age ago. Before the first write, the age counts
-// from the first call.
+// due reports whether the last write was at least age ago. Before the first write, the time of the
+// first call counts as the last write.
 func (o *offsetsFile) due(age time.Duration) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -83,8 +84,8 @@ func (o *offsetsFile) write(sealed map[Part]int64) error {
 	return nil
 }
 
-// read returns what write stored, or nil if there is no file. It returns errDamaged if the
-// content is damaged.
+// read returns the offsets that write stored, or nil if there is no file. It returns errDamaged if
+// the content is damaged.
 func (o *offsetsFile) read() (map[Part]int64, error) {
 	f, err := o.fs.Open(filepath.Join(o.dir, offsetsName))
 	if errors.Is(err, fs.ErrNotExist) {

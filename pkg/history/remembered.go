@@ -11,50 +11,52 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// WritersGroup is the consumer group that writes the history where a server stores it. One
-// process at a time has a partition, and continues where the previous one stored and committed.
+// WritersGroup is the consumer group that writes the history if a server stores it. One process at
+// a time owns a partition, and continues after the last record that the previous owner stored and
+// committed.
 const WritersGroup = "history-writers"
 
-// rememberedWait bounds how long a read waits for the history to catch up with the log.
+// rememberedWait is how long a read waits at most for the history to contain the whole log.
 const rememberedWait = 5 * time.Second
 
-// Reader answers which receiver got which notification. It reads the log's content and the
-// sealed segments. It does not know the states of notifications.
+// Reader answers which receiver got which notification. It reads the log's content and the sealed
+// segments. It has no states of notifications.
 type Reader interface {
-	// Find returns the receiver with this id. It returns notify.KindNotFound if there is none,
-	// and notify.KindGone if its retention has passed. It finds every id that was answered 201
-	// before the call.
+	// Find returns the receiver with this id. It returns notify.KindNotFound if there is no such
+	// receiver, and notify.KindGone if its retention has passed. It finds every id that was
+	// returned with status 201 before the call.
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 	// Each calls fn with every receiver of a request, in index order within each chunk. It stops
 	// at the first error of fn and returns it.
 	Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error
-	// User returns a page of a user's notifications, newest first, and the cursor of the next
-	// page. A nil cursor means that there are no more.
+	// User returns a page of a user's notifications, newest first, and the cursor of the next page.
+	// A nil cursor means that there is no next page.
 	User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error)
 }
 
 // Historian is a history on a server that a Writer fills.
 type Historian interface {
 	Reader
-	// Append stores the original chunks among records of the log, in the order of their offsets.
-	// Appending the same records again changes nothing. Of several copies of a chunk it keeps
-	// one. The caller may reuse the values after it returns.
+	// Append stores the original chunks among the given records, in the order of their offsets.
+	// Appending the same records again changes nothing. If a chunk has several copies, Append keeps
+	// one copy. The caller may reuse the values after Append returns.
 	Append(ctx context.Context, recs ...Record) error
-	// Between calls fn with each original chunk whose record has one of these offsets. It reads
-	// the whole history.
+	// Between calls fn with each original chunk whose record is in the given offsets. It reads the
+	// whole history.
 	Between(ctx context.Context, offsets map[Part]Span, fn func(*engine.Found) error) error
 }
 
 // Span is the range of offsets [From, Below) of a partition.
 type Span struct{ From, Below int64 }
 
-// Writer is the handler of WritersGroup. It appends what was accepted to a Historian.
+// Writer is the handler of WritersGroup. It appends the records of accepted requests to a
+// Historian.
 type Writer struct{ To Historian }
 
 // Assigned implements log.Handler.
 func (r Writer) Assigned(context.Context, log.TopicPartition) log.PartitionHandler { return r }
 
-// Handle appends the records and marks them done.
+// Handle appends the records and marks them as done.
 func (r Writer) Handle(ctx context.Context, msgs []*log.Msg) error {
 	recs := make([]Record, 0, len(msgs))
 	for _, m := range msgs {
@@ -84,8 +86,8 @@ type LogAdmin interface {
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 }
 
-// Remembered is a history on a server. A read first waits until everything that the log held
-// when the read began is stored.
+// Remembered is a history on a server. A read first waits until the history contains all records
+// that were in the log when the read began.
 type Remembered struct {
 	Historian
 	Admin     LogAdmin
@@ -136,8 +138,8 @@ func (h *Remembered) awaitLog(ctx context.Context) error {
 	return h.Sync(ctx, to)
 }
 
-// Sync waits until the history holds the log up to these ends. If ctx ends first, it returns
-// notify.KindUnavailable.
+// Sync waits until the history contains the log up to these end offsets. If ctx ends first, it
+// returns notify.KindUnavailable.
 func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 	for {
 		at, err := h.Admin.Committed(ctx, WritersGroup)
@@ -161,18 +163,18 @@ func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 	}
 }
 
-// Chunks implements conserve.History. An audit reads the log itself. Chunks adds what the log no
-// longer holds: records that were removed before their group had read them, of any age, and
-// other removed records whose request was accepted at or after since. If the log reaches back to
-// since, there are none of the second kind. It returns the offsets at which the audit begins to
-// read the log.
+// Chunks implements conserve.History. An audit reads the log itself. Chunks adds the records that
+// are no longer in the log. There are two kinds of them. First, records of any age that were
+// removed before their consumer group had read them. Second, other removed records whose request
+// was accepted at or after since. If the log still contains all records after since, there are no
+// records of the second kind. Chunks returns the offsets at which the audit begins to read the log.
 func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	admin := h.Admin
 	starts, err := admin.StartOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return nil, err
 	}
-	// A record is appended after its request was accepted. The minute allows for clocks that
+	// A record is appended after its request was accepted. The minute is a margin, because clocks
 	// differ a little.
 	young := starts
 	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
@@ -193,7 +195,7 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 			p := Part(tp)
 			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
 			s := Span{from[p], start}
-			if young[tp] > start { // the log reaches back to since: only unread records are missing
+			if young[tp] > start { // the log contains all records after since: only unread records are missing
 				s.From = max(s.From, unread[p])
 			}
 			if s.From < s.Below {
@@ -212,14 +214,14 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 	})
 }
 
-// Unsealed implements conserve.History. It finds nothing, because Chunks and the log cover
+// Unsealed implements conserve.History. It finds nothing, because Chunks and the log contain
 // everything.
 func (h *Remembered) Unsealed(Part, int64, int64, func(*engine.Found) error) error {
 	return nil
 }
 
-// Counted implements conserve.History. Of the copies of a chunk in the log, the history holds
-// the last one that was appended; that one counts.
+// Counted implements conserve.History. If the log has several copies of a chunk, the history keeps
+// the copy that was appended last. The audit counts that copy.
 func (h *Remembered) Counted(f *engine.Found) (int64, error) {
 	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
 	if !rd.Next(&r) {
@@ -256,7 +258,7 @@ func (h *Remembered) Of(base notify.Base) ([]Held, error) {
 	return out, err
 }
 
-// errFound ends a walk that has found what it looked for.
+// errFound ends an iteration that has found what it searched for.
 var errFound = errors.New("one is enough")
 
 // Has implements conserve.History.
@@ -274,8 +276,8 @@ func (h *Remembered) Has(base notify.Base) (bool, error) {
 // Kept implements conserve.History.
 func (h *Remembered) Kept(now time.Time) time.Time { return now.Add(-h.Retention) }
 
-// CopyOf returns the first copy of a chunk that has these receivers. It returns
-// notify.KindNotFound if there is none.
+// CopyOf returns the first copy of a chunk that has these receivers. digest is their
+// notify.ColumnDigest. It returns notify.KindNotFound if there is no such copy.
 func (h *Remembered) CopyOf(ctx context.Context, c notify.Chunk, digest uint64) (found engine.Found, err error) {
 	err = h.Each(ctx, c.Base, func(f *engine.Found) error {
 		if f.Envelope.Chunk == c && notify.ColumnDigest(f.Envelope.Receivers) == digest {

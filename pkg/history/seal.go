@@ -18,11 +18,11 @@ type frozenTail struct {
 	tail *tail
 }
 
-// sealQueue holds full tails, first in, first out. The slots of the parts bound its length.
+// sealQueue contains full tails, first in, first out. The slots of the partitions limit its length.
 type sealQueue struct {
 	mu    sync.Mutex
 	tails []frozenTail
-	wake  chan struct{} // holds one token when a tail may be queued
+	wake  chan struct{} // contains a token when a tail may be queued
 }
 
 func (q *sealQueue) push(f frozenTail) {
@@ -46,8 +46,8 @@ func (q *sealQueue) pop() (f frozenTail, ok bool) {
 	return f, true
 }
 
-// sealAll seals queued tails, in order, so that a partition's sealed offset never passes
-// anything that is not durable. It is the only goroutine that seals.
+// sealAll seals queued tails, in order. So the sealed offset of a partition never passes a record
+// that is not durable. Only this goroutine seals.
 func (s *Store) sealAll(ctx context.Context) error {
 	var scratch []byte
 	for {
@@ -76,8 +76,8 @@ func (s *Store) sealAll(ctx context.Context) error {
 	}
 }
 
-// freezeOld freezes tails that are old enough, and moves the sealed offsets of partitions
-// without chunks.
+// freezeOld freezes tails that have reached SegmentAge, and advances the sealed offsets of
+// partitions without chunks.
 func (s *Store) freezeOld(ctx context.Context) error {
 	tick := time.NewTicker(max(s.cfg.SegmentAge/20, time.Millisecond))
 	defer tick.Stop()
@@ -89,7 +89,7 @@ func (s *Store) freezeOld(ctx context.Context) error {
 		}
 		for _, p := range s.allParts() {
 			if !p.appendMu.TryLock() {
-				continue // an append is running: the tail is full soon, or is checked at the next tick
+				continue // an append is running: the tail will be full soon, or the next tick checks it
 			}
 			var err error
 			if p.active != nil && time.Since(p.active.createdAt) >= s.cfg.SegmentAge {
@@ -106,12 +106,13 @@ func (s *Store) freezeOld(ctx context.Context) error {
 	}
 }
 
-// sealEmpty moves the sealed offset of partitions that had no chunks for the age of a segment.
+// sealEmpty advances the sealed offset of partitions that have no unsealed chunk. It does so at
+// most once per SegmentAge.
 func (s *Store) sealEmpty() error {
 	idle := map[*partition]int64{}
 	all := map[Part]int64{}
 	for _, p := range s.allParts() {
-		free := p.appendMu.TryLock() // if an append is running, a chunk may be about to enter the partition
+		free := p.appendMu.TryLock() // if an append is running, it may be adding a chunk to the partition now
 		p.mu.RLock()
 		all[p.Part] = p.sealedTo
 		if next := p.appendedTo.Load(); free && p.active == nil && len(p.frozen) == 0 && next > p.sealedTo {
@@ -138,11 +139,11 @@ func (s *Store) sealEmpty() error {
 
 // seal turns a frozen tail into a segment:
 //
-//  1. It writes the rest of the bodies, the index, meta and footer.
+//  1. It writes the remaining bodies, the index, meta and footer.
 //  2. It syncs the file, renames it, and syncs the folder.
-//  3. It lists the segment in the view and then forgets the tail, so that a query meets at
+//  3. It adds the segment to the view and then removes the tail, so that a query finds at
 //     least one of them.
-//  4. It moves the sealed offset.
+//  4. It advances the sealed offset.
 func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 	if err := s.flush(p, t); err != nil {
 		return scratch, err
@@ -175,9 +176,9 @@ func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 	return scratch, nil
 }
 
-// commit appends the sections behind the bodies of a file and makes the file a sealed segment.
-// If a sync or rename fails, it stops the Store for good, because the content of the disk is
-// then unknown.
+// commit appends the sections after the bodies of a file and makes the file a sealed segment. If a
+// sync or rename fails, the content of the disk is unknown. Then commit stops all writing of the
+// Store for good.
 func (s *Store) commit(b *blob, path string, m *segmentMeta, sections []byte) (*segment, error) {
 	const piece = 1 << 20
 	for off := 0; off < len(sections); off += piece {
@@ -201,7 +202,7 @@ func (s *Store) commit(b *blob, path string, m *segmentMeta, sections []byte) (*
 	return newSegment(b, m, m.Bodies+int64(len(sections)))
 }
 
-// cachedSegments holds the newest segments, which may stay in the page cache.
+// cachedSegments contains the newest segments, which may stay in the page cache.
 type cachedSegments struct {
 	mu    sync.Mutex
 	list  []cachedSegment // oldest first
@@ -213,11 +214,12 @@ type cachedSegment struct {
 	size int64
 }
 
-// maxCachedSegments bounds the number of segments held, however small they are. Each one is an
-// open file.
+// maxCachedSegments is the largest number of these segments, however small they are. Each segment
+// is an open file.
 const maxCachedSegments = 64
 
-// add adds the newest segment. It drops the oldest ones until the rest fit into maxBytes.
+// add adds the newest segment. If the segments have more than maxBytes, it removes the oldest
+// segments.
 func (c *cachedSegments) add(b *blob, size, maxBytes int64) {
 	b.hold()
 	c.mu.Lock()
@@ -231,7 +233,7 @@ func (c *cachedSegments) add(b *blob, size, maxBytes int64) {
 	}
 }
 
-// remove releases a segment whose file is about to be removed.
+// remove releases a segment whose file will be deleted.
 func (c *cachedSegments) remove(b *blob) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,7 +254,7 @@ func (c *cachedSegments) close() {
 	c.list, c.bytes = nil, 0
 }
 
-// appendSections appends everything that follows the bodies, and completes m.
+// appendSections appends everything that comes after the bodies, and completes m.
 func appendSections(b []byte, m *segmentMeta, rows []row, users, bases []uint64) ([]byte, error) {
 	m.Chunks, m.Receivers = len(rows), len(users)
 	m.UserBits, m.BaseBits = dirBits(len(users)), dirBits(len(bases))
@@ -286,11 +288,11 @@ func appendSections(b []byte, m *segmentMeta, rows []row, users, bases []uint64)
 // offsetProgress wakes goroutines that wait for offsets.
 type offsetProgress struct {
 	mu      sync.Mutex
-	ch      chan struct{} // closed and replaced when an offset moved
+	ch      chan struct{} // closed and replaced when an offset has changed
 	waiting int
 }
 
-// moved wakes all waiting goroutines. Without any it only takes the lock.
+// moved wakes all waiting goroutines. If no goroutine waits, it only takes the lock.
 func (g *offsetProgress) moved() {
 	g.mu.Lock()
 	if g.waiting > 0 {
@@ -301,8 +303,8 @@ func (g *offsetProgress) moved() {
 	g.mu.Unlock()
 }
 
-// wait returns a channel that is closed when an offset moves. The caller must check the offsets
-// after this call, not before, so that it misses no change.
+// wait returns a channel that is closed when an offset changes. The caller must check the offsets
+// after this call, not before it. Otherwise it could miss a change.
 func (g *offsetProgress) wait() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// segment is a sealed file. Only the place of its index is in memory, not the index: 0.5 KB a
-// segment.
+// segment is a sealed file. In memory it takes 0.5 KB: only the position of its index is in memory,
+// not the index itself.
 type segment struct {
 	blob     *blob
 	size     int64
@@ -22,7 +22,7 @@ type segment struct {
 	maxBase  notify.Base
 	users    sortedIndex
 	bases    sortedIndex
-	replaced bool        // a merged segment contains this one; its file is removed at the start
+	replaced bool        // a merged segment contains this segment; the next start removes the file
 	bad      atomic.Bool // found damaged; it is not merged
 }
 
@@ -53,7 +53,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	return seg, nil
 }
 
-// newSegment makes a segment of b and takes over the caller's reference to it.
+// newSegment makes a segment of b. The segment owns the caller's reference to b.
 func newSegment(b *blob, m *segmentMeta, size int64) (*segment, error) {
 	s := &segment{
 		blob: b, size: size, meta: m,
@@ -95,8 +95,8 @@ func (s *segment) checkRow(r *row) error {
 	return nil
 }
 
-// rowOf reads the row of the chunk that holds an ordinal. It makes two reads, however many
-// chunks there are. buf is scratch memory, which it returns, possibly grown.
+// rowOf reads the row of the chunk that contains an ordinal. It makes two reads, however many
+// chunks there are. buf is scratch memory; rowOf returns it, possibly grown.
 func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 	if int64(ordinal) >= int64(s.meta.Receivers) {
 		return buf, fmt.Errorf("%w: ordinal %d of %d", errDamaged, ordinal, s.meta.Receivers)
@@ -156,14 +156,13 @@ func (s *segment) verify(buf []byte) error {
 }
 
 // segmentView is an immutable list of segments, ordered by their youngest base, youngest first. It
-// holds a reference to each file, so that a segment that is removed during a query stays
-// readable.
+// has a reference to each file. So a segment that is removed during a query stays readable.
 type segmentView struct {
 	segs []*segment
 	refs atomic.Int64
 }
 
-// release gives up a reference to the view. The last one releases the view's files.
+// release releases a reference to the view. After the last reference, it releases the view's files.
 func (v *segmentView) release() {
 	if v.refs.Add(-1) == 0 {
 		for _, s := range v.segs {
@@ -180,8 +179,8 @@ func (s *Store) acquireView() *segmentView {
 	return s.view
 }
 
-// replaceView replaces the view by one with the segments add and without the segments drop. The
-// caller keeps its own references.
+// replaceView replaces the view by a view with the segments in add and without the segments in
+// drop. The caller keeps its own references.
 func (s *Store) replaceView(add, drop []*segment) {
 	gone := map[*segment]bool{}
 	for _, d := range drop {

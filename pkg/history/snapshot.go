@@ -11,17 +11,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/backup"
 )
 
-// Snapshot copies the sealed segments into dir, a new folder on the same file system. It makes
-// hard links where the file system can, because a sealed segment never changes. The log holds
-// what is not sealed, above the offsets in the copy.
+// Snapshot copies the sealed segments into dir, a new folder on the same file system. It makes hard
+// links if the file system supports them, because a sealed segment never changes. Records that are
+// not sealed have offsets above the offsets in the copy, and are in the log.
 func (s *Store) Snapshot(dir string) error {
 	s.changeMu.Lock() // no segment is merged or removed while this is held
 	defer s.changeMu.Unlock()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return unavailable(err)
 	}
-	// Copy the offsets before the segments. They may count on a segment, which must then be in
-	// the copy. A segment that is sealed later only moves the offsets on.
+	// Copy the offsets before the segments. If an offset counts a segment as sealed, that segment
+	// must be in the copy. A segment that is sealed later only makes the offsets higher.
 	err := backup.Copy(filepath.Join(s.cfg.Dir, offsetsName), filepath.Join(dir, offsetsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return unavailable(err)

@@ -22,31 +22,34 @@ import (
 
 var _ Reader = (*Store)(nil)
 
-// Store keeps the history of the whole log in one process. All methods are safe for concurrent
-// use; Append calls of one partition run one after another.
+// Store keeps the history of the whole log in one process. All methods are safe for concurrent use.
+// Append calls for one partition run one after the other.
 type Store struct {
 	cfg Config
 
 	parts struct {
 		sync.RWMutex
 		byName map[Part]*partition
-		list   []*partition // replaced as a whole, never changed in place
+		list   []*partition // replaced, never changed in place
 	}
 	viewMu sync.RWMutex // guards view
 	view   *segmentView
 
-	changeMu   sync.Mutex // held while segments are merged or removed
-	nextNum    atomic.Uint64
-	failed     atomic.Pointer[error] // set when the Store is closed, or when a sync failed and the disk's content is unknown
-	failedCh   chan struct{}         // closed when failed is set
-	freeArrays chan arrays           // memory of sealed tails, for new ones
+	// changeMu is held while segments are merged or removed, or while Snapshot copies them.
+	changeMu sync.Mutex
+	nextNum  atomic.Uint64
+	// failed is set when the Store is closed, or when a sync failed and the content of the disk is
+	// unknown.
+	failed     atomic.Pointer[error]
+	failedCh   chan struct{} // closed when failed is set
+	freeArrays chan arrays   // memory of sealed tails, for new tails
 	progress   offsetProgress
 	sealQueue  sealQueue
 	cached     cachedSegments
 	offsets    offsetsFile
 
 	listBounds listBounds
-	listTokens chan struct{} // holds one token per running List
+	listTokens chan struct{} // contains one token for each running List
 
 	damageMu sync.Mutex // guards damaged and lost
 	damaged  map[string]error
@@ -54,7 +57,7 @@ type Store struct {
 	unknown  atomic.Int64 // damaged files whose bounds could not be read
 }
 
-// Damage names a file whose content differs from what was written.
+// Damage is a file whose content differs from what was written.
 type Damage struct {
 	File string
 	Err  error
@@ -65,9 +68,9 @@ const (
 	fileSuffix = ".seg"
 )
 
-// Open opens the sealed segments in the folder and deletes unsealed files, whose records the
-// pump reads from the log again. It leaves damaged files as they are and reports them by
-// Damaged. It starts nothing; Run does.
+// Open opens the sealed segments in the folder and deletes unsealed files. The pump reads the
+// records of the deleted files from the log again. Damaged files are not changed; Damaged reports
+// them. Open starts no goroutine; Run does the background work.
 func Open(cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	if cfg.FS == nil {
@@ -96,9 +99,10 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Run seals, merges and removes segments until ctx ends, and then returns nil. Without it Append
-// waits once full tails pile up. An error means that a sync failed and that the disk's content
-// is unknown. Then the process must restart; the log still holds everything above Sealed.
+// Run seals, merges and removes segments until ctx ends, and then returns nil. Without Run, Append
+// waits once two full tails of a partition exist. An error means that a sync failed and the content
+// of the disk is unknown. Then the process must restart. Everything above Sealed is still in the
+// log.
 func (s *Store) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.sealAll(ctx) })
@@ -111,8 +115,8 @@ func (s *Store) Run(ctx context.Context) error {
 	return err
 }
 
-// Close closes the files. The next Open reads unsealed records from the log again. Run must have
-// returned before.
+// Close closes the files. After the next Open, the pump reads unsealed records from the log again.
+// Run must have returned before Close.
 func (s *Store) Close() error {
 	s.stopWriting(notify.Unavailable("history", 0, errors.New("closed")))
 	for _, p := range s.allParts() {
@@ -136,15 +140,16 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// stopWriting ends all writing for good.
+// stopWriting stops all writing for good.
 func (s *Store) stopWriting(err error) {
 	if s.failed.CompareAndSwap(nil, &err) {
 		close(s.failedCh)
 	}
 }
 
-// Resume returns the offset at which each partition must be read again after a start. A
-// partition that was never seen is missing and is read from the log's start.
+// Resume returns the offset at which the pump must begin to read each partition after a start. A
+// partition that the Store has never seen is missing in the map; the pump reads it from the log's
+// start.
 func (s *Store) Resume() map[Part]int64 { return s.Sealed() }
 
 // Sealed returns, for each partition, the offset below which the log may be trimmed.
@@ -158,7 +163,7 @@ func (s *Store) Sealed() map[Part]int64 {
 	return m
 }
 
-// Damaged lists the files found damaged so far, by name.
+// Damaged lists the damaged files found so far, by name.
 func (s *Store) Damaged() []Damage {
 	s.damageMu.Lock()
 	defer s.damageMu.Unlock()
@@ -181,21 +186,22 @@ func (s *Store) reportDamage(file string, err error) {
 	}
 }
 
-// CodeRecordLost is the code of the notify.KindGone error for a notification that may have been
-// among the records that the log lost (Store.Lost).
+// CodeRecordLost is the code of the notify.KindGone error for a notification that may be lost. It
+// may be in one of the records that the log lost (Store.Lost).
 const CodeRecordLost = "record_lost"
 
-// lostTime is a period in which the log lost records before they were copied here, in ms since
+// lostTime is a period in which the log lost records before they were appended here, in ms since
 // 1970.
 type lostTime struct{ from, to int64 }
 
-// lostSlack is how far the acceptance of a request may be from the times of the records around a
-// lost one.
+// lostSlack is how much the acceptance time of a request may differ from the times of the records
+// before and after a lost record.
 const lostSlack = time.Minute
 
-// Lost tells the Store that the log lost records between those written at after and before, in
-// ms since 1970; 0 means not known. If a notification accepted in that period is not found,
-// queries return CodeRecordLost instead of not found, because it may have been lost.
+// Lost reports to the Store that the log lost records. They were written between the times after
+// and before, in ms since 1970; 0 means unknown. If a notification accepted in that period is not
+// found, queries return CodeRecordLost instead of not found, because the notification may have been
+// lost.
 func (s *Store) Lost(after, before int64) {
 	l := lostTime{after - lostSlack.Milliseconds(), before + lostSlack.Milliseconds()}
 	if before == 0 {
@@ -218,7 +224,7 @@ func (s *Store) mayBeLost(at time.Time) bool {
 type Stats struct {
 	Segments  int
 	Receivers int64 // in sealed segments
-	Bytes     int64 // of sealed segments
+	Bytes     int64 // bytes of sealed segments
 	Tail      int64 // receivers in memory
 }
 
@@ -242,7 +248,7 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// load opens the sealed files and deletes temporary ones.
+// load opens the sealed files and deletes temporary files.
 func (s *Store) load() error {
 	names, err := s.cfg.FS.List(s.cfg.Dir)
 	if err != nil {
@@ -274,7 +280,7 @@ func (s *Store) load() error {
 	}
 	var segs []*segment
 	for num, seg := range byNum {
-		for _, old := range seg.meta.Replaces { // a crash interrupted the merge before these were removed
+		for _, old := range seg.meta.Replaces { // a crash may have interrupted the merge before these segments were removed
 			if o := byNum[old]; o != nil && old < num {
 				o.replaced = true
 			}
@@ -292,12 +298,12 @@ func (s *Store) load() error {
 	}
 	s.replaceView(segs, nil)
 	for _, seg := range segs {
-		seg.blob.release() // the view holds its own reference
+		seg.blob.release() // the view has its own reference
 	}
 	return s.loadOffsets(segs)
 }
 
-// loadOffsets determines how far each partition is sealed.
+// loadOffsets computes up to which offset each partition is sealed.
 func (s *Store) loadOffsets(segs []*segment) error {
 	sealed, err := s.offsets.read()
 	if errors.Is(err, errDamaged) {
@@ -363,8 +369,8 @@ func (s *Store) addPart(tp Part, sealed int64) *partition {
 	return p
 }
 
-// unavailable wraps an error of the file system as notify.KindUnavailable. Other notify errors
-// and cancellation stay as they are.
+// unavailable wraps an error of the file system as notify.KindUnavailable. It returns other notify
+// errors and cancellation unchanged.
 func unavailable(err error) error {
 	if err == nil {
 		return nil

@@ -11,17 +11,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxFrozen bounds the full tails of a partition that wait for the sealer. Beyond it Append
-// waits.
+// maxFrozen is how many full tails of a partition may wait for the sealer. If there are more,
+// Append waits.
 const maxFrozen = 2
 
-// partition is one partition of the log and its growing end.
+// partition is one partition of the log, with its tails.
 type partition struct {
 	Part
 	appendedTo atomic.Int64  // every record below this offset was appended
-	slots      chan struct{} // holds one token per frozen tail
+	slots      chan struct{} // contains one token for each frozen tail
 
-	appendMu sync.Mutex // serializes appenders; taken before mu
+	appendMu sync.Mutex // only one appender at a time; locked before mu
 	hashes   []uint64   // scratch memory of the appender, guarded by appendMu
 
 	mu       sync.RWMutex // guards the fields below and the tails
@@ -36,15 +36,16 @@ func newPart(tp Part, sealed int64) *partition {
 	return p
 }
 
-// tail is a segment that still grows. Its bodies go to its file; its index stays in memory. The
-// partition's mu guards its fields. Only the appender changes them, and after the tail is frozen
-// only the sealer. So these two may read the fields without the lock, but must hold it to write.
+// tail is a segment that still grows. Its bodies are in its file; its index is in memory. The
+// partition's mu guards its fields. Only the appender changes them. After the tail is frozen, only
+// the sealer changes them. So these two goroutines may read the fields without the lock, but must
+// hold the lock to write.
 type tail struct {
 	num       uint64
 	blob      *blob
 	path      string
 	createdAt time.Time
-	from, to  int64 // offsets; to is set when the tail is frozen
+	from, to  int64 // offsets of its records; to is set when the tail is frozen
 	arrays
 
 	minBase, maxBase notify.Base
@@ -55,7 +56,7 @@ type tail struct {
 	writing []byte
 }
 
-// arrays is the memory of a tail. Sealed tails pass it on to new ones.
+// arrays is the memory of a tail. New tails reuse the arrays of sealed tails.
 type arrays struct {
 	rows         []row
 	users, bases chain
@@ -79,7 +80,7 @@ func newTail(num uint64, b *blob, path string, from int64, a arrays) *tail {
 // size returns the offset at which the bodies end.
 func (t *tail) size() int64 { return t.flushed + int64(len(t.writing)) + int64(len(t.buf)) }
 
-// addRow adds a chunk's row and widens the bounds of base and time.
+// addRow adds a chunk's row and extends the bounds of base and time.
 func (t *tail) addRow(r row, ms int64) {
 	if len(t.rows) == 0 || bytes.Compare(r.base[:], t.minBase[:]) < 0 {
 		t.minBase = r.base
@@ -91,13 +92,13 @@ func (t *tail) addRow(r row, ms int64) {
 	t.rows = append(t.rows, r)
 }
 
-// rowOf returns the row of the chunk that holds an ordinal.
+// rowOf returns the row of the chunk that contains an ordinal.
 func (t *tail) rowOf(ordinal uint32) *row {
 	return &t.rows[sort.Search(len(t.rows), func(i int) bool { return t.rows[i].start > ordinal })-1]
 }
 
-// takeArrays takes the arrays out of a tail whose segment is in the view. A query that still
-// holds the tail finds all bodies in the file. The caller holds the partition's mu.
+// takeArrays removes the arrays from a tail whose segment is in the view, and returns them. A query
+// that still uses the tail finds all bodies in the file. The caller holds the partition's mu.
 func (t *tail) takeArrays() arrays {
 	a := t.arrays
 	a.reset()
@@ -105,8 +106,8 @@ func (t *tail) takeArrays() arrays {
 	return a
 }
 
-// body reads the body record of r. The caller must hold a reference to the tail's file, but not
-// mu.
+// body reads the body record of r. The caller must have a reference to the tail's file, but must
+// not hold mu.
 func (p *partition) body(t *tail, r *row) ([]byte, error) {
 	b := make([]byte, r.size)
 	p.mu.RLock()

@@ -12,11 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxBodies bounds the bodies that one page reads before it returns what it has. It matters when
-// most of a user's notifications belong to other callers.
+// maxBodies is the number of bodies after which a page ends, even if the page is not full. It
+// matters when most of a user's notifications belong to other callers.
 const maxBodies = 4096
 
-// userPlace is a place in the order of a user's list: newest request first, and within a request
+// userPlace is a position in the order of a user's list: newest request first, and within a request
 // the highest index first. Bases begin with their time, so their order is the order in which
 // requests were accepted.
 type userPlace struct {
@@ -40,9 +40,9 @@ func parseUserCursor(c engine.HistoryCursor, user uint64) (p userPlace, err erro
 	return p, nil
 }
 
-// User implements Reader. A page may hold fewer than Limit notifications although there are
-// more; then the cursor is not nil. Notifications accepted a moment ago may be missing, because
-// User does not wait at the barrier.
+// User implements Reader. A page may contain fewer than Limit notifications although there are
+// more; then the cursor is not nil. Notifications that were accepted a moment ago may be missing,
+// because User does not wait for the offsets of Barrier.
 func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
@@ -81,13 +81,13 @@ func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found
 }
 
 // userWalk iterates over the candidates of a user, grouped by base, newest first. It opens a
-// segment only when the segment may hold a newer candidate than those at hand.
+// segment only if the segment may contain a newer candidate than the candidates found so far.
 type userWalk struct {
 	*lookup
 	hash    uint64
 	pageEnd *userPlace
 	cands   byBase
-	segs    []*segment // not opened yet, the one with the youngest base first
+	segs    []*segment // not opened yet; the segment with the youngest base is first
 }
 
 func (s *Store) walkUser(h uint64, before *userPlace) *userWalk {
@@ -106,7 +106,7 @@ func (s *Store) walkUser(h uint64, before *userPlace) *userWalk {
 	return w
 }
 
-// add keeps a candidate unless it belongs to an earlier page.
+// add keeps a candidate if it may belong to this page or a later page.
 func (w *userWalk) add(c chunk) {
 	if w.pageEnd == nil || bytes.Compare(c.base[:], w.pageEnd.base[:]) <= 0 {
 		w.cands = append(w.cands, c)
@@ -151,10 +151,10 @@ func (w *userWalk) searchSegment(seg *segment) (err error) {
 	return err
 }
 
-// resolve reads the bodies of a group and returns the receivers that are the user's, highest
-// index first. A candidate of another user has the same hash bits; it is no damage. A receiver
-// that occurs twice is returned once: its chunk is in the log twice, or a segment was met as a
-// tail and as a file.
+// resolve reads the bodies of a group and returns the receivers that belong to the user, highest
+// index first. A candidate may belong to another user whose hash has the same bits; that is no
+// damage. If a receiver occurs twice, resolve returns it once. This happens if its chunk is in the
+// log twice, or if a segment was found both as a tail and as a file.
 func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
 	var fs []engine.Found
 	for i := range group {
@@ -189,8 +189,8 @@ func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found 
 }
 
 // receiverAt returns the receiver at a position of a column that was checked before. After the
-// read, skipping receivers is most of the cost of a hit, so it does not decode those that it
-// skips.
+// read, most of the cost of a hit is skipping receivers. So receiverAt does not decode the
+// receivers that it skips.
 func receiverAt(column []byte, pos uint32) (r notify.Receiver, ok bool) {
 	index := uint64(0)
 	for n := uint32(0); n < pos; n++ {

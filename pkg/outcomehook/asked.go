@@ -11,38 +11,38 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Asked knows which callers asked for every outcome of their notifications. It holds a copy: a
-// change of a caller takes effect at once in the process that made it through Watch, and within
-// AskedEvery in others.
+// Asked answers which callers want every outcome of their notifications. It has a copy of this
+// list. If a caller is changed through Watch, the change takes effect in this process at once. In
+// other processes it takes effect within AskedEvery.
 type Asked struct {
 	callers engine.Callers
 	every   time.Duration
 	log     *slog.Logger
 	all     atomic.Pointer[map[string]struct{}]
-	loading sync.Mutex // serializes loads, so that an older list never replaces a newer one
+	loading sync.Mutex // only one load at a time, so that an older list never replaces a newer list
 }
 
 // AskedEvery is the interval at which the callers are read again.
 const AskedEvery = 5 * time.Second
 
-// NewAsked returns an Asked that knows no callers until Load.
+// NewAsked returns an Asked with an empty list. Load fills the list.
 func NewAsked(callers engine.Callers, log *slog.Logger) *Asked {
 	a := &Asked{callers: callers, every: AskedEvery, log: log}
 	a.all.Store(&map[string]struct{}{})
 	return a
 }
 
-// Tells reports whether the caller asked for every outcome. It may be called from any goroutine
-// and is cheap.
+// Tells reports whether the caller wants every outcome. It may be called from any goroutine and is
+// cheap.
 func (a *Asked) Tells(caller string) bool {
 	_, ok := (*a.all.Load())[caller]
 	return ok
 }
 
-// Any reports whether at least one caller asked for every outcome.
+// Any reports whether at least one caller wants every outcome.
 func (a *Asked) Any() bool { return len(*a.all.Load()) > 0 }
 
-// Load reads the callers. If it returns an error, the earlier list stays in use.
+// Load reads the callers. If it returns an error, the earlier list remains in use.
 func (a *Asked) Load(ctx context.Context) error {
 	a.loading.Lock()
 	defer a.loading.Unlock()
@@ -60,7 +60,7 @@ func (a *Asked) Load(ctx context.Context) error {
 	return nil
 }
 
-// wantsAllOutcomes reports whether the caller is to be told of every outcome.
+// wantsAllOutcomes reports whether notifyd sends every outcome to the caller.
 func wantsAllOutcomes(c *engine.Caller) bool {
 	return c.OutcomesURL != "" && c.OutcomesOf == engine.OutcomesAll && !c.Disabled
 }
@@ -78,8 +78,8 @@ func (a *Asked) Run(ctx context.Context) error {
 	return nil
 }
 
-// Watch returns a wrapper of callers. When its Put returns, the change has taken effect in this
-// process.
+// Watch returns a wrapper of callers. When its Put returns, the change has usually taken effect in
+// this process. If the list cannot be read, the change takes effect at the next read.
 func (a *Asked) Watch(callers engine.Callers) engine.Callers { return watchedCallers{callers, a} }
 
 type watchedCallers struct {
@@ -91,7 +91,7 @@ func (w watchedCallers) Put(ctx context.Context, c engine.Caller) error {
 	if err := w.Callers.Put(ctx, c); err != nil {
 		return err
 	}
-	// The change is stored even if Load fails. Run reads it again later.
+	// The change is stored even if Load fails. Then Run reads the list later.
 	if err := w.a.Load(ctx); err != nil {
 		w.a.log.Warn("a caller's change of outcomes is stored and takes effect with the next read of the callers", "caller", c.ID, "err", err)
 	}

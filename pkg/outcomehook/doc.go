@@ -1,24 +1,26 @@
-// Package outcomehook tells callers how their notifications ended, with callbacks to the
-// outcomes URL of the caller's record.
+// Package outcomehook reports to callers how their notifications ended. It sends callbacks to the
+// outcomes URL in the caller's record.
 //
-// Teller follows each caller's feed of dead letters and makes triggers from it, with up to 100
-// failures in each. From there on they are triggers like any other: signed, guarded, retried,
-// held by the caller's circuit breaker, and reported in triggers-dlq if the URL does not answer.
+// Teller reads each caller's feed of dead letters and makes triggers from it, with up to 100
+// failures in each trigger. These triggers are handled like all other triggers: they are signed,
+// guarded, retried, delayed by the caller's circuit breaker, and reported in triggers-dlq if the
+// URL does not answer.
 //
-// Teller stores one durable row per caller with the last failure that is in a trigger, and
-// writes it after the trigger. A crash between the two does no harm. The trigger's id is a
-// function of the caller and of its first failure, so the next start finds the existing trigger,
-// reads in its payload where it ends, and continues behind it. No failure is left out and none
-// is in two triggers. A callback that is made twice carries the same webhook-id.
+// For each caller, Teller stores a durable row with the last failure that is in a trigger. It
+// writes the row after the trigger. A crash between the two writes does no harm: the trigger's id
+// is computed from the caller and the first failure. So the next start finds the existing trigger,
+// reads in its payload which failure is the last, and continues after that failure. Each failure is
+// in exactly one trigger. If a callback is made twice, both have the same webhook-id.
 //
-// A caller may ask for every outcome instead of failures alone (engine.OutcomesAll; Asked knows
+// A caller may want every outcome, not only failures (engine.OutcomesAll; Asked has the list of
 // these callers). Then a worker appends the other outcomes of an envelope to the topic
-// notifications-outcomes. It does so after their row is durable and before it marks the
-// envelope. Receipts are appended before they are answered. Follower reads the topic and makes
-// triggers from it. A trigger's id contains the position of its first outcome in the topic; its
-// payload says where it ends. An outcome may be told twice, with the same (notification_id,
-// epoch, status): when the process dies between the row and the mark of its record, or when the
-// same outcome is appended twice in quick succession.
+// notifications-outcomes. It does so after their row is durable and before it marks the envelope's
+// record as done. Receipts are appended to the topic before the provider gets an answer. Follower
+// reads the topic and makes triggers from it. A trigger's id contains the position of its first
+// outcome in the topic. Its payload contains the position of its last outcome. An outcome may be
+// sent twice, with the same (notification_id, epoch, status). This happens if the process dies
+// after the row is durable and before the record is marked as done. It also happens if the same
+// outcome is appended twice in quick succession.
 //
 // Start reading at Teller.Run in teller.go and Follower.Assigned in follow.go.
 package outcomehook

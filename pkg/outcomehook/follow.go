@@ -21,17 +21,17 @@ const FollowGroup = "outcome-followers"
 type FollowConfig struct {
 	Callers  engine.Callers
 	Triggers Triggers
-	// State returns the current outcome of a notification, from everything that is known of it.
-	// It returns an error of KindNotFound or KindGone for an id that is no longer kept.
+	// State returns the current outcome of a notification, from all stored data. It returns an
+	// error of KindNotFound or KindGone for an id that is no longer stored.
 	State func(ctx context.Context, id notify.ID) (notify.Outcome, error)
-	// Log receives the outcomes that cannot be told now, so that they are read again later.
+	// Log receives the outcomes that cannot be sent now. They are read again from the log later.
 	Log Log
 	// Wait is the pause after a batch from which outcomes were appended again.
 	Wait time.Duration `default:"5s"`
-	// GiveUp is the age after which an outcome is given up.
+	// GiveUp is the age after which an outcome is dropped.
 	GiveUp time.Duration `default:"24h"`
-	// Told and Refused are those of Config. An outcome that is given up is reported to Refused
-	// with the code "given_up".
+	// Told and Refused are the same as in Config. For a dropped outcome, Refused is called with the
+	// code "given_up".
 	Told    func(n int)
 	Refused func(code string)
 	Logger  *slog.Logger `default:"discard"`
@@ -76,14 +76,14 @@ func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.Partit
 type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition
-	// resumeAfter holds, by caller, the last outcome of a trigger that an earlier run made. That
-	// outcome may lie behind the batch in which the trigger was found, so later batches skip up
-	// to it.
+	// resumeAfter contains, by caller, the last outcome of a trigger that an earlier run made. That
+	// outcome may be in a later batch than the batch in which the trigger was found. So later
+	// batches skip all outcomes up to it.
 	resumeAfter map[string]outcomePlace
 }
 
-// outcomePlace is the place of an outcome in the partition: the offset of its record and the
-// index in it.
+// outcomePlace is the position of an outcome in the partition: the offset of its record and its
+// index in the record.
 type outcomePlace struct {
 	offset int64
 	item   int
@@ -94,17 +94,17 @@ func (p outcomePlace) before(q outcomePlace) bool {
 	return p.offset < q.offset || p.offset == q.offset && p.item < q.item
 }
 
-// outcomeEvent is one outcome to tell: a receiver of a record.
+// outcomeEvent is one outcome to send: one receiver of a record.
 type outcomeEvent struct {
 	outcomePlace
 	ended    *notify.Ended
 	receiver *notify.EndedReceiver
 }
 
-// Handle implements log.PartitionHandler. A trigger's id contains the place of its first
-// outcome, and its payload says where it ends. Thus a batch that is read again after a crash
-// finds the triggers that were made. The records are marked done only when all of them are
-// handled.
+// Handle implements log.PartitionHandler. A trigger's id contains the position of its first
+// outcome, and its payload contains the position of its last outcome. So if a batch is read again
+// after a crash, Handle finds the triggers that were made from it. Handle marks the records as done
+// only when it has handled all of them.
 func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 	f := h.f
 	var order []string
@@ -146,7 +146,7 @@ func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 		}
 		appendedAgain = true
 	}
-	if appendedAgain { // without the pause, the appended outcomes would be read again in a tight loop
+	if appendedAgain { // without the pause, the appended outcomes would be read again at once, in an endless loop
 		notify.Sleep(ctx, f.cfg.Wait)
 	}
 	for _, m := range msgs {
@@ -155,8 +155,8 @@ func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// isRefusal reports whether an error concerns only one caller. Such an error must not hold up
-// other callers.
+// isRefusal reports whether an error concerns only one caller. Such an error must not delay other
+// callers.
 func isRefusal(err error) bool {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindInternal:
@@ -165,13 +165,13 @@ func isRefusal(err error) bool {
 	return true
 }
 
-// createTriggers makes triggers from a caller's outcomes, in order. It returns the outcomes that
-// it could not tell, or that are not ready yet.
+// createTriggers makes triggers from a caller's outcomes, in order. It returns the outcomes that it
+// could not send, or that are not ready yet.
 func (h *partitionFollower) createTriggers(ctx context.Context, caller string, es []outcomeEvent) (left []outcomeEvent, err error) {
 	f := h.f
 	c, ok, err := f.cfg.Callers.Get(ctx, caller)
 	if err != nil || !ok || !wantsAllOutcomes(&c) {
-		return nil, err // the caller has stopped asking for outcomes
+		return nil, err // the caller does not want outcomes any more
 	}
 	for {
 		if last, ok := h.resumeAfter[caller]; ok {
@@ -218,9 +218,9 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	}
 }
 
-// pack makes a payload from the leading outcomes, as many as fit. n outcomes are dealt with:
-// they are in the payload (told), come too early (early), or are not to be told. body is nil if
-// none of them is told.
+// pack makes a payload from the first outcomes in es, as many as fit. It handles n outcomes: they
+// are in the payload (told), are not ready yet (early), or are not sent at all. body is nil if no
+// outcome is sent.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {
@@ -250,16 +250,20 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent
 	return body, n, told, early, err
 }
 
-// tellDecision says whether an outcome is told now.
+// tellDecision says whether an outcome is sent now.
 type tellDecision uint8
 
 const (
-	tellNot tellDecision = iota // it continues in another record, has failed (the feed of dead letters tells that), is no longer kept, or was not asked for at that time
+	// tellNot means that the outcome is not sent. There are several reasons: another record
+	// contains the later outcome, the receiver has failed (the feed of dead letters reports that),
+	// the notification is no longer stored, or the caller did not want outcomes at that time.
+	tellNot tellDecision = iota
 	tellNow
 	tellLater // a receipt arrived before the row of its call; try again later
 )
 
-// buildOutcome returns what the caller is told about a receiver, and whether it is told now.
+// buildOutcome returns the outcome that is sent to the caller for a receiver, and whether it is
+// sent now.
 func (f *Follower) buildOutcome(ctx context.Context, c *engine.Caller, e *outcomeEvent) (o Outcome, what tellDecision, err error) {
 	if e.ended.At < c.OutcomesSince {
 		return o, tellNot, nil
@@ -288,7 +292,7 @@ func (f *Follower) buildOutcome(ctx context.Context, c *engine.Caller, e *outcom
 	switch {
 	case now.State.Terminal() && now.State != notify.Failed:
 	case now.State.Terminal(), !e.receiver.Receipt, int(now.Epoch) > e.receiver.Epoch:
-		return o, tellNot, nil // a later epoch ends in a record of its own
+		return o, tellNot, nil // the outcome of a later epoch is in a separate record
 	default:
 		return o, tellLater, nil
 	}
@@ -299,8 +303,8 @@ func (f *Follower) buildOutcome(ctx context.Context, c *engine.Caller, e *outcom
 	return o, tellNow, nil
 }
 
-// appendAgain appends outcomes to the end of the topic, behind those of other callers. It gives
-// up outcomes that are older than GiveUp.
+// appendAgain appends outcomes to the end of the topic, after the outcomes of other callers. It
+// drops outcomes that are older than GiveUp.
 func (f *Follower) appendAgain(ctx context.Context, es []outcomeEvent) error {
 	oldest := time.Now().Add(-f.cfg.GiveUp).UnixMilli()
 	var recs []log.Record

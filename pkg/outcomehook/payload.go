@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxOutcomes bounds the outcomes that one trigger holds. maxBytes bounds its payload, well
-// below what a trigger may carry.
+// maxOutcomes is the largest number of outcomes in one trigger. maxBytes is the largest size of the
+// outcomes in its payload. It is well below the largest payload of a trigger.
 const (
 	maxOutcomes = 100
 	maxBytes    = 30 << 10
@@ -24,18 +24,19 @@ const Type = "notification.outcomes"
 type Payload struct {
 	Type   string `json:"type"`
 	Caller string `json:"caller"`
-	// Last is the feed's sequence number of the last failure: GET /v1/failed?after=<last>
-	// continues there. 0 means that the payload holds no failures.
+	// Last is the sequence number of the last failure in the caller's feed. GET
+	// /v1/failed?after=<last> returns the later failures. 0 means that the payload contains no
+	// failures.
 	Last uint64 `json:"last,omitempty"`
-	// Position is the place of the last outcome in the log of other outcomes. nil means that the
-	// payload holds failures.
+	// Position is the position of the last outcome in the log of other outcomes. nil means that the
+	// payload contains failures.
 	Position *Position `json:"position,omitempty"`
 	Outcomes []Outcome `json:"outcomes"`
 }
 
-// Position is a place in the log of outcomes other than failures. Of two callbacks about the
-// same outcomes, the one with the higher position is the later one. (A receipt may come before
-// the SENT of its call; then the receipt's state is the right one.)
+// Position is a position in the log of outcomes other than failures. If two callbacks are about the
+// same outcomes, the callback with the higher position is newer. There is an exception: a receipt
+// may come before the SENT of its call. Then the receipt's state is the right one.
 type Position struct {
 	Offset int64 `json:"offset"`
 	Item   int   `json:"item"`
@@ -45,7 +46,7 @@ type Position struct {
 type Outcome struct {
 	ID       string    `json:"notification_id"`
 	Epoch    uint16    `json:"epoch"`
-	Seq      uint64    `json:"seq,omitempty"` // in the caller's feed; 0 if it is not a failure
+	Seq      uint64    `json:"seq,omitempty"` // sequence number in the caller's feed; 0 if it is not a failure
 	Status   string    `json:"status"`
 	Campaign string    `json:"campaign,omitempty"`
 	Channel  string    `json:"channel"`
@@ -58,19 +59,18 @@ type Outcome struct {
 	Attempts int       `json:"attempts"`
 	At       time.Time `json:"failed_at,omitzero"`
 	Ended    time.Time `json:"ended_at,omitzero"`  // set for outcomes other than failures
-	TraceID  string    `json:"trace_id,omitempty"` // of the request that sent the notification
+	TraceID  string    `json:"trace_id,omitempty"` // trace of the request that sent the notification
 }
 
 // packer collects the outcomes of one payload.
 type packer struct {
 	Payload
-	size int // of the outcomes, in bytes
+	size int // size of the outcomes, in bytes
 }
 
 func newPacker(caller string) *packer { return &packer{Payload: Payload{Type: Type, Caller: caller}} }
 
-// add adds an outcome. It returns false if the outcome does not fit. The first outcome always
-// fits.
+// add adds an outcome. It returns false if the outcome does not fit. The first outcome always fits.
 func (p *packer) add(o Outcome) (bool, error) {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -84,8 +84,8 @@ func (p *packer) add(o Outcome) (bool, error) {
 	return true, nil
 }
 
-// commonTrace returns the trace context that all told outcomes share, or "" if they differ: a
-// callback belongs to at most one trace. Outcome.TraceID names the trace of each outcome.
+// commonTrace returns the trace context of the outcomes if all have the same trace, and "" if they
+// differ. A callback belongs to at most one trace. Outcome.TraceID is the trace of each outcome.
 func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	first := traceOf(&told[0])
 	for i := range told {
@@ -96,8 +96,8 @@ func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	return first
 }
 
-// readTold reads the payload of a trigger that an earlier run made. It returns an error if fits
-// rejects the payload, that is, if it does not begin at the expected outcome.
+// readTold reads the payload of a trigger that an earlier run made. It returns an error if the
+// function fits returns false, that is, if the payload does not begin at the expected outcome.
 func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	if err = json.Unmarshal(body, &p); err == nil && !fits(&p) {
 		err = notify.Invalid("bad_payload", "last", "the payload does not begin at the expected outcome")
@@ -108,7 +108,7 @@ func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	return p, err
 }
 
-// triggerBase derives a trigger's id from names, so that the same outcomes always make the same
+// triggerBase computes a trigger's id from names, so that the same outcomes always make the same
 // trigger. at is the time in the id, in ms since 1970.
 func triggerBase(at int64, names ...any) notify.Base {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", names))

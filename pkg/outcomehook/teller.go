@@ -16,23 +16,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config configures a Teller. Letters, Callers, Meta and Triggers are required; the zero value
-// of the others means their default.
+// Config configures a Teller. Letters, Callers, Meta and Triggers are required. Every other field
+// has a default.
 type Config struct {
 	Letters engine.DeadLetters
 	Callers engine.Callers
 	Meta    engine.Meta
 	// Triggers is a *trigger.Service.
 	Triggers Triggers
-	// Gather is how long a new failure waits for others that are told with it.
+	// Gather is how long a new failure waits for other failures, so that one trigger contains all
+	// of them.
 	Gather time.Duration `default:"1s"`
-	// Every is the interval at which the feeds are read without a new failure. It bounds the
-	// delay after a refusal or a change of a caller's record.
+	// Every is how often the feeds are read if there is no new failure. After an error or a change
+	// of a caller's record, it is the longest delay.
 	Every time.Duration `default:"30s"`
 	// Told is called with the number of failures in each trigger that was made. May be nil.
 	Told func(n int)
-	// Refused is called with an error code each time failures of a caller should have been told
-	// and no trigger could be made. May be nil.
+	// Refused is called with an error code each time no trigger could be made for failures of a
+	// caller. May be nil.
 	Refused func(code string)
 	// Logger logs errors.
 	Logger *slog.Logger `default:"discard"`
@@ -40,8 +41,8 @@ type Config struct {
 	hit func(string) // killpoint.Hit, or a test's function
 }
 
-// Triggers makes the triggers. If a trigger of this base exists, Own returns it with created
-// false.
+// Triggers makes the triggers. If a trigger with this base exists, Own returns that trigger and
+// created is false.
 type Triggers interface {
 	Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error)
 }
@@ -49,11 +50,11 @@ type Triggers interface {
 // Teller makes triggers from the feeds of dead letters. Only one Teller may run on a store.
 type Teller struct {
 	cfg  Config
-	wake chan struct{} // holds one token when there are new dead letters
+	wake chan struct{} // contains a token when there are new dead letters
 
-	// Only the goroutine of Run uses these.
+	// Only the goroutine of Run uses the fields below.
 	lastToldSeq map[string]uint64 // by caller: sequence number of the last failure that is in a trigger
-	refused     map[string]string // by caller: code of the last refusal, so that it is logged once
+	refused     map[string]string // by caller: code of the last error, so that it is logged once
 }
 
 // New returns a Teller; Run starts the work. It returns an error if a required field is missing.
@@ -68,7 +69,7 @@ func New(cfg Config) (*Teller, error) {
 	return &Teller{cfg: cfg, wake: make(chan struct{}, 1), lastToldSeq: map[string]uint64{}, refused: map[string]string{}}, nil
 }
 
-// Watch returns a wrapper of d. Each Put through it wakes the Teller.
+// Watch returns a wrapper of d. Each Put of the wrapper wakes the Teller.
 func (t *Teller) Watch(d engine.DeadLetters) engine.DeadLetters { return wakingLetters{d, t} }
 
 type wakingLetters struct {
@@ -103,8 +104,8 @@ func (t *Teller) Run(ctx context.Context) error {
 	}
 }
 
-// tellAllCallers makes triggers for every caller that has an outcomes URL. An error of one
-// caller does not hold up the others.
+// tellAllCallers makes triggers for every caller that has an outcomes URL. An error of one caller
+// does not delay the other callers.
 func (t *Teller) tellAllCallers(ctx context.Context) {
 	callers, err := t.cfg.Callers.List(ctx)
 	if err != nil {
@@ -140,8 +141,7 @@ func (t *Teller) reportRefusal(ctx context.Context, caller string, err error) {
 	}
 }
 
-// createTriggers makes triggers from the failures that a caller was not told, up to the end of
-// its feed.
+// createTriggers makes triggers from all failures in a caller's feed that are in no trigger yet.
 func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 	at, err := t.lastTold(ctx, c.ID)
 	if err != nil {
@@ -164,8 +164,8 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 			return err
 		}
 		first := &ds[0]
-		// Seq is in the id too: a restored store gives its numbers again, and then the same
-		// failure must make another trigger.
+		// Seq is part of the id too. A restored store may use sequence numbers again, and then the
+		// same failure must make another trigger.
 		base := triggerBase(first.LastFailed, "outcomes", c.ID, first.ID.String(), first.Seq, first.Epoch)
 		trace := commonTrace(ds[:n], func(d *engine.DeadLetter) string { return d.Trace })
 		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, base, c.OutcomesURL, body, trace)
@@ -174,7 +174,7 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 		}
 		t.cfg.hit("outcomes-before-cursor")
 		at = ds[n-1].Seq
-		if !created { // made before a crash, from the failures that existed then
+		if !created { // it was made before a crash, from the failures that existed at that time
 			was, err := readTold(row.Payload, func(p *Payload) bool {
 				return len(p.Outcomes) > 0 && p.Outcomes[0].Seq == first.Seq && p.Last >= first.Seq
 			})
@@ -191,8 +191,8 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 	}
 }
 
-// packFailures makes a payload from the first n dead letters: as many as fit, at least one. It
-// stops at the dead letter of a trigger.
+// packFailures makes a payload from the first n dead letters, as many as fit, at least one. It
+// stops before the dead letter of a trigger.
 func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
 	p := newPacker(caller)
 	for i := range ds {
@@ -217,9 +217,9 @@ func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, er
 	return body, len(p.Outcomes), err
 }
 
-// countSkipped counts the leading dead letters that are not told: those that failed before since
-// (ms since 1970), and triggers. A trigger that tells outcomes must not cause another trigger
-// when it fails.
+// countSkipped returns how many dead letters at the beginning of ds are not sent. These are letters
+// that failed before since (ms since 1970), and letters of triggers. A failed trigger with outcomes
+// must not cause another trigger.
 func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++
@@ -229,7 +229,7 @@ func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 
 func lastToldKey(caller string) string { return "outcomes_told/" + caller }
 
-// lastTold returns the sequence number of the last failure that the caller was told.
+// lastTold returns the sequence number of the last failure that is in a trigger for the caller.
 func (t *Teller) lastTold(ctx context.Context, caller string) (uint64, error) {
 	if at, ok := t.lastToldSeq[caller]; ok {
 		return at, nil
@@ -249,7 +249,8 @@ func (t *Teller) lastTold(ctx context.Context, caller string) (uint64, error) {
 	return at, nil
 }
 
-// storeLastTold stores at as the last failure that the caller was told.
+// storeLastTold stores at as the sequence number of the last failure that is in a trigger for the
+// caller.
 func (t *Teller) storeLastTold(ctx context.Context, caller string, at uint64) error {
 	delete(t.lastToldSeq, caller) // after an error the stored value is unknown and is read again
 	if err := t.cfg.Meta.PutMeta(ctx, lastToldKey(caller), binary.BigEndian.AppendUint64(nil, at)); err != nil {

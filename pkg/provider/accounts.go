@@ -14,22 +14,23 @@ import (
 const (
 	firstBlock   = time.Second // doubles with each refusal in a row
 	longestBlock = time.Minute
-	blocksMaxAge = 250 * time.Millisecond // how old this process's copy of the shared blocks may become
-	longestWait  = time.Second            // longest wait before a waiting call looks again
+	blocksMaxAge = 250 * time.Millisecond // greatest age of this process's copy of the shared blocks
+	longestWait  = time.Second            // longest wait before a waiting call asks again
 )
 
-// accounts hands out permits for the accounts of a provider. A limit.Pool keeps rates, blocks
-// and circuit breakers; accounts keeps the number of concurrent calls.
+// accounts gives permits for the accounts of a provider. A limit.Pool keeps rates, blocks and
+// circuit breakers. accounts itself keeps the number of concurrent calls.
 //
-// A caller of admit waits in the queue of its lane, ordered by category and then by arrival.
-// Only the first of each queue asks the pool, so a thousand waiting calls need one timer. Bulk
-// gets nothing while the fast lane waits, and never more than its share of an account's slots.
+// A caller of admit waits in the queue of its lane. Each queue is ordered by category and then by
+// arrival. Only the first caller in each queue asks the pool, so a thousand waiting calls need one
+// timer. Bulk gets nothing while the fast lane waits, and never more than its share of an account's
+// slots.
 type accounts struct {
 	provider      string
 	pool          *limit.Pool
 	bulkShare     float64
 	gather        time.Duration // a permit for many messages may wait this long for tokens
-	perCall       bool          // each message is a call of its own and takes a slot
+	perCall       bool          // each message is a separate call and needs a slot
 	shared        bool
 	sharedBuckets *limit.Shared // token buckets shared by all processes; nil: each process has its own
 	log           *slog.Logger
@@ -38,17 +39,18 @@ type accounts struct {
 	list         []*account                   // not changed after newAccounts
 	queues       [2]limit.Queue[permitSignal] // by limit.Lane
 	blocksReadAt time.Time                    // when the shared blocks were last read
-	share        Share                        // part of each account's concurrent calls
-	pendingShare *time.Timer                  // puts a greater share into effect; nil: none is pending
+	share        Share                        // this process's part of each account's concurrent calls
+	pendingShare *time.Timer                  // timer that sets a greater share; nil: no greater share is pending
 }
 
-// Share is the part of a channel's work that this process has: of the partitions of the fast
-// lane and of bulk, each from 0 to 1. The shares of all processes add up to 1.
+// Share is the part of a channel's partitions that this process has: of the fast lane's partitions
+// and of the bulk lane's partitions, each from 0 to 1. The shares of all processes add up to 1 in
+// each lane.
 type Share struct{ Fast, Bulk float64 }
 
-// shareRaisedAfter is how long a greater share waits before it takes effect. A smaller one takes
-// effect at once. During the wait, calls that another process began under its greater share can
-// end.
+// shareRaisedAfter is the delay before a greater share takes effect. A smaller share takes effect
+// at once. The calls that another process began under its earlier, greater share can end during the
+// delay.
 const shareRaisedAfter = time.Second
 
 type account struct {
@@ -67,8 +69,8 @@ type accountConfig struct {
 	calls int
 }
 
-// newAccounts returns the accounts of configs. blocks may be nil: then blocks are known only to
-// this process.
+// newAccounts returns the accounts of configs. If blocks is nil, blocks are not shared with other
+// processes.
 func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.sharedBuckets, _ = blocks.(*limit.Shared)
@@ -91,11 +93,11 @@ func (p *accounts) findAccount(name string) *account {
 	return nil
 }
 
-// slotsFor returns how many of the account's slots a lane may use in this process, at least one.
-// The part that only the fast lane may use grows with this process's partitions of the fast
-// lane, and the part that bulk may use grows with its partitions of bulk. So all processes
-// together respect the account's slots, even if some of them work on bulk alone. The caller
-// holds p.mu.
+// slotsFor returns how many of the account's slots a lane may use in this process, at least 1. One
+// part of the slots is only for the fast lane; it is divided among the processes by their
+// partitions of the fast lane. Bulk may use the other part, which is divided by their partitions of
+// the bulk lane. So all processes together respect the account's slots, even if some of them have
+// only bulk partitions. The caller holds p.mu.
 func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	bulk := p.bulkShare * p.share.Bulk
 	if lane == limit.Bulk {
@@ -104,11 +106,11 @@ func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	return wholeSlots(float64(a.slots) * ((1-p.bulkShare)*p.share.Fast + bulk))
 }
 
-// wholeSlots rounds n down, at least to 1. It corrects for the rounding of float64.
+// wholeSlots rounds n down, but not below 1. It corrects the rounding error of float64.
 func wholeSlots(n float64) int { return max(1, int(n+1e-9)) }
 
-// setShare sets the share of this process. A smaller part takes effect at once, a greater one
-// after shareRaisedAfter.
+// setShare sets the share of this process. If a share becomes smaller, the change takes effect at
+// once. If it becomes greater, the change takes effect after shareRaisedAfter.
 func (p *accounts) setShare(to Share) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +126,7 @@ func (p *accounts) setShare(to Share) {
 	due = time.AfterFunc(shareRaisedAfter, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.pendingShare == due { // otherwise a later call has replaced this one
+		if p.pendingShare == due { // otherwise a later setShare has replaced this timer
 			p.pendingShare, p.share = nil, to
 			p.wakeFirst()
 		}
@@ -138,7 +140,7 @@ func (t *Twilio) SetShare(s Share) { t.accounts.setShare(s) }
 // AccountStatus is the state of an account or IP pool, for operators.
 type AccountStatus struct {
 	limit.AccountStatus
-	InFlight int // calls under way
+	InFlight int // calls in flight
 	Limit    int // concurrent calls allowed in this process
 }
 
@@ -152,8 +154,8 @@ func (p *accounts) status() (out []AccountStatus) {
 	return out
 }
 
-// outOfService returns the error for a provider of which no account can be called: all are
-// blocked, refused, or have an open breaker.
+// outOfService returns the error for a provider when no account can be called. Each account is
+// blocked, refused, or has an open breaker.
 func (p *accounts) outOfService(now, at time.Time) error {
 	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "every account was refused", RetryAfter: at.Sub(now)}
 	for _, s := range p.pool.Status(now) {
@@ -178,15 +180,16 @@ func (p *accounts) callEnded(a *account, class notify.Class) {
 	}
 }
 
-// blockAccount keeps all processes from calling the account for d and returns that time. If d is 0, it
-// blocks for 1 s, doubling with each consecutive refusal.
+// blockAccount blocks the account for all processes for the time d, and returns d. If d is 0, it
+// blocks for 1 s, and twice as long after each further refusal in a row, up to longestBlock.
 func (p *accounts) blockAccount(ctx context.Context, a *account, d time.Duration) time.Duration {
 	now := time.Now()
 	blocked := p.pool.Status(now)[a.index].Blocked
 	p.mu.Lock()
 	if d <= 0 {
 		if blocked.After(now) {
-			// Another call, under way at the same time, was refused first. Do not double again.
+			// Another call that was in flight at the same time was refused first. Do not double
+			// again.
 			d = blocked.Sub(now)
 		} else {
 			d = min(firstBlock<<min(a.refusals, 10), longestBlock)
@@ -201,7 +204,7 @@ func (p *accounts) blockAccount(ctx context.Context, a *account, d time.Duration
 }
 
 // readBlocks reads the blocks that other processes have set. If the shared store is unreachable,
-// this process uses what it knows.
+// this process uses the blocks that it has read before.
 func (p *accounts) readBlocks(ctx context.Context) {
 	if !p.shared {
 		return

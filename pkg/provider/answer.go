@@ -10,32 +10,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// answerRule is a line of a table of answers: what an answer means for the item.
+// answerRule is a line of an answer table. It says what an answer means for the item.
 type answerRule struct {
 	class notify.Class
-	// after is the RetryAfter to use if the answer names none.
+	// after is the RetryAfter to use if the answer has no Retry-After.
 	after time.Duration
 	then  answerAction
 }
 
-// answerAction is what the client itself does after an answer, besides reporting it.
+// answerAction is what the client does after an answer, in addition to reporting it.
 type answerAction uint8
 
 const (
-	// renewToken: the bearer token was refused as too old.
+	// renewToken: the provider refused the bearer token because the token is too old.
 	renewToken answerAction = iota + 1
 	// leaveConn: the server wants the connection to be closed.
 	leaveConn
-	// otherProject: the device token belongs to another project than the credentials. Until the
-	// credentials are proven, the credentials may be the wrong ones; see tokenGuard.
+	// otherProject: the device token belongs to another project than the credentials. Until a push
+	// was accepted, the credentials may be wrong instead of the device token; see tokenGuard.
 	otherProject
-	// senderFault: the sender was refused. If our configuration chose the sender, the
+	// senderFault: the provider refused the sender. If the configuration chose the sender, the
 	// configuration is wrong.
 	senderFault
 )
 
-// ruleByStatus returns the meaning of a status for an answer without a known reason, for every
-// provider.
+// ruleByStatus returns the meaning of an HTTP status, for an answer without a known reason. It is
+// the same for every provider.
 func ruleByStatus(status int) answerRule {
 	switch {
 	case status >= 200 && status < 300:
@@ -54,9 +54,9 @@ func ruleByStatus(status int) answerRule {
 	return answerRule{class: notify.ClassPermanent}
 }
 
-// ruleByStatusQueued is ruleByStatus for providers that may have queued the message although
-// they answer with an error: a gateway lost the answer, or a server failed behind the queue. A
-// 503 says that the message was not processed.
+// ruleByStatusQueued does the same as ruleByStatus, for providers that may have queued the message
+// although they answer with an error. For example, a gateway lost the answer, or a server failed
+// after it had queued the message. A 503 means that the message was not processed.
 func ruleByStatusQueued(status int) answerRule {
 	if status >= 500 && status != 503 {
 		return answerRule{class: notify.ClassAmbiguous}
@@ -92,15 +92,15 @@ func snakeCase(prefix, s string) string {
 	return b.String()
 }
 
-// failure is the result of an exchange that brought no answer.
+// failure is the result of an exchange without an answer.
 type failure struct {
 	class notify.Class
 	code  string
-	err   error // the cause, for people; nil: not known
+	err   error // the cause, for people; nil: unknown
 }
 
-// classifyFailure returns the failure for an error of a round trip. sent says whether the request may
-// have been complete on the wire.
+// classifyFailure returns the failure for an error of a round trip. sent means that the server may
+// have received the whole request.
 func classifyFailure(ctx context.Context, err error, sent bool) failure {
 	switch {
 	case sent && errors.Is(err, context.DeadlineExceeded):
@@ -121,8 +121,8 @@ func (f failure) result(provider string) notify.Result {
 	return notify.Result{Class: f.class, Code: f.code, Provider: provider}
 }
 
-// resultOf returns the result for an error before a call was made: no token could be had, there
-// is no connection, or a variable of a template is missing.
+// resultOf returns the result for an error before any call was made. For example, there is no token
+// or no connection, or a variable of a template is missing.
 func resultOf(ctx context.Context, provider string, err error) notify.Result {
 	r := notify.Result{Class: notify.ClassUnavailable, Code: "unavailable", Provider: provider}
 	e, ok := errors.AsType[*notify.Error](err)
@@ -144,7 +144,7 @@ func resultOf(ctx context.Context, provider string, err error) notify.Result {
 	return r
 }
 
-// failureOf is resultOf in the form of a failure.
+// failureOf does the same as resultOf, but returns a failure.
 func failureOf(ctx context.Context, provider string, err error) *failure {
 	r := resultOf(ctx, provider, err)
 	return &failure{class: r.Class, code: r.Code, err: err}

@@ -9,7 +9,7 @@ import (
 )
 
 // APNsConfig configures the client of Apple's push service. The tagged fields are the section
-// providers.apns of the configuration file; only the program sets the others.
+// providers.apns of the configuration file; only the program sets the other fields.
 type APNsConfig struct {
 	URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL"`
 	KeyFile     string `koanf:"key_file" doc:"file with the PKCS#8 key (.p8) that signs provider tokens"`
@@ -41,8 +41,8 @@ func (c APNsConfig) validate() error {
 	return setting.Err("apns", &c)
 }
 
-// APNs is the client of Apple's push service. It keeps a fixed number of HTTP/2 connections and
-// uses one signed token for all of them.
+// APNs is the client of Apple's push service. It keeps a fixed number of HTTP/2 connections open
+// and uses one signed token for all of them.
 type APNs struct {
 	*pushClient
 	cfg APNsConfig

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// apnsReasons is the table of APNs' error answers.
+// apnsReasons is the table of APNs' error answers, by reason.
 var apnsReasons = map[string]answerRule{
 	// about the device
 	"BadDeviceToken":         {class: notify.ClassDeadAddress},
@@ -51,7 +51,7 @@ var apnsReasons = map[string]answerRule{
 	"Shutdown":            {class: notify.ClassUnavailable, then: leaveConn},
 }
 
-// apnsResult classifies an answer by its reason or, without a known reason, by its status.
+// apnsResult classifies an answer by its reason. If the reason is unknown, it uses the status.
 func apnsResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
 	if a.status == 200 {
 		return notify.Result{Class: notify.ClassAccepted, Provider: "apns"}, 0
@@ -59,7 +59,7 @@ func apnsResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) 
 	var body struct {
 		Reason string `json:"reason"`
 	}
-	_ = json.Unmarshal(a.body, &body) // a proxy's page has no reason
+	_ = json.Unmarshal(a.body, &body) // a page of a proxy has no reason
 	v, known := apnsReasons[body.Reason]
 	code := httpCode(a.status)
 	switch {

@@ -18,23 +18,23 @@ const (
 	apnsMaxCollapse = 64
 )
 
-// apnsStore is how long APNs keeps a push without expiry for a device that is off. It is the
-// longest time that APNs allows.
+// apnsStore is how long APNs keeps a push without expiry if the device is off. It is the longest
+// time that APNs allows.
 const apnsStore = 30 * 24 * time.Hour
 
-// apnsCall is what all items of a call share: the header fields, and the parts of the payload
-// that do not differ.
+// apnsCall contains the header fields that all items of a call share, and the parts of the payload
+// that are the same for all items.
 //
 //	{"aps":{"alert":{"title":"…","body":"…"},…},…data…,"ntf":"<id>"}
 type apnsCall struct {
 	pushKind pushKind
-	path     string // up to the device token
-	own      []byte // encoded header fields
+	path     string // path before the device token
+	own      []byte // encoded header fields that only this call has
 
 	pushText
-	prefix  []byte // up to the value of the title or, in a static payload, of the id
-	between []byte // after the value of the title, up to that of the body
-	suffix  []byte // after the last template, up to the value of the id
+	prefix  []byte // payload before the value of the title or, in a static payload, before the id
+	between []byte // payload between the values of title and body
+	suffix  []byte // payload after the last template, before the id
 	static  bool
 	id      idText
 }
@@ -57,7 +57,7 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (pushCall, error) {
 	}
 	alert := !text.title.Empty() || !text.body.Empty()
 	if !alert {
-		c.pushKind = pushKind{"background", "5"} // the only priority APNs allows
+		c.pushKind = pushKind{"background", "5"} // APNs allows no other priority for background
 	}
 	c.own = h2.AppendField(c.own, "apns-expiration", strconv.FormatInt(apnsExpiration(call.Expires, now), 10))
 	if k := call.Content.CollapseKey; k != "" {
@@ -98,7 +98,7 @@ func (c *apnsCall) render(alert bool) error {
 		next(&c.between)
 		next(&c.suffix)
 	}
-	// Merge the members of the data's own "aps" (sound, badge, thread-id…) into ours.
+	// Merge the members of "aps" in the content's data (sound, badge, thread-id…) into this "aps".
 	for _, m := range c.data {
 		if string(m.name) != "aps" {
 			continue
@@ -157,8 +157,8 @@ func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	return nil
 }
 
-// payload appends an item's payload to dst, which must be empty. With an error, only the memory
-// of the result may be used.
+// payload appends an item's payload to dst, which must be empty. If it returns an error, the caller
+// may only reuse the memory of the returned slice.
 func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	b := append(dst, c.prefix...)
 	if !c.static {
@@ -183,8 +183,8 @@ func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	return b, nil
 }
 
-// apnsExpiration returns the apns-expiration header, in seconds since 1970. It never returns 0,
-// which tells APNs to try once and store nothing.
+// apnsExpiration returns the apns-expiration header, in seconds since 1970. It never returns 0:
+// with 0, APNs would try once and not store the push.
 func apnsExpiration(expires int64, now time.Time) int64 {
 	if expires > 0 {
 		return max(1, expires/1000)
@@ -192,8 +192,8 @@ func apnsExpiration(expires int64, now time.Time) int64 {
 	return now.Add(apnsStore).Unix()
 }
 
-// collapseID converts any key to what APNs allows: at most 64 bytes that a header can carry. It
-// hashes other keys.
+// collapseID converts a key to a form that APNs allows: at most 64 bytes that a header can carry. A
+// key that does not fit is hashed.
 func collapseID(key string) string {
 	ok := len(key) <= apnsMaxCollapse
 	for i := 0; ok && i < len(key); i++ {
@@ -206,8 +206,8 @@ func collapseID(key string) string {
 	return enchex.EncodeToString(sum[:])
 }
 
-// apnsToken returns the device token of an address, or nil if the address cannot be one. A token
-// consists of letters and digits, so that it is safe in a path.
+// apnsToken returns the device token of an address, or nil if the address is not valid. A token
+// consists of letters and digits only, so that it is safe in a path.
 func apnsToken(address []byte) []byte {
 	address = bytes.TrimPrefix(address, []byte("apns:"))
 	for _, c := range address {

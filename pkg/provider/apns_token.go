@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// APNs refuses a token older than an hour, and a key that signs tokens more often than every 20
-// minutes.
+// APNs refuses a token that is older than an hour. It also refuses a key that signs tokens more
+// often than every 20 minutes.
 const (
 	apnsRenewToken  = 45 * time.Minute
 	apnsTokenLife   = 58 * time.Minute

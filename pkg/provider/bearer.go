@@ -18,21 +18,21 @@ type bearerToken struct {
 	expires time.Time
 }
 
-// bearer keeps one token fresh. Only one goroutine at a time requests a new token; the others
-// wait for it.
+// bearer keeps one token valid. Only one goroutine at a time requests a new token. The other
+// goroutines wait for that token.
 type bearer struct {
 	scheme string // "bearer" or "Bearer"
-	// mint gets a token: its value, when to renew it, and when it expires.
+	// mint requests a token. It returns the token, when to renew it, and when it expires.
 	mint func(ctx context.Context) (value string, renewAt, expires time.Time, err error)
-	// minAge is the age that a token must have before it is replaced.
+	// minAge is the age that a token must reach before it is replaced.
 	minAge time.Duration
 	// retry is the time between attempts while mint fails.
 	retry time.Duration
 	log   *slog.Logger
 
-	mintLock chan struct{} // a lock as a channel, so that waiting ends with a context
+	mintLock chan struct{} // a lock made of a channel, so that the wait for it ends with a context
 	current  atomic.Pointer[bearerToken]
-	failure  struct { // guarded by lock
+	failure  struct { // guarded by mintLock
 		err   error
 		until time.Time
 	}
@@ -43,7 +43,7 @@ func newBearer(scheme string, minAge time.Duration, log *slog.Logger,
 	return &bearer{scheme: scheme, mint: mint, minAge: minAge, retry: 5 * time.Second, log: log, mintLock: make(chan struct{}, 1)}
 }
 
-// get returns a valid token. It requests one if there is none.
+// get returns a valid token. It requests a new token if the current token has expired.
 func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	if t := b.current.Load(); t != nil && time.Now().Before(t.expires) {
 		return t, nil
@@ -51,8 +51,8 @@ func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	return b.replace(ctx, b.current.Load())
 }
 
-// replace requests a token to follow old. If old was replaced already, or is younger than
-// minAge, it returns the current token.
+// replace requests a token to replace old. If another goroutine has already replaced old, or old is
+// younger than minAge, it returns the current token.
 func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, error) {
 	select {
 	case b.mintLock <- struct{}{}:
@@ -65,8 +65,8 @@ func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, e
 	if cur != nil && now.Before(cur.expires) && (cur != old || now.Sub(cur.minted) < b.minAge) {
 		return cur, nil
 	}
-	// For a while a failure also answers the other goroutines that wait. Otherwise a thousand
-	// waiting items would make a thousand requests for a token.
+	// For a short time, return the last failure to the other waiting goroutines too. Otherwise a
+	// thousand waiting items would make a thousand token requests.
 	if b.failure.err != nil && now.Before(b.failure.until) {
 		return nil, b.failure.err
 	}
@@ -83,11 +83,11 @@ func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, e
 	return t, nil
 }
 
-// repeatLog is the interval at which a lasting failure is logged again. Without it an outage of
-// the token endpoint would log a line every 5 seconds.
+// repeatLog is how often a lasting failure is logged. Without this limit an outage of the token
+// endpoint would log a line every 5 seconds.
 const repeatLog = 10 * time.Minute
 
-// run gets the first token and renews it in time until ctx ends.
+// run gets the first token and renews it before it expires, until ctx ends.
 func (b *bearer) run(ctx context.Context) {
 	var logged string // text of the last logged error; the same text is logged again after repeatLog
 	var loggedAt time.Time

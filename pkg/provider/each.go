@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// forEachIndex calls a worker's function for every index below n, with up to width workers at a
-// time. It returns when all calls have ended. Each worker calls its function from one goroutine
-// only.
+// forEachIndex calls the functions that worker returns, once for every index below n. It runs up to
+// width functions at the same time and returns when all calls have ended. It calls each function
+// from one goroutine only.
 func forEachIndex(n, width int, worker func() func(i int)) {
 	width = min(n, width)
 	if width <= 1 {

@@ -20,24 +20,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxAnswer bounds the part of an answer's body that is read, in bytes.
+// maxAnswer is the largest part of an answer's body that is read, in bytes.
 const maxAnswer = 64 << 10
 
-// Endpoint is the address of a provider and the time to wait for it.
+// Endpoint is the address of a provider, with the time limits of its requests.
 type Endpoint struct {
-	// BaseURL has no path. Default: the provider's own. The scheme http is only for simulators
-	// on loopback.
+	// BaseURL has no path. Default: the provider's URL. The scheme http is only for simulators on
+	// loopback.
 	BaseURL string
-	// RootCAs are the authorities that may sign the server's certificate. Default: the system's.
+	// RootCAs are the authorities that may sign the server's certificate. Default: the authorities
+	// of the operating system.
 	RootCAs *x509.CertPool
-	// Timeout bounds one exchange, from its first byte to the end of the answer. Default 10 s,
-	// SendGrid 30 s.
+	// Timeout is the time limit of one exchange, from its first byte to the end of the answer.
+	// Default 10 s, SendGrid 30 s.
 	Timeout time.Duration
-	// DialTimeout bounds TCP and TLS setup together. Default 5 s.
+	// DialTimeout is the time limit of TCP and TLS setup together. Default 5 s.
 	DialTimeout time.Duration
 
-	// pingAfter is the silence after which an HTTP/2 connection is sent a PING; pingTimeout
-	// bounds the wait for its answer. Default: those of h2.Config.
+	// After pingAfter without a byte from the server, an HTTP/2 connection sends a PING.
+	// pingTimeout is the time limit for its answer. Default: the values of h2.Config.
 	pingAfter, pingTimeout time.Duration
 }
 
@@ -84,8 +85,8 @@ func (e Endpoint) transport() *http.Transport {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxAnswer,
 		Protocols:              new(http.Protocols),
-		// Shorter than servers allow, so that a request rarely meets a connection that the
-		// server is closing: the result of such a request would be ambiguous.
+		// This is shorter than the servers' own limits. So a request is rarely sent on a connection
+		// that the server is closing; the result of such a request would be ambiguous.
 		IdleConnTimeout: 30 * time.Second,
 	}
 	t.Protocols.SetHTTP1(true)
@@ -111,15 +112,15 @@ type providerAnswer struct {
 	body   []byte
 }
 
-// retryAfter returns the time in the Retry-After header, or 0. The header may hold seconds or a
-// date.
+// retryAfter returns the time in the Retry-After header, or 0 if there is none. The header contains
+// seconds or a date.
 func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 	v := a.header.Get("Retry-After")
 	if v == "" {
 		return 0
 	}
 	if s, err := strconv.ParseFloat(v, 64); err == nil {
-		// Written so that a NaN gives 0.
+		// This form of the condition gives 0 for a NaN.
 		if s > 0 && s < 30*24*3600 {
 			return time.Duration(s * float64(time.Second))
 		}
@@ -131,18 +132,18 @@ func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 	return 0
 }
 
-// trackedRequest is one request whose progress on the wire is known.
+// trackedRequest is one request. It tracks whether the whole request may have been sent.
 //
-// httptrace alone cannot tell it: its WroteRequest may be called after RoundTrip has returned
-// because a context ended. So the body keeps track. The transport gets the last byte only under
-// the lock, and seal then makes it impossible to complete the request. If a request was sealed
-// before its last byte was read, the server can never process it.
+// httptrace alone is not enough: its WroteRequest may be called after RoundTrip has returned
+// because a context ended. So the body tracks the progress. The transport reads the last byte only
+// under the lock. After seal, the transport cannot read any byte. If seal was called before the
+// last byte was read, the server can never process the request.
 type trackedRequest struct {
 	payload []byte
 
-	mu     sync.Mutex   // guards opened, handed, sealed and the body's rest
+	mu     sync.Mutex   // guards opened, handed, sealed and trackedBody.rest
 	opened *trackedBody // the body in use
-	handed bool         // the transport has got the last byte
+	handed bool         // the transport has read the last byte
 	sealed bool
 
 	wroteErr atomic.Bool // the transport could not write the whole request
@@ -168,7 +169,7 @@ func (r *trackedRequest) open() (io.ReadCloser, error) {
 	if r.sealed {
 		return nil, errSealed
 	}
-	// The transport opens the body again only if it has written nothing of the first one.
+	// The transport opens the body again only if it has written no byte of the first body.
 	r.handed = false
 	r.opened = &trackedBody{request: r, rest: r.payload}
 	return r.opened, nil
@@ -201,7 +202,7 @@ func (r *trackedRequest) seal() (sent bool) {
 }
 
 // exchange posts payload and reads the answer. If payload is nil, it makes a GET. It returns a
-// failure if no answer came. An answer whose body was cut off counts as an answer.
+// failure if there was no answer. An answer with an incomplete body still counts as an answer.
 func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (providerAnswer, *failure) {
 	r := newRequest(payload)
 	body, _ := r.open()

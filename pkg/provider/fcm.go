@@ -11,12 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// fcmQuotaBlock is how long a used-up quota stops all calls if FCM names no time. Quotas are
-// refilled every minute.
+// fcmQuotaBlock is how long a used-up quota stops all calls if FCM's answer names no time. FCM
+// refills quotas every minute.
 const fcmQuotaBlock = time.Minute
 
 // FCMConfig configures the client of Firebase Cloud Messaging (HTTP v1). The tagged fields are
-// the section providers.fcm of the configuration file; only the program sets the others.
+// the section providers.fcm of the configuration file; only the program sets the other fields.
 type FCMConfig struct {
 	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
 	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the one named in the credentials"`
@@ -51,8 +51,8 @@ func (c FCMConfig) validate() error {
 	return setting.Err("fcm", &c)
 }
 
-// FCM is the client of Firebase Cloud Messaging: one request per device over HTTP/2, with one
-// access token for all.
+// FCM is the client of Firebase Cloud Messaging. It sends one request per device over HTTP/2 and
+// uses one access token for all requests.
 type FCM struct {
 	*pushClient
 	cfg   FCMConfig
@@ -80,8 +80,8 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	return f, nil
 }
 
-// Run keeps connections and token fresh until ctx ends. Then it waits for requests under way,
-// for at most Endpoint.Timeout.
+// Run keeps the connections open and the token valid until ctx ends. Then it waits for requests in
+// flight, at most for Endpoint.Timeout.
 func (f *FCM) Run(ctx context.Context) error {
 	defer f.oauth.CloseIdleConnections()
 	return f.pushClient.Run(ctx)

@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// fcmCodes is the table of FCM's error answers, by the errorCode of FcmError or, without one, by
-// the status of the error.
+// fcmCodes is the table of FCM's error answers, by the errorCode of FcmError. If there is no
+// errorCode, the status of the error is used.
 var fcmCodes = map[string]answerRule{
-	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // unless it is about the token, see fcmResult
+	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // unless it concerns the token, see fcmResult
 	"UNREGISTERED":           {class: notify.ClassDeadAddress},
 	"NOT_FOUND":              {class: notify.ClassDeadAddress},
 	"SENDER_ID_MISMATCH":     {class: notify.ClassDeadAddress, then: otherProject},
@@ -44,8 +44,8 @@ func (e *fcmError) code() string {
 	return e.Error.Status
 }
 
-// fcmResult classifies an answer by its errorCode or, without a known one, by its status. quota
-// is the time to wait after a throttled answer that names none.
+// fcmResult classifies an answer by its errorCode. If the errorCode is unknown, it uses the HTTP
+// status. quota is the time to wait after a throttled answer that names no time.
 func fcmResult(a *providerAnswer, now time.Time, quota time.Duration) (notify.Result, answerAction) {
 	r := notify.Result{Provider: "fcm"}
 	if a.status == 200 {
@@ -57,7 +57,7 @@ func fcmResult(a *providerAnswer, now time.Time, quota time.Duration) (notify.Re
 		return r, 0
 	}
 	var e fcmError
-	_ = json.Unmarshal(a.body, &e) // a proxy's page has no code
+	_ = json.Unmarshal(a.body, &e) // a page of a proxy has no errorCode
 	code := e.code()
 	v, known := fcmCodes[code]
 	r.Code = snakeCase("fcm_", code)

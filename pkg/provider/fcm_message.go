@@ -14,16 +14,16 @@ const (
 	fcmMaxTTL     = 28 * 24 * time.Hour
 )
 
-// fcmCall is what all items of a call share.
+// fcmCall contains what all items of a call share.
 //
 //	{"message":{"android":{…},"notification":{…},"data":{…,"ntf":"<id>"},"token":"…"}}
 type fcmCall struct {
 	pushText
-	head     []byte // up to the notification
+	head     []byte // message before the notification
 	members  []byte // the members of data, each followed by a comma
 	dataSize int
 	path     string
-	own      []byte // encoded header fields
+	own      []byte // encoded header fields that only this call has
 	id       idText
 }
 
@@ -77,8 +77,8 @@ func (c *fcmCall) request(r *h2.Request, it *notify.Item) (err error) {
 	return err
 }
 
-// message appends an item's message to dst, which must be empty. With an error, only the memory
-// of the result may be used.
+// message appends an item's message to dst, which must be empty. If it returns an error, the caller
+// may only reuse the memory of the returned slice.
 func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	err := error(nil)
 	if !c.title.Static() || !c.body.Static() {

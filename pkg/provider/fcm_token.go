@@ -20,7 +20,7 @@ const (
 	fcmMinTokenAge = time.Minute
 )
 
-// ServiceAccount holds the content of a Google service account's JSON key file.
+// ServiceAccount contains the content of a Google service account's JSON key file.
 type ServiceAccount struct {
 	Project  string
 	Email    string
@@ -60,7 +60,7 @@ func ParseServiceAccount(file []byte) (ServiceAccount, error) {
 	return ServiceAccount{Project: f.Project, Email: f.Email, KeyID: f.KeyID, TokenURL: f.TokenURI, Key: key}, nil
 }
 
-// mint exchanges a signed assertion for an access token (RFC 7523).
+// mint gets an access token from the token endpoint, in exchange for a signed assertion (RFC 7523).
 func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	var never time.Time
 	now := time.Now()
@@ -83,7 +83,7 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	h := http.Header{"Content-Type": {"application/x-www-form-urlencoded"}, "User-Agent": agentHeader}
 	a, fail := exchange(ctx, f.oauth, f.cfg.Endpoint.Timeout, u, h, []byte(form.Encode()))
 	if fail != nil {
-		// A lost answer is not ambiguous: asking for a token twice does no harm.
+		// A lost answer is not ambiguous, because requesting a token twice does no harm.
 		return "", never, never, notify.Unavailable("fcm_oauth", 0, fail.err)
 	}
 	var got struct {

@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callHold stops all calls until a time. After one call meets a used-up quota, the others need
-// not find out themselves.
+// callHold stops all calls until a time. One call is enough to find that a quota is used up. The
+// other calls are not made until then.
 type callHold struct {
-	any atomic.Bool // set was called at least once; lets err skip the lock
+	any atomic.Bool // set was called at least once; if false, err needs no lock
 
 	mu    sync.Mutex
 	until time.Time
@@ -28,7 +28,7 @@ func (h *callHold) set(r *notify.Result) {
 	}
 }
 
-// err returns a KindThrottled error while calls are held, else nil.
+// err returns a KindThrottled error while calls are stopped, and nil otherwise.
 func (h *callHold) err() error {
 	if !h.any.Load() {
 		return nil

@@ -6,8 +6,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// idText writes notification ids. It keeps the text of the last base, because most items of a
-// call share their base: 25 ns instead of 180 ns and two allocations.
+// idText writes notification ids. It keeps the text of the last base, because most items of a call
+// have the same base. This takes 25 ns instead of 180 ns and two allocations.
 type idText struct {
 	base notify.Base
 	text []byte // "ntf_<ULID>"

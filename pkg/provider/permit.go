@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// permit allows sending a number of messages over one account. It holds tokens of the account's
-// rate and slots of its concurrent calls until they are used or given back. It implements
-// notify.Permit and is safe for concurrent use.
+// permit allows sending a number of messages over one account. It owns tokens of the account's rate
+// and slots of its concurrent calls until they are used or given back. It implements notify.Permit
+// and is safe for concurrent use.
 type permit struct {
 	accounts *accounts
 	lane     limit.Lane
@@ -20,7 +20,7 @@ type permit struct {
 
 	mu     sync.Mutex // guards tokens and slots
 	tokens int        // not used yet
-	slots  int        // held
+	slots  int        // slots that the permit has
 }
 
 // Messages implements notify.Permit.
@@ -47,22 +47,23 @@ func (m *permit) freeSlot() {
 // Release implements notify.Permit.
 func (m *permit) Release() { m.accounts.freeSlots(m.account, m.giveBack()) }
 
-// giveBack gives back the unused tokens. It returns the number of slots that the permit held,
-// which the caller gives back.
+// giveBack gives back the unused tokens. It returns the number of slots that the permit had. The
+// caller must give these slots back.
 func (m *permit) giveBack() (slots int) {
 	m.mu.Lock()
 	tokens := m.tokens
 	slots, m.tokens, m.slots = m.slots, 0, 0
 	m.mu.Unlock()
-	if tokens == m.size { // no call was made: if this was a probe, the breaker must not wait for its result
+	// No call was made. If this permit was a probe, the breaker must not wait for its result.
+	if tokens == m.size {
 		m.accounts.pool.Report(time.Now(), m.account.name, limit.Neutral, 1)
 	}
 	m.accounts.pool.Return(time.Now(), m.account.name, m.lane, tokens)
 	return slots
 }
 
-// freeSlots gives slots of an account back and wakes the first of each queue. The waiting calls
-// may also use tokens that were given back before.
+// freeSlots gives slots of an account back and wakes the first call of each queue. These calls may
+// also use tokens that were given back earlier.
 func (p *accounts) freeSlots(a *account, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,8 +71,8 @@ func (p *accounts) freeSlots(a *account, slots int) {
 	p.wakeFirst()
 }
 
-// permitSignal wakes a call that waits for its permit, when it may be first in its queue or when
-// slots were freed.
+// permitSignal wakes a call that waits for its permit. It is sent when the call may be the first in
+// its queue, or when slots were freed.
 type permitSignal chan struct{}
 
 // wakeFirst wakes the first call of each queue. The caller holds p.mu.
@@ -86,17 +87,17 @@ func (p *accounts) wakeFirst() {
 	}
 }
 
-// mayAsk reports whether w is next to ask the pool.
+// mayAsk reports whether w is the next call that may ask the pool.
 func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[permitSignal]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.queues[lane].First() == w && (lane == limit.Fast || p.queues[limit.Fast].Len() == 0)
 }
 
-// admit waits until up to n messages of a category may be sent over some account. It returns a
-// permit for as many as may be sent now, at least one. If no account is in service, it returns
-// an error at once, which says why and, in RetryAfter, for how long. If ctx ends first, it
-// returns ctx's error.
+// admit waits until up to n messages of a category may be sent over one of the accounts. It returns
+// a permit for the number that may be sent now, at least 1. If no account is in service, it returns
+// an error at once. The error says why, and its RetryAfter says when an account may be in service
+// again. If ctx ends first, admit returns ctx's error.
 func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Category, n int) (*permit, error) {
 	p.mu.Lock()
 	w := p.queues[lane].Add(cat, make(permitSignal, 1))
@@ -111,7 +112,7 @@ func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Catego
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		wait := longestAsk // a call that is not first is woken when it becomes first
+		wait := longestAsk // a call that is not the first is woken when it becomes the first
 		if p.mayAsk(lane, w) {
 			var m *permit
 			var err error
@@ -129,17 +130,17 @@ func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Catego
 	}
 }
 
-// longestAsk bounds the time after which a call that is not first in its queue looks again.
+// longestAsk is how long a call that is not the first in its queue waits before it checks again.
 const longestAsk = time.Hour
 
-// tryAdmit is admit for one message, without waiting. If an account is in service but none has a
-// token and a slot now, it returns nil without an error.
+// tryAdmit does the same as admit for one message, but does not wait. If an account is in service
+// but no account has a token and a slot now, it returns nil without an error.
 func (p *accounts) tryAdmit(ctx context.Context, lane limit.Lane) (*permit, error) {
 	m, _, err := p.askForPermit(ctx, lane, 1)
 	return m, err
 }
 
-// permit is admit for a channel and returns a notify.Permit.
+// permit does the same as admit for a channel, and returns a notify.Permit.
 func (p *accounts) permit(ctx context.Context, ch notify.Channel, cat notify.Category, n int) (notify.Permit, error) {
 	m, err := p.admit(ctx, limit.LaneOf(notify.LaneOf(ch, cat)), cat, n)
 	if err != nil {
@@ -148,7 +149,7 @@ func (p *accounts) permit(ctx context.Context, ch notify.Channel, cat notify.Cat
 	return m, nil
 }
 
-// permitOf returns the permit of a call, or nil if the call has none of these accounts.
+// permitOf returns the permit of a call, or nil if the call has no permit of these accounts.
 func (p *accounts) permitOf(call *notify.Call) *permit {
 	if m, ok := call.Permit.(*permit); ok && m.accounts == p {
 		return m
@@ -160,7 +161,8 @@ func laneOf(call *notify.Call) limit.Lane {
 	return limit.LaneOf(notify.LaneOf(call.Channel, call.Category))
 }
 
-// askForPermit returns a permit, or how long to wait unless something is given back before.
+// askForPermit returns a permit, or how long to wait. The caller may ask earlier if slots are
+// freed.
 func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*permit, time.Duration, error) {
 	p.readBlocks(ctx)
 	now := time.Now()
@@ -173,7 +175,7 @@ func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*p
 	}
 	got, wait := p.takeShared(ctx, now, m.account, m.tokens)
 	if got == 0 {
-		// Do not wake the queue: its first call is the caller of askForPermit, which must wait.
+		// Do not wake the queue. Its first call is the caller of askForPermit, which must wait now.
 		slots := m.giveBack()
 		p.mu.Lock()
 		m.account.inflight -= slots
@@ -196,8 +198,8 @@ func (m *permit) shrink(n int) {
 	}
 }
 
-// takeShared takes up to n tokens from the bucket that all processes share. If a permit gives
-// tokens back later, they return only to this process's bucket.
+// takeShared takes up to n tokens from the bucket that all processes share. Tokens that a permit
+// gives back later return only to this process's own bucket.
 func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
 	rate, burst := p.pool.Rate(a.name)
 	if p.sharedBuckets == nil || rate == limit.Unlimited {
@@ -207,9 +209,10 @@ func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n 
 	return got, min(max(wait, time.Microsecond), longestWait)
 }
 
-// chooseAccount returns a permit of an account that has tokens and a slot, or how long to wait unless a
-// slot is freed before. It gives back the tokens of an account that has no free slot. It also
-// gives back a probe, because the breaker would wait for its result.
+// chooseAccount returns a permit for an account that has tokens and a slot. If there is no such
+// account, it returns how long to wait, unless a slot is freed earlier. If an account has tokens
+// but no free slot, chooseAccount gives the tokens back. It also reports a probe as unused, because
+// otherwise the breaker would wait for its result.
 func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,8 +251,9 @@ func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit
 	return nil, longestWait
 }
 
-// minWorth returns the smallest number of messages that is worth a call, instead of waiting for
-// more tokens: what the slowest account gains for the lane during p.gather.
+// minWorth returns the smallest number of messages for which a call is made now, instead of waiting
+// for more tokens. It is the number of tokens that the slowest account gets for the lane in the
+// time p.gather.
 func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1

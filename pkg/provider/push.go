@@ -8,20 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Sender is a client of a provider. Send delivers every item of a call and reports each once
+// Sender is a client of a provider. Send delivers every item of a call and reports each item once
 // before it returns.
 type Sender interface {
 	Send(ctx context.Context, call *notify.Call, report notify.Report)
 }
 
-// Push sends each item of a call to APNs or FCM, by the scheme of its address: "apns:" or
-// "fcm:".
+// Push sends each item of a call to APNs or FCM. The scheme of the item's address chooses the
+// provider: "apns:" or "fcm:".
 type Push struct {
 	apns, fcm Sender // nil: not configured
 }
 
-// NewPush returns a Push. A nil provider (nil itself, not a nil *APNs) is not configured; its
-// items end with ClassConfig.
+// NewPush returns a Push. A provider that is nil (nil itself, not a nil *APNs) is not configured.
+// Items for it end with ClassConfig.
 func NewPush(apns, fcm Sender) *Push { return &Push{apns, fcm} }
 
 var schemes = [...][]byte{[]byte("apns:"), []byte("fcm:")}
@@ -55,7 +55,7 @@ func (p *Push) Send(ctx context.Context, call *notify.Call, report notify.Report
 	wg.Wait()
 }
 
-// sendItems sends the items of call at the indexes in at.
+// sendItems sends the items of call whose indexes are in at.
 func sendItems(ctx context.Context, to Sender, call *notify.Call, at []int, report notify.Report) {
 	part := *call
 	part.Items = make([]notify.Item, len(at))

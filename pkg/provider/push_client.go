@@ -16,13 +16,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// PushConfig holds the settings that the clients of APNs and FCM share.
+// PushConfig contains the settings that the clients of APNs and FCM share.
 type PushConfig struct {
-	// Endpoint is the provider's address. BaseURL defaults to the provider's own.
+	// Endpoint is the provider's address. Default of BaseURL: the provider's URL.
 	Endpoint Endpoint
 	// Stagger is the minimum time between opening two connections.
 	Stagger time.Duration `default:"200ms"`
-	// BackoffMin and BackoffMax bound the time between attempts to connect, which doubles with
+	// BackoffMin and BackoffMax limit the time between attempts to connect. The time doubles with
 	// each failure. Default 500 ms and 30 s.
 	BackoffMin, BackoffMax time.Duration
 	// Log gets errors of connections and tokens.
@@ -36,24 +36,24 @@ func (c PushConfig) withDefaults(provider, base string) PushConfig {
 	return c
 }
 
-// pushClient sends the pushes of one provider over pkg/provider/h2. The goroutine that calls
-// Send renders the call's items, submits them in batches and reports their answers.
+// pushClient sends the pushes of one provider over pkg/provider/h2. The goroutine that calls Send
+// renders the call's items, submits them in batches and reports their answers.
 type pushClient struct {
 	provider string // as in Result.Provider
 	push     PushConfig
-	// confirmed says that an accepted push counts as DELIVERED, because the provider reports
-	// nothing further.
+	// confirmed means that an accepted push counts as DELIVERED, because the provider sends no
+	// later report.
 	confirmed bool
 	base      *url.URL
 	token     *bearer
 	guard     tokenGuard
-	// prepare makes a call ready for sending. It returns an error if the call's content is
+	// prepare converts a call to the provider's form. It returns an error if the call's content is
 	// invalid.
 	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
 	meaning func(a *providerAnswer, now time.Time) (notify.Result, answerAction)
-	// header returns the header fields that all pushes of a kind share, besides those of every
-	// push. nil: there are none.
+	// header returns the header fields that all pushes of a kind share, in addition to the fields
+	// of every push. nil: there are no such fields.
 	header func(kind pushKind) []h2.Field
 
 	pool  *h2.Pool
@@ -65,14 +65,14 @@ type pushClient struct {
 	kinds  map[pushKind]*h2.Fields
 }
 
-// pushKind identifies pushes with the same header fields, apart from token and values of their
-// own. FCM has one kind.
+// pushKind identifies pushes with the same header fields. The token and the fields of a single push
+// do not count. FCM has only one kind.
 type pushKind struct{ pushType, priority string }
 
-// pushCall is a call in the form of its provider. Only one goroutine uses it.
+// pushCall is a call in the provider's form. Only one goroutine uses it.
 type pushCall interface {
 	kind() pushKind
-	// request fills r for an item, except r.Fields. It reuses the memory of r.
+	// request fills all fields of r for an item, except r.Fields. It reuses the memory of r.
 	request(r *h2.Request, it *notify.Item) error
 }
 
@@ -102,8 +102,8 @@ func (p *pushClient) newPool(size int, judge func(*h2.Request) h2.Verdict, log *
 	})
 }
 
-// Run keeps connections and token fresh until ctx ends. Then it waits for requests under way,
-// for at most Endpoint.Timeout.
+// Run keeps the connections open and the token valid until ctx ends. Then it waits for requests in
+// flight, at most for Endpoint.Timeout.
 func (p *pushClient) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.token.run(ctx) })
@@ -112,8 +112,8 @@ func (p *pushClient) Run(ctx context.Context) error {
 	return err
 }
 
-// judgeAnswer returns what an answer means for its connection. If the answer is throttled, it also
-// holds all other calls.
+// judgeAnswer returns what an answer means for its connection. If the answer is throttled,
+// judgeAnswer also stops all other calls.
 func (p *pushClient) judgeAnswer(r *h2.Request) h2.Verdict {
 	a := frameAnswer(r)
 	res, then := p.meaning(&a, time.Now())
@@ -139,8 +139,8 @@ func frameAnswer(r *h2.Request) providerAnswer {
 	return a
 }
 
-// fields returns the header fields that pushes of a kind share, across calls. It encodes them
-// again when the token has changed.
+// fields returns the header fields that pushes of a kind share, also across calls. It makes new
+// fields when the token has changed.
 func (p *pushClient) fields(kind pushKind, tok *bearerToken) *h2.Fields {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,8 +156,8 @@ func (p *pushClient) fields(kind pushKind, tok *bearerToken) *h2.Fields {
 	return x
 }
 
-// newFields makes the fields of a kind. Apple asks for authorization to stay out of HPACK's
-// table.
+// newFields makes the fields of a kind. The authorization field is not put into HPACK's table, as
+// Apple asks.
 func (p *pushClient) newFields(kind pushKind, tok *bearerToken) *h2.Fields {
 	var own []h2.Field
 	if p.header != nil {
@@ -169,16 +169,16 @@ func (p *pushClient) newFields(kind pushKind, tok *bearerToken) *h2.Fields {
 		h2.Field{Name: "authorization", Value: tok.header, Sensitive: true})...)
 }
 
-// pushSend is the memory that one Send at a time uses.
+// pushSend is memory that one Send at a time uses.
 type pushSend struct {
 	batch  *h2.Batch
 	pushes []pushInFlight
-	free   []int          // indexes of pushes that are not under way
+	free   []int          // indexes in pushes that are not in flight
 	ready  []*h2.Request  // rendered, to be submitted
-	answer providerAnswer // the answer being looked at
+	answer providerAnswer // the answer that is being classified
 }
 
-// pushInFlight is one item under way.
+// pushInFlight is one item in flight.
 type pushInFlight struct {
 	req     h2.Request
 	item    int
@@ -186,19 +186,19 @@ type pushInFlight struct {
 	renewed bool
 }
 
-// keptAnswer is the largest answer buffer that is kept for the next push, in bytes. APNs'
-// answers are below a hundred.
+// keptAnswer is the largest answer buffer that is kept for the next push, in bytes. APNs' answers
+// are shorter than a hundred bytes.
 const keptAnswer = 1 << 10
 
-// renderAhead is how many items are rendered before they are submitted.
+// renderAhead is how many items are rendered before they are submitted together.
 const renderAhead = 64
 
-// maxPushes bounds the items of one call that are sent at a time. The connections' streams bound
+// maxPushes is how many items of one call are sent at a time. The streams of the connections limit
 // all calls together.
 const maxPushes = 1000
 
-// Send delivers every item of call and reports each once. Addresses are
-// "apns:<token>" or "fcm:<token>", or the bare token.
+// Send delivers every item of call and reports each item once. An address is "apns:<token>",
+// "fcm:<token>", or only the token.
 func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	c, err := p.prepare(call, time.Now())
 	if err != nil {
@@ -242,7 +242,7 @@ func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.
 			p.pool.Submit(s.batch, s.ready...)
 		}
 	}
-	// A panic of report skips this: requests may still be under way then.
+	// If report panics, the code below does not run, because requests may still be in flight.
 	s.batch.Reset()
 	p.sends.Put(s)
 }
@@ -261,8 +261,8 @@ func (s *pushSend) reset(n int) {
 	}
 }
 
-// render makes requests from the next items and reports those that cannot be sent. It returns
-// the index of the first item that is left.
+// render makes requests from the next items. It reports items that cannot be sent. It returns the
+// index of the first item that it has not rendered.
 func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *notify.Call, next int, report notify.Report) int {
 	s.ready = s.ready[:0]
 	tok, err := p.token.get(ctx)
@@ -310,7 +310,7 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	}
 	next, err := p.token.replace(ctx, x.token)
 	if err != nil || next == x.token {
-		if r.Class == notify.ClassRetry { // the token cannot be replaced earlier
+		if r.Class == notify.ClassRetry { // the token cannot be replaced before it reaches minAge
 			r.RetryAfter = max(r.RetryAfter, time.Until(x.token.minted.Add(p.token.minAge)))
 		}
 		return r, false
@@ -323,7 +323,7 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	return r, true
 }
 
-// failedResult returns the result of a request without an answer. classify does the same for
+// failedResult returns the result of a request without an answer. classifyFailure does the same for
 // net/http.
 func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Result {
 	f := failure{class: notify.ClassUnavailable, code: "connection_failed"}
@@ -354,9 +354,9 @@ func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Res
 	return f.result(p.provider)
 }
 
-// sendTest sends the message of a test over a connection of its own, with the given token. It
-// sends body instead of the message if body is not nil. Neither the shared connections nor other
-// calls are affected.
+// sendTest sends the message of a test over a separate connection, with the given token. If body is
+// not nil, it sends body instead of the message. It does not affect the shared connections or other
+// calls.
 func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, body []byte) (providerAnswer, *failure) {
 	call, r := trialCall(notify.Push, to), &h2.Request{}
 	c, err := p.prepare(call, time.Now())
@@ -371,7 +371,7 @@ func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, 
 		r.Body = body
 	}
 	pool := p.newPool(1, func(*h2.Request) h2.Verdict { return h2.NoVerdict }, nil)
-	running, stop := context.WithCancel(context.WithoutCancel(ctx)) // the Wait below ends with ctx
+	running, stop := context.WithCancel(context.WithoutCancel(ctx)) // the Wait below ends when ctx ends
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = pool.Run(running) })
 	defer wg.Wait()

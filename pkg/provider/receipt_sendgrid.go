@@ -35,7 +35,7 @@ func ParseSendGridKey(s string) (*ecdsa.PublicKey, error) {
 
 type sendGridEvent struct {
 	Event     string `json:"event"`
-	Type      string `json:"type"` // of a bounce: "bounce" or "blocked"
+	Type      string `json:"type"` // for a bounce: "bounce" or "blocked"
 	Reason    string `json:"reason"`
 	Email     string `json:"email"`
 	MessageID string `json:"sg_message_id"`
@@ -43,14 +43,14 @@ type sendGridEvent struct {
 	Ref       string `json:"ref"`
 }
 
-// sendGridSkew bounds the difference between the time that SendGrid has signed and the server's
-// clock. It prevents replays of old intercepted events.
+// sendGridSkew is the largest allowed difference between the time that SendGrid has signed and the
+// server's clock. It prevents an attacker from sending old intercepted events again.
 const sendGridSkew = 10 * time.Minute
 
-// ParseSendGrid parses a batch of events that was posted at now. It returns
-// notify.KindUnauthorized if the signature does not match (bad_signature) or its time differs
-// from now by more than sendGridSkew (receipt_too_old). It leaves out events that say nothing
-// about delivery or the address (processed, deferred, open, click).
+// ParseSendGrid parses a batch of events that was posted at now. It returns a
+// notify.KindUnauthorized error if the signature does not match (code bad_signature), or if the
+// signed time differs from now by more than sendGridSkew (code receipt_too_old). It omits events
+// that do not concern delivery or the address (processed, deferred, open, click).
 func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Receipt, error) {
 	body, err := readReceipt(r, maxSendGridReceipt)
 	if err != nil {
@@ -79,7 +79,7 @@ func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Rece
 // sendGridTime is the header with the signed time, in seconds since 1970.
 const sendGridTime = "X-Twilio-Email-Event-Webhook-Timestamp"
 
-// sendGridSigned verifies the signature: ECDSA over the SHA-256 of timestamp and body.
+// sendGridSigned verifies the signature: ECDSA over the SHA-256 of the timestamp and the body.
 func sendGridSigned(key *ecdsa.PublicKey, h http.Header, body []byte) bool {
 	sig, err := base64.StdEncoding.DecodeString(h.Get(SendGridSignature))
 	if err != nil || key == nil {
@@ -93,7 +93,7 @@ func sendGridSigned(key *ecdsa.PublicKey, h http.Header, body []byte) bool {
 
 func (e *sendGridEvent) receipt() (Receipt, bool) {
 	rc := Receipt{Provider: "sendgrid", Address: e.Email, Code: "sendgrid_" + e.Event}
-	rc.ProviderID, _, _ = strings.Cut(e.MessageID, ".") // X-Message-Id, followed by the filter's id
+	rc.ProviderID, _, _ = strings.Cut(e.MessageID, ".") // X-Message-Id, then the id of the filter
 	if e.Timestamp > 0 {
 		rc.At = time.Unix(e.Timestamp, 0)
 	}
@@ -117,7 +117,7 @@ func (e *sendGridEvent) receipt() (Receipt, bool) {
 			rc.DeadAddress = true
 		}
 	case "spamreport", "unsubscribe", "group_unsubscribe":
-		rc.OptedOut = true // the message was delivered earlier; this says nothing new about its state
+		rc.OptedOut = true // the message was delivered earlier, so its state does not change
 	default:
 		return rc, false
 	}

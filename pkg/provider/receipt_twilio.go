@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// twilioReceipts lists the error codes in Twilio's receipts that say that the number is dead or
-// opted out. All other codes concern only this message. This includes 30004 (blocked) and 30005
-// (unknown handset), which pass when a phone is switched on again or a carrier changes its
+// twilioReceipts lists the error codes in Twilio's receipts that mean that the number is dead or
+// opted out. All other codes concern only this message, for example 30004 (blocked) and 30005
+// (unknown handset). These two can end when a phone is switched on again or a carrier changes its
 // decision.
 var twilioReceipts = map[int]struct{ dead, optedOut bool }{
 	21610: {optedOut: true},
@@ -27,8 +27,8 @@ var twilioReceipts = map[int]struct{ dead, optedOut bool }{
 }
 
 // ParseTwilio parses a status callback. authToken returns the token of an account, or "" for an
-// account that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL: the
-// signature covers the URL that Twilio was given, even if proxies stand between. It returns
+// account that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL. Twilio
+// signs the URL that it was given, which proxies may have changed on the way. It returns
 // errSignature if the signature does not match.
 func ParseTwilio(r *http.Request, authToken func(account string) string, publicURL string) ([]Receipt, error) {
 	body, err := readReceipt(r, maxTwilioReceipt)
@@ -66,7 +66,7 @@ func ParseTwilio(r *http.Request, authToken func(account string) string, publicU
 }
 
 // twilioSigned verifies the signature: HMAC-SHA1 over the URL and the sorted parameters. Twilio
-// signs the URL with or without the port, so both are accepted.
+// signs the URL with or without the port, so twilioSigned accepts both forms.
 func twilioSigned(token, full string, form url.Values, signature string) bool {
 	got, err := base64.StdEncoding.DecodeString(signature)
 	if err != nil || len(got) != sha1.Size {

@@ -9,12 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Ref is the reference that a provider carries from the call to the receipt: the row that the
-// call belongs to, and the receiver and address within it.
+// Ref is the reference that notifyd sends with a call and that the provider returns in the receipt.
+// It identifies the row of the call, and the receiver and address in that row.
 type Ref struct {
-	Key   notify.RowKey // row of the envelope; its Kind is not carried
+	Key   notify.RowKey // row of the envelope; its Kind is not included
 	Index uint32        // index of the receiver in its request
-	Addr  uint8         // ordinal of the address
+	Addr  uint8         // position of the address in the receiver
 	Fan   bool
 }
 
@@ -33,13 +33,13 @@ func (r Ref) ID() notify.ID {
 
 const refVersion = 1
 
-// refFan marks a receiver of a fan-out. It shares a byte with the version.
+// refFan is set for a receiver of a fan-out. It is in the same byte as the version.
 const refFan = 1 << 7
 
 // MaxRef is the length of the longest encoded Ref, in bytes.
 const MaxRef = 64
 
-// EncodeRef returns r as opaque text that is safe in a URL: 36 characters for a single send.
+// EncodeRef returns r as opaque text that is safe in a URL. A single send takes 36 characters.
 func EncodeRef(r Ref) string { return string(AppendRef(nil, r)) }
 
 // AppendRef appends EncodeRef(r).
@@ -63,7 +63,7 @@ func AppendRef(dst []byte, r Ref) []byte {
 
 var errRef = notify.Invalid("bad_ref", "ref", "this is not a reference that notifyd made")
 
-// DecodeRef decodes exactly the texts that EncodeRef makes.
+// DecodeRef decodes a text that EncodeRef has made. It returns errRef for any other text.
 func DecodeRef(s string) (Ref, error) {
 	var r Ref
 	if len(s) > MaxRef || strings.ContainsAny(s, "\r\n") { // base64 would ignore line breaks

@@ -15,30 +15,30 @@ type Encoding uint8
 const (
 	// Plain escapes nothing.
 	Plain Encoding = iota
-	// HTML escapes values. The text itself is markup and stays as it is.
+	// HTML escapes values. The template's own text is markup and is not changed.
 	HTML
 	// JSON escapes text and values for use inside a JSON string.
 	JSON
 )
 
-// Template is an inline text with {{name}} placeholders (notify.NextPlaceholder),
-// parsed once per call.
+// Template is an inline text with {{name}} placeholders (see notify.NextPlaceholder). It is parsed
+// once per call.
 type Template struct {
 	parts []templatePart
-	names []string // of the variables, each once, in the order of first use
+	names []string // names of the variables, each once, in the order of first use
 	enc   Encoding
 }
 
 // templatePart is a piece of text and the variable that follows it.
 type templatePart struct {
 	text string // already encoded
-	name int    // index in Template.names of the variable that follows; noName: none
+	name int    // index in Template.names of the variable that follows; noName: no variable follows
 }
 
 const noName = -1
 
-// ParseTemplate parses s. It never fails: text that is not a placeholder stays text. Its time is
-// proportional to the length of s.
+// ParseTemplate parses s. It never fails: text that is not a valid placeholder is kept as text. Its
+// running time is proportional to the length of s.
 func ParseTemplate(s string, enc Encoding) Template {
 	t := Template{enc: enc}
 	start := 0 // start of the text that is not in a part yet
@@ -83,10 +83,10 @@ func (t *Template) Empty() bool { return t.Static() && t.parts[0].text == "" }
 // slice.
 func (t *Template) Names() []string { return t.names }
 
-// Append renders the template, with at most most bytes. The bound prevents a text of a few
-// kilobytes that uses a long variable in every line from becoming gigabytes. It returns
-// notify.KindTooLarge if the text is longer. It returns notify.KindInvalid if a variable is
-// missing or is not a string, number or boolean.
+// Append renders the template and appends it to dst. The rendered text may have at most most bytes.
+// Without this limit, a text of a few kilobytes that uses a long variable in every line could
+// become gigabytes. Append returns notify.KindTooLarge if the text is longer. It returns
+// notify.KindInvalid if a variable is missing or is not a string, number or boolean.
 func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
 	most = min(most, math.MaxInt-len(dst)) + len(dst)
 	for i := range t.parts {
@@ -110,8 +110,8 @@ func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
 
 var errTooLong = &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "with its variables the text is longer than the provider accepts"}
 
-// Substitute returns the text with each placeholder replaced by tag of its variable's index in
-// Names. It serves providers that insert the values themselves.
+// Substitute returns the text with a tag in place of each placeholder. tag returns the tag for the
+// index of a variable in Names. It is for providers that insert the values themselves.
 func (t *Template) Substitute(tag func(place int) string) string {
 	var b strings.Builder
 	for i := range t.parts {
@@ -164,6 +164,6 @@ func appendJSON[T string | []byte](dst []byte, s T) []byte {
 
 // appendQuoted appends s as a JSON string. Bytes that are not valid UTF-8 become U+FFFD.
 func appendQuoted[T string | []byte](dst []byte, s T) []byte {
-	dst, _ = jsontext.AppendQuote(dst, s) // the error only reports invalid UTF-8
+	dst, _ = jsontext.AppendQuote(dst, s) // the error only reports invalid UTF-8, which was replaced
 	return dst
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // SendGridConfig configures the client of SendGrid's Mail Send API. The tagged fields are the
-// section providers.sendgrid of the configuration file; only the program sets the others.
+// section providers.sendgrid of the configuration file; only the program sets the other fields.
 type SendGridConfig struct {
 	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
 	KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
@@ -30,13 +30,14 @@ type SendGridConfig struct {
 	APIKey string
 	// Concurrency is the number of concurrent requests per pool.
 	Concurrency int `default:"8" min:"1"`
-	// BulkShare is the part of a pool that bulk may use, 0 to 1. Default 0.5.
+	// BulkShare is the part of a pool that bulk mails may use, 0 to 1. Default 0.5.
 	BulkShare float64
-	// Breaker configures the breaker of each pool. Default: limit's.
+	// Breaker configures the breaker of each pool. Default: the defaults of package limit.
 	Breaker limit.BreakerConfig
-	// Blocks shares blocks between all workers. Default: only this process knows them.
+	// Blocks shares blocks between all workers. Default: blocks are not shared with other
+	// processes.
 	Blocks limit.Blocks
-	// Log gets refusals of our credentials.
+	// Log gets errors when SendGrid refuses our credentials.
 	Log *slog.Logger `default:"discard"`
 }
 
@@ -65,8 +66,8 @@ func (c SendGridConfig) validate() error {
 	return nil
 }
 
-// SendGrid is the client of SendGrid's Mail Send API. One request carries up to 1,000 receivers
-// of one content, over one IP pool.
+// SendGrid is the client of SendGrid's Mail Send API. One request has one content, up to 1,000
+// receivers and one IP pool.
 type SendGrid struct {
 	cfg      SendGridConfig
 	url      *url.URL
@@ -93,7 +94,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 		if pool != "" {
 			name += ":" + pool
 		}
-		// Bulk may use half of the burst, which still holds a whole batch.
+		// Bulk may use half of the burst, so that half must be enough for a whole batch.
 		slots = append(slots, accountConfig{limit.Account{Name: name, Rate: cfg.Rate, Burst: max(2*sendGridBatch, int(cfg.Rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
@@ -104,10 +105,10 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	return s, nil
 }
 
-// Admit waits until up to n mails of a category may be sent; codes go first. It returns a permit
-// for as many as may be sent now in one request. If no pool is in service, it returns a
-// *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error. The caller
-// releases the permit after Send.
+// Admit waits until up to n mails of a category may be sent. The category otp goes first. Admit
+// returns a permit for the number of mails that may be sent now in one request. If no pool is in
+// service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
+// error. The caller releases the permit after Send.
 func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return s.accounts.permit(ctx, notify.Email, cat, min(n, sendGridBatch))
 }
@@ -119,9 +120,8 @@ func (s *SendGrid) Run(ctx context.Context) error {
 	return nil
 }
 
-// Send delivers every item of call and reports each once. Addresses are bare
-// ("user@example.com"). For items that call.Permit does not cover it waits for permits of its
-// own.
+// Send delivers every item of call and reports each item once. Addresses are plain
+// ("user@example.com"). If call.Permit does not cover all items, Send waits for further permits.
 func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	m, err := s.newMailing(call)
 	if err != nil {
@@ -157,8 +157,9 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Re
 	}
 }
 
-// sendBatches sends the mails that a permit covers, one request after the other over the same
-// slot. It needs more than one request only if an address occurs twice.
+// sendBatches sends the mails that a permit covers, one request after the other in the same slot.
+// It needs more than one request only if an address occurs twice, or if a mail needs a request of
+// its own.
 func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personalization, a *account, report notify.Report) {
 	for len(parts) > 0 {
 		var batch []personalization
@@ -167,10 +168,10 @@ func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personal
 	}
 }
 
-// sendBatch sends a batch until every mail has a result. SendGrid refuses a whole request
-// because of one bad receiver. Then sendBatch finds the bad receiver, from the answer or by
-// halving the batch, and sends the others again. It uses the same tokens, because the refused
-// mails did not count.
+// sendBatch sends a batch until every mail has a result. SendGrid refuses a whole request because
+// of one bad receiver. Then sendBatch finds the bad receiver, from the answer or by splitting the
+// batch in halves, and sends the other mails again. It uses the same tokens again, because SendGrid
+// did not count the refused mails.
 func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, a *account, report notify.Report) {
 	for len(batch) > 0 {
 		batch = s.sendRequest(ctx, m, batch, a, report)
@@ -188,8 +189,8 @@ func (s *SendGrid) sendRequest(ctx context.Context, m *mailing, part []personali
 		v = sendGridResult(&ans, len(part), time.Now())
 	}
 	if v.sender && v.result.Class == notify.ClassConfig && m.call.Content.From != "" {
-		// The request chose a sender that the account does not have. Other requests are not
-		// affected, so this must not open the breaker.
+		// The request chose a sender that the account may not use. Other requests are not affected,
+		// so this error must not open the breaker.
 		v.result.Class, v.result.Code = notify.ClassPermanent, "sendgrid_sender"
 	}
 	v.result.Provider = a.name
@@ -221,7 +222,7 @@ func (s *SendGrid) sendRequest(ctx context.Context, m *mailing, part []personali
 
 // reportAll reports the same result for every mail of a batch.
 func reportAll(batch []personalization, r notify.Result, report notify.Report) {
-	for len(batch) > 0 { // report runs of consecutive items at once; nearly always the whole batch
+	for len(batch) > 0 { // report each run of consecutive items in one call; nearly always one run is the whole batch
 		n := 1
 		for n < len(batch) && batch[n].item == batch[0].item+n {
 			n++

@@ -9,12 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// sendGridStatus is the table of SendGrid's answers by status; SendGrid has no error codes.
-// ruleByStatusQueued covers the other statuses.
+// sendGridStatus is the table of SendGrid's answers by status, because SendGrid has no error codes.
+// For other statuses ruleByStatusQueued is used.
 var sendGridStatus = map[int]answerRule{
 	400: {class: notify.ClassPermanent},
 	401: {class: notify.ClassConfig},
-	403: {class: notify.ClassConfig}, // it may also be a temporary block or the sender, see sendGridResult
+	403: {class: notify.ClassConfig}, // may also mean a temporary block or a wrong sender, see sendGridResult
 	404: {class: notify.ClassConfig},
 	405: {class: notify.ClassConfig},
 	406: {class: notify.ClassConfig},
@@ -30,7 +30,7 @@ const sendGridCooldown = 5 * time.Minute
 type sendGridOutcome struct {
 	result notify.Result         // for all receivers that are not in bad
 	bad    map[int]notify.Result // by index in the request
-	split  bool                  // send the two halves apart
+	split  bool                  // the caller must send the two halves of the request separately
 	sender bool                  // the account may not send from this address
 }
 
@@ -54,7 +54,7 @@ func sendGridResult(a *providerAnswer, n int, now time.Time) sendGridOutcome {
 	}
 	v.result = notify.Result{Class: line.class, Code: httpCode(a.status), RetryAfter: a.retryAfter(now)}
 	var body sendGridErrors
-	_ = json.Unmarshal(a.body, &body) // if the body cannot be read, the status decides
+	_ = json.Unmarshal(a.body, &body) // if the body cannot be decoded, only the status counts
 	switch a.status {
 	case 400:
 		v.result.Code = "sendgrid_bad_request"
@@ -73,7 +73,7 @@ func sendGridResult(a *providerAnswer, n int, now time.Time) sendGridOutcome {
 	case 429:
 		v.result.Code = "sendgrid_rate_limit"
 		if at, err := strconv.ParseInt(a.header.Get("X-RateLimit-Reset"), 10, 64); err == nil {
-			// Clocks differ; waiting less than a second could cause a storm of requests.
+			// Clocks differ. A wait of less than a second could cause a storm of requests.
 			wait := min(max(time.Unix(at, 0).Sub(now), time.Second), time.Hour)
 			v.result.RetryAfter = max(v.result.RetryAfter, wait)
 		}
@@ -81,7 +81,7 @@ func sendGridResult(a *providerAnswer, n int, now time.Time) sendGridOutcome {
 	return v
 }
 
-// findBad determines the receivers because of which a request was refused.
+// findBad finds the receivers that caused SendGrid to refuse a request.
 func (v *sendGridOutcome) findBad(body *sendGridErrors, n int) {
 	shared, vague := false, len(body.Errors) == 0
 	for _, e := range body.Errors {
@@ -105,7 +105,7 @@ func (v *sendGridOutcome) findBad(body *sendGridErrors, n int) {
 		}
 	}
 	switch {
-	case shared: // sender, subject or content: it concerns every receiver
+	case shared: // an error of sender, subject or content concerns every receiver
 		v.bad = nil
 	case len(v.bad) > 0:
 	case vague:

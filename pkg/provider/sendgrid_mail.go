@@ -15,37 +15,41 @@ import (
 const (
 	sendGridBatch         = 1000  // personalizations
 	sendGridSubstitutions = 10000 // bytes of one personalization's substitutions
-	// Our own limits, in bytes, with variables filled in. SendGrid accepts 30 MB in all.
+	// notifyd's own limits, in bytes, after variables are filled in. SendGrid accepts 30 MB for a
+	// whole mail.
 	maxSubject = 2 << 10
 	maxMail    = 1 << 20 // of the text, and of the HTML
 )
 
-// mailing is what all receivers of a call share, and their rendered personalizations.
+// mailing contains what all receivers of a call share, and the rendered personalizations.
 //
-// A request has one content for all receivers. So each placeholder becomes a tag, which SendGrid
-// replaces by each personalization's substitutions: one tag for the plain text, and one with an
-// escaped value for the HTML. With a template id the values go into dynamic_template_data.
+// A request has one content for all receivers. So each placeholder becomes a tag, and SendGrid
+// replaces the tag by a value from the personalization's substitutions. The plain text has one tag
+// for a variable. The HTML has another tag, whose value is escaped. With a template id the values
+// go into dynamic_template_data instead.
 type mailing struct {
 	call                *notify.Call
 	trace               traceHeader
 	from                []byte // JSON
 	subject, text, html Template
-	names               [2][]string // variables used in text and in html
+	names               [2][]string // variables used in text, and variables used in html
 	vars                Variables
 	buf                 []byte // the personalizations
 	scratch, tail       []byte
 	id                  idText
-	test                bool // a test mail: it has no reference, so that its events are not taken for receipts
-	sandbox             bool // SendGrid checks the mail and does not deliver it
+	// test means a test mail. It has no reference, so that notifyd does not treat its events as
+	// receipts.
+	test    bool
+	sandbox bool // SendGrid checks the mail and does not deliver it
 }
 
 // personalization is one receiver's part of a request.
 type personalization struct {
 	item     int // index in the call
 	from, to int // range in mailing.buf
-	// alone says that the substitutions are larger than SendGrid accepts. The receiver gets a
-	// request of its own. Its content is rendered only when the request is made, because there
-	// may be a thousand such receivers.
+	// alone means that the substitutions are larger than SendGrid accepts. Then the receiver gets a
+	// request of its own with rendered content. The content is rendered only when the request is
+	// made, because there may be a thousand such receivers.
 	alone bool
 }
 
@@ -88,8 +92,8 @@ func senderJSON(s string) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// substitutionTag returns the text that stands for a variable in the content. It has an end mark, so that no
-// tag is a prefix of another.
+// substitutionTag returns the text that replaces a variable's placeholder in the content. It ends
+// with "-", so that no tag is a prefix of another tag.
 func substitutionTag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
 
 func substitutionTagger(kind byte) func(place int) string {
@@ -158,7 +162,7 @@ func (m *mailing) appendSubstitutions(b []byte, p *personalization) ([]byte, err
 	}
 	if size > sendGridSubstitutions {
 		p.alone = true
-		_, _, err := m.renderContent() // detect an error now, not while the request is written
+		_, _, err := m.renderContent() // find an error now, before the request is written
 		return b[:at], err
 	}
 	return b, nil
@@ -192,8 +196,8 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 	return append(b, ']')
 }
 
-// nextBatch takes the receivers of the next request off parts: at most 1,000, and no address
-// twice.
+// nextBatch splits parts into the receivers of the next request and the rest. A request has at most
+// 1,000 receivers, and no address twice.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
 	if parts[0].alone {
 		return parts[:1], parts[1:]
@@ -220,7 +224,7 @@ func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalizat
 
 var gzips = sync.Pool{New: func() any { w, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed); return w }}
 
-// encode writes the request's body, compressed, without building it in memory first.
+// encode writes the request's body, compressed. It does not build the uncompressed body in memory.
 func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string) error {
 	z := gzips.Get().(*gzip.Writer)
 	defer gzips.Put(z)
@@ -239,7 +243,7 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 			ownText, ownHTML, err = m.renderContent()
 		}
 		if err != nil {
-			return err // not expected: personalize rendered it successfully
+			return err // not expected: personalize has rendered it before
 		}
 	}
 	b := append(m.tail[:0], `],"from":`...)

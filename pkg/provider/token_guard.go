@@ -7,21 +7,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// tokenGuard prevents a push client from suppressing every device because a topic, an
-// environment or a project is configured wrongly. Before the first accepted push of the process
-// nothing proves that the credentials fit the device tokens. Until then an answer that a token
-// is dead only fails the item and does not suppress the token. After guardLeast such answers,
-// further items wait for the operator. One accepted push ends this for good, because the
-// credentials do not change while the process runs.
+// tokenGuard prevents a push client from suppressing every device because a topic, an environment
+// or a project is configured wrongly. Before the first accepted push of the process, nothing proves
+// that the credentials fit the device tokens. During that time, if a provider reports a token as
+// dead, only the item fails, and the token is not suppressed. After guardLeast such answers,
+// further items get ClassConfig and wait for the operator. After one accepted push the guard does
+// nothing more, because the credentials do not change while the process runs.
 //
-// Only tokens from users' profiles count. Otherwise a caller could stop the pushes of all
-// callers by naming 200 invented tokens in requests. tokenGuard is safe for concurrent use.
+// Only tokens from users' profiles count. Otherwise a caller could stop the pushes of all callers
+// by sending requests with 200 invented tokens. tokenGuard is safe for concurrent use.
 type tokenGuard struct {
-	code   string // code of a result that waits because too many tokens are dead
+	code   string // code of the results after guardLeast dead tokens
 	log    *slog.Logger
 	proven atomic.Bool
-	dead   atomic.Int64 // answers about tokens of profiles before the first accepted push
-	given  atomic.Int64 // the same about tokens given in requests
+	dead   atomic.Int64 // dead tokens from profiles before the first accepted push
+	given  atomic.Int64 // dead tokens given in requests before the first accepted push
 }
 
 // guardLeast is the number of dead tokens after which the guard assumes a configuration error.
@@ -34,7 +34,8 @@ func (g *tokenGuard) accepted() {
 	}
 }
 
-// correctDeadToken corrects r, an answer that the item's token is dead, as long as no push was accepted.
+// correctDeadToken corrects r, an answer that the item's token is dead. It does so only until the
+// first push is accepted.
 func (g *tokenGuard) correctDeadToken(it *notify.Item, r *notify.Result, then answerAction) {
 	switch {
 	case g.proven.Load():

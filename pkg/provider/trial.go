@@ -15,15 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Trial is the result of one test call, to a provider or to one of its accounts. A test opens a
-// connection of its own, and neither breakers nor the tokenGuard count it.
+// Trial is the result of one test call to a provider or to one of its accounts. A test uses a
+// separate connection. Breakers and the tokenGuard do not count it.
 type Trial struct {
-	Account string // "apns", "twilio:AC…"
+	Account string // for example "apns", "twilio:AC…"
 	Called  string // method and URL, without an address
 	Status  int    // HTTP status; 0: no answer
 	Class   notify.Class
-	Code    string // as workers report it; empty: accepted
-	Detail  string // text of the provider or the network; empty: no error
+	Code    string // the same code as workers report; empty: accepted
+	Detail  string // error text of the provider or the network; empty: no error
 	Took    time.Duration
 	Verdict string // one of the Verdict constants
 }
@@ -33,13 +33,13 @@ const (
 	VerdictOK           = "ok"
 	VerdictRefused      = "refused"             // the credentials are good; the message, its address or the URL is not
 	VerdictCredentials  = "credentials_refused" // the key, token or account was refused
-	VerdictWrongProject = "wrong_project"       // good credentials for another project, topic or account
+	VerdictWrongProject = "wrong_project"       // the credentials are valid for another project, topic or account
 	VerdictThrottled    = "throttled"           // a rate limit of the provider or of notifyd
 	VerdictUnreachable  = "unreachable"         // no answer, a redirect, or no access token; see Detail
 	VerdictUnavailable  = "unavailable"         // the provider answers 5xx
 )
 
-// wrongProject lists the codes of credentials that are valid for something else.
+// wrongProject lists the codes that mean that the credentials are valid, but for something else.
 var wrongProject = []string{
 	"fcm_permission_denied", "fcm_not_found", "apns_topic_disallowed", "apns_bad_topic", "apns_device_token_not_for_topic", "twilio_20404",
 }
@@ -68,7 +68,7 @@ func verdictOf(r *notify.Result, status int, then answerAction) string {
 	return VerdictRefused
 }
 
-// run makes the call of a test and fills in its result.
+// run makes the call of a test, fills in the result and returns it.
 func (t *Trial) run(send func() (providerAnswer, *failure), judge func(*providerAnswer) (notify.Result, answerAction)) Trial {
 	start := time.Now()
 	ans, fail := send()
@@ -107,15 +107,15 @@ func trialCall(ch notify.Channel, to string) *notify.Call {
 	}
 }
 
-// Test pushes to a device. If to is empty, it pushes to a token of two digits, which no device
-// has, because APNs has no dry run. APNs checks the signed token before the device's. So
-// BadDeviceToken says that team and key are right, and InvalidProviderToken (403) that they are
-// not (Apple, "Handling notification responses from APNs"). Only a push to a device of the app
-// proves that the topic is right.
+// Test pushes to a device. APNs has no dry run. So if the parameter to is empty, Test pushes to a
+// token of two digits, which no device has. APNs checks the signed token before the device token.
+// So the answer BadDeviceToken means that team and key are right. InvalidProviderToken (403) means
+// that they are wrong (Apple, "Handling notification responses from APNs"). Only a push to a device
+// of the app proves that the topic is right.
 func (a *APNs) Test(ctx context.Context, to string) []Trial {
 	t := &Trial{Account: "apns", Called: "POST " + a.base.String() + "/3/device/{token}"}
 	return []Trial{t.run(func() (providerAnswer, *failure) {
-		// Use the current token: APNs refuses a key that signs more often than every 20 minutes.
+		// Use the current token. APNs refuses a key that signs more often than every 20 minutes.
 		tok, err := a.token.get(ctx)
 		if err != nil {
 			return providerAnswer{}, failureOf(ctx, "apns", err)
@@ -130,10 +130,10 @@ func (a *APNs) Test(ctx context.Context, to string) []Trial {
 	})}
 }
 
-// Test gets an access token of its own and sends to a device. If to is empty, it sends to a
-// topic with validate_only, which FCM checks and does not deliver (Firebase, REST resource
-// projects.messages, send). Credentials of another project get PERMISSION_DENIED (403); a device
-// of another project gets SENDER_ID_MISMATCH.
+// Test gets a separate access token and sends to a device. If the parameter to is empty, it sends
+// to a topic with validate_only: FCM checks the message and does not deliver it (Firebase, REST
+// resource projects.messages, send). Credentials of another project get PERMISSION_DENIED (403). A
+// device of another project gets SENDER_ID_MISMATCH.
 func (f *FCM) Test(ctx context.Context, to string) []Trial {
 	t := &Trial{Account: "fcm", Called: "POST " + f.cfg.TokenURL}
 	return []Trial{t.run(func() (providerAnswer, *failure) {
@@ -151,10 +151,11 @@ func (f *FCM) Test(ctx context.Context, to string) []Trial {
 	}, func(ans *providerAnswer) (notify.Result, answerAction) { return f.meaning(ans, time.Now()) })}
 }
 
-// Test queries each account, or the one of that name, which costs nothing and sends nothing: GET
-// /2010-04-01/Accounts/{Sid}.json answers 401 (20003) to a wrong token and otherwise names the
-// account's status (Twilio, REST API: Accounts). If to is set, it sends one message over the
-// first of these accounts instead. It returns no trial for an unknown name.
+// Test queries each account, or only the account with this name. The query is free and sends
+// nothing. GET /2010-04-01/Accounts/{Sid}.json answers 401 (20003) if the token is wrong. Otherwise
+// the answer contains the account's status (Twilio, REST API: Accounts). If the parameter to is
+// set, Test sends one message over the first of these accounts instead. For an unknown name it
+// returns no trial.
 func (t *Twilio) Test(ctx context.Context, name, to string) []Trial {
 	return t.accounts.testAccounts(ctx, name, to != "", t.cfg.Endpoint, func(a *account) (called string, send trialSend, judge trialJudge) {
 		if to == "" {
@@ -179,8 +180,8 @@ func (t *Twilio) Test(ctx context.Context, name, to string) []Trial {
 	})
 }
 
-// twilioAccount classifies the answer to a GET of an account. A suspended or closed account
-// answers 200 as well.
+// twilioAccount classifies the answer to a GET of an account. A suspended or closed account also
+// gives 200.
 func twilioAccount(ans *providerAnswer) (notify.Result, answerAction) {
 	r, then := twilioResult(ans, time.Now())
 	var body struct {
@@ -192,11 +193,11 @@ func twilioAccount(ans *providerAnswer) (notify.Result, answerAction) {
 	return r, then
 }
 
-// Test sends one mail over each pool, or over the one of that name, with
+// Test sends one mail over each pool, or over the pool with this name. It sets
 // mail_settings.sandbox_mode: SendGrid checks key and request, answers 200 and delivers nothing
-// (Twilio SendGrid, Mail Send: sandbox mode). If to is set, it sends a real mail over the first
-// of these pools instead. The mail carries no reference, so that its events are not taken for
-// receipts. It returns no trial for an unknown name.
+// (Twilio SendGrid, Mail Send: sandbox mode). If the parameter to is set, Test sends a real mail
+// over the first of these pools instead. The mail has no reference, so that notifyd does not treat
+// its events as receipts. For an unknown name Test returns no trial.
 func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
 	judge := func(ans *providerAnswer) (notify.Result, answerAction) {
 		v := sendGridResult(ans, 1, time.Now())
@@ -233,8 +234,8 @@ type (
 	trialJudge func(*providerAnswer) (notify.Result, answerAction)
 )
 
-// testAccounts makes the trials of the accounts that name selects: the provider's own name selects all
-// of them. If firstOnly is set, only the first is tested.
+// testAccounts tests the accounts that name selects. The provider's own name selects all accounts.
+// If firstOnly is true, only the first selected account is tested.
 func (p *accounts) testAccounts(ctx context.Context, name string, firstOnly bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
 	var selected []*account
 	for _, a := range p.list {
@@ -260,9 +261,9 @@ func (p *accounts) testAccounts(ctx context.Context, name string, firstOnly bool
 	return out
 }
 
-// takeForTest waits for one message of an account's rate. It ignores an open breaker, because
-// that is often the reason for a test. It respects a block, which the provider asked for. It
-// takes no slot: the few calls of tests fit beside the others.
+// takeForTest waits until an account's rate allows one message. It ignores an open breaker, because
+// an open breaker is often the reason for a test. It respects a block, because the provider asked
+// for the block. It uses no slot: tests make only a few calls.
 func (p *accounts) takeForTest(ctx context.Context, a *account) error {
 	for {
 		p.readBlocks(ctx)

@@ -24,7 +24,7 @@ type TwilioAccount struct {
 }
 
 // TwilioConfig configures the client of Twilio's Programmable Messaging. The tagged fields are
-// the section providers.twilio of the configuration file; only the program sets the others.
+// the section providers.twilio of the configuration file; only the program sets the other fields.
 type TwilioConfig struct {
 	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
 	Accounts     []TwilioAccount `koanf:"accounts" doc:"accounts to send from, each with sid, token and from"`
@@ -34,16 +34,17 @@ type TwilioConfig struct {
 
 	// Endpoint is the provider's address. BaseURL defaults to URL.
 	Endpoint Endpoint
-	// PublicURL is the URL at which Twilio reaches notifyd, for receipts. Default: no receipts
-	// are requested.
+	// PublicURL is the URL at which Twilio reaches notifyd, for receipts. If it is empty, notifyd
+	// requests no receipts.
 	PublicURL string
-	// BulkShare is the part of an account that bulk may use, 0 to 1. Default 0.5.
+	// BulkShare is the part of an account that bulk messages may use, 0 to 1. Default 0.5.
 	BulkShare float64
-	// Breaker configures the breaker of each account. Default: limit's.
+	// Breaker configures the breaker of each account. Default: the defaults of package limit.
 	Breaker limit.BreakerConfig
-	// Blocks shares blocks between all workers. Default: only this process knows them.
+	// Blocks shares blocks between all workers. Default: blocks are not shared with other
+	// processes.
 	Blocks limit.Blocks
-	// Log gets refusals of accounts.
+	// Log gets errors when Twilio refuses an account.
 	Log *slog.Logger `default:"discard"`
 }
 
@@ -67,8 +68,8 @@ func (c TwilioConfig) validate() error {
 	return nil
 }
 
-// Twilio is the client of Twilio's Programmable Messaging: one request per message over kept
-// connections, spread over a pool of accounts.
+// Twilio is the client of Twilio's Programmable Messaging. It sends one request per message over
+// open connections, and distributes the messages over several accounts.
 type Twilio struct {
 	cfg      TwilioConfig
 	accounts *accounts
@@ -90,7 +91,8 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport()}
 	var slots []accountConfig
 	for _, a := range cfg.Accounts {
-		// A burst of a tenth of a second: enough for a claim window of 50.
+		// The burst is the rate of a tenth of a second. With the default rate that is enough for a
+		// claim window of 50.
 		slots = append(slots, accountConfig{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
 		t.urls = append(t.urls, withPath(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(a.SID+":"+a.Token))})
@@ -103,10 +105,10 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	return t, nil
 }
 
-// Admit waits until up to n messages of a category may be sent; codes go first. It returns a
-// permit for as many as may be sent now, all over one account. If no account is in service, it
-// returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error.
-// The caller releases the permit after Send.
+// Admit waits until up to n messages of a category may be sent. The category otp goes first. Admit
+// returns a permit for the number of messages that may be sent now, all over one account. If no
+// account is in service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it
+// returns ctx's error. The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return t.accounts.permit(ctx, notify.SMS, cat, n)
 }
@@ -129,8 +131,8 @@ func (t *Twilio) AuthToken(account string) string {
 	return ""
 }
 
-// Send delivers every item of call and reports each once. Addresses are E.164. For items that
-// call.Permit does not cover it waits for permits of its own.
+// Send delivers every item of call and reports each item once. Addresses are E.164 numbers. If
+// call.Permit does not cover all items, Send waits for further permits.
 func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	vars, err := SharedVariables(call.Content.Variables)
 	if err != nil {
@@ -146,8 +148,8 @@ func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Repo
 	})
 }
 
-// send delivers one item. If an account is throttled or refused, it did not process the item, so
-// send tries another account, at most as many times as there are accounts.
+// send delivers one item. If the account is throttled or refused, Twilio did not process the item.
+// Then send tries another account, at most as many times as there are accounts.
 func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) notify.Result {
 	form, err := m.form(it, time.Now())
 	if err != nil {
@@ -166,8 +168,8 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
-		// A caller with a permit must check opt-outs again before it waits for another
-		// account. So this does not wait: the item is reported as busy.
+		// A caller with a permit must check opt-outs again before it waits for another account. So
+		// send does not wait here; it reports the item as busy.
 		if m.call.Permit != nil {
 			permit, err = t.accounts.tryAdmit(ctx, lane)
 		} else {
@@ -185,8 +187,8 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 	}
 }
 
-// sendOver sends one item over the account of a permit, of which the caller has used a token,
-// and gives the slot back. If again is true, the account did not process the item.
+// sendOver sends one item over the permit's account, and gives the slot back. The caller has used
+// one token of the permit. If again is true, the account did not process the item.
 func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
 	a := permit.account
 	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()
@@ -206,7 +208,7 @@ func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, f
 		return r, true
 	case notify.ClassConfig:
 		t.cfg.Log.Error("Twilio refused an account or its settings; the code says why", "account", a.name, "code", r.Code)
-		return r, true // the account's breaker opens, so the next permit is of another account
+		return r, true // the account's breaker opens, so the next permit is for another account
 	}
 	return r, false
 }
@@ -236,7 +238,8 @@ const (
 	twilioMaxValidity = 36000
 )
 
-// form returns the request without its sender, which may depend on the account.
+// form returns the form of the request without the sender, because the sender may depend on the
+// account.
 func (m *smsRenderer) form(it *notify.Item, now time.Time) (url.Values, error) {
 	f := url.Values{"To": {string(it.Address)}}
 	if err := m.vars.SetOwn(it.Variables); err != nil {
@@ -273,7 +276,7 @@ func TwilioCallback(publicURL string, it *notify.Item) string {
 	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID().String()
 }
 
-// sender sets the sender in f, and reports whether our configuration chose it.
+// sender sets the sender in f, and reports whether the configuration chose the sender.
 func (m *smsRenderer) sender(f url.Values, a *TwilioAccount) (ours bool) {
 	from := m.call.Content.From
 	if from == "" {

@@ -51,13 +51,13 @@ var twilioCodes = map[int]answerRule{
 	30450: {class: notify.ClassRetry, after: 20 * time.Minute}, // fraud guard
 }
 
-// twilioResult classifies an answer by its code or, without a known one, by its status.
+// twilioResult classifies an answer by its error code. If the code is unknown, it uses the status.
 func twilioResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
 	var body struct {
 		SID  string `json:"sid"`
 		Code int    `json:"code"`
 	}
-	_ = json.Unmarshal(a.body, &body) // if the body cannot be read, the status decides
+	_ = json.Unmarshal(a.body, &body) // if the body cannot be decoded, only the status counts
 	if a.status >= 200 && a.status < 300 {
 		return notify.Result{Class: notify.ClassAccepted, ProviderID: body.SID}, 0
 	}
@@ -65,7 +65,8 @@ func twilioResult(a *providerAnswer, now time.Time) (notify.Result, answerAction
 	r := notify.Result{Code: twilioCode(body.Code)}
 	if !known {
 		v = ruleByStatusQueued(a.status)
-		v.after = 0 // for a 429 without a time, accounts.blockAccount doubles its own
+		// For a 429 without a time, accounts.blockAccount uses its own time, which doubles.
+		v.after = 0
 		if body.Code == 0 {
 			r.Code = httpCode(a.status)
 		}

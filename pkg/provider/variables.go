@@ -10,9 +10,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Variables holds the values of placeholders. A receiver's own variable takes precedence over
-// the request's shared one. The zero value has none. Only one goroutine at a time may use a
-// Variables; Fork makes another one with the same shared variables.
+// Variables contains the values of placeholders. If a receiver and the request both have a variable
+// of the same name, the receiver's variable is used. The zero value contains no variables. Only one
+// goroutine at a time may use a Variables. Fork makes another Variables with the same shared
+// variables.
 type Variables struct {
 	shared   []variable // never written after SharedVariables
 	sharedAt map[string]int
@@ -21,13 +22,13 @@ type Variables struct {
 	buf      []byte // decoded strings of own
 }
 
-// linearSearchMax is the number of variables up to which a name is found by looking at each one.
-// Beyond it an index by name is kept (sharedAt, ownAt), because a text may use a thousand of a
+// linearSearchMax is the largest number of variables that are searched one by one. For more
+// variables there is an index by name (sharedAt, ownAt), because a text may use a thousand of a
 // thousand variables.
 const linearSearchMax = 16
 
-// indexByName returns the indexes of the variables by name, in m if m is not nil. It returns an
-// empty or nil map for up to linearSearchMax variables.
+// indexByName returns the indexes of the variables by name. It fills m if m is not nil. For up to
+// linearSearchMax variables it returns an empty or nil map.
 func indexByName(vs []variable, m map[string]int) map[string]int {
 	clear(m)
 	if len(vs) <= linearSearchMax {
@@ -42,24 +43,24 @@ func indexByName(vs []variable, m map[string]int) map[string]int {
 	return m
 }
 
-// variable is a name and its value. It aliases the object that it was read from, or the buffer
-// of decoded strings.
+// variable is a name and its value. Its slices share memory with the object from which it was read,
+// or with the buffer of decoded strings.
 type variable struct {
 	name []byte
 	raw  []byte // the value as JSON
 	text []byte // decoded value of a string, number or boolean; nil for other values
 }
 
-// SharedVariables reads the variables of a request: a JSON object, or nil.
+// SharedVariables reads the variables of a request from a JSON object. object may be nil.
 func SharedVariables(object []byte) (Variables, error) {
 	vs, _, err := parseVariables(nil, nil, object)
 	return Variables{shared: vs, sharedAt: indexByName(vs, nil)}, err
 }
 
-// Fork returns Variables with the shared variables of v and none of its own.
+// Fork returns a Variables with the shared variables of v and no own variables.
 func (v *Variables) Fork() Variables { return Variables{shared: v.shared, sharedAt: v.sharedAt} }
 
-// SetOwn replaces the receiver's own variables. They alias object.
+// SetOwn replaces the receiver's own variables. They share memory with object.
 func (v *Variables) SetOwn(object []byte) error {
 	var err error
 	v.own, v.buf, err = parseVariables(v.own[:0], v.buf[:0], object)
@@ -105,12 +106,12 @@ func (v *Variables) value(name string) ([]byte, error) {
 type valueForm uint8
 
 const (
-	asGiven   valueForm = iota // as the JSON that was given
-	asStrings                  // as a JSON string; objects, lists and null as their JSON text
+	asGiven   valueForm = iota // as the JSON in the request
+	asStrings                  // as a JSON string; objects, lists and null become a string with their JSON text
 )
 
-// appendObject appends all variables as one JSON object, a receiver's own instead of a shared
-// one of the same name. It reports whether there are any.
+// appendObject appends all variables as one JSON object. If an own and a shared variable have the
+// same name, it appends only the own variable. It reports whether there is any variable.
 func (v *Variables) appendObject(dst []byte, as valueForm) ([]byte, bool) {
 	n := 0
 	dst = append(dst, '{')
@@ -159,7 +160,7 @@ var decoders = sync.Pool{New: func() any { d := new(variableDecoder); d.dec = js
 var errVariables = notify.Invalid("bad_variables", "variables", "variables must be one JSON object without duplicate names")
 
 // parseVariables appends the members of a JSON object to dst, and decoded strings to buf. It
-// returns an error for duplicate names, invalid UTF-8 and trailing data.
+// returns an error for duplicate names, invalid UTF-8 or data after the object.
 func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, error) {
 	if len(object) == 0 {
 		return dst, buf, nil
@@ -184,7 +185,7 @@ func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, err
 		}
 		at := len(buf)
 		buf, err = jsontext.AppendUnquote(buf, raw)
-		// If buf had to grow, earlier texts stay in the old array, which stays valid.
+		// If buf grows, earlier texts keep the old array, which stays valid.
 		return buf[at:len(buf):len(buf)], err
 	}
 	for d.dec.PeekKind() == '"' {

@@ -14,12 +14,12 @@ const (
 	HeaderState  = "Tracestate"
 )
 
-// maxState is the longest tracestate that is carried on, in bytes. W3C Trace Context asks for at
-// least this much. The tracestate is stored in every record of a request.
+// maxState is the longest tracestate that is kept, in bytes. W3C Trace Context requires at least
+// this length. The tracestate is stored in every record of a request.
 const maxState = 512
 
-// Context is a W3C trace context as headers and records hold it. The zero value means that there is
-// none.
+// Context is a W3C trace context in the form of headers and records. The zero value means that
+// there is no context.
 type Context struct {
 	Parent string // traceparent, of version 00
 	State  string // tracestate; set only together with Parent
@@ -28,14 +28,14 @@ type Context struct {
 // None reports whether there is no context.
 func (c Context) None() bool { return c.Parent == "" }
 
-// Sampled reports whether the party that began the trace records it.
+// Sampled reports whether the system that began the trace records it.
 func (c Context) Sampled() bool {
 	return len(c.Parent) == parentLen && unhex(c.Parent[parentLen-1])&1 != 0
 }
 
 // FromHeader reads the trace context of a request by W3C Trace Context, level 1. It returns no
 // context if traceparent is malformed or occurs twice. If only tracestate is malformed, it drops
-// the tracestate and keeps the parent. The returned strings are those of h or new ones.
+// the tracestate and keeps the traceparent. The returned strings do not change when h changes.
 func FromHeader(h http.Header) Context {
 	ps := h[HeaderParent]
 	if len(ps) != 1 {
@@ -52,8 +52,9 @@ func FromHeader(h http.Header) Context {
 // "00-" 32 hex "-" 16 hex "-" 2 hex.
 const parentLen = 55
 
-// parseParent checks a traceparent. It returns one of version 00 unchanged. It converts one of a
-// later version to version 00 and keeps the fields that version 00 knows, as level 1 asks.
+// parseParent checks a traceparent. It returns a traceparent of version 00 unchanged. It converts a
+// traceparent of a later version to version 00 and keeps the fields that version 00 has, as level 1
+// requires.
 func parseParent(s string) (string, bool) {
 	const idAt, spanAt, flagsAt = 3, 36, 53
 	if len(s) < parentLen || s[2] != '-' || s[spanAt-1] != '-' || s[flagsAt-1] != '-' ||
@@ -84,7 +85,7 @@ func isHex(s string) bool {
 	return true
 }
 
-// isID reports whether s is hexadecimal and not all zeros.
+// isID reports whether s is hexadecimal and contains a digit other than 0.
 func isID(s string) bool { return isHex(s) && strings.Trim(s, "0") != "" }
 
 func unhex(c byte) byte {
@@ -113,7 +114,7 @@ func parseState(hs []string) string {
 
 type contextKey struct{}
 
-// With returns a ctx that carries c, for later stages that make spans.
+// With returns a ctx that carries c. Code that makes spans later gets it with Of.
 func With(ctx context.Context, c Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }

@@ -9,8 +9,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// exporter sends spans to the collector, counts exported and dropped spans, and can be cut off so
-// that Close ends in bounded time.
+// exporter sends spans to the collector and counts exported and dropped spans. Its exports can be
+// cancelled, so that Close ends in limited time.
 type exporter struct {
 	sdk.SpanExporter
 	transport *http.Transport
@@ -19,7 +19,7 @@ type exporter struct {
 	unexported    atomic.Int64 // spans that have ended and are not exported yet
 	failing       bool         // the last export failed; only the exporting goroutine uses it
 	exportCtx     context.Context
-	cancelExports context.CancelFunc // ends the export that is under way and makes every later one fail at once
+	cancelExports context.CancelFunc // ends the current export and makes every later export fail at once
 }
 
 func newExporter(to sdk.SpanExporter, transport *http.Transport, cfg *Config) *exporter {
@@ -28,8 +28,8 @@ func newExporter(to sdk.SpanExporter, transport *http.Transport, cfg *Config) *e
 	return e
 }
 
-// ExportSpans sends spans to the collector. It counts spans that the collector did not take and
-// returns no error for them.
+// ExportSpans sends spans to the collector. If the collector does not accept spans, ExportSpans
+// counts them as dropped and returns no error.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -55,8 +55,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return nil
 }
 
-// spanGate stands in front of the SDK's queue and limits what enters it, because the SDK's queue drops
-// spans without reporting them.
+// spanGate limits the number of spans before the SDK's queue, because the SDK's queue drops spans
+// without reporting them.
 type spanGate struct {
 	sdk.SpanProcessor
 	exporter *exporter
@@ -64,7 +64,7 @@ type spanGate struct {
 
 func newSpanGate(out *exporter) *spanGate {
 	return &spanGate{exporter: out, SpanProcessor: sdk.NewBatchSpanProcessor(out,
-		// The queue has room for every span that the gate lets in.
+		// The queue has room for every span that the gate passes on.
 		sdk.WithMaxQueueSize(out.cfg.MaxQueue), sdk.WithMaxExportBatchSize(min(512, out.cfg.MaxQueue)),
 		sdk.WithBatchTimeout(out.cfg.Every), sdk.WithExportTimeout(out.cfg.Timeout))}
 }

@@ -22,35 +22,35 @@ import (
 )
 
 // Config configures a Tracer. The zero value turns tracing off. The tagged fields are the section
-// tracing of the configuration file; only the program sets the others.
+// tracing of the configuration file; only the program sets the other fields.
 type Config struct {
 	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that accepts OpenTelemetry traces over OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (traceparents are passed on anyway)"`
 	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; a traceparent itself says whether its request is recorded"`
 	HeadersFile string  `koanf:"headers_file" doc:"file with headers for the collector, one per line as Name: value; keep it secret if they are"`
 	Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
 
-	// Headers holds the headers read from HeadersFile.
+	// Headers contains the headers read from HeadersFile.
 	Headers map[string]string
 	// Version is the service.version of the spans.
 	Version string
-	// MaxQueue bounds the spans that wait for the collector. Further spans are dropped and counted.
+	// MaxQueue is how many spans may wait for the collector. Further spans are dropped and counted.
 	MaxQueue int `default:"2048" min:"1"`
-	// Timeout bounds one export.
+	// Timeout is the time limit of one export.
 	Timeout time.Duration `default:"10s"`
-	// Every is how long a span waits to be exported together with later ones.
+	// Every is how long a span waits so that it is exported together with later spans.
 	Every time.Duration `default:"2s"`
-	// Flush is how long Close waits for spans to be exported.
+	// Flush is how long Close waits for the export of spans.
 	Flush time.Duration `default:"3s"`
-	// Exported is called with the number of spans that the collector has taken. Dropped is called
-	// with the number of spans that were lost and the reason: "queue_full" or "export_failed". Both
-	// may be nil and must not block.
+	// Exported is called with the number of spans that the collector has accepted. Dropped is
+	// called with the number of lost spans and the reason: "queue_full" or "export_failed". Both
+	// may be nil. They must not block.
 	Exported func(n int)
 	Dropped  func(reason string, n int)
-	// Logger logs when exports begin to fail and when they work again.
+	// Logger logs when exports begin to fail and when they succeed again.
 	Logger *slog.Logger `default:"discard"`
 }
 
-// Reasons for which spans are dropped.
+// Reasons why spans are dropped.
 const (
 	QueueFull    = "queue_full"
 	ExportFailed = "export_failed"
@@ -83,8 +83,8 @@ func CheckEndpoint(raw string) error {
 	return nil
 }
 
-// Tracer makes spans and exports them. A nil Tracer makes none. It is safe for concurrent use. Only
-// Close waits for the collector.
+// Tracer makes spans and exports them. A nil Tracer makes no spans. It is safe for concurrent use.
+// Only Close waits for the collector.
 type Tracer struct {
 	provider *sdk.TracerProvider
 	tracer   oteltrace.Tracer
@@ -92,8 +92,8 @@ type Tracer struct {
 	cfg      Config
 }
 
-// New returns a Tracer and starts one goroutine that exports until Close. If no endpoint is
-// configured, it starts nothing and returns nil without an error. It returns an error if the
+// New returns a Tracer and starts one goroutine that exports spans until Close. If no endpoint is
+// configured, it starts no goroutine and returns nil without an error. It returns an error if the
 // endpoint or a setting is invalid.
 func New(cfg Config) (*Tracer, error) {
 	if cfg.Endpoint == "" {
@@ -131,35 +131,35 @@ func New(cfg Config) (*Tracer, error) {
 	return t, nil
 }
 
-// noRedirect refuses redirects, so that the collector's headers, which may be secret, are sent to
-// no other server.
+// noRedirect refuses redirects. The collector's headers may be secret, and they must not be sent to
+// another server.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// Close exports the spans that wait, for at most Config.Flush, and stops the exporting goroutine.
-// Spans that end afterwards are dropped. It may be called only once.
+// Close exports the waiting spans, for at most Config.Flush, and stops the exporting goroutine.
+// Spans that end later are dropped. Close may be called only once.
 func (t *Tracer) Close() {
 	if t == nil {
 		return
 	}
 	cut := time.AfterFunc(t.cfg.Flush, t.exporter.cancelExports)
 	defer cut.Stop()
-	// A context with a deadline would leave the exporting goroutine behind. Instead the timer
-	// above makes exports fail at once, which lets Shutdown end.
+	// With a context with a deadline, Shutdown could return while the exporting goroutine still
+	// runs. Instead the timer above makes exports fail at once, and then Shutdown ends.
 	if err := t.provider.Shutdown(context.Background()); err != nil {
 		t.cfg.Logger.Warn("traces: stopping the export", slog.Any("error", err))
 	}
 	t.exporter.transport.CloseIdleConnections()
 }
 
-// Span is one step of a trace. The zero value means no span; every method accepts it. Only one
+// Span is one step of a trace. The zero value means no span, and every method accepts it. Only one
 // goroutine at a time may use a Span.
 type Span struct {
 	span oteltrace.Span // nil if the span is not recorded
-	ctx  Context        // the context to send on
+	ctx  Context        // the context to put into requests
 }
 
-// Request begins the span of a request that carried the context in. If in is none, it begins a new
-// trace, if the sampler chooses so.
+// Request begins the span of a request that carried the context in. If there is no such context, it
+// begins a new trace if the sampler decides so.
 func (t *Tracer) Request(name string, in Context, began time.Time) Span {
 	if t == nil {
 		return Span{ctx: in}
@@ -174,16 +174,16 @@ func (t *Tracer) startRequest(name string, in Context, began time.Time) Span {
 	return t.start(name, in, oteltrace.SpanKindServer, oteltrace.WithTimestamp(began))
 }
 
-// Start begins a step within the process as a child of from. It makes no span if from is not
-// sampled.
+// Start begins a step within the process as a child of the context from. It makes no span if from
+// is not sampled.
 func (t *Tracer) Start(name string, from Context) Span {
-	if t == nil { // kept apart from startChild so that this function is inlined
+	if t == nil { // startChild is a separate function so that this function is inlined
 		return Span{ctx: from}
 	}
 	return t.startChild(name, from, oteltrace.SpanKindInternal)
 }
 
-// Call begins the span of a call to another party's server, as a child of from.
+// Call begins the span of a call to an external server, as a child of the context from.
 func (t *Tracer) Call(name string, from Context) Span {
 	if t == nil {
 		return Span{ctx: from}
@@ -213,7 +213,7 @@ func (t *Tracer) start(name string, from Context, kind oteltrace.SpanKind, opts 
 	}}
 }
 
-// spanContext converts c to OpenTelemetry's form. c was checked when it was read.
+// spanContext converts c to OpenTelemetry's form. c was checked by FromHeader.
 func (c Context) spanContext() oteltrace.SpanContext {
 	id, _ := oteltrace.TraceIDFromHex(c.Parent[3:35])
 	span, _ := oteltrace.SpanIDFromHex(c.Parent[36:52])
@@ -223,11 +223,12 @@ func (c Context) spanContext() oteltrace.SpanContext {
 	})
 }
 
-// On reports whether the span is recorded. Callers check it before they compute a costly attribute.
+// On reports whether the span is recorded. Callers check On before they compute an expensive
+// attribute.
 func (s *Span) On() bool { return s.span != nil }
 
-// Context returns the context to send on: the span's own, or the one it was begun from if the span
-// is not recorded.
+// Context returns the context to put into requests. It is the span's own context. If the span is
+// not recorded, it is the context from which the span was begun.
 func (s *Span) Context() Context { return s.ctx }
 
 // Int sets an attribute.
@@ -251,8 +252,8 @@ func (s *Span) Link(to Context) {
 	}
 }
 
-// Fail marks the step as failed. code is an error code, never free text, which might hold an
-// address.
+// Fail sets the status of the step to failed. code is an error code, never free text, because free
+// text could contain an address.
 func (s *Span) Fail(code string) {
 	if s.span != nil {
 		s.span.SetStatus(codes.Error, code)

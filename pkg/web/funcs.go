@@ -71,7 +71,8 @@ func number(v any) string {
 	return term.Separated(fmt.Sprint(v))
 }
 
-// rate returns a number per second with the digits that matter.
+// rate returns a number per second with two to three significant digits below 100, and as an
+// integer from 100.
 func rate(v float64) string {
 	switch {
 	case v == 0:
@@ -88,8 +89,8 @@ func rate(v float64) string {
 
 func seconds(s float64) string { return span(time.Duration(s * float64(time.Second))) }
 
-// span returns a duration, which may be negative. Below a second it is in ms with two digits
-// after the point.
+// span returns the text of a duration, which may be negative. Below a second it is in ms with up to
+// two decimals.
 func span(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -102,7 +103,7 @@ func span(d time.Duration) string {
 	return term.Span(d)
 }
 
-// relativeTime returns how far t is from now, in one unit.
+// relativeTime returns the time between t and now as text, in one unit: "5 min ago", "in 2 h".
 func relativeTime(t, now time.Time) string {
 	d := now.Sub(t)
 	form := "%d %s ago"
@@ -120,7 +121,7 @@ func relativeTime(t, now time.Time) string {
 	return "now"
 }
 
-// lettersOf returns the filter for the dead letters behind a circuit.
+// lettersOf returns the filter for the dead letters that belong to a circuit.
 func lettersOf(circuit string) filter {
 	kind, name, _ := strings.Cut(circuit, ":")
 	var f filter
@@ -129,7 +130,7 @@ func lettersOf(circuit string) filter {
 	case kind == "caller":
 		f.Caller, f.Channel = name, "trigger"
 	case name == "twilio":
-		f.Channel = "sms" // letters name the account and not the provider
+		f.Channel = "sms" // these letters contain the account instead of the provider
 	case name == "sendgrid":
 		f.Channel = "email"
 	default:
@@ -169,8 +170,8 @@ func stateTone(state string) string {
 	return "off"
 }
 
-// command returns a notifyctl command line for a shell. It leaves out empty arguments, and a flag
-// with an empty value: command("dlq", "ls", "--caller", "") is "notifyctl dlq ls".
+// command returns a notifyctl command line for a shell. It omits empty arguments and flags with an
+// empty value: command("dlq", "ls", "--caller", "") is "notifyctl dlq ls".
 func command(args ...string) string {
 	out := []string{"notifyctl"}
 	for i := 0; i < len(args); i++ {

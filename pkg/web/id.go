@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// find redirects to the page of the id, or of the user, in the query.
+// find redirects to the page of the id or user in the query.
 func (p *Page) find(v *visit) error {
 	s := strings.TrimSpace(v.r.URL.Query().Get("q"))
 	switch {
@@ -26,17 +26,18 @@ func (p *Page) find(v *visit) error {
 	return v.goTo(Prefix + "users/" + url.PathEscape(s))
 }
 
-// idBody is the body of the page of an id. Exactly one of Timeline, Summary and Trigger is set.
+// idBody is the body of the page of an id. Exactly one of the fields Timeline, Summary and Trigger
+// is set.
 type idBody struct {
 	ID       string
 	Timeline *api.Timeline
 	Story    []storyEvent
 	Summary  *api.Summary
 	Trigger  *api.TriggerStatus
-	Letter   *api.DeadLetter // set if it failed for good
+	Letter   *api.DeadLetter // set if it failed and has a dead letter
 }
 
-// storyEvent is an event with the time since the event before.
+// storyEvent is an event with the time since the previous event.
 type storyEvent struct {
 	api.TimelineEvent
 	After string
@@ -89,14 +90,15 @@ func (p *Page) id(v *visit) error {
 	return v.show("id", b.ID, &b)
 }
 
-// letter loads the dead letter. There may be none yet, or none any more.
+// letter loads the dead letter. If the dead letter is not indexed yet or was already removed,
+// Letter stays nil.
 func (b *idBody) letter(v *visit) {
 	if d, err := v.client.DeadLetter(v.ctx, b.ID); err == nil {
 		b.Letter = &d
 	}
 }
 
-// storeInto returns a function that stores a result in to unless it is an error.
+// storeInto returns a function that stores a result in *to, unless there is an error.
 func storeInto[T any](to **T) func(T, error) error {
 	return func(v T, err error) error {
 		if err == nil {
@@ -106,7 +108,7 @@ func storeInto[T any](to **T) func(T, error) error {
 	}
 }
 
-// chart is the drawing of the forecast of an hour.
+// chart is the drawing of the forecast of the next hour.
 type chart struct {
 	api.Forecast
 	Peak int64
@@ -126,13 +128,13 @@ type forecastRow struct {
 	Sum    int64
 }
 
-// Size of a drawing. The page scales it.
+// Size of a drawing, in its own units. The page scales it.
 const (
 	chartWidth  = 600.0
 	chartHeight = 80.0
 )
 
-// whats lists what can become due, in the order of stacking.
+// whats lists the kinds of work that can become due, in stacking order from bottom to top.
 var whats = []string{"push", "sms", "email", "trigger"}
 
 func (p *Page) forecastOf(v *visit) (c chart, err error) {
@@ -172,7 +174,7 @@ func (p *Page) forecast(v *visit) error {
 	return v.show("forecast", "Due in the next hour", &c)
 }
 
-// Line returns the series of rates as the points of a polyline.
+// Line returns the points of a polyline for the series of rates. what is "accepted" or "ended".
 func (b *overviewBody) Line(what string) string {
 	series := b.Rates.V.Series
 	top := b.SeriesPeak()
@@ -185,7 +187,7 @@ func (b *overviewBody) Line(what string) string {
 		if what == "ended" {
 			v = pt.Ended
 		}
-		// The latest point is at the right edge, even if the series is short.
+		// The latest point is at the right edge, even for a short series.
 		x := chartWidth - float64(len(series)-1-i)*chartWidth/60
 		s.WriteString(number(x) + "," + strconv.FormatFloat(chartHeight-2-(chartHeight-4)*v/top, 'f', 1, 64) + " ")
 	}
@@ -200,5 +202,5 @@ func (b *overviewBody) SeriesPeak() (top float64) {
 	return top
 }
 
-// Order returns the order of stacking.
+// Order returns the stacking order of the bars.
 func (c chart) Order() []string { return slices.Clone(whats) }

@@ -26,16 +26,16 @@ type jobBody struct {
 	More   bool // the report has more lines than are shown
 }
 
-// reportLine is what a job's report says about one letter.
+// reportLine is the line of one letter in a job's report.
 type reportLine struct {
 	ID     string `json:"id"`
 	Result string `json:"result"`
-	Class  string `json:"class"` // set by a reconcile, which has no result
+	Class  string `json:"class"` // set by a reconcile, because its lines have no result
 	Why    string `json:"why"`
 	Text   string `json:"-"` // the whole line
 }
 
-// Changes returns what can be done with the job in its state.
+// Changes returns the changes that the job's state allows.
 func (b *jobBody) Changes() []string { return api.JobChanges[b.Job.State] }
 
 // Filter returns the job's filter as JSON.
@@ -47,7 +47,7 @@ func (b *jobBody) Filter() string {
 	return string(raw)
 }
 
-// Percent returns how much of the planned entries the job has passed.
+// Percent returns how many percent of the planned entries the job has handled.
 func (b *jobBody) Percent() int {
 	if b.Job.Planned == 0 {
 		return 100
@@ -126,7 +126,7 @@ func (p *Page) audit(v *visit) error {
 			b.Rows = append(b.Rows, r)
 		}
 	}
-	if len(rows) > 0 && rows[0].Seq > 1 { // the first row that was read, not the first that is shown
+	if len(rows) > 0 && rows[0].Seq > 1 { // compare the first row that was read, not the first row that is shown
 		b.Older = withQuery(Prefix+"audit", url.Values{"before": {strconv.FormatUint(rows[0].Seq, 10)}})
 	}
 	return v.show("audit", "Audit log", &b)

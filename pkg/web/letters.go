@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// filter is a filter of dead letters from a query. It keeps times as they were written, so that
-// links and commands show the same text.
+// filter is a filter of dead letters from a query. It keeps the text of times, so that links and
+// commands show the same text.
 type filter struct {
 	api.LetterFilter
 	Since, Until string
@@ -30,7 +30,7 @@ func readFilter(q url.Values) (f filter) {
 	return f
 }
 
-// query returns the filter as link parameters.
+// query returns the filter as parameters of a link.
 func (f filter) query() url.Values {
 	q := f.Query()
 	if f.State == "dead" {
@@ -47,7 +47,7 @@ func (f filter) query() url.Values {
 // Link returns the link to the list with this filter.
 func (f filter) Link() string { return withQuery(Prefix+"dead-letters", f.query()) }
 
-// Plan returns the link to a plan for the selected letters.
+// Plan returns the link to a plan for the letters that the filter selects. kind is the kind of job.
 func (f filter) Plan(kind string) string {
 	q := f.query()
 	q.Del("state")
@@ -55,7 +55,7 @@ func (f filter) Plan(kind string) string {
 	return withQuery(Prefix+"plan", q)
 }
 
-// Empty reports whether the filter selects everything.
+// Empty reports whether the filter selects all letters.
 func (f filter) Empty() bool { return len(f.query()) == 0 }
 
 // flags returns the flags of notifyctl for the filter.
@@ -67,7 +67,7 @@ func (f filter) flags() (out []string) {
 	return append(out, "--since", f.Since, "--until", f.Until)
 }
 
-// Command returns the command that lists the same.
+// Command returns the notifyctl command that lists the same letters.
 func (f filter) Command() string {
 	state := f.State
 	if state == "any" {
@@ -83,7 +83,7 @@ func withQuery(path string, q url.Values) string {
 	return path + "?" + q.Encode()
 }
 
-// parseTime parses a time, or a distance back such as -24h.
+// parseTime parses a time, or a time before now such as -24h.
 func parseTime(field, s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -98,7 +98,8 @@ func parseTime(field, s string, now time.Time) (time.Time, error) {
 	return t, nil
 }
 
-// apiFilter returns the filter for the API with resolved times, for any state.
+// apiFilter returns the filter for the API, without the state. Its relative times are computed from
+// now.
 func (f *filter) apiFilter(now time.Time) (out api.LetterFilter, err error) {
 	out = f.LetterFilter
 	out.State = ""
@@ -128,14 +129,14 @@ type lettersBody struct {
 	Next   string
 }
 
-// GroupFilter returns the filter narrowed to a group.
+// GroupFilter returns the filter with the properties of a group added.
 func (b *lettersBody) GroupFilter(g api.LetterGroup) filter {
 	f := b.Filter
 	f.Channel, f.Class, f.Code, f.Provider, f.Template = g.Channel, g.Class, g.Code, g.Provider, g.Template
 	return f
 }
 
-// Replayable reports whether a plan would select something of this list.
+// Replayable reports whether a plan would select at least one letter of this list.
 func (b *lettersBody) Replayable() bool { return b.Filter.State == "dead" && len(b.Page.V.Items) > 0 }
 
 func (p *Page) deadLetters(v *visit) error {
@@ -150,8 +151,8 @@ func (p *Page) deadLetters(v *visit) error {
 	if f.State != "any" {
 		list.State = f.State
 	}
-	// A cursor is only valid for the same query. A relative time would resolve to another
-	// time for each page, so the link to the next page carries the resolved times.
+	// A cursor is only valid for the same query. A relative time would give another time for each
+	// page. So the link to the next page contains the computed times.
 	if since, until := q.Get("since_ms"), q.Get("until_ms"); b.Cursor != "" {
 		list.Since, _ = strconv.ParseInt(since, 10, 64)
 		list.Until, _ = strconv.ParseInt(until, 10, 64)
@@ -183,7 +184,7 @@ type planBody struct {
 	Plan    api.Plan
 	Spec    string // the plan's spec, encoded for the form
 	Command string
-	Empty   bool // the filter is empty, and all=1 is not given
+	Empty   bool // the filter is empty, and the query does not contain all=1
 	All     string
 }
 
@@ -193,13 +194,13 @@ type options struct {
 	Expired, Collapse, Order, OpenCircuit string
 }
 
-// namedCounts are the counts of a plan by one property.
+// namedCounts are the counts of a plan for one property.
 type namedCounts struct {
 	Name   string
 	Counts map[string]int
 }
 
-// By returns the counts of a plan in a fixed order.
+// By returns the counts of a plan, in a fixed order of properties.
 func (b *planBody) By() (out []namedCounts) {
 	for _, name := range []string{"caller", "channel", "provider", "class", "code", "template"} {
 		if len(b.Plan.Counts[name]) > 0 {
@@ -209,7 +210,7 @@ func (b *planBody) By() (out []namedCounts) {
 	return out
 }
 
-// Eta returns how long the job takes at the rate, without the canary.
+// Eta returns how long the job will take at its rate, without the wait for the canary.
 func (b *planBody) Eta() time.Duration { return time.Duration(b.Plan.EtaMs) * time.Millisecond }
 
 func allowedOr(s string, of ...string) string {
@@ -254,14 +255,14 @@ func (p *Page) plan(v *visit) error {
 	return v.show("plan", title, &b)
 }
 
-// Limits of the API.
+// Limits that the API has too.
 const (
 	maxRate   = 20_000
 	maxCanary = 1000
 )
 
-// applyTo parses the numbers into spec. In the API, a canary or guard below 0 means none. In the
-// form it is 0, so that a typing error cannot turn them off.
+// applyTo parses the options into spec. In the API, a canary or guard below 0 turns it off. In the
+// form, 0 turns it off, and a negative number is refused. So a typing error cannot turn it off.
 func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	if spec.Kind != "replay" {
 		*o = options{}
@@ -269,7 +270,7 @@ func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	}
 	number := func(field, s string, most float64) float64 {
 		n, nerr := strconv.ParseFloat(s, 64)
-		if (nerr != nil || !(n >= 0 && n <= most)) && err == nil { // false for NaN, too
+		if (nerr != nil || !(n >= 0 && n <= most)) && err == nil { // this form of the condition also finds NaN
 			err = notify.Invalid("bad_number", field, "must be a number from 0 to "+strconv.FormatFloat(most, 'f', -1, 64))
 		}
 		return n
@@ -279,7 +280,7 @@ func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	o.AbortIf = cmp.Or(o.AbortIf, "20")
 	spec.Rate, spec.AbortIf = number("rate", o.Rate, maxRate), number("abort_if", o.AbortIf, 100)/100
 	spec.AbortIf = cmp.Or(spec.AbortIf, -1)
-	// A fraction must not be rounded to 0, which means no canary.
+	// Do not round a fraction to 0, because 0 means no canary.
 	canary := number("canary", o.Canary, maxCanary)
 	if spec.Canary = int(canary); float64(spec.Canary) != canary && err == nil {
 		err = notify.Invalid("bad_number", "canary", "must be a whole number; 0: no canary")
@@ -289,7 +290,7 @@ func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	return err
 }
 
-// command returns the command that makes the same plan.
+// command returns the notifyctl command that makes the same plan.
 func (b *planBody) command() string {
 	args := append([]string{"dlq", b.Kind}, b.Filter.flags()...)
 	if b.Filter.All {
@@ -313,8 +314,8 @@ func (b *planBody) command() string {
 	return command(args...)
 }
 
-// startJob starts the job of the shown plan. The server refuses it if the selection has changed
-// since.
+// startJob starts the job of the plan that is shown. If the selected letters have changed since,
+// the server refuses it.
 func (p *Page) startJob(v *visit) error {
 	raw, err := base64.RawURLEncoding.DecodeString(v.r.PostFormValue("spec"))
 	var r api.JobRequest
@@ -338,5 +339,5 @@ func (p *Page) startJob(v *visit) error {
 	return v.goTo(Prefix + "jobs/" + url.PathEscape(j.ID))
 }
 
-// headerText returns s in a form that is valid in a header.
+// headerText returns s in a form that is valid in an HTTP header.
 func headerText(s string) string { return notify.EscapeControls(strings.Join(strings.Fields(s), " ")) }

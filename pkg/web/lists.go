@@ -35,14 +35,15 @@ func (p *Page) setLane(v *visit) error {
 	return v.goTo(Prefix + "lanes")
 }
 
-// filterWord is one word of a page's filter, with its name in the query and in notifyctl's flags.
+// filterWord is one word of a page's filter. Name is its name in the query and in notifyctl's
+// flags.
 type filterWord struct {
 	Name string
 	To   *string
 }
 
-// readListPage reads the words of a filter from the query, and gets the page at the query's
-// cursor. It returns the page with the link to the next one, or "".
+// readListPage reads the words of a filter from the query, and requests the page at the query's
+// cursor. next is the link to the next page, or "" if there is none.
 func readListPage[T any](v *visit, path string, words []filterWord, ask func(cursor string) (api.List[T], error)) (page api.List[T], next string, err error) {
 	q, link := v.r.URL.Query(), url.Values{}
 	for _, w := range words {
@@ -121,8 +122,8 @@ func (p *Page) suppressions(v *visit) (err error) {
 	return v.show("suppressions", "Suppressions", &b)
 }
 
-// liftSuppression lifts the suppression of an address for one user. The form confirms it by the
-// button and by a box that must be ticked.
+// liftSuppression lifts the suppression of an address for one user. The visitor confirms it in the
+// form with a button and a box that must be ticked.
 func (p *Page) liftSuppression(v *visit) error {
 	in := api.SuppressionLift{Address: v.r.PostFormValue("address"), UserID: v.r.PostFormValue("user_id")}
 	if v.r.PostFormValue("sure") != "yes" {
@@ -154,7 +155,7 @@ func (p *Page) user(v *visit) (err error) {
 
 type notificationsBody struct {
 	Query        api.NotificationQuery
-	Since, Until string // as written, so that links and commands show the same text
+	Since, Until string // text from the query, so that links and commands show the same text
 	Page         api.UserHistory
 	Next         string
 }
@@ -175,7 +176,7 @@ func (b *notificationsBody) States() (names []string) {
 	return names
 }
 
-// Command that lists the same.
+// Command returns the notifyctl command that lists the same notifications.
 func (b *notificationsBody) Command() string {
 	args := []string{"ls"}
 	for _, x := range b.words() {

@@ -51,7 +51,7 @@ func (b *overviewBody) Level() string {
 	return "ok"
 }
 
-// Behind returns the lag of all groups together.
+// Behind returns the total lag of all groups.
 func (b *overviewBody) Behind() (n int64) {
 	for _, l := range b.Lag.V {
 		n += l.Lag
@@ -59,7 +59,7 @@ func (b *overviewBody) Behind() (n int64) {
 	return n
 }
 
-// Waiting returns the deferred receivers of all groups together.
+// Waiting returns the total number of deferred receivers of all groups.
 func (b *overviewBody) Waiting() (n int64) {
 	for _, l := range b.Lag.V {
 		n += l.Waiting()
@@ -67,10 +67,10 @@ func (b *overviewBody) Waiting() (n int64) {
 	return n
 }
 
-// Sum returns the rates of all channels and triggers together.
+// Sum returns the sum of the rates of all channels and triggers.
 func (b *overviewBody) Sum() api.Rate { return api.SumOf(b.Rates.V.Rates) }
 
-// Late returns the lateness with the higher 99% quantile, of timers or triggers.
+// Late returns the lateness of timers or of triggers, whichever has the higher 99% quantile.
 func (b *overviewBody) Late() (worst api.Lateness) {
 	for _, l := range b.Rates.V.Late {
 		if l.N > 0 && l.P99 >= worst.P99 {
@@ -80,7 +80,7 @@ func (b *overviewBody) Late() (worst api.Lateness) {
 	return worst
 }
 
-// Busy returns the groups that have work or a paused partition.
+// Busy returns the groups that have lag, work in flight, deferred receivers or a paused partition.
 func (b *overviewBody) Busy() []api.GroupLag {
 	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l api.GroupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 && l.Waiting() == 0 })
 }
@@ -106,7 +106,7 @@ func (p *Page) overview(v *visit) error {
 	return v.show("overview", "Overview", &b)
 }
 
-// failuresBody holds the failures of the last 24 hours.
+// failuresBody contains the failures of the last 24 hours.
 type failuresBody struct {
 	Callers []callerFailures
 	Top     api.LetterTop
@@ -156,7 +156,7 @@ type circuitsBody struct {
 	Accounts part[[]api.Account]
 }
 
-// Settable returns the names of the circuits, each once: a change applies to all processes.
+// Settable returns the names of the circuits, each once, because a change applies to all processes.
 func (b *circuitsBody) Settable() (names []string) {
 	for i := range b.Circuits.V {
 		if name := b.Circuits.V[i].Name; !slices.Contains(names, name) {
@@ -166,7 +166,7 @@ func (b *circuitsBody) Settable() (names []string) {
 	return names
 }
 
-// setCircuit holds a circuit open or closed, or ends the hold.
+// setCircuit holds a circuit open or closed, or ends such a hold.
 func (p *Page) setCircuit(v *visit) error {
 	to := v.r.PostFormValue("change")
 	if !slices.Contains([]string{"open", "closed", "reset"}, to) {
@@ -196,7 +196,7 @@ func (p *Page) circuits(v *visit) error {
 	})
 	q.wait()
 	rank := func(state string) int { return slices.Index([]string{"open", "blocked", "half-open"}, state) }
-	worst := func(a, b string) int { return cmp.Compare(uint(rank(a)), uint(rank(b))) } // -1 is the greatest
+	worst := func(a, b string) int { return cmp.Compare(uint(rank(a)), uint(rank(b))) } // uint(-1) is the greatest, so other states are last
 	slices.SortStableFunc(b.Circuits.V, func(x, y api.Circuit) int { return worst(x.State, y.State) })
 	slices.SortStableFunc(b.Accounts.V, func(x, y api.Account) int { return worst(x.State, y.State) })
 	return v.show("circuits", "Circuits and accounts", &b)

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	sessionLasts    = time.Hour // at most; an earlier end of the token ends the session
-	maxSessionToken = 3000      // bytes; sealed, such a token fills the 4,096 bytes that browsers allow for a cookie
+	sessionLasts    = time.Hour // at most; if the token ends earlier, the session ends with it
+	maxSessionToken = 3000      // bytes; a sealed token of this size fills the 4,096 bytes that browsers allow for a cookie
 )
 
-// sessions seals sessions into cookies and stores none. So every process with the same key
-// accepts the sessions of all processes, also after a restart. A session is its end time and the
-// visitor's token: the key alone, without a valid token, gives no access. A copied cookie works
+// sessions seals sessions into cookies and stores none. So every process with the same key accepts
+// the sessions of all processes, also after a restart. A session contains its end time and the
+// visitor's token. Without a valid token, the key alone gives no access. A copied cookie works
 // until the session ends, like a copied token.
 type sessions struct {
 	key  []byte
@@ -42,8 +42,8 @@ func newSessions(key []byte, now func() time.Time) (*sessions, error) {
 	return s, err
 }
 
-// newFormName returns the value of the cookie that binds the sign-in form to one browser: 130
-// random bits.
+// newFormName returns the value of the cookie that connects the sign-in form with one browser. It
+// has 130 random bits.
 func (*sessions) newFormName() string { return rand.Text() }
 
 // newCookie returns the cookie of a new session. The token must have at most maxSessionToken
@@ -53,8 +53,8 @@ func (s *sessions) newCookie(token string) string {
 	return base64.RawURLEncoding.EncodeToString(s.seal.Seal(nil, nil, append(session, token...), nil))
 }
 
-// token returns the token of a session. It returns false if newCookie did not make the cookie
-// with this key, or if the session has ended.
+// token returns the token in a session cookie. It returns false if the cookie was not made with
+// this key, or if the session has ended.
 func (s *sessions) token(cookie string) (string, bool) {
 	sealed, err := base64.RawURLEncoding.Strict().DecodeString(cookie)
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *sessions) token(cookie string) (string, bool) {
 	return string(session[8:]), s.now().Before(ends)
 }
 
-// csrf returns the token of every form of a session. Only a reader of our pages knows it.
+// csrf returns the token that every form of a session contains. Other sites cannot read it.
 func (s *sessions) csrf(cookie string) string { return hex.EncodeToString(s.mac("form of " + cookie)) }
 
 func (s *sessions) csrfMatches(cookie, csrf string) bool {
@@ -81,10 +81,10 @@ func (s *sessions) mac(text string) []byte {
 	return m.Sum(nil)
 }
 
-// Names of cookies. With TLS, the prefix makes browsers restrict them to this host.
+// Names of cookies. With TLS, the prefix hostOnly makes browsers restrict the cookies to this host.
 const (
 	cookieSession = "notifyd_session"
-	cookieForm    = "notifyd_form" // of the sign-in form
+	cookieForm    = "notifyd_form" // cookie of the sign-in form
 	hostOnly      = "__Host-"
 )
 
@@ -100,7 +100,7 @@ func (p *Page) cookie(r *http.Request, name string) string {
 	return ""
 }
 
-// setCookie sets a cookie for a number of seconds; below 0 it removes the cookie.
+// setCookie sets a cookie for the given number of seconds. A negative number removes the cookie.
 func (p *Page) setCookie(w http.ResponseWriter, r *http.Request, name, value string, seconds int) {
 	c := &http.Cookie{Name: name, Value: value, Path: Prefix, MaxAge: seconds, HttpOnly: true, SameSite: http.SameSiteStrictMode}
 	if p.secure(r) {

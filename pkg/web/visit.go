@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// visit is one request of a visitor who has signed in.
+// visit is one request of a visitor who is signed in.
 type visit struct {
 	page    *Page
 	w       http.ResponseWriter
@@ -31,11 +31,11 @@ type visit struct {
 	client  *api.Client
 }
 
-// apiTimeout is how long a page waits for the API.
+// apiTimeout is the time limit of a page's calls to the API.
 const apiTimeout = 10 * time.Second
 
-// serveVisit calls h for a visitor who has signed in, if check allows it. It shows errors as a
-// page.
+// serveVisit calls h for a visitor who is signed in, if check returns no error. It shows an error
+// as a page.
 func (p *Page) serveVisit(w http.ResponseWriter, r *http.Request, check func(*visit) error, h func(*visit) error) {
 	v, ok := p.authenticate(w, r)
 	if !ok {
@@ -53,7 +53,7 @@ func (p *Page) serveVisit(w http.ResponseWriter, r *http.Request, check func(*vi
 	}
 }
 
-// checkGet checks a GET. It refuses a query that cannot be parsed: a filter without the
+// checkGet checks a GET. It refuses a query that cannot be parsed, because a filter without the
 // unreadable part would select more.
 func checkGet(v *visit) error {
 	if _, err := url.ParseQuery(v.r.URL.RawQuery); err != nil {
@@ -62,8 +62,8 @@ func checkGet(v *visit) error {
 	return nil
 }
 
-// checkPost checks a POST: it must come from a form of this session, and the token must allow
-// changes.
+// checkPost checks a POST. The request must come from a form of this session, and the token must
+// allow changes.
 func checkPost(v *visit) error {
 	switch {
 	case v.r.ParseForm() != nil:
@@ -76,8 +76,8 @@ func checkPost(v *visit) error {
 	return nil
 }
 
-// authenticate returns the visit of a visitor who has signed in. Otherwise it redirects to the
-// sign-in form and returns false.
+// authenticate returns the visit of a visitor who is signed in. For other visitors it redirects to
+// the sign-in form and returns false.
 func (p *Page) authenticate(w http.ResponseWriter, r *http.Request) (*visit, bool) {
 	session := p.cookie(r, cookieSession)
 	token, ok := p.sessions.token(session)
@@ -141,7 +141,8 @@ func (v *visit) showError(err error) {
 	v.render(status, "error", "Error", problem)
 }
 
-// problemOf returns the error to show. It hides the text of errors that are not ours.
+// problemOf returns the error to show. It hides the text of errors of other packages, because that
+// text is not written for visitors.
 func problemOf(err error) *notify.Error {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		return e
@@ -152,7 +153,7 @@ func problemOf(err error) *notify.Error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "internal", Msg: "internal error of the server", Err: err}
 }
 
-// goTo redirects after a change.
+// goTo redirects to another page.
 func (v *visit) goTo(path string) error {
 	http.Redirect(v.w, v.r, path, http.StatusSeeOther)
 	return nil
@@ -165,7 +166,8 @@ type signInBody struct {
 	CSRF  string
 }
 
-// nextOf returns where a sign-in leads. It is always a page of ours, whatever the query says.
+// nextOf returns the page after a sign-in. It is always a page under Prefix, whatever the query
+// contains.
 func nextOf(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || !strings.HasPrefix(raw, Prefix) || !strings.HasPrefix(path.Clean(u.Path)+"/", Prefix) || strings.Contains(u.Path, "//") || strings.Contains(u.Path, `\`) {
@@ -226,19 +228,19 @@ func (p *Page) signOut(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, Prefix+"sign-in", http.StatusSeeOther)
 }
 
-// part is one answer of the API on a page with several. If it has an error, the page still shows
-// the others.
+// part is one answer of the API on a page with several answers. If one answer has an error, the
+// page still shows the other answers.
 type part[T any] struct {
 	V   T
 	Err *notify.Error
 }
 
-// apiCalls runs calls of the API at the same time.
+// apiCalls makes calls of the API at the same time.
 type apiCalls struct{ wg sync.WaitGroup }
 
 func (q *apiCalls) wait() { q.wg.Wait() }
 
-// addCall runs a call in a goroutine, which owns p until wait returns.
+// addCall makes a call in a goroutine. That goroutine owns p until wait returns.
 func addCall[T any](q *apiCalls, p *part[T], question func() (T, error)) {
 	q.wg.Go(func() {
 		v, err := question()
@@ -250,8 +252,8 @@ func addCall[T any](q *apiCalls, p *part[T], question func() (T, error)) {
 	})
 }
 
-// cachedAnswer caches an answer that needs a walk over every dead letter, so that pages that stay
-// open cost little. The answer is the same for every visitor who may read.
+// cachedAnswer caches an answer of the API that must read every dead letter. Without the cache,
+// pages that stay open would cost much. The answer is the same for every visitor who may read.
 type cachedAnswer[T any] struct {
 	calls singleflight.Group
 
@@ -262,11 +264,11 @@ type cachedAnswer[T any] struct {
 
 const (
 	rememberFor   = 10 * time.Second
-	rememberTimes = 20 // an answer is kept for this many times the time it took
+	rememberTimes = 20 // the answer is kept for this many times the duration of its call
 )
 
 // get returns the cached answer, or calls question. Concurrent callers wait for the same answer,
-// even if it is an error: otherwise each of them would repeat a slow call that fails.
+// even if it is an error. Otherwise each caller would repeat a slow call that fails.
 func (r *cachedAnswer[T]) get(now func() time.Time, question func() (T, error)) (T, error) {
 	if v, ok := r.fresh(now()); ok {
 		return v, nil
@@ -295,11 +297,11 @@ func (r *cachedAnswer[T]) fresh(at time.Time) (v T, ok bool) {
 	return r.v, at.Before(r.until)
 }
 
-// failedSince returns the groups of dead letters that failed within d.
+// failedSince returns the groups of dead letters that failed in the time d before now.
 func (v *visit) failedSince(keep *cachedAnswer[api.LetterTop], d time.Duration) (api.LetterTop, error) {
 	now := v.page.cfg.Now
 	return keep.get(now, func() (api.LetterTop, error) {
-		// Not the request's context: other visitors wait for this answer as well.
+		// Do not use the request's context, because other visitors may wait for this answer too.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(v.ctx), apiTimeout)
 		defer cancel()
 		return v.client.TopDeadLetters(ctx, api.LetterFilter{Since: now().Add(-d).UnixMilli()}, 200)
@@ -309,8 +311,8 @@ func (v *visit) failedSince(keep *cachedAnswer[api.LetterTop], d time.Duration) 
 // inProcess passes requests to a handler of this process.
 type inProcess struct{ to http.Handler }
 
-// RoundTrip implements http.RoundTripper. It does not recover from panics, because the handlers
-// turn their panics into answers.
+// RoundTrip implements http.RoundTripper. It does not recover from panics, because the handlers do
+// it themselves.
 func (t inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	in := r.Clone(r.Context()) // handlers may change their request
 	in.RequestURI = in.URL.RequestURI()
@@ -319,14 +321,14 @@ func (t inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	w := &bufferedResponse{header: http.Header{}}
 	t.to.ServeHTTP(w, in)
-	w.WriteHeader(http.StatusOK) // no effect if the handler wrote a status
+	w.WriteHeader(http.StatusOK) // has no effect if the handler has written a status
 	return &http.Response{
 		StatusCode: w.status, Status: http.StatusText(w.status), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: w.header, Body: io.NopCloser(&w.body), ContentLength: int64(w.body.Len()), Request: r,
 	}, nil
 }
 
-// bufferedResponse stores the answer of a handler.
+// bufferedResponse keeps the answer of a handler in memory.
 type bufferedResponse struct {
 	header http.Header
 	status int

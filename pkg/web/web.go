@@ -23,24 +23,25 @@ import (
 // Prefix is the path of the page.
 const Prefix = "/ui/"
 
-// User is the identity behind a token. MayChange implies MayLook.
+// User is the owner of a token. If MayChange is true, MayLook is also true.
 type User struct {
 	Name      string
 	MayLook   bool
 	MayChange bool
 }
 
-// Config of a Page. API, Key and Verify are required.
+// Config configures a Page. API, Key and Verify are required.
 type Config struct {
-	// API is the server's API, called within this process.
+	// API is the server's API handler in this process.
 	API http.Handler
-	// Key seals sessions and signs forms. It has at least 32 bytes. Processes behind one address
-	// must have the same key.
+	// Key seals sessions and signs forms. It has at least 32 bytes. All processes with the same
+	// public address must have the same key.
 	Key []byte
-	// Verify returns the user of a token, or an error of notify.KindUnauthorized for an invalid
-	// token. It is called for every request.
+	// Verify returns the user of a token. For an invalid token it returns a notify.KindUnauthorized
+	// error. It is called for every request.
 	Verify func(ctx context.Context, token string) (User, error)
-	// Secure marks cookies as secure even if this process sees no TLS, because a proxy ends it.
+	// Secure marks cookies as secure even if this process gets requests without TLS, because a
+	// proxy ends TLS.
 	Secure bool
 	Log    *slog.Logger     // nil: discarded
 	Now    func() time.Time // nil: time.Now
@@ -72,7 +73,7 @@ var templates embed.FS
 //go:embed assets/*
 var assets embed.FS
 
-// New returns a Page with its templates. The page needs no Run.
+// New returns a Page with its templates. It starts no goroutine.
 func New(cfg Config) (*Page, error) {
 	if cfg.API == nil || cfg.Verify == nil {
 		return nil, errors.New("web: API and Verify are required")
@@ -189,8 +190,8 @@ func (p *Page) routes() {
 	})
 }
 
-// headers sets the headers of every answer. Only our own scripts and styles run, no site can
-// frame the page, and browsers do not cache it.
+// headers sets the headers of every answer. With them, only the page's own scripts and styles run,
+// no site can put the page into a frame, and browsers do not cache it.
 func headers(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
@@ -203,7 +204,7 @@ func headers(h http.Header) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// maxForm bounds the body of a form: the largest holds a plan's spec.
+// maxForm is the largest size of a form's body, in bytes. The largest form contains a plan's spec.
 const maxForm = 1 << 20
 
 // ServeHTTP implements http.Handler for paths under Prefix.
@@ -228,7 +229,7 @@ func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(a.data)
 }
 
-// refuse answers in plain text where no page can be shown.
+// refuse answers in plain text if no page can be shown.
 func (p *Page) refuse(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
@@ -238,17 +239,17 @@ func (p *Page) refuse(w http.ResponseWriter, status int, text string) {
 // view is the data of every template.
 type view struct {
 	Title               string
-	Nav                 string // the current entry of the navigation
+	Nav                 string // the selected entry of the navigation
 	User                User
 	CSRF                string
 	Now                 time.Time
 	Style, Script, Icon string
-	Live                bool // the script refreshes it
+	Live                bool // the script refreshes the page
 	Body                any
 }
 
-// render writes a page. It escapes everything in the data that terminals or the direction of text
-// would act on: see notify.IsControl.
+// render writes a page. It escapes all control characters in the data, including characters that
+// change a terminal or the direction of text. See notify.IsControl.
 func (p *Page) render(w http.ResponseWriter, status int, name string, v view) {
 	v.Now, v.Style, v.Script, v.Icon = p.cfg.Now(), p.style, p.script, p.icon
 	var b bytes.Buffer

@@ -8,18 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Rated is a Provider with a rate of its own, or with few concurrent calls. Its windows are
-// claimed after the provider has given a permit, and are as large as the permit.
+// Rated is a Provider that limits its own rate or allows only few concurrent calls. The worker
+// claims a window for a Rated provider only after the provider has given a permit. The window is as
+// large as the permit.
 type Rated interface {
 	Provider
-	// Admit waits until a call with up to n messages of a category may start; codes go first. It
-	// returns a permit for as many as may be sent now, at least one. If nothing may be called,
-	// it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
-	// error. It is safe for concurrent use.
+	// Admit waits until a call with up to n messages of a category may start. The category otp goes
+	// first. Admit returns a permit for the number of messages that may be sent now, at least 1. If
+	// the provider's account is blocked, Admit returns a *notify.Error with RetryAfter at once. If
+	// ctx ends first, Admit returns ctx's error. Admit is safe for concurrent use.
 	Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error)
 }
 
-// admission is what receivers hold from before their claim until the end of their call.
+// admission is what a window's receivers occupy from before their claim until the end of their
+// call.
 type admission struct {
 	p            *partition
 	permit       notify.Permit // nil: the provider has no rate, or the envelope has expired
@@ -27,7 +29,7 @@ type admission struct {
 	budgetHeld   int           // receivers of the partition's budget
 }
 
-// release gives everything back. It may be called on a partly filled admission.
+// release gives back everything the admission has. It may be called on a partly filled admission.
 func (a *admission) release() {
 	if a.permit != nil {
 		a.permit.Release()
@@ -36,10 +38,10 @@ func (a *admission) release() {
 	a.p.budget.release(a.budgetHeld)
 }
 
-// admitReceivers waits until up to n receivers of an envelope may be claimed and called at once.
-// It returns how many, at least one. The wait may take hours at a low rate. Nothing is claimed
-// meanwhile, so a stop or a crash during the wait leaves no receiver ambiguous. It returns
-// false, and holds nothing, if the partition is being drained.
+// admitReceivers waits until up to n receivers of an envelope may be claimed and called at once. It
+// returns their number, at least 1. The wait may take hours at a low rate. Nothing is claimed
+// during the wait, so a stop or a crash during the wait leaves no receiver ambiguous. If the
+// partition is being drained, admitReceivers returns false and occupies nothing.
 func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, bool) {
 	cfg := &p.w.cfg
 	for {
@@ -72,8 +74,8 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 			a.release()
 			return a, 0, false
 		}
-		// The gate or the route may have been shut during the wait; then wait again. An
-		// expired envelope goes on, because no call is made for it.
+		// The gate or the route may have been shut during the wait. If so, wait again. An expired
+		// envelope continues, because no call is made for it.
 		if e.Expired(time.Now()) || !cfg.Gate.IsShut() && (p.w.rated == nil || cfg.Health.anyReady(&cfg.Routes)) {
 			return a, got, true
 		}
@@ -81,10 +83,10 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 	}
 }
 
-// requestPermit asks the provider for a permit. It waits at most until the given time, unless
-// that is zero. It returns nil without again if the time has come or the partition is being
-// drained. It returns again if nothing of the lane may be called; it has then told Health until
-// when.
+// requestPermit asks the provider for a permit. It waits at most until the given time, or without a
+// limit if that time is zero. If that time has come, or the partition is being drained, it returns
+// no permit and again=false. If no call may be made because the account is blocked, it reports the
+// end of the block to Health and returns again=true.
 func (p *partition) requestPermit(cat notify.Category, n int, until time.Time) (m notify.Permit, again bool) {
 	cfg := &p.w.cfg
 	ctx := p.untilDrain
@@ -107,7 +109,7 @@ func (p *partition) requestPermit(cat notify.Category, n int, until time.Time) (
 	return nil, false
 }
 
-// expiryTime returns when an envelope expires; zero: never.
+// expiryTime returns when an envelope expires. Zero means that it never expires.
 func expiryTime(e *notify.Envelope) time.Time {
 	if e.Expires == 0 {
 		return time.Time{}
@@ -115,8 +117,8 @@ func expiryTime(e *notify.Envelope) time.Time {
 	return time.UnixMilli(e.Expires)
 }
 
-// campaignSlots returns the times at which the n receivers of a window may be called because of
-// their campaign. It returns nil if the campaign holds nothing back.
+// campaignSlots returns the times at which a campaign's setting allows calls to the n receivers of
+// a window. It returns nil if the setting delays none of them.
 func (p *partition) campaignSlots(e *notify.Envelope, n uint32, now time.Time) *callSlots {
 	h, ok := p.w.cfg.Campaigns.holdOf(e)
 	switch {
@@ -125,7 +127,7 @@ func (p *partition) campaignSlots(e *notify.Envelope, n uint32, now time.Time) *
 	case h.Paused:
 		after := min(pausedLook*time.Duration(e.Deferrals+1), pausedMost)
 		return &callSlots{first: now.Add(after), code: codeCampaignPaused}
-	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // the receivers have had their slots
+	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // the receivers have already waited for their slots
 		return nil
 	}
 	from := now

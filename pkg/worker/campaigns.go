@@ -15,8 +15,8 @@ type CampaignHold struct {
 	Since  time.Time // when the setting was last changed
 }
 
-// Campaigns holds the campaigns that are paused or have a rate. All workers of a process share
-// one. The zero value and nil hold nothing back. It is safe for concurrent use.
+// Campaigns contains the campaigns that are paused or have a rate. All workers of a process share
+// one Campaigns. The zero value and nil delay no campaign. It is safe for concurrent use.
 type Campaigns struct {
 	held atomic.Pointer[map[string]CampaignHold]
 }
@@ -44,20 +44,20 @@ func (c *Campaigns) paused(e *notify.Envelope) bool {
 const (
 	codeCampaignPaused = "campaign_paused"
 	codeCampaignRate   = "campaign_rate"  // waits for its slot; Wake is the time of the slot
-	codeCampaignQueued = "campaign_queue" // has no slot yet; at Wake it asks again
+	codeCampaignQueued = "campaign_queue" // has no slot yet; at Wake it asks for one again
 )
 
 const (
-	// paceAhead is how far ahead slots of a rate are assigned. Receivers beyond it ask again at
-	// that time. So a changed rate takes effect within paceAhead. The next owner of a partition
-	// does not know which slots were assigned. So it assigns none within paceAhead of the time
-	// at which it got the partition.
+	// paceAhead is how far into the future slots of a rate are assigned. A receiver that would get
+	// a later slot asks again after paceAhead. So a changed rate takes effect within paceAhead. The
+	// next owner of a partition does not know which slots were assigned. So in the first paceAhead
+	// after it got the partition, it assigns no slot.
 	paceAhead = time.Minute
-	// Receivers of a paused campaign are checked again after pausedLook. Each further wait is
+	// The receivers of a paused campaign are checked again after pausedLook. Each further wait is
 	// longer by pausedLook, up to pausedMost.
 	pausedLook = time.Minute
 	pausedMost = 10 * time.Minute
-	// paceStep is the precision of a rate. Receivers that are due within it are called now.
+	// paceStep is the precision of a rate. A receiver that is due within paceStep is called now.
 	paceStep = time.Second
 )
 
@@ -76,8 +76,8 @@ type callSlots struct {
 	until time.Time // no slot is assigned after this time
 }
 
-// reserve assigns slots to n receivers: none before from, and none later than paceAhead from
-// now.
+// reserve assigns slots to n receivers. The first slot is not before the parameter from. No slot is
+// later than paceAhead after now.
 func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, from time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,8 +96,8 @@ func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, fro
 	return s
 }
 
-// wakeOf returns when the window's receiver k must wake, and the code for its deferral. A wake
-// of 0 means that it may be called now.
+// wakeOf returns when receiver k of the window must wake, and the code for its deferral. A wake of
+// 0 means that the receiver may be called now.
 func (s *callSlots) wakeOf(k uint32, now time.Time) (wake int64, code string) {
 	at := s.first.Add(time.Duration(k) * s.gap)
 	switch {

@@ -12,22 +12,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Committer writes outcome rows in groups: all rows that wait are written by one durable Put. It
-// writes rows of one key in the order in which they were handed in. It drops a row whose context
-// has ended.
+// Committer writes outcome rows in groups. One durable Put writes all rows that wait. Rows with the
+// same key are written in the order in which Commit received them. A row whose context has ended is
+// dropped.
 type Committer struct {
 	cfg   CommitterConfig
 	lanes []chan pendingRow
 
 	mu      sync.Mutex      // guards stalled
-	stalled []time.Duration // by lane: how long the store has refused its rows; 0: it works
+	stalled []time.Duration // by lane: how long the store has refused the lane's rows; 0: the store works
 }
 
 // CommitterConfig configures a Committer.
 type CommitterConfig struct {
 	Put   func(ctx context.Context, rows []notify.Row) error
-	Group int // most rows of a Put; default 1,024
-	Queue int // most rows that wait, default 4,096; a worker that hands in more is blocked
+	Group int // most rows in one Put; default 1,024
+	// Queue is the largest number of rows that wait, default 4,096. When the queue is full, Commit
+	// blocks the worker.
+	Queue int
 	// Lanes is the number of Puts that may be under way at the same time, default 1. Rows of one
 	// chunk always use the same lane. With a store that answers over a network, more lanes
 	// reduce the time that rows wait.
@@ -45,7 +47,7 @@ type pendingRow struct {
 	done func()
 }
 
-// NewCommitter returns a committer. Run does the work.
+// NewCommitter returns a committer. The caller must run Run, which writes the rows.
 func NewCommitter(cfg CommitterConfig) *Committer {
 	if cfg.Group == 0 {
 		cfg.Group = 1024
@@ -67,12 +69,13 @@ func NewCommitter(cfg CommitterConfig) *Committer {
 	return c
 }
 
-// Commit hands in a row. A goroutine of the committer calls done once the row is durable; done
-// must not block. Commit returns ctx's error if ctx has ended, or ends while the queue is full.
+// Commit adds a row to the queue. A goroutine of the committer calls done once the row is durable.
+// done must not block. Commit returns ctx's error if ctx has ended, or if ctx ends while the queue
+// is full.
 func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) error {
-	// Check first, because the select below chooses at random if the queue has room and ctx
-	// has ended. After its context has ended, a partition must write nothing more: answers of
-	// its calls were dropped, so the claims must stay in the row.
+	// Check ctx first: if the queue has room and ctx has ended, the select below chooses at random.
+	// After its context has ended, a partition must write nothing more. The answers of its calls
+	// were dropped, so the claims must stay in the row.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -89,8 +92,8 @@ func (c *Committer) lane(of *notify.Chunk) chan pendingRow {
 	return c.lanes[notify.Mix(chunkHash(of))%uint64(len(c.lanes))]
 }
 
-// Run writes until ctx ends. It repeats a Put that fails until it succeeds. Meanwhile no record
-// is marked, and workers block at the full queue.
+// Run writes rows until ctx ends. It repeats a failed Put until the Put succeeds. During that time
+// no record is marked as done, and workers block at the full queue.
 func (c *Committer) Run(ctx context.Context) error {
 	var g errgroup.Group
 	for lane := range c.lanes {
@@ -132,9 +135,9 @@ func (c *Committer) run(ctx context.Context, lane int) error {
 	}
 }
 
-// put writes a group's rows and returns those it wrote, or nil if ctx has ended. Before each try
-// it drops the rows of partitions that are gone, because their next owner has continued from the
-// stored rows.
+// put writes the rows of a group. It returns the rows that it wrote, or nil if ctx has ended.
+// Before each try it drops the rows of partitions that this process has lost. The next owner of
+// such a partition has already continued from the stored rows.
 func (c *Committer) put(ctx context.Context, lane int, group []pendingRow, rows []notify.Row) ([]pendingRow, []notify.Row) {
 	var since time.Time
 	for pause := (notify.Pause{Most: time.Second}); ; {
@@ -165,7 +168,8 @@ func (c *Committer) put(ctx context.Context, lane int, group []pendingRow, rows 
 	}
 }
 
-// reportStalled reports the lane that has been refused the longest.
+// reportStalled notes how long a lane's rows have been refused, and reports the longest such time
+// of all lanes.
 func (c *Committer) reportStalled(lane int, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

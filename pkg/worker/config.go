@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Provider is the client of a provider.
+// Provider is the client that calls a provider.
 type Provider interface {
 	// Send delivers every item of call and reports each exactly once, possibly
 	// concurrently, before it returns.
@@ -24,41 +24,44 @@ type Provider interface {
 
 // Preferences decides, from memory, whether and where a user may be reached.
 type Preferences interface {
-	// Look decides for many users at once: answers[i] is for users[i]. Deciding one by one takes
-	// more than twice as long. It returns false if one of them is users.Unknown.
+	// Look decides for many users at once: answers[i] is for users[i]. Calling Decide for each user
+	// takes more than twice as long. known is false if the answer for at least one user is
+	// users.Unknown.
 	Look(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool)
 	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) users.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
-	// Suppresses reports whether Suppressed may be true of any address.
+	// Suppresses reports whether any address is suppressed, that is, whether Suppressed can return
+	// true.
 	Suppresses() bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
-	// Unsubscribe opts out a user who told a provider to stop. It concerns what is not a
-	// reaction to something the user did: marketing and digest on the channel.
+	// Unsubscribe opts out a user who told a provider to stop. It applies to the categories
+	// marketing and digest on the channel. Other categories react to something that the user did.
 	Unsubscribe(ctx context.Context, user string, ch notify.Channel) error
-	// Hold keeps the profiles of a partition's users in memory until the result is released. It
-	// does not wait until they are loaded.
+	// Hold keeps the profiles of a partition's users in memory until the caller releases the
+	// returned Holding. Hold does not wait until the profiles are loaded.
 	Hold(ch notify.Channel, partitions int, n int32) *users.Holding
-	// Fetch reads the profiles of users who are users.Unknown.
+	// Fetch reads the profiles of users for whom the answer is users.Unknown.
 	Fetch(ctx context.Context, ch notify.Channel, users [][]byte) error
-	// Fresh reports whether the known preferences are recent enough for bulk.
+	// Fresh reports whether the loaded preferences are recent enough for bulk messages.
 	Fresh(now time.Time) bool
 	// Loaded reports whether preferences were read at least once. Until then the addresses of
 	// users are not known.
 	Loaded() bool
 }
 
-// Cancels knows which notifications were cancelled.
+// Cancels answers which notifications were cancelled.
 type Cancels interface {
 	Cancelled(e *notify.Envelope, index uint32) bool
-	// Maybe reports whether Cancelled may be true for any receiver of the envelope. It is
+	// Maybe reports whether Cancelled can be true for any receiver of the envelope. Maybe is
 	// cheaper than Cancelled.
 	Maybe(e *notify.Envelope) bool
-	// Fresh reports whether the known cancellations are recent enough for bulk.
+	// Fresh reports whether the loaded cancellations are recent enough for bulk messages.
 	Fresh(now time.Time) bool
 }
 
-// Holds stores, for strict lanes, which notifications of a user wait. store.Holds implements it.
+// Holds stores, for strict lanes, the queue of waiting notifications of each user. store.Holds
+// implements it.
 type Holds interface {
 	Update(ctx context.Context, add, remove []engine.Hold) error
 	Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error)
@@ -91,7 +94,8 @@ type Order uint8
 const (
 	// Relaxed guarantees only the order of first attempts.
 	Relaxed Order = iota
-	// Strict also parks a user's messages behind one that waits, until that one has ended.
+	// Strict also makes a user's later messages wait in the timer store until the earlier message
+	// has ended.
 	Strict
 )
 
@@ -99,35 +103,35 @@ const (
 type Config struct {
 	Lane notify.Lane
 	Role Role
-	// Order says what a user's later messages do while an earlier one waits for a retry or a
-	// later time: overtake it (Relaxed, the default), or wait behind it (Strict).
+	// Order says what a user's later messages do while an earlier message waits for a retry or a
+	// later time. With Relaxed, the default, they overtake it. With Strict they wait for it.
 	Order Order
 
 	Window int // receivers per claim window; default push 1000, email 1000, sms 50
-	// Ahead is the number of claim windows that a partition may have open, default 16. It may
-	// open more while calls take a second or longer and the open windows of all partitions hold
-	// fewer receivers than InFlight; otherwise a slow provider would get less work than it may.
-	// So a crash leaves at most Ahead windows a partition ambiguous, plus InFlight receivers if
-	// the provider is slow.
+	// Ahead is the number of claim windows that a partition may have open, default 16. It may open
+	// more if calls take a second or longer and the open windows of all partitions contain fewer
+	// receivers than InFlight. Otherwise a slow provider would get less work than it may get. So a
+	// crash leaves at most Ahead windows of a partition ambiguous, plus InFlight receivers if the
+	// provider is slow.
 	Ahead    int `default:"16"`
 	InFlight int // addresses at the provider at once; default push 10,000, sms 500, email 16,000
 
 	MaxRetries int           `default:"3"`   // attempts after the first
-	Hold       time.Duration `default:"5s"`  // longest wait that is not parked
-	BatchAge   time.Duration `default:"5s"`  // longest wait of a mail for others with the same content; < 0: none
+	Hold       time.Duration `default:"5s"`  // a longer wait goes to the timer store
+	BatchAge   time.Duration `default:"5s"`  // longest time that a mail waits for others with the same content; < 0: it does not wait
 	CallLimit  time.Duration `default:"30s"` // time limit of a provider call
 	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
 
-	// Routes maps an address to the name of the provider that serves it, which names the circuit
-	// breaker: "apns", "fcm", "twilio", "sendgrid".
+	// Routes maps an address to the name of the provider that serves it. Each name has its own
+	// circuit breaker: "apns", "fcm", "twilio", "sendgrid".
 	Routes Routes
-	// Unknown lists the categories that become UNKNOWN instead of being sent again when an
-	// answer is ambiguous. Default: marketing and digest by sms and email.
+	// Unknown lists the categories whose receivers become UNKNOWN after an ambiguous answer.
+	// Receivers of other categories are sent again. Default: marketing and digest by sms and email.
 	Unknown []notify.Category
 
-	Spread  func() notify.Spread // number of partitions of the lane's topic; nil: one
-	Opening *Opening             // holds back partitions that were added to the topic; nil: none are ever added
+	Spread  func() notify.Spread // number of partitions of the lane's topic; nil: 1
+	Opening *Opening             // delays partitions that were added to the topic; nil: no partition is ever added
 
 	Log       Log
 	Status    engine.Status
@@ -141,12 +145,12 @@ type Config struct {
 	Campaigns *Campaigns // campaigns that are paused or have a rate; nil: none
 	Solo      *Solo      // shared by all workers of the process; nil: this worker has its own
 	Holds     Holds      // only for a strict lane
-	// Seen returns the request indexes of the envelope that a row belongs to, read from history
-	// or the log. It is used when a chunk comes again with other receivers.
+	// Seen returns the request indexes of the envelope that a row belongs to. It reads them from
+	// history or from the log. The worker calls it when a chunk is read again with other receivers.
 	Seen func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
-	// Tells reports whether a caller is told of every outcome, not only of failures. Such
-	// outcomes go to notifications-outcomes. It is called for each finished envelope. nil: no
-	// caller is.
+	// Tells reports whether a caller is informed of every outcome, not only of failures. Such
+	// outcomes go to notifications-outcomes. The worker calls Tells for each finished envelope.
+	// nil: no caller is informed of every outcome.
 	Tells       func(caller string) bool
 	Events      Events
 	Logger      *slog.Logger  `default:"discard"`
@@ -154,19 +158,21 @@ type Config struct {
 	MaxEnvelope int           `default:"900000"` // largest derived record, in bytes
 }
 
-// Limits of the records that a consumer group should hand to a worker. MaxRecords bounds the
-// records of a partition that are not done. MaxPoll is the approximate size of a poll, by which
-// MaxRecords may be exceeded. A single needs a goroutine while it waits: 7 KB for an SMS, 18 KB
-// for a push that is claimed. So 60,000 pushes of a lane that stood took 1.1 GB. With 4,000 a
-// partition they take a third, and are delivered afterwards in the same CPU time. Lower limits
-// would reduce how many mails can wait for others with their content, and how far behind other
-// records a code is noticed. Chunks of a fan-out reach their limit in bytes long before.
+// MaxRecords and MaxPoll limit the records that a consumer group should send to a worker.
+// MaxRecords is the largest number of records of a partition that are not done. MaxPoll is the
+// approximate size of a poll. MaxRecords may be exceeded by up to one poll.
+//
+// A single needs a goroutine while it waits: 7 KB for an SMS, 18 KB for a claimed push. So 60,000
+// pushes of a stopped lane took 1.1 GB. With 4,000 records a partition they take a third of that,
+// and are delivered afterwards in the same CPU time. With lower limits, fewer mails could wait for
+// others with their content, and an otp message would be noticed only if fewer records were before
+// it. Chunks of a fan-out reach their limit in bytes long before MaxRecords.
 const (
 	MaxRecords = 4000
 	MaxPoll    = 1000
 )
 
-// Routes names the providers of a lane and finds the one that serves an address.
+// Routes names the providers of a lane and finds the provider of an address.
 type Routes struct {
 	Names []string
 	Of    func(address []byte) int // returns an index into Names, or -1 if no provider serves the address
@@ -194,15 +200,17 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Events are called once per window or envelope, never per receiver. A nil function is skipped.
+// Events contains functions that are called once per window or envelope, never per receiver. A nil
+// function is skipped.
 type Events struct {
 	// Settled reports the outcomes of one window.
 	Settled func(SettledInfo)
 	// Finished reports an envelope whose outcome row is durable.
 	Finished func(lane notify.Lane, e *notify.Envelope)
-	// Resumed reports receivers that a crash left started without an outcome.
+	// Resumed reports receivers that were started before a crash and have no outcome.
 	Resumed func(lane notify.Lane, receivers int)
-	// New reports envelopes that cannot have an outcome row, so that none was read.
+	// New reports envelopes that cannot have an outcome row yet, so the worker read no row for
+	// them.
 	New func(lane notify.Lane, envelopes int)
 	// Duplicate reports an envelope that had been finished before.
 	Duplicate func(lane notify.Lane, receivers int)
@@ -213,7 +221,7 @@ type Events struct {
 	// Damaged reports an outcome row that cannot be decoded. All receivers of its envelope may
 	// have been called.
 	Damaged func(lane notify.Lane)
-	// Panic reports a panic in the provider or in the worker while a window was called.
+	// Panic reports a panic of the provider or the worker during a call.
 	Panic func(lane notify.Lane, v any)
 }
 

@@ -21,12 +21,13 @@ const (
 	// page the count sleeps nine times as long as the page took, so it uses at most a
 	// tenth of one processor.
 	deferredIdle = 9
-	// deferredAhead is how far into the future a count looks. Workers defer by at most a day
+	// deferredAhead is how far into the future a count reads timers. Workers defer by at most a day
 	// (quiet hours), and by at most an hour for a Retry-After.
 	deferredAhead = 48 * time.Hour
 	deferredPage  = 256 // rows
-	// deferredReasons bounds the reasons per topic, because codes of providers become labels of
-	// metrics. The rest is added up as otherReasons.
+	// deferredReasons is the largest number of reasons per topic. Codes of providers become labels
+	// of metrics, so their number must have a limit. All further reasons are added up as
+	// otherReasons.
 	deferredReasons = 20
 	otherReasons    = "other"
 	unknownReason   = "unknown"
@@ -37,16 +38,16 @@ const (
 type Deferred struct {
 	Reason    string // code of the failure or of the wait
 	Receivers int64
-	Oldest    time.Time // when the earliest of their requests was accepted
-	Next      time.Time // when the earliest of them is due
+	Oldest    time.Time // when the oldest of their requests was accepted
+	Next      time.Time // when the first of the receivers is due
 }
 
 // DeferredCount is the result of one count. It is immutable.
 type DeferredCount struct {
 	At time.Time // when the count began
-	// Topics holds the reasons with the most receivers first. At the end come reasons that an
-	// earlier count found and this one did not, with no receivers, so that their metrics go to 0
-	// instead of disappearing.
+	// Topics contains the reasons of each topic. Reasons with more receivers are first. At the end
+	// are reasons with no receivers: an earlier count found them and this count did not. They stay
+	// in the list so that their metrics go to 0 instead of disappearing.
 	Topics map[string][]Deferred
 }
 
@@ -61,7 +62,7 @@ type DeferredCounter struct {
 	last atomic.Pointer[DeferredCount] // nil: nothing was counted yet
 }
 
-// Run counts until ctx ends. After an error it keeps the last count, whose age grows.
+// Run counts until ctx ends. After an error it keeps the last count.
 func (d *DeferredCounter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if _, err := d.Count(ctx, time.Now()); err != nil && ctx.Err() == nil {
@@ -72,7 +73,7 @@ func (d *DeferredCounter) Run(ctx context.Context) error {
 	return nil
 }
 
-// Take replaces the last count by one that another process made.
+// Take replaces the last count by a count that another process made.
 func (d *DeferredCounter) Take(c DeferredCount) { d.last.Store(&c) }
 
 // Count counts the timers that are due between now and now + deferredAhead.
@@ -105,9 +106,9 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none Deferr
 	return *c, nil
 }
 
-// countMinute adds the deferred envelopes of one timer partition to sums, by topic and reason.
-// It counts an envelope until its time, even if a receipt or a cancellation has settled its
-// receivers, because the row does not show that.
+// countMinute adds the deferred envelopes of one timer partition to sums, by topic and reason. It
+// counts an envelope until the envelope is due. It does so even if a receipt or a cancellation has
+// settled the receivers, because the timer's row does not show that.
 func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartition, from int64, sums map[string]map[string]*Deferred) error {
 	until := p.Bucket*60_000 + 59_999
 	after := engine.TimerCursor{FireAt: from}
@@ -119,7 +120,8 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 		}
 		last := rows[len(rows)-1]
 		if slices.ContainsFunc(rows, func(t engine.Timer) bool { return isDeferred(&t) && len(t.Payload) == 0 }) {
-			// This store keeps payloads apart. Read them only for pages that need them.
+			// This store keeps payloads in another place. Read payloads only for pages that need
+			// them.
 			if rows, err = timers.Scan(ctx, p, after, last.FireAt, len(rows)); err != nil {
 				return err
 			}
@@ -136,7 +138,7 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 }
 
 // isDeferred reports whether a timer is an envelope that a worker has deferred. An envelope of a
-// schedule has a head; a trigger is of another kind.
+// schedule has a head. A trigger has another Kind.
 func isDeferred(t *engine.Timer) bool { return t.Kind == timer.KindEnvelope && t.Head.IsZero() }
 
 func addDeferred(sums map[string]map[string]*Deferred, t *engine.Timer) {
@@ -170,8 +172,8 @@ func addReason(reasons map[string]*Deferred, d Deferred) {
 	}
 }
 
-// largestReasons orders reasons by their receivers, and adds up all reasons after the first
-// deferredReasons.
+// largestReasons sorts reasons by their number of receivers, largest first. If there are more than
+// deferredReasons, it adds up the smallest as otherReasons, so that deferredReasons remain.
 func largestReasons(reasons map[string]*Deferred) []Deferred {
 	out := make([]Deferred, 0, len(reasons))
 	for _, d := range reasons {
@@ -191,8 +193,8 @@ func largestReasons(reasons map[string]*Deferred) []Deferred {
 	return append(out[:deferredReasons-1], *rest[otherReasons])
 }
 
-// keepZero adds the reasons of an earlier count that are missing in c, with no receivers. A
-// topic keeps at most twice deferredReasons.
+// keepZero adds to c the reasons of an earlier count that c does not have, with no receivers. A
+// topic has at most twice deferredReasons.
 func (c *DeferredCount) keepZero(was *DeferredCount) {
 	for topic, earlier := range was.Topics {
 		for _, d := range earlier {
@@ -204,7 +206,7 @@ func (c *DeferredCount) keepZero(was *DeferredCount) {
 	}
 }
 
-// OfTopic returns what is deferred for a topic, or nil if that is not known.
+// OfTopic returns the deferred receivers of a topic by reason, or nil before the first count.
 func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	c := d.last.Load()
 	if c == nil {
@@ -213,7 +215,7 @@ func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	return slices.DeleteFunc(append([]Deferred{}, c.Topics[topic]...), func(d Deferred) bool { return d.Receivers == 0 })
 }
 
-// OfLane returns what is deferred for a lane, by reason, and when the count began. It includes
+// OfLane returns the deferred receivers of a lane by reason, and when the count began. It includes
 // reasons with no receivers; see DeferredCount. ok is false before the first count.
 func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, at time.Time, ok bool) {
 	c := d.last.Load()

@@ -6,9 +6,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// endedReceiver returns how a receiver of a category ended, from the outcomes of its addresses.
-// ok is false if the receiver is deferred, or if the feed of failures tells of it. before says
-// that an earlier attempt reached another address of the receiver, which this row does not show.
+// endedReceiver returns how a receiver of a category ended, from the outcomes of its addresses. ok
+// is false if the receiver is deferred, or if the feed of failures reports it. before means that an
+// earlier attempt reached another address of the receiver. This row does not show that address.
 func endedReceiver(cat notify.Category, ex []notify.Exception, before bool) (r notify.EndedReceiver, ok bool) {
 	x := bestOutcome(ex)
 	if x.State == notify.Deferred || x.State.InFailedFeed(cat) && !before {
@@ -17,8 +17,9 @@ func endedReceiver(cat notify.Category, ex []notify.Exception, before bool) (r n
 	return notify.EndedReceiver{Status: x.State.String(), Code: x.Code, Provider: x.Provider, Look: before}, true
 }
 
-// bestOutcome returns the outcome of a receiver from the outcomes of its addresses. As long as
-// an address is still tried, that is a deferred one. Among equal ones it returns the last.
+// bestOutcome returns the outcome of a receiver from the outcomes of its addresses. If one address
+// will be tried again, it returns that deferred outcome. If several outcomes are equally good, it
+// returns the last of them.
 func bestOutcome(ex []notify.Exception) *notify.Exception {
 	x := &ex[0]
 	for i := range ex[1:] {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Gate stops a lane before its claims. While it is shut, nothing is claimed or called: calls in
-// flight end, polled records wait within their limits, and the log buffers the rest. The zero
-// value is open. It is safe for concurrent use.
+// Gate stops a lane before its claims. While the gate is shut, nothing is claimed or called. Calls
+// in flight end, polled records wait within their limits, and the log buffers later records. The
+// zero value is open. It is safe for concurrent use.
 type Gate struct {
 	mu   sync.Mutex
 	open chan struct{} // nil: the gate is open; otherwise closed when it opens
@@ -30,7 +30,8 @@ func (g *Gate) Set(shut bool) {
 // IsShut reports whether the gate is shut. A nil gate is open.
 func (g *Gate) IsShut() bool { return g.openCh() != nil }
 
-// openCh returns nil if the gate is open, else a channel that is closed when it opens.
+// openCh returns nil if the gate is open. Otherwise it returns a channel that is closed when the
+// gate opens.
 func (g *Gate) openCh() <-chan struct{} {
 	if g == nil {
 		return nil
@@ -40,8 +41,8 @@ func (g *Gate) openCh() <-chan struct{} {
 	return g.open
 }
 
-// wait returns true when the gate is open. It also returns true at expires (ms since 1970; 0:
-// never), so that expired envelopes are dropped while the lane is paused. It returns false if
+// wait returns true when the gate is open. It also returns true at the time expires (ms since 1970;
+// 0: never), so that expired envelopes are dropped while the lane is paused. It returns false if
 // ctx has ended.
 func (g *Gate) wait(ctx context.Context, expires int64) bool {
 	var over <-chan time.Time

@@ -16,17 +16,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// handOn passes on what a finished row leaves to do: retries, waits and failures. It uses only
-// the row and the envelope, so that a repeat after a crash hands on the same things under the
-// same keys.
+// handOn sends what remains to do after a finished row: retries and failures to the log, waits to
+// the timer store. It uses only the row and the envelope. So a repeat after a crash sends the same
+// records and timers under the same keys.
 func (j *job) handOn(ctx context.Context, row *notify.Row) error {
-	// Add the holds first. Otherwise a record handed on below could end and remove its hold
-	// before this adds it.
+	// Add the holds first. Otherwise a receiver whose record is sent below could end and remove its
+	// hold before updateHolds adds the hold.
 	if err := j.updateHolds(ctx, row); err != nil {
 		return err
 	}
 	tells := j.p.w.cfg.Tells != nil && j.p.w.cfg.Tells(j.env.Caller)
-	leads := func(x notify.Exception) bool { // the receiver goes on, or its failure is reported
+	leads := func(x notify.Exception) bool { // the receiver will be tried again, or its failure is reported
 		return x.State == notify.Deferred || x.State.InFailedFeed(j.env.Category)
 	}
 	if !tells && !leads(row.Default) && !slices.ContainsFunc(row.Exceptions, leads) {
@@ -55,7 +55,7 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	return err
 }
 
-// handOnGroup collects receivers that go on together, in one or more envelopes.
+// handOnGroup collects receivers that continue together, in one or more envelopes.
 type handOnGroup struct {
 	groupKey
 	cause string
@@ -68,11 +68,13 @@ type groupKey struct {
 	retry       bool
 	wake        int64
 	causePrefix string // what the cause says of earlier calls: "", causeCalled, or causeMaybe with doubtMarks
-	ownSlot     bool   // wake is the receiver's own slot of a campaign with a rate; false: at wake it asks for one
+	// If ownSlot is true, wake is the receiver's own slot in a campaign with a rate. If ownSlot is
+	// false, the receiver has no slot yet and asks for one at wake.
+	ownSlot bool
 }
 
-// deriveHandOn returns the records and timers that follow from a finished row. parked is the number of
-// receivers in the timers.
+// deriveHandOn returns the records and timers that follow from a finished row. parked is the number
+// of receivers in these timers.
 func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.Timer, parked int) {
 	w := j.p.w
 	e := &j.env
@@ -122,11 +124,12 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 		var code string
 		for i := range outcomes {
 			x := &outcomes[i]
-			if x.Provider != "" { // a call was made, to one of its addresses
+			if x.Provider != "" { // one of the receiver's addresses was called
 				receiverKey.causePrefix = max(receiverKey.causePrefix, causeCalled)
 			}
 			if x.State == notify.Deferred {
-				// All addresses of a receiver go on together, at the latest of their times.
+				// All deferred addresses of a receiver continue together, at the latest of their
+				// wake times.
 				receiverKey.retry = receiverKey.retry || x.Retry
 				receiverKey.wake = max(receiverKey.wake, x.Wake)
 				receiverKey.causePrefix = max(receiverKey.causePrefix, causePrefix(e, x)) // "" < called: < maybe: < maybe:~
@@ -163,9 +166,9 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 	return recs, timers, parked
 }
 
-// failedTargets returns an address field with only the addresses that go on. It also names,
-// without the address itself, those that were reached or may have been. The last attempt needs
-// them to know that the receiver has not failed.
+// failedTargets returns an address field that contains the addresses to try again. It also contains
+// the position, without the address, of each address that was reached or may have been reached. The
+// last attempt needs these positions to know that the receiver has not failed.
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
@@ -195,16 +198,17 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 		}
 	}
 	if len(on) == marks {
-		return rec.Address // the profile is read again when it is due
+		return rec.Address // no address to try again was found; read the profile again when the receiver is due
 	}
 	return notify.AppendTargets(nil, on)
 }
 
-// causePrefix returns what the cause of a derived envelope says about the calls made so far.
+// causePrefix returns the prefix of a derived envelope's cause: what is known about the calls made
+// so far.
 func causePrefix(e *notify.Envelope, x *notify.Exception) string {
 	n := doubtCount(e.Cause)
 	switch {
-	case mayBeTaken(x) && !x.Retry && x.Code != codeHandedOver: // parked by parkAmbiguous
+	case mayBeTaken(x) && !x.Retry && x.Code != codeHandedOver: // this outcome was parked by parkAmbiguous
 		return causeMaybe + strings.Repeat(doubtMark, n+1)
 	case mayBeTaken(x), strings.HasPrefix(e.Cause, causeMaybe):
 		return causeMaybe + strings.Repeat(doubtMark, n)
@@ -214,8 +218,8 @@ func causePrefix(e *notify.Envelope, x *notify.Exception) string {
 	return ""
 }
 
-// timerID returns the id of a derived envelope in the timer store. Parking the envelope twice
-// stores one timer.
+// timerID returns the id of a derived envelope in the timer store. The id depends only on the key,
+// so parking the envelope twice stores one timer.
 func timerID(k notify.RowKey) []byte {
 	b := make([]byte, 0, 32)
 	b = append(b, k.Chunk.Base[:]...)
@@ -233,11 +237,11 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 	earlier := int(e.Attempt) + doubtCount(e.Cause)
 	class, calls := x.Class.String(), earlier+1
 	switch x.Class {
-	case notify.ClassAccepted: // no call was made, or none is known to have been answered
+	case notify.ClassAccepted: // no call was made, or no answer of a call is known
 		class, calls = notify.FailureUndeliverable, earlier
-	case notify.ClassReceipt: // a receipt of an earlier call
+	case notify.ClassReceipt: // a receipt reported the failure of an earlier call
 		class, calls = notify.ClassPermanent.String(), max(earlier, 1)
-	case notify.ClassAmbiguous: // a panic; class ambiguous is reserved for UNKNOWN
+	case notify.ClassAmbiguous: // a panic; class ambiguous is used only for UNKNOWN
 		class = notify.FailureUndeliverable
 	}
 	if x.State == notify.Unknown {
@@ -251,21 +255,22 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 		Trace: e.Trace,
 		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
 	}
-	b, _ := json.Marshal(f) // cannot fail: it holds only strings and numbers
+	b, _ := json.Marshal(f) // cannot fail: it contains only strings and numbers
 	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
 }
 
-// countResent counts a receiver that may be sent twice, because the provider may have processed
-// its call.
+// countResent counts a receiver that may get the message twice. The provider may have processed the
+// call before, and the receiver is called again.
 func (j *job) countResent() {
 	j.mu.Lock()
 	j.resent++
 	j.mu.Unlock()
 }
 
-// endedRecords returns the records for notifications-outcomes: every receiver of a finished row
-// that does not go on and is not in the feed of failures, which has its own topic. It uses only
-// the row and the envelope, so that a repeat after a crash is equal.
+// endedRecords returns the records for notifications-outcomes. They contain every receiver of a
+// finished row that is not tried again. Receivers in the feed of failures are left out, because
+// that feed has its own topic. endedRecords uses only the row and the envelope, so that a repeat
+// after a crash gives equal records.
 func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 	e := &j.env
 	out := notify.Ended{
@@ -276,7 +281,7 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 		if len(out.Receivers) == 0 {
 			return
 		}
-		b, _ := json.Marshal(out) // cannot fail: it holds only strings and numbers
+		b, _ := json.Marshal(out) // cannot fail: it contains only strings and numbers
 		recs = append(recs, log.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
 		out.Receivers = out.Receivers[:0]
 	}
@@ -303,19 +308,19 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 	return recs
 }
 
-// A strict lane keeps for each user a queue of the notifications that wait (see
-// store.Holds). The rules:
+// A strict lane keeps for each user a queue of the notifications that wait (see store.Holds). The
+// rules:
 //
-//   - Before a call, in its turn: if another notification is at the head of the
+//   - Before a call, when the envelope has its turn: if another notification is at the head of the
 //     user's queue, the receiver is deferred and joins the queue.
-//   - A deferred outcome joins the queue or keeps its place. Any other outcome
-//     leaves the queue. This is durable before the outcome is handed on, that is,
-//     before an envelope exists that may end the wait, and before the record is
-//     marked and the turn is passed on.
+//   - A receiver with a deferred outcome joins the queue or keeps its place. A receiver with any
+//     other outcome leaves the queue. This change is durable before handOn sends the outcome,
+//     because the envelope that it sends may end the wait. It is also durable before the record is
+//     marked as done and before the next envelope gets its turn.
 //
-// The queues are durable because no other data answers whether a message of a user
-// waits: rows are found by chunk, timers by time. A crash before the mark repeats
-// the hand-on, possibly after the receivers have ended; see dropStaleHolds.
+// The queues are durable because no other data shows whether a message of a user waits: rows are
+// found by chunk, timers by time. A crash before the record is marked as done repeats handOn,
+// possibly after the receivers have ended; see dropStaleHolds.
 
 // updateHolds makes the queues match a finished row.
 func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
@@ -349,9 +354,9 @@ func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
 	return j.p.w.retryUntil(ctx, "holds", func() error { return cfg.Holds.Update(ctx, add, remove) })
 }
 
-// dropStaleHolds removes the holds that a repeated hand-on has added for receivers that have
-// ended since. It reads the rows after the holds were added: a receiver that ends later removes
-// its own hold.
+// dropStaleHolds removes the holds that a repeated handOn added for receivers that had already
+// ended. It reads the rows after the holds were added. So a receiver that ends after this read
+// removes its own hold.
 func (j *job) dropStaleHolds(ctx context.Context, row *notify.Row) error {
 	cfg := &j.p.w.cfg
 	if cfg.Order != Strict {

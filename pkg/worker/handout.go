@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// runWhere says whether a window runs in the goroutine of its job or in one of its own.
+// runWhere says whether a window runs in the goroutine of its job or in its own goroutine.
 type runWhere uint8
 
 const (
@@ -16,8 +16,8 @@ const (
 	runBeside
 )
 
-// runPosition claims one position and runs it in this goroutine. It returns false if the
-// partition is being drained; then the rest of the job is left.
+// runPosition claims one position and runs it in this goroutine. It returns false if the partition
+// is being drained. Then the next owner does the rest of the job.
 func (j *job) runPosition(pos uint32) bool {
 	if j.p.w.claimLast {
 		return j.admitAndCall(pos, pos+1, runHere)
@@ -26,10 +26,11 @@ func (j *job) runPosition(pos uint32) bool {
 	return j.reserveWindow(w) && j.claimAndRun([]*window{w}, runHere)
 }
 
-// windowsFrom returns the next windows of a job: the first one, for which it waits, and further
-// ones for which there is room now. Windows that are claimed together need only one write of the
-// row; a write took a twentieth of the time of a window of 1,000. It returns false if the
-// partition is being drained. Positions below again are claimed apart from the others.
+// windowsFrom returns the next windows of a job. It waits until the first window has budget. It
+// adds further windows while budget is free at once. Windows that are claimed together need only
+// one write of the row; a write took a twentieth of the time of a window of 1,000. Positions below
+// the parameter again are claimed apart from later positions. It returns false if the partition is
+// being drained.
 func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
 	for from < j.env.Count {
 		hi := min((from/size+1)*size, j.env.Count)
@@ -56,8 +57,8 @@ func (j *job) newWindow(lo, hi uint32) *window {
 	return &window{job: j, lo: lo, hi: hi, rd: j.readerAt(lo)}
 }
 
-// claimAndRun claims consecutive windows that hold their budget, and runs them. It returns false
-// if the partition is being drained.
+// claimAndRun claims consecutive windows that have their budget, and runs them. It returns false if
+// the partition is being drained.
 func (j *job) claimAndRun(ws []*window, where runWhere) bool {
 	p, last := j.p, ws[len(ws)-1]
 	giveBack := func() {
@@ -66,8 +67,8 @@ func (j *job) claimAndRun(ws []*window, where runWhere) bool {
 			p.budget.release(w.budget)
 		}
 	}
-	// Enter here, so that the windows of a job enter in their order. In a drain no window is
-	// then called after one that is not called.
+	// Enter the Solo here, so that the windows of a job enter in their order. So in a drain the
+	// called windows of a job are always its first windows.
 	if p.w.cfg.Solo.enter(p.untilDrain) != nil {
 		giveBack()
 		return false
@@ -77,7 +78,9 @@ func (j *job) claimAndRun(ws []*window, where runWhere) bool {
 	j.mu.Unlock()
 	work := func() {
 		err := j.claim(last)
-		p.w.cfg.Solo.leave() // do not hold it while waiting for the turn: the windows waited for may still have to enter
+		// Leave the Solo before waiting for the turn. Earlier envelopes may still have to enter the
+		// Solo before this job gets its turn.
+		p.w.cfg.Solo.leave()
 		if err != nil {
 			giveBack()
 			return
@@ -125,7 +128,7 @@ func (j *job) reserveWindow(w *window) bool {
 	return true
 }
 
-// tryReserve is reserveWindow without waiting.
+// tryReserve does the same as reserveWindow, but returns false instead of waiting.
 func (j *job) tryReserve(w *window) (ok bool) {
 	p, n := j.p, int(w.hi-w.lo)
 	if p.w.cfg.Gate.IsShut() {
@@ -145,10 +148,10 @@ func (j *job) tryReserve(w *window) (ok bool) {
 	return ok
 }
 
-// reserveBudget takes n receivers of the partition's budget for a window of j. Until j's turn
-// has come, it may only use the half reserved for such windows. Otherwise windows that wait for
-// an earlier envelope could hold the budget that the earlier envelope needs, and the partition
-// would never continue. The earliest envelopes are served first.
+// reserveBudget acquires n receivers of the partition's budget for a window of j. Until j has its
+// turn, it may only use the half that is reserved for jobs without a turn. Otherwise jobs that wait
+// for an earlier envelope could use up the budget that the earlier envelope needs, and the
+// partition would never continue. The earliest envelopes are served first.
 func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) {
 	if j.turn != nil && !j.turn.hasCome() {
 		if p.early.size < n {
@@ -165,9 +168,9 @@ func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) 
 	return budget, early, err
 }
 
-// waitTurn waits until the envelopes before this one have results. It returns false if the
-// partition is drained first. Then no window of the job is called, so that the called windows
-// are always the first ones of the job.
+// waitTurn waits until all earlier envelopes have results. It returns false if the
+// partition is drained first. Then no later window of the job is called, so that the called windows
+// are always the first windows of the job.
 func (j *job) waitTurn() bool {
 	if j.turn == nil {
 		return true
@@ -187,9 +190,10 @@ func (j *job) waitTurn() bool {
 	return j.fate == fateCalled
 }
 
-// acquireCapacity takes n slots of the provider's capacity. In a drain it returns an error for a
-// job with one window, which is left to the next owner. Windows of a job that may have been
-// called in part continue, unless every route is shut.
+// acquireCapacity acquires n slots of the provider's capacity. whole means that the job has only
+// one window. In a drain, acquireCapacity returns an error for such a job, and the next owner does
+// the job. If the job has several windows, some may have been called. Then the other windows
+// continue, unless every route is shut.
 func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int, error) {
 	held, err := p.w.capacity.acquire(p.untilDrain, cat, n)
 	if err != nil && !whole && !p.w.capacity.isShut() {
@@ -201,10 +205,11 @@ func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int
 // coversJob reports whether the window covers its whole job.
 func (w *window) coversJob() bool { return w.lo == 0 && w.hi == w.job.env.Count }
 
-// handOver defers the receivers of a window that a drain stopped before its call. The job's
-// other windows may have been called, and a row cannot say that positions after an open one are
-// done. So these receivers become an envelope of their own, which later messages of their users
-// may overtake. A job of one window is left to the next owner instead.
+// handOver defers the receivers of a window that a drain stopped before its call. Later windows of
+// the job may have been called, and a row cannot say that later positions are done while earlier
+// positions are open. So these receivers become a separate envelope. Later messages of their users
+// may overtake that envelope. If the job has only one window, handOver does nothing, and the next
+// owner does the job.
 func (w *window) handOver() {
 	j := w.job
 	if w.coversJob() {
@@ -220,8 +225,8 @@ func (w *window) handOver() {
 	}
 }
 
-// handOutWindows hands out the windows of a job that are not done yet. If alone is set, the
-// receivers that were started too often are called in solo runs first (see runSolo).
+// handOutWindows starts the windows of a job that are not done yet. If alone is true, it first
+// calls the receivers that were started too often, in solo runs (see runSolo).
 func (j *job) handOutWindows(alone bool) {
 	p, cfg := j.p, &j.p.w.cfg
 	if cfg.Role == Retries && !p.w.waitDue(j) {
@@ -249,8 +254,8 @@ func (j *job) handOutWindows(alone bool) {
 	if p.mailbox != nil && j.env.Category.Critical() {
 		p.mailbox.releaseHeld(j)
 	}
-	// After a panic the receivers run one by one, so that only the receiver that causes the
-	// panic loses attempts.
+	// After a panic the receivers run in windows of one. So only the receiver that causes the panic
+	// loses attempts.
 	size := uint32(cfg.Window)
 	if strings.HasSuffix(j.env.Cause, codePanic) {
 		size = 1
@@ -292,8 +297,8 @@ func (j *job) readerAt(pos uint32) notify.ReceiverReader {
 	return m.rd
 }
 
-// endWithoutCall ends the receivers without an outcome, without calling them, and reports them.
-// It returns false if the partition is gone.
+// endWithoutCall settles the receivers that have no outcome yet, without calling them, and reports
+// them. It returns false if the partition is gone.
 func (j *job) endWithoutCall(s notify.State, code string) bool {
 	j.mu.Lock()
 	from := j.doneTo
@@ -323,8 +328,8 @@ func (j *job) endWithoutCall(s notify.State, code string) bool {
 	return true
 }
 
-// deliveredByReceipt returns, by position, the receivers in [from, to) that were called before
-// and that a receipt calls delivered. which selects the positions to check.
+// deliveredByReceipt returns, by position, the receivers in [from, to) that were called before and
+// that a receipt reports as delivered. The function which selects the positions to check.
 func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (map[uint32]notify.Exception, error) {
 	if j.env.Channel == notify.Push || !j.calledBefore(from) { // push has no receipts
 		return nil, nil
@@ -361,7 +366,7 @@ func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (
 }
 
 // stateWithoutCall returns the state and code of a receiver that ends without a further call.
-// EXPIRED, SUPPRESSED and CANCELLED are used only if no call was ever made.
+// EXPIRED, SUPPRESSED and CANCELLED are used only if the receiver was never called.
 func (j *job) stateWithoutCall(pos uint32, s notify.State, code string) (notify.State, string) {
 	e := &j.env
 	switch {
@@ -375,10 +380,11 @@ func (j *job) stateWithoutCall(pos uint32, s notify.State, code string) (notify.
 	return notify.Failed, code
 }
 
-// admitAndCall calls the provider for the receivers of a job in [from, to). It calls as many at
-// a time as may be called, and claims each part right before its call. It claims the parts in
-// order, so that a claim never covers receivers that still wait. It returns false if the
-// partition is being drained; receivers that were not claimed are left to the next owner.
+// admitAndCall calls the provider for the receivers of a job in [from, to). It splits them into
+// windows. Each window contains as many receivers as may be called now, and is claimed right before
+// its call. The windows are claimed in order, so that a claim never covers receivers that still
+// wait. It returns false if the partition is being drained. Then the next owner calls the receivers
+// that were not claimed.
 func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 	p := j.p
 	for from < to {
@@ -422,9 +428,8 @@ func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 	return p.untilDrain.Err() == nil
 }
 
-// calledBefore reports whether an earlier call may have been made for a receiver, with any
-// result. Even a call that was answered with an error may have been processed, as a receipt can
-// show.
+// calledBefore reports whether an earlier call may have been made for a receiver, with any result.
+// A receipt can show that the provider processed a call although it answered with an error.
 func (j *job) calledBefore(pos uint32) bool {
 	e := &j.env
 	return pos < j.resumedTo || e.Attempt > 0 || strings.HasPrefix(e.Cause, causeCalled) || strings.HasPrefix(e.Cause, causeMaybe)

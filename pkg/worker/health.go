@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Health is what the workers of a process know about their providers: for each route a circuit
-// breaker and a time until which it is blocked. Both lanes of a channel, and both roles, share
-// one. It is safe for concurrent use.
+// Health contains the state of the providers that a process uses. Each route has a circuit breaker and
+// a time until which it is blocked. Both lanes of a channel, in both roles, share one Health. It is
+// safe for concurrent use.
 type Health struct {
 	cfg limit.BreakerConfig
 	log *slog.Logger
@@ -27,7 +27,7 @@ type Health struct {
 type routeHealth struct {
 	breaker *limit.Breaker
 	blocked time.Time
-	refused time.Time     // when the block began
+	refused time.Time     // when the current block began
 	well    bool          // the breaker is closed and the route is not blocked
 	last    notify.Result // the last answer that counted against the route
 }
@@ -74,8 +74,8 @@ func (h *Health) allClosed(rs *Routes) bool {
 	return true
 }
 
-// allow asks for permission to make one call on a route. The call is a probe if the breaker is
-// not closed. If it is not allowed now, at says when to ask again.
+// allow asks for permission to make one call on a route. The call is a probe if the breaker is not
+// closed. If the call is not allowed now, at says when to ask again.
 func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,10 +89,10 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time
 	return ok, ok && trouble, at
 }
 
-// report counts the answer of n items in their route's breaker and returns whether the breaker
-// is closed now. last says that the item has no attempt left. Then its failure opens the
-// breaker, unless another call succeeded shortly before, so that an outage does not end the
-// item.
+// report counts the same answer for n items in their route's breaker. It returns whether the
+// breaker is now closed. last means that the item has no attempt left. Then a failure opens the
+// breaker, unless another call succeeded shortly before. So the item waits until an outage is over
+// and does not end as failed.
 func (h *Health) report(name string, res *notify.Result, n int, last bool, now time.Time) (closed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -147,8 +147,9 @@ func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 // codeHeld is the code of receivers that wait because an operator holds their route open.
 const codeHeld = "circuit_held"
 
-// heldLook is the longest time until a held route is checked again. When the hold ends,
-// receivers that wait in memory go on at once; deferred receivers come after heldLook.
+// heldLook is the longest time until a held route is checked again. When the operator ends the
+// hold, receivers that wait in memory continue at once. Deferred receivers are checked after at
+// most heldLook.
 const heldLook = time.Minute
 
 // Hold stops all calls to a route until Hold is called with the zero time. since is when the
@@ -201,7 +202,8 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	return false
 }
 
-// earliestRetry returns when the first route of the lane may be tried: now if one may.
+// earliestRetry returns when the first route of the lane may be tried, or now if a route may be
+// tried now.
 func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -217,15 +219,15 @@ func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	return first
 }
 
-// anyReady reports whether some route of the lane may be called now.
+// anyReady reports whether at least one route of the lane may be called now.
 func (h *Health) anyReady(rs *Routes) bool {
 	shut, _, _ := h.allShut(rs)
 	return !shut
 }
 
-// waitReady holds a window back, before its claim, while every route of the lane is shut. Then
-// the lane stands and the log buffers. It returns true when a route works, or when the window
-// expires and must be dropped. It returns false if ctx has ended.
+// waitReady delays a window, before its claim, while every route of the lane is shut. During that
+// time the lane stops and the log buffers its records. waitReady returns true when a route works,
+// or when the window expires and must be dropped. It returns false if ctx has ended.
 func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool {
 	for {
 		if h.allClosed(rs) {
@@ -248,8 +250,8 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 	}
 }
 
-// allShut reports whether no route of the lane works now, the latest time until when, and a channel
-// that is closed when that may have changed.
+// allShut reports whether all routes of the lane are shut. It also returns the time at which the
+// first route may be tried, and a channel that is closed when the state may have changed.
 func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	if h.allClosed(rs) {
 		return false, time.Time{}, nil
@@ -261,8 +263,8 @@ func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	return at.After(now), at, h.change
 }
 
-// waitForChange returns true at a time, or when the health of a route changes. It returns false if ctx
-// has ended.
+// waitForChange returns true at the time until, or earlier if the health of a route changes. It
+// returns false if ctx has ended.
 func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	h.mu.Lock()
 	change := h.change
@@ -278,8 +280,9 @@ func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// Standing returns why a lane stands, that is, why none of its routes may be called at now: the
-// circuit of the route that may be tried first. ok is false if a route works.
+// Standing returns why a lane is stopped, that is, why none of its routes may be called at now. The
+// returned circuit is the circuit of the route that may be tried first. ok is false if a route
+// works.
 func (h *Health) Standing(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -301,11 +304,11 @@ type Circuit struct {
 	Route   string    `json:"route"`
 	State   string    `json:"state"`
 	Reason  string    `json:"reason,omitempty"`
-	Since   time.Time `json:"since,omitzero"` // since when calls are held back; zero: they are not
+	Since   time.Time `json:"since,omitzero"` // since when calls are delayed; zero: they are not
 	Blocked time.Time `json:"blocked_until,omitzero"`
 	RetryAt time.Time `json:"retry_at,omitzero"`
-	// Account and Code are those of the last answer that counted against the route. They are set
-	// while calls are held back.
+	// Account and Code are from the last answer that counted against the route. They are set while
+	// calls are delayed.
 	Account string `json:"account,omitempty"`
 	Code    string `json:"code,omitempty"`
 	Held    bool   `json:"held,omitempty"` // an operator holds the circuit open

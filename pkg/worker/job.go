@@ -11,16 +11,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// job is one envelope on its way through the worker.
+// job is one envelope that the worker delivers.
 type job struct {
 	p    *partition
 	env  notify.Envelope
 	msg  message
-	row  notify.Row // the parts that do not change: key, count, digest, origin
-	turn *orderTurn // place in the order of the partition; nil: order does not matter
+	row  notify.Row // the fields that do not change: key, count, digest, origin
+	turn *orderTurn // the envelope's place in the order of the partition; nil: order does not matter
 
-	index        []uint32     // request index per position, derived envelopes only
-	windowStarts []columnMark // one per window boundary: where its receivers begin
+	index        []uint32     // request index by position; only for derived envelopes
+	windowStarts []columnMark // by window: its first position and a reader there
 
 	// commitOrder is held from the snapshot of a row until the row is in the committer's queue.
 	// Otherwise an older snapshot could be written after a newer one.
@@ -31,14 +31,14 @@ type job struct {
 	startedTo  uint32
 	doneTo     uint32
 	resumedTo  uint32   // positions below this were started by a process that died
-	starts     uint16   // how often they were started, including this time
-	resumedRow struct { // values in the row when it was resumed
+	starts     uint16   // how often the positions below resumedTo were started, including this time
+	resumedRow struct { // values that the row had when the job resumed from it
 		starts uint16
 		doneTo uint32
 	}
 	claimedAny     bool // this owner has claimed something
 	resent         uint32
-	defaultOutcome notify.Exception   // the default outcome, once there is one
+	defaultOutcome notify.Exception   // the first outcome that several positions can share
 	exceptions     []notify.Exception // unsorted
 	shownWait      notify.Exception   // what the started receivers wait for; State None: nothing
 	windows        int                // number of windows that have not finished
@@ -46,13 +46,13 @@ type job struct {
 	allMade        bool // all windows of the job have been made
 }
 
-// columnMark is a position and a reader of the receivers' column that stands there.
+// columnMark is a position and a reader of the receivers' column at that position.
 type columnMark struct {
 	pos uint32
 	rd  notify.ReceiverReader
 }
 
-// jobFate says whether this owner of the partition calls a job.
+// jobFate says whether this owner of the partition calls a job or the next owner does.
 type jobFate uint8
 
 const (
@@ -65,14 +65,14 @@ const (
 type window struct {
 	job    *job
 	lo, hi uint32
-	rd     notify.ReceiverReader // stands at lo
-	// What the window holds of the partition's quotas budget and early.
+	rd     notify.ReceiverReader // is at position lo
+	// The window's share of the partition's quotas budget and early, in receivers.
 	budget, early int
 }
 
-// newJob makes the job of an envelope. windows holds a reader for the start of each window. It
-// also returns the hashes of the users, for the order of the partition, unless the envelope is a
-// barrier there.
+// newJob makes the job of an envelope. windows contains a reader for the start of each window.
+// newJob also returns the hashes of the users, for the order of the partition. A large envelope is
+// a barrier in that order and has no hashes.
 func newJob(p *partition, m message, env notify.Envelope, windows []notify.ReceiverReader) (*job, []uint64) {
 	cfg := &p.w.cfg
 	j := &job{p: p, env: env, msg: m}
@@ -105,10 +105,10 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 	return j, hashes
 }
 
-// resumeFromRow continues from the row that an earlier start of the same envelope left. Outcomes below
-// DoneUpTo are final; receivers from there to StartedUpTo are ambiguous. It returns true if the
-// ambiguous receivers were started too often. Then they need solo runs, which find the receiver
-// that kills the process.
+// resumeFromRow continues from the row that an earlier start of the same envelope left. Outcomes of
+// positions below DoneUpTo are final. Receivers between DoneUpTo and StartedUpTo are ambiguous. It
+// returns true if the ambiguous receivers were started too often. Then they need solo runs, which
+// find the receiver that kills the process.
 func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
@@ -130,9 +130,9 @@ func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	}
 	first := cfg.firstSolo()
 	switch {
-	case row.Starts == first: // all but the last run were counted when the solo runs began
+	case row.Starts == first: // all receivers except the last run's were counted when the solo runs began
 		open = min(open, maxSoloRun)
-	case row.Starts > first: // only one receiver was called; those after it were counted before
+	case row.Starts > first: // only one receiver was called; later receivers were counted before
 		open = 1
 	}
 	if f := cfg.Events.Resumed; f != nil && open > 0 {
@@ -140,7 +140,7 @@ func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	}
 	switch {
 	case row.Starts >= first+uint16(cfg.MaxStarts):
-		// This receiver was called alone in the process, and the process died each time.
+		// The process called only this receiver, and died each time.
 		j.failKiller(row.DoneUpTo)
 		j.starts, j.resumedRow.starts = first, first
 		alone = true
@@ -186,8 +186,8 @@ func (j *job) snapshotLocked() notify.Row {
 	return row
 }
 
-// settleLocked records an outcome of a position. The first outcome that several positions could
-// share becomes the default. The caller holds mu.
+// settleLocked records an outcome of a position. The first outcome that several positions can share
+// becomes the default outcome. The caller holds mu.
 func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.settled[pos] = 1
 	x.Pos = pos
@@ -222,7 +222,7 @@ func (j *job) advanceLocked() {
 	}
 }
 
-// claim moves StartedUpTo to the window's end in the row, and waits until the row is durable.
+// claim sets StartedUpTo in the row to the end of the window, and waits until the row is durable.
 func (j *job) claim(w *window) error {
 	return j.commit(func() (notify.Row, bool) {
 		j.startedTo, j.claimedAny = max(j.startedTo, w.hi), true
@@ -230,10 +230,10 @@ func (j *job) claim(w *window) error {
 	})
 }
 
-// commit makes the row that snapshot returns durable; it calls snapshot with mu held. If it
-// returns nil, the row was durable before another member could be given the partition. Then the
-// caller may act on it: make the calls that the row claims, or hand on what a finished row
-// leaves to do.
+// commit makes the row that snapshot returns durable. It calls snapshot with mu held. If commit
+// returns nil, the row was durable before the group could give the partition to another member. So
+// the caller may make the calls that the row claims, or send what remains to do after a finished
+// row.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
 	if err := log.Held(ctx); err != nil {
@@ -261,7 +261,7 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 	select {
 	case <-done:
-		// The partition is still ours, so the row was durable before another member could
+		// If this process still owns the partition, the row was durable before another member could
 		// read it.
 		return log.Held(ctx)
 	case <-ctx.Done():
@@ -269,12 +269,12 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 }
 
-// takeBackClaims writes the progress of a job that a drain leaves, without its unused claims.
-// Windows that were called have been settled, and the others were not called. So the next owner
-// finds only the receivers ambiguous that this owner found ambiguous. A stop is not a death of
-// the process, so it is not counted as a start. Drain calls takeBackClaims when no goroutine of
-// the partition runs any more. (Answers are dropped only after the partition's context has
-// ended, and then Commit writes nothing.)
+// takeBackClaims writes the progress of a job that a drain leaves to the next owner, without the
+// unused claims. Windows that were called have been settled; other windows were not called. So
+// for the next owner the same receivers are ambiguous as for this owner, and no others. A stop is
+// not a death of the process, so it does not count as a start. Drain calls takeBackClaims when no
+// goroutine of the partition runs any more. Answers are dropped only after the partition's context
+// has ended, and then Commit writes nothing.
 func (j *job) takeBackClaims() {
 	// An error means that the partition is gone. Then the claims stay in the row.
 	_ = j.commit(func() (notify.Row, bool) {
@@ -284,8 +284,8 @@ func (j *job) takeBackClaims() {
 	})
 }
 
-// finishWindow merges a window's outcomes into the job. It returns true if this was the job's
-// last window.
+// finishWindow merges a window's outcomes into the job. It returns true if this was the last open
+// window of the job.
 func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
 	if j.defaultOutcome.State == notify.None && def.State != notify.None {
@@ -316,7 +316,7 @@ func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []n
 	return last
 }
 
-// allHandedOut notes that every window of the job has been made, and finishes the job if all
+// allHandedOut notes that every window of the job has been made. It finishes the job if all of them
 // have ended.
 func (j *job) allHandedOut() {
 	j.mu.Lock()
@@ -328,8 +328,8 @@ func (j *job) allHandedOut() {
 	}
 }
 
-// finish commits the finished row, hands on what it leaves to do, and marks the record. It runs
-// in the goroutine of the last window.
+// finish commits the finished row, sends what remains to do, and marks the record as done. It runs
+// in the goroutine of the window that ends last.
 func (j *job) finish() {
 	if j.p.w.cfg.Order == Relaxed {
 		j.p.leaveOrder(j)
@@ -360,9 +360,9 @@ func (j *job) finish() {
 	j.msg.Done()
 }
 
-// chooseDefaultLocked makes the most frequent exception the default if most receivers have it.
-// The first window, which sets the default, may have gone differently from the rest. The caller
-// holds mu.
+// chooseDefaultLocked makes the most frequent exception the default outcome if most receivers have
+// it. The first window set the default, but its result may differ from the result of most windows.
+// The caller holds mu.
 func (j *job) chooseDefaultLocked() {
 	if len(j.exceptions) <= int(j.env.Count)/2 || len(j.exceptions) < 8 {
 		return
@@ -409,8 +409,8 @@ func (j *job) chooseDefaultLocked() {
 	j.exceptions = kept
 }
 
-// writeWait writes into the row what the started receivers wait for, for readers. It does not
-// wait until that is durable, because nothing depends on it.
+// writeWait writes into the row what the started receivers wait for. Readers of the status see it
+// there. writeWait does not wait until the row is durable, because nothing depends on it.
 func (j *job) writeWait(x notify.Exception) {
 	j.commitOrder.Lock()
 	defer j.commitOrder.Unlock()
@@ -426,7 +426,7 @@ func (j *job) writeWait(x notify.Exception) {
 	_ = j.p.w.cfg.Committer.Commit(j.p.untilDrain, row, func() {}) // an error means that the partition is being drained
 }
 
-// clearWait removes what writeWait noted from later rows.
+// clearWait removes the wait that writeWait noted, so that later rows do not show it.
 func (j *job) clearWait() {
 	j.mu.Lock()
 	j.shownWait = notify.Exception{}

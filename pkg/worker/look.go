@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// decideReceivers decides for every receiver of part i whether and where it is called.
+// decideReceivers decides for every receiver of part i whether to call it and at which addresses.
 func (r *round) decideReceivers(i int, now time.Time) {
 	p, cfg := r.parts[i], &r.w.cfg
 	e := &p.job.env
@@ -50,16 +50,16 @@ func (r *round) decideReceivers(i int, now time.Time) {
 	}
 }
 
-// receiverBatch holds receivers that are decided together. A pooled one keeps the memory of its
-// last receivers from being freed; there are only few.
+// receiverBatch contains receivers that are decided together. A batch in the pool still refers to
+// its last receivers, so their memory is not freed. There are only few such batches.
 type receiverBatch struct {
 	recs    [64]notify.Receiver
 	users   [64][]byte
 	answers [64]users.Answer
 }
 
-// unknownUsers returns those of the first n receivers' users whose profiles must be fetched. A
-// code to an address given in the request needs no profile.
+// unknownUsers returns the users among the first n receivers whose profiles must be fetched. An otp
+// or alert message to an address given in the request needs no profile.
 func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte) {
 	for i := range n {
 		if l.answers[i].Action == users.Unknown && !(cat.Critical() && len(l.recs[i].Address) > 0) {
@@ -69,8 +69,8 @@ func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte)
 	return list
 }
 
-// decideReceiver decides about one receiver, whose position is pos and whose profile's answer is
-// a. It either adds items to the call or records an outcome.
+// decideReceiver decides about one receiver at position pos. a is the answer from the receiver's
+// profile. It either adds items to the call or records an outcome.
 func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
@@ -161,8 +161,8 @@ func (r *round) addItem(part int, pos uint32, rec *notify.Receiver, t *notify.Ta
 	if of <= 1 {
 		of = 0
 	}
-	// Fill the item in place, because building and copying it took twice as long. Set all
-	// fields, because the slice may hold an old item.
+	// Fill the item in place. Building an item and copying it took twice as long. Set all fields,
+	// because the slice may still contain an old item.
 	r.call.Items = slices.Grow(r.call.Items, 1)[:len(r.call.Items)+1]
 	it := &r.call.Items[len(r.call.Items)-1]
 	it.Key, it.Fan, it.Index = key, e.Fan, 0
@@ -174,8 +174,7 @@ func (r *round) addItem(part int, pos uint32, rec *notify.Receiver, t *notify.Ta
 	return true
 }
 
-// unknownFor is how long a receiver is deferred if its profile is not known because the
-// preferences could not be read.
+// unknownFor is how long a receiver is deferred if its profile could not be read.
 const (
 	unknownFor = 10 * time.Second
 	codeAway   = "preferences_away"
@@ -187,16 +186,17 @@ func (r *round) endWithoutCall(part int, pos uint32, s notify.State, code string
 	r.addUncalled(part, pos, s, code, 0)
 }
 
-// addUncalled records an outcome that needed no call.
+// addUncalled records an outcome of a receiver that was not called.
 func (r *round) addUncalled(part int, pos uint32, s notify.State, code string, wake int64) {
-	if r.exceptions[part] == nil { // a few in a hundred end here; this avoids growing one by one
+	if r.exceptions[part] == nil { // only a few of a hundred receivers end here; room for 32 avoids growing one by one
 		r.exceptions[part] = make([]notify.Exception, 0, min(len(r.hasDefault[part]), 32))
 	}
 	r.exceptions[part] = append(r.exceptions[part], notify.Exception{Pos: pos, State: s, Code: code, Wake: wake})
 }
 
-// recheckItems removes the items that expired, were cancelled, opted out or paused during a
-// wait, or that a receipt settled. It returns false if the partition is gone.
+// recheckItems removes the items that must not be called any more. During a wait they may have
+// expired, been cancelled, opted out or paused, or a receipt may have settled them. It returns
+// false if the partition is gone.
 func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef, bool) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -238,12 +238,13 @@ func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item
 }
 
 // maxLookAge is the greatest age of the last check of preferences and cancellations when a call
-// starts. It keeps the promise that an opt-out applies to calls that start a second later.
+// starts. With this limit, an opt-out applies to every call that starts a second later, as
+// documented.
 const maxLookAge = 250 * time.Millisecond
 
-// queueHeads returns, by user, the first notification that waits in a strict lane, for the users
-// of part i. It returns nil if none waits or the lane is not strict, and false if the partition
-// is gone.
+// queueHeads returns, for each user of part i, the first notification in the user's queue of a
+// strict lane. It returns nil if no notification waits or the lane is not strict. It returns false
+// if the partition is gone.
 func (r *round) queueHeads(i int) (map[string]engine.Hold, bool) {
 	cfg := &r.w.cfg
 	if cfg.Order != Strict || cfg.Role != First {
@@ -283,15 +284,15 @@ func (r *round) deferBehind(part int, pos uint32, rec *notify.Receiver, e *notif
 	}
 	wake := roundUp(time.UnixMilli(max(head.Wake, now.UnixMilli())).Add(time.Second), time.Second)
 	if e.Expires != 0 {
-		wake = min(wake, e.Expires) // to be dropped at that time
+		wake = min(wake, e.Expires) // wake at the expiry, to be dropped then
 	}
 	r.addUncalled(part, pos, notify.Deferred, "behind", wake)
 	return true
 }
 
-// enterToCall enters the Solo for the round's next call, unless the claim has done so. In a
-// drain it fails for a window that covers its whole job, which is left to the next owner. Other
-// windows continue, because their job may have been called in part.
+// enterToCall enters the Solo for the round's next call, unless the round has entered it for the
+// claim. In a drain it returns an error for a window that is its whole job; the next owner does
+// that job. Other windows continue, because other windows of their job may have been called.
 func (r *round) enterToCall(p *partition) error {
 	if r.pass != noPass {
 		return nil
@@ -306,7 +307,7 @@ func (r *round) enterToCall(p *partition) error {
 	return err
 }
 
-// leaveCall leaves the Solo after enterToCall. A solo run keeps its lock.
+// leaveCall leaves the Solo after enterToCall. A solo run keeps its lock until it ends.
 func (r *round) leaveCall() {
 	if r.pass == callPass {
 		r.pass = noPass
@@ -314,8 +315,9 @@ func (r *round) leaveCall() {
 	}
 }
 
-// deferSolo defers the items of a solo run that would have to wait, because no lane of the
-// process could call the provider during the wait. Their earlier calls may have been processed.
+// deferSolo defers the items of a solo run instead of waiting for them. During such a wait no lane
+// of the process could call the provider. The provider may have processed earlier calls of these
+// items.
 func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) {
 	for i, at := range refs {
 		e := &r.parts[at.part].job.env
@@ -323,12 +325,13 @@ func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) 
 	}
 }
 
-// minShownWait is the shortest wait that is written into rows: long enough that the wait for a
-// probe's answer is not written, short enough for the first wait of a breaker that opens.
+// minShownWait is the shortest wait that is written into rows. It is longer than the wait for a
+// probe's answer, which is not written. It is shorter than the first wait of a breaker that opens,
+// which is written.
 const minShownWait = 2 * time.Second
 
-// showWait writes a wait until at into the rows of the items' envelopes, unless they show a wait
-// already.
+// showWait writes into the rows of the items' envelopes that they wait until at, unless the rows
+// already show a wait.
 func (r *round) showWait(refs []itemRef, at time.Time) {
 	now := time.Now()
 	if at.Sub(now) < minShownWait || at.Before(r.shownUntil.Add(minShownWait)) {
@@ -347,7 +350,7 @@ func (r *round) showWait(refs []itemRef, at time.Time) {
 	}
 }
 
-// endWait removes the wait that showWait wrote from later rows.
+// endWait removes the wait that showWait wrote, so that later rows do not show it.
 func (r *round) endWait() {
 	if r.shownUntil.IsZero() {
 		return

@@ -11,17 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// mailbox collects single mails with the same content, so that one call to the provider carries
-// up to a window of them. It does not hold codes and alerts, nor content that only one mail has
-// had so far.
+// mailbox collects single mails with the same content, so that one call to the provider sends up to
+// a window of them. It does not delay otp and alert mails. It does not delay the first mail with an
+// inline content.
 type mailbox struct {
 	p *partition
 
-	mu            sync.Mutex // guards the fields below and the bags
-	bags          map[contentKey]*contentBag
-	seen          map[contentKey]time.Time // when a content was last met; entries older than BatchAge are removed
-	swept         time.Time                // when old entries of seen were last removed
-	urgentWaiting int                      // number of codes and alerts that wait for earlier mails; while above 0 no mail is held
+	mu    sync.Mutex // guards the fields below and the bags
+	bags  map[contentKey]*contentBag
+	seen  map[contentKey]time.Time // when each content was last seen; entries older than BatchAge are removed
+	swept time.Time                // when old entries of seen were last removed
+	// urgentWaiting is the number of otp and alert mails that wait for earlier mails. While it is
+	// above 0, no mail waits in a bag.
+	urgentWaiting int
 }
 
 // contentBag collects mails with the same content until it is full or BatchAge old.
@@ -34,8 +36,9 @@ func newMailbox(p *partition) *mailbox {
 	return &mailbox{p: p, bags: map[contentKey]*contentBag{}, seen: map[contentKey]time.Time{}}
 }
 
-// mayHold reports whether a mail should wait for others with its content: one with a template
-// always, one with inline content from its second occurrence.
+// mayHold reports whether a mail should wait for other mails with its content. A mail with a
+// template always waits. A mail with inline content waits if a mail with the same content was seen
+// before.
 func (m *mailbox) mayHold(j *job) bool {
 	if j.env.Category.Critical() {
 		return false
@@ -61,7 +64,7 @@ func (m *mailbox) mayHold(j *job) bool {
 }
 
 // add puts a mail into its bag. The goroutine of the bag's first mail waits and sends the whole
-// bag; the goroutines of the others end.
+// bag. The goroutines of the other mails end.
 func (m *mailbox) add(j *job) {
 	cfg := &m.p.w.cfg
 	h := contentHash(&j.env)
@@ -97,8 +100,9 @@ func (m *mailbox) add(j *job) {
 	m.sendBag(b.jobs)
 }
 
-// sendBag sends the mails of a bag whose turn has come in one call, and then the others one by one.
-// A second mail to the same user waits for the first, and holds no budget meanwhile.
+// sendBag sends the mails of a bag that have their turn in one call. Then it sends the other mails
+// one by one. A second mail to the same user waits for the first, and uses no budget while it
+// waits.
 func (m *mailbox) sendBag(jobs []*job) {
 	var now, later []*job
 	for _, j := range jobs {
@@ -111,7 +115,7 @@ func (m *mailbox) sendBag(jobs []*job) {
 	if len(now) > 0 && !m.sendNow(now) {
 		return
 	}
-	// Send them in the order of the log. Otherwise two bags could wait for each other.
+	// Send these mails in the order of the log. Otherwise two bags could wait for each other.
 	slices.SortFunc(later, func(a, b *job) int { return cmp.Compare(a.turn.number, b.turn.number) })
 	for _, j := range later {
 		if !j.waitTurn() || !j.runPosition(0) {
@@ -121,8 +125,8 @@ func (m *mailbox) sendBag(jobs []*job) {
 	}
 }
 
-// sendNow claims mails and calls the provider once for all of them, or once for as many as it
-// admits. It returns false if the partition is being drained.
+// sendNow claims mails and calls the provider once for all of them. If the provider is Rated, it
+// makes one call for each permit instead. It returns false if the partition is being drained.
 func (m *mailbox) sendNow(jobs []*job) bool {
 	p := m.p
 	if p.w.claimLast {
@@ -183,7 +187,7 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	return true
 }
 
-// releaseHeld releases all held mails when a code or alert waits for its turn behind them.
+// releaseHeld sends all bags at once when an otp or alert mail must wait for earlier mails.
 func (m *mailbox) releaseHeld(j *job) {
 	if j.turn == nil || j.turn.hasCome() {
 		return
@@ -206,8 +210,8 @@ func (m *mailbox) releaseHeld(j *job) {
 	})
 }
 
-// contentKey is a cryptographic hash. If somebody could find two contents with the same key, one
-// caller's content could be sent to another caller's receivers.
+// contentKey is a cryptographic hash. If an attacker could find two contents with the same key, the
+// content of one caller could be sent to receivers of another caller.
 type contentKey [sha256.Size]byte
 
 func contentHash(e *notify.Envelope) contentKey {

@@ -6,44 +6,46 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// newKeys tells which original envelopes of a partition cannot have an outcome row yet, so that
-// accept need not read one. It belongs to one assignment of the partition. Only the goroutine
-// that calls accept uses it. An envelope has no row if no owner has claimed it:
+// newKeys decides which original envelopes of a partition cannot have an outcome row yet. accept
+// need not read a row for them. A newKeys belongs to one assignment of the partition. Only the
+// goroutine that calls accept uses it. An envelope has no row if no owner has claimed it:
 //
-//   - This owner has not claimed it, if accept has not met its key before.
-//   - No earlier owner has claimed it. An earlier owner claims nothing after this member was
-//     given the partition (log.Held), and this record was appended after that
-//     (Msg.AfterAssign). But another copy of the record may have been appended before that,
-//     because a repeated request keeps its ids. So the request must also have been made after
-//     that.
+//   - This owner has not claimed it if accept has not seen its key before.
+//   - No earlier owner has claimed it if the request was made after the assignment. An earlier
+//     owner claims nothing after this member was given the partition (log.Held), and this record
+//     was appended after the assignment (Msg.AfterAssign). But a repeated request keeps its ids, so
+//     another copy of the record may have been appended before the assignment. Therefore the time
+//     of the request is checked too.
 //
 // The second copy of an original is always in the same partition of the lane's topic, so only
-// owners of the partition can claim it. This does not hold for retries and replays; their rows
-// are always read.
+// owners of this partition can claim it. This is not true for retries and replays; their rows are
+// always read.
 //
-// The time of a request is that of the clock of the process that accepted it. If that clock is
+// The time of a request comes from the clock of the process that accepted it. If that clock is
 // ahead of ours, a request made before the assignment may seem to be made after it. So envelopes
-// made within clockMargin after the assignment count as possibly claimed, and so do ids from the
-// future. Thus every envelope that this owner reads within clockMargin has its row read.
+// made within clockMargin after the assignment may have been claimed, and their rows are read. The
+// same applies to ids from the future. Thus the row is read for every envelope that this owner
+// reads within clockMargin.
 type newKeys struct {
 	began time.Time // when this member was given the partition
 
-	// newer gets the keys. Once it is full it becomes older, and the previous older set is
-	// dropped. dropped is the latest time, in ms since 1970, at which a request of a dropped key
-	// was made: keys made up to then may have been met.
+	// New keys are added to newer. When newer is full, it becomes older, and the old set older is
+	// dropped. dropped is the latest request time of all dropped keys, in ms since 1970. A request
+	// made at that time or earlier may have been seen.
 	newer, older keySet
 	dropped      int64
 }
 
 const (
-	// clockMargin is how far ahead of ours the clocks of other processes may be.
-	// docs/failures-cluster.md says what happens beyond it.
+	// clockMargin is how far ahead of our clock the clocks of other processes may be.
+	// docs/failures-cluster.md says what happens if a clock is further ahead.
 	clockMargin = 5 * time.Second
 	// clockAhead is how far ahead of our clock an id may be.
 	clockAhead = time.Second
 
-	// keySetSize is the number of keys in a full keySet. With keySetBits bits a key, of which
-	// keySetHashes are set, a full set reports 0.2% of other keys as met. It takes 64 KiB.
+	// keySetSize is the number of keys in a full keySet. The set has keySetBits bits for each key,
+	// and each key sets keySetHashes bits. A full set wrongly reports 0.2% of other keys as seen.
+	// It takes 64 KiB.
 	keySetSize   = 1 << 15
 	keySetBits   = 16
 	keySetHashes = 5
@@ -56,8 +58,8 @@ type keySet struct {
 	latest int64 // time of the latest request among its keys, ms since 1970
 }
 
-// noteIsNew notes an original and reports whether it cannot have an outcome row. after says that its
-// record was appended after the assignment. held is the age of the assignment by the monotonic
+// noteIsNew notes an original and reports whether it cannot have an outcome row. after means that
+// its record was appended after the assignment. held is the age of the assignment by the monotonic
 // clock.
 func (n *newKeys) noteIsNew(c *notify.Chunk, after bool, now time.Time, held time.Duration) bool {
 	made := c.Base.Time().UnixMilli()
@@ -71,7 +73,8 @@ func (n *newKeys) noteIsNew(c *notify.Chunk, after bool, now time.Time, held tim
 		}
 		n.newer.add(hash, made)
 	}
-	// If the wall clock was set since, the time of the assignment shifts by as much.
+	// If the wall clock was set after the assignment, compute the assignment time by the new clock
+	// too.
 	began := max(n.began.UnixMilli(), now.Add(-held).UnixMilli())
 	return !met && after && made > max(began+clockMargin.Milliseconds(), n.dropped) && made <= now.Add(clockAhead).UnixMilli()
 }

@@ -13,24 +13,25 @@ import (
 // Offsets is the part of the log that an Opening uses. log.Admin implements it.
 type Offsets interface {
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
-	// OffsetsSince returns the first offset of each partition with a time at or after at, or its
-	// end if there is none.
+	// OffsetsSince returns, for each partition, the first offset with a time of at or later. If
+	// there is no such record, it returns the end offset.
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 	Committed(ctx context.Context, group string) (map[log.TopicPartition]int64, error)
 }
 
 // Opening decides when the worker may begin with a partition that was added to its topic. Before
-// the topic was enlarged, the users of the new partition were in another one, the old partition:
-// its number is the remainder of the new one's number divided by the earlier number of
-// partitions. Notifications sent to these users then may still wait there and must be delivered
-// first. So a new partition waits until the group has finished, in the old one, everything that
-// was appended with the earlier number of partitions.
+// the topic was enlarged, the users of the new partition were in another partition, the old
+// partition. The number of the old partition is the remainder of the new partition's number divided
+// by the earlier number of partitions. Notifications that were sent to these users before may still
+// wait in the old partition and must be delivered first. So a new partition waits until the group
+// has finished everything in the old partition that was appended with the earlier number of
+// partitions.
 //
-// Every append with the earlier number is acknowledged within Settle of the change, or fails: it
-// reads the number when it begins, and has a time limit. So the worker waits for the old
-// partition's offset at that time.
+// An append reads the number of partitions when it begins, and has a time limit. So every append
+// with the earlier number is acknowledged or fails within Settle after the change. The worker
+// therefore waits for the offset that the old partition has at that time.
 type Opening struct {
-	Spread  func() notify.Spread // the known numbers of the topic's partitions over time
+	Spread  func() notify.Spread // numbers of the topic's partitions over time
 	Offsets Offsets
 	Group   string
 	// Settle is the longest duration of an append plus the largest difference between two
@@ -39,23 +40,23 @@ type Opening struct {
 	Logger *slog.Logger
 
 	mu          sync.Mutex                             // guards the fields below
-	settledAt   map[int64]map[log.TopicPartition]int64 // by time of the change, in ms: the offsets to wait for
-	committedTo map[log.TopicPartition]int64           // offsets that the group has committed
-	readAgainAt time.Time                              // when done must be read again
+	settledAt   map[int64]map[log.TopicPartition]int64 // by time of the change, in ms since 1970: the offsets to wait for
+	committedTo map[log.TopicPartition]int64           // the group's committed offsets, or the start offsets if they are higher
+	readAgainAt time.Time                              // when committedTo must be read again
 }
 
-// openEvery is the interval at which the progress of old partitions is read while new ones wait.
+// openEvery is how often the progress of old partitions is read while new partitions wait.
 const openEvery = 100 * time.Millisecond
 
-// Hasty reports whether new partitions wait for the group's commits, or soon may. Then the group
-// should commit more often.
+// Hasty reports whether new partitions wait for the group's commits, or soon may wait for them.
+// Then the group should commit more often.
 func (o *Opening) Hasty() bool {
 	raised := o.Spread().Since()
 	return !raised.IsZero() && time.Until(raised) < 2*time.Second && time.Since(raised) < time.Minute
 }
 
-// waitToBegin returns true when the worker may begin with the partition. It returns false if ctx ends
-// before.
+// waitToBegin returns true when the worker may begin with the partition. It returns false if ctx
+// ends first.
 func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 	warned, logged := false, false
 	for {
@@ -98,8 +99,8 @@ func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 	}
 }
 
-// oldPartFinished reports whether the group has finished, in an old partition, everything that
-// was appended before Settle after a change.
+// oldPartFinished reports whether the group has finished everything in an old partition that was
+// appended until Settle after a change.
 func (o *Opening) oldPartFinished(ctx context.Context, old log.TopicPartition, raised time.Time) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -115,7 +116,7 @@ func (o *Opening) oldPartFinished(ctx context.Context, old log.TopicPartition, r
 		o.settledAt[raised.UnixMilli()] = cut
 	}
 	if now := time.Now(); !now.Before(o.readAgainAt) {
-		done, err := o.Offsets.StartOffsets(ctx, old.Topic) // records that were removed need not be waited for
+		done, err := o.Offsets.StartOffsets(ctx, old.Topic) // removed records need no wait
 		if err != nil {
 			return false, err
 		}

@@ -2,13 +2,12 @@ package worker
 
 import "sync"
 
-// userOrder keeps the order of first attempts per user within a partition. An envelope may call the
-// provider once every earlier envelope that shares a user with it has its first results.
+// userOrder keeps the order of first attempts per user within a partition. The worker may call the
+// provider for an envelope once every earlier envelope with one of its users has first results.
 //
-// Users are identified by a slot of a hash table. A collision makes two envelopes wait for each
-// other's users without need, but never lets one overtake. A large envelope would use most
-// slots. It is a barrier instead: it waits for all envelopes before it, and all later ones wait
-// for it.
+// A user is identified by a slot of a hash table. If two users have the same slot, an envelope may
+// wait without need, but no envelope overtakes another. A large envelope would use most slots. So
+// it is a barrier instead: it waits for all earlier envelopes, and all later envelopes wait for it.
 type userOrder struct {
 	mu        sync.Mutex
 	slots     []uint32              // by slot: number of the last envelope
@@ -19,20 +18,20 @@ type userOrder struct {
 
 const (
 	orderSlots   = 1 << 16
-	barrierFrom  = 512 // receivers; larger envelopes would wait for most others anyway because of collisions
+	barrierFrom  = 512 // receivers; because of collisions, a larger envelope would wait for most others anyway
 	orderSlotMax = orderSlots - 1
 )
 
-// orderTurn is the place of one envelope in the order. userOrder.mu guards it, except ready.
+// orderTurn is the place of one envelope in the order. userOrder.mu guards all fields except ready.
 type orderTurn struct {
-	number   uint32        // number, in the order of the log
+	number   uint32        // in the order of the log
 	waitsFor int           // number of envelopes that it waits for
 	left     bool          // leave was called
-	waiting  []*orderTurn  // turns that wait for it
-	ready    chan struct{} // closed when it waits for none
+	waiting  []*orderTurn  // turns that wait for this turn
+	ready    chan struct{} // closed when this turn waits for no other turn
 }
 
-// hasCome reports whether the envelope waits for no other any more.
+// hasCome reports whether the envelope has its turn, that is, waits for no other envelope.
 func (t *orderTurn) hasCome() bool {
 	select {
 	case <-t.ready:
@@ -46,8 +45,8 @@ func newUserOrder() *userOrder {
 	return &userOrder{slots: make([]uint32, orderSlots), next: 1, openTurns: map[uint32]*orderTurn{}}
 }
 
-// enter gives the next envelope its turn. It must be called in the order of the log. hashes are
-// those of its users; a barrier needs none.
+// enter gives the next envelope its turn. It must be called in the order of the log. hashes are the
+// hashes of the envelope's users. A barrier needs no hashes.
 func (o *userOrder) enter(hashes []uint64, receivers uint32) *orderTurn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -74,8 +73,8 @@ func (o *userOrder) enter(hashes []uint64, receivers uint32) *orderTurn {
 	return t
 }
 
-// waitFor makes t wait for envelope n, unless that has ended or t waits for it already. The
-// caller holds mu.
+// waitFor makes t wait for envelope n, unless n has ended or t already waits for n. The caller
+// holds mu.
 func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 	u, ok := o.openTurns[n]
 	if !ok || u == t {
@@ -88,9 +87,9 @@ func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 	u.waiting = append(u.waiting, t)
 }
 
-// leave ends a turn: its users have their first results. If the envelope left without waiting
-// (it was finished before, expired or cancelled), it stays in the order until those before it
-// have left, because later envelopes must wait for them too.
+// leave ends a turn: its users have their first results. An envelope may leave before it has its
+// turn, because it was finished before, expired or cancelled. Then it stays in the order until all
+// envelopes that it waits for have left, because later envelopes must also wait for them.
 func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

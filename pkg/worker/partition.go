@@ -15,11 +15,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// message is a record of the log. It must be marked exactly once.
+// message is a record of the log. It must be marked as done exactly once.
 type message = *log.Msg
 
-// partition is one assigned partition of a worker. One goroutine calls accept, in the order of
-// the log; jobs run in goroutines of their own.
+// partition is one assigned partition of a worker. One goroutine calls accept, in the order of the
+// log. Each job runs in a goroutine of its own.
 type partition struct {
 	w          *Worker
 	tp         log.TopicPartition
@@ -33,13 +33,13 @@ type partition struct {
 	mailbox    *mailbox // nil: mails are not collected
 	pace       campaignPace
 	assignedAt time.Time // when this process got the partition
-	open       bool      // Opening has let it begin; only the goroutine that calls Handle uses it
+	open       bool      // the partition may begin, see Opening; only the goroutine that calls Handle uses it
 	newKeys    newKeys   // only the goroutine that calls accept uses it
-	// profiles are those of the partition's users. They are released when ctx has ended.
+	// profiles contains the profiles of the partition's users. It is released when ctx has ended.
 	profiles atomic.Pointer[users.Holding]
 
 	mu       sync.Mutex             // guards the fields below
-	draining bool                   // Drain was called: accept takes nothing more
+	draining bool                   // Drain was called: accept starts nothing more
 	liveJobs map[notify.RowKey]*job // jobs in flight; later copies of their envelopes wait for them
 	wg       sync.WaitGroup         // accept, and all goroutines that it starts
 }
@@ -70,11 +70,11 @@ func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partit
 const profilesRetry = time.Second
 
 // loadProfiles begins to load the profiles of the partition's users. It returns false if the
-// partition is not announced yet, so that its users are not known.
+// partition is not announced yet; then its users are not known.
 func (p *partition) loadProfiles() bool {
 	spread, n := p.w.cfg.Spread(), int(p.tp.Partition)
 	partitions := spread.At(time.Now())
-	if n >= partitions { // the partition was added and is not in use yet
+	if n >= partitions { // the partition was added and is not used yet
 		partitions = spread.Most()
 	}
 	if n >= partitions {
@@ -86,10 +86,10 @@ func (p *partition) loadProfiles() bool {
 	return true
 }
 
-// Drain implements log.Drainer. Calls under way end and are settled. Receivers that wait for a
-// route are parked. Everything else is left to the next owner. When Drain returns, all settled
-// outcomes are durable, so that a graceful stop repeats nothing. If ctx ends first, calls that
-// are still under way keep their claims.
+// Drain implements log.Drainer. Calls in flight end and are settled. Receivers that wait for a
+// route go to the timer store. The next owner does everything else. When Drain returns, all settled
+// outcomes are durable, so that nothing is repeated after a graceful stop. If ctx ends first,
+// receivers whose calls are still in flight stay claimed.
 func (p *partition) Drain(ctx context.Context) {
 	p.mu.Lock()
 	p.draining = true
@@ -102,8 +102,8 @@ func (p *partition) Drain(ctx context.Context) {
 		jobs := slices.Collect(maps.Values(p.liveJobs))
 		p.mu.Unlock()
 		for _, j := range jobs {
-			// The drain ran out of time and cut off calls under way. Whether the provider
-			// processed them is not known, so their claims must stay.
+			// The time limit of the drain ended, and calls in flight were cut off. The provider may
+			// have processed them, so their claims must stay.
 			if ctx.Err() != nil {
 				break
 			}
@@ -117,9 +117,10 @@ func (p *partition) Drain(ctx context.Context) {
 	}
 }
 
-// beginAccept adds accept to the goroutines that Drain waits for. Without it, Drain could come
-// while rows are read, find nothing to wait for, and miss the jobs that start next. It returns
-// false if Drain was called; then the records are left to the next owner.
+// beginAccept adds accept to the goroutines that Drain waits for. Without beginAccept, a Drain that
+// begins while accept reads rows would have nothing to wait for. It would return and miss the jobs
+// that start next. beginAccept returns false if Drain was called. Then the next owner handles the
+// records.
 func (p *partition) beginAccept() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,15 +131,15 @@ func (p *partition) beginAccept() bool {
 	return true
 }
 
-// accept takes the next records of the partition, in order.
+// accept handles the next records of the partition, in order.
 func (p *partition) accept(msgs []message) error {
 	if !p.beginAccept() {
 		return nil
 	}
 	defer p.wg.Done()
 	jobs := make([]*job, 0, len(msgs))
-	var keys []notify.RowKey // of the rows to read
-	var which []int          // index in jobs, for each key
+	var keys []notify.RowKey // keys of the rows to read
+	var which []int          // by key: index in jobs
 	now, held := time.Now(), time.Since(p.assignedAt)
 	var windows []notify.ReceiverReader
 	for _, m := range msgs {
@@ -155,8 +156,8 @@ func (p *partition) accept(msgs []message) error {
 			continue
 		}
 		j, hashes := newJob(p, m, env, windows)
-		// Make the job live before its row is read. Otherwise a copy could finish in between,
-		// and this job would be started again from the claim in the row.
+		// Make the job live before its row is read. Otherwise a copy of the job could finish after
+		// the read, and this job would start again from the old row.
 		if p.joinLive(j) {
 			continue
 		}
@@ -207,8 +208,8 @@ func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error {
 	return p.accept(msgs)
 }
 
-// withdraw removes jobs that were not started. The group will hand their records over again. A
-// turn left behind would block later jobs of the same users for ever.
+// withdraw removes jobs that were not started. The group will send their records to accept again.
+// If withdraw left a turn in the order, later jobs of the same users would wait forever.
 func (p *partition) withdraw(jobs []*job) {
 	for _, j := range jobs {
 		p.leaveOrder(j)
@@ -216,9 +217,9 @@ func (p *partition) withdraw(jobs []*job) {
 	}
 }
 
-// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time of
-// the accept; held is how long this process has had the partition. A scheduled chunk may be
-// published twice, before and after partitions were added, so its row is always read.
+// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time of the
+// accept. held is how long this process has had the partition. A scheduled chunk may be published
+// twice, before and after partitions were added. So its row is always read.
 func (p *partition) surelyNew(j *job, now time.Time, held time.Duration) bool {
 	c := &j.env.Chunk
 	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
@@ -227,7 +228,7 @@ func (p *partition) surelyNew(j *job, now time.Time, held time.Duration) bool {
 	return p.newKeys.noteIsNew(c, j.msg.AfterAssign, now, held)
 }
 
-// resumeRows reads the outcome rows of keys and takes them over under the partition's tenure.
+// resumeRows reads the outcome rows of keys and makes this partition's tenure their owner.
 func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
 	t, err := p.currentTenure()
 	if err != nil {
@@ -238,9 +239,9 @@ func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
 	})
 }
 
-// readRows reads outcome rows. It repeats the read while the store fails: without the rows
-// nothing may start, because it could be a second start. It returns notify.ErrNewer if a newer
-// release wrote one of the rows.
+// readRows reads outcome rows. It repeats the read while the store fails. Without the rows no job
+// may start, because it could be a second start. It returns notify.ErrNewer if a newer release
+// wrote one of the rows.
 func (p *partition) readRows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		rows, err := read(p.ctx, keys)
@@ -260,9 +261,9 @@ func (p *partition) readRows(keys []notify.RowKey, read func(context.Context, []
 	}
 }
 
-// joinLive makes j the live job of its key and returns false. If there is a live job already, it
-// returns true, and j has nothing left to do: its record is marked after that of the first copy,
-// whose results are durable by then.
+// joinLive makes j the live job of its key and returns false. If another job with this key is live
+// already, joinLive returns true, and nothing else is done for j. Its record is marked as done
+// after the record of the first copy, when the results of that copy are durable.
 func (p *partition) joinLive(j *job) bool {
 	p.mu.Lock()
 	first, ok := p.liveJobs[j.row.Key]
@@ -286,8 +287,8 @@ func (p *partition) joinLive(j *job) bool {
 	return true
 }
 
-// startJob runs a job. If the envelope was finished before, it only hands on what the row leaves
-// to do.
+// startJob runs a job. If the envelope was finished before, it only sends what remains to do after
+// the finished row.
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {
@@ -329,7 +330,7 @@ func (p *partition) leaveOrder(j *job) {
 	}
 }
 
-// forgetJob removes a job from liveJobs. A later copy of its envelope then reads the row.
+// forgetJob removes a job from liveJobs. A later copy of its envelope will then read the row.
 func (p *partition) forgetJob(j *job) {
 	p.mu.Lock()
 	if p.liveJobs[j.row.Key] == j {
@@ -338,8 +339,8 @@ func (p *partition) forgetJob(j *job) {
 	p.mu.Unlock()
 }
 
-// endsWhole returns the state and code with which the whole envelope ends without a call; None:
-// it does not.
+// endsWhole returns the state and code with which the whole envelope ends without a call. State
+// None means that the envelope does not end without a call.
 func (w *Worker) endsWhole(j *job, now time.Time) (notify.State, string) {
 	e := &j.env
 	if e.Expired(now) {
@@ -351,24 +352,24 @@ func (w *Worker) endsWhole(j *job, now time.Time) (notify.State, string) {
 	return notify.None, ""
 }
 
-// Prefixes in the cause of a derived envelope. They say which earlier calls were made and stand
-// before the code.
+// Prefixes in the cause of a derived envelope, before the code. They say which earlier calls were
+// made.
 const (
-	causeCalled = "called:" // a call was made, and the provider did not process it
-	causeMaybe  = "maybe:"  // a call was made that the provider may have processed
+	causeCalled = "called:" // calls were made, and the provider did not process them
+	causeMaybe  = "maybe:"  // the provider may have processed a call
 	// doubtMark follows causeMaybe once for each wait of parkAmbiguous.
 	doubtMark = "~"
 )
 
-// doubtCount returns how often the receivers of an envelope with this cause were parked by
-// parkAmbiguous.
+// doubtCount returns how often parkAmbiguous has parked the receivers of an envelope with this
+// cause.
 func doubtCount(cause string) int {
 	rest, _ := strings.CutPrefix(cause, causeMaybe)
 	return len(rest) - len(strings.TrimLeft(rest, doubtMark))
 }
 
-// DeferralCode returns the code in the Cause of an envelope that a worker has deferred: the code
-// of the failure that it retries, or of what it waits for.
+// DeferralCode returns the code in the Cause of an envelope that a worker has deferred. It is the
+// code of the failure that the worker retries, or of what the envelope waits for.
 func DeferralCode(cause string) string {
 	return strings.TrimLeft(strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe), doubtMark)
 }
@@ -380,9 +381,9 @@ const (
 	codeHandedOver = "handed_over"
 )
 
-// waitFresh holds a bulk window back while preferences or cancellations are too old, because an
-// opt-out or a cancellation may not be known yet. It also waits until the partition's profiles
-// are loaded, because fetching those of many users one by one would take longer. It returns
+// waitFresh delays a bulk window while preferences or cancellations are too old, because the
+// process may not know a recent opt-out or cancellation yet. It also waits until the partition's
+// profiles are loaded. Fetching the profiles of many users one by one would take longer. It returns
 // false if the partition is being drained.
 func (p *partition) waitFresh() bool {
 	for !p.isFresh() {
@@ -393,16 +394,16 @@ func (p *partition) waitFresh() bool {
 	return true
 }
 
-// isFresh reports whether waitFresh would not wait.
+// isFresh reports whether waitFresh would return without waiting.
 func (p *partition) isFresh() bool {
 	cfg := &p.w.cfg
 	return !cfg.Lane.Bulk || p.profiles.Load().Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
 }
 
-// fetchProfiles reads the profiles of users that this process does not hold. This happens when
-// the partition was assigned a moment ago and is still being loaded, or when users were in it
-// while the topic had fewer partitions. While the store fails, a bulk lane waits; in other lanes
-// the users stay unknown, see decideReceiver.
+// fetchProfiles reads the profiles of users that this process does not have in memory. There are
+// two cases. The partition was assigned a moment ago and its profiles are still being loaded. Or
+// the users were in this partition while the topic had fewer partitions. If the store fails, a bulk
+// lane waits. In other lanes the users stay unknown; see decideReceiver.
 func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		err := p.w.cfg.Prefs.Fetch(p.ctx, ch, users)
@@ -416,9 +417,9 @@ func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 	}
 }
 
-// mayCall reports whether an envelope may be claimed after a wait, or whether the gate or the
-// routes were shut meanwhile. An expired envelope may always be claimed, because no call is made
-// for it.
+// mayCall reports whether an envelope may still be claimed after a wait. It may not if the gate or
+// the routes were shut during the wait. An expired envelope may always be claimed, because no call
+// is made for it.
 func (p *partition) mayCall(e *notify.Envelope) bool {
 	cfg := &p.w.cfg
 	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.anyReady(&cfg.Routes)

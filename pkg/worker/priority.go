@@ -9,21 +9,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// quota is a weighted semaphore. It serves waiting goroutines by category first (otp, alert,
-// transactional, then the rest), and then in the order of arrival. So codes go first when
-// capacity returns after a block.
+// quota is a weighted semaphore. It serves waiting goroutines by category (otp, alert,
+// transactional, then all others), and within a category in the order of arrival. So otp messages
+// go first when capacity returns after a block.
 //
-// While the quota is shut, it serves no goroutine. When it opens, the goroutines are served in
-// this order, not in the order in which they happen to wake.
+// While the quota is shut, it serves no goroutine. When the quota opens, it serves the goroutines
+// in this order, not in the order in which they happen to wake.
 type quota struct {
 	size int
-	// shut, if set, reports whether the quota is shut, the latest time until when, and a channel
-	// that is closed when that may have changed.
+	// shut, if set, reports whether the quota is shut. It also returns when to check again at the
+	// latest, and a channel that is closed when the state may have changed.
 	shut func() (shut bool, until time.Time, change <-chan struct{})
-	// shared, if set, allows taking more than size from this quota; see openReceivers. A waiting
-	// goroutine is served when this quota gets something back, not when another partition's
-	// quota does. That suffices, because whenever a goroutine waits, something of this quota is
-	// held.
+	// shared, if set, allows acquiring more than size from this quota; see openReceivers. A waiting
+	// goroutine is served when capacity returns to this quota, not when it returns to another
+	// partition's quota. That is enough: whenever a goroutine waits, some capacity of this quota is
+	// in use and will return.
 	shared *openReceivers
 
 	mu       sync.Mutex // guards the fields below
@@ -35,13 +35,14 @@ type quota struct {
 
 func newQuota(size int) *quota { return &quota{size: size, free: size} }
 
-// acquire waits until it can take n (at most the whole size), or returns ctx's error.
+// acquire waits until it can acquire n, or the whole size if n is larger. It returns the acquired
+// number. If ctx ends first, it returns ctx's error.
 func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, error) {
 	return q.acquireUntil(ctx, cat, 0, n, nil)
 }
 
-// acquireUntil is acquire that also returns 0 as soon as stop is closed. Within a category the
-// lowest place is served first; place 0 is behind all that wait.
+// acquireUntil does the same as acquire, but also returns 0 as soon as stop is closed. Within a
+// category the lowest place is served first. Place 0 means after all goroutines that wait now.
 func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uint64, n int, stop <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -70,7 +71,8 @@ func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uin
 	}
 }
 
-// tryAcquire takes n (at most the whole size) if no goroutine waits and n are free.
+// tryAcquire acquires n, or the whole size if n is larger. It returns false if another goroutine
+// waits or too little is free.
 func (q *quota) tryAcquire(n int) (int, bool) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -81,7 +83,8 @@ func (q *quota) tryAcquire(n int) (int, bool) {
 	return 0, false
 }
 
-// stopWaiting removes w, or gives back what it got at the same moment.
+// stopWaiting removes the waiter w. If w was served at the same moment, stopWaiting gives back what
+// w got.
 func (q *quota) stopWaiting(w *limit.Waiting[quotaWaiter]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -106,7 +109,7 @@ func (q *quota) isShut() bool {
 	return shut
 }
 
-// watch serves the waiting goroutines once the quota opens. It ends then, or when idle is
+// watch serves the waiting goroutines once the quota opens, and ends. It also ends when idle is
 // closed.
 func (q *quota) watch(idle <-chan struct{}) {
 	for {
@@ -145,8 +148,8 @@ func (q *quota) release(n int) {
 	q.mu.Unlock()
 }
 
-// take takes n and reports whether it could. free becomes negative when more than size is taken.
-// The caller holds mu.
+// take acquires n and reports whether it could. free becomes negative when more than size is in
+// use. The caller holds mu.
 func (q *quota) take(n int) bool {
 	own := q.free >= n
 	ok := own
@@ -159,7 +162,7 @@ func (q *quota) take(n int) bool {
 	return ok
 }
 
-// giveBack adds n to what is free. The caller holds mu and then calls serve.
+// giveBack adds n to the free capacity. The caller holds mu and then calls serve.
 func (q *quota) giveBack(n int) {
 	q.free += n
 	if q.shared != nil {
@@ -167,8 +170,9 @@ func (q *quota) giveBack(n int) {
 	}
 }
 
-// serve gives capacity to the goroutines that wait, in order, as far as it suffices. While the
-// quota is shut, it starts watch instead. The caller holds mu.
+// serve gives free capacity to the waiting goroutines, in order, until the capacity is too small
+// for the next goroutine.
+// While the quota is shut, it starts watch instead. The caller holds mu.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {
@@ -183,10 +187,10 @@ func (q *quota) serve() {
 	}
 }
 
-// openReceivers counts the receivers in the open windows of all partitions of a worker. While
-// the provider is slow, a partition may open more windows than its own quota allows, as long as
-// all open windows hold fewer receivers than the provider may have at once. Otherwise a slow
-// provider would not get enough work.
+// openReceivers counts the receivers in the open windows of all partitions of a worker. While the
+// provider is slow, a partition may open more windows than its own quota allows. All open windows
+// together must contain no more receivers than the provider may have at once. Without this
+// exception a slow provider would not get enough work.
 type openReceivers struct {
 	limit int // receivers that may be at the provider at once
 
@@ -198,9 +202,9 @@ type openReceivers struct {
 // slowCall is the average duration of calls at which a provider counts as slow.
 const slowCall = time.Second
 
-// take counts n more receivers; a negative n gives receivers back. own says that the partition's
-// own quota has room. If it has none, take succeeds only while the provider is slow and has room
-// for them.
+// take counts n more receivers. A negative n gives receivers back. own means that the partition's
+// own quota has room. If own is false, take succeeds only while the provider is slow and has room
+// for n more receivers.
 func (c *openReceivers) take(n int, own bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -221,5 +225,5 @@ func (c *openReceivers) noteCall(d time.Duration) {
 // quotaWaiter is a goroutine that waits for capacity.
 type quotaWaiter struct {
 	want  int
-	ready chan struct{} // closed when it has got what it wants
+	ready chan struct{} // closed when the goroutine has got what it wants
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settleAnswer turns an answer other than accepted into the outcome of an item. It alone decides
-// whether an item is tried again, waits, or ends. The caller holds r.mu.
+// settleAnswer turns an answer other than accepted into the outcome of an item. Only settleAnswer
+// decides whether an item is tried again, waits, or ends. The caller holds r.mu.
 func (r *round) settleAnswer(i int, res *notify.Result) {
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]
@@ -29,8 +29,8 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	x := notify.Exception{Pos: at.pos, Addr: item.Addr, Of: at.addresses, Class: res.Class, Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID}
 	switch res.Class {
 	case notify.ClassThrottled, notify.ClassConfig:
-		// The item is not the cause and was not processed. It waits for the account, which
-		// costs no attempt.
+		// The item did not cause this answer and was not processed. It waits for the account, which
+		// uses no attempt.
 		r.putOff(i, x, cfg.Health.reopensAt(route, now), now)
 		return
 	case notify.ClassUnavailable:
@@ -57,7 +57,7 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 		return
 	case notify.ClassDeadAddress, notify.ClassOptedOut:
 		x.State = notify.Failed
-		// Strings are copies, because they are read after the round.
+		// Copy the strings, because they are read after the round.
 		r.gone = append(r.gone, goneAddress{string(item.User), string(item.Address), res.Code, res.Class == notify.ClassOptedOut})
 	default:
 		x.State = notify.Failed
@@ -65,9 +65,9 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	r.addException(at.part, x)
 }
 
-// settleAccepted settles accepted items in [from, to) that were not reported before. This is the
-// common case. The first such outcome becomes the default of the round. The caller holds r.mu;
-// settleAccepted must not panic.
+// settleAccepted settles the accepted items in [from, to) that were not reported before. This is
+// the common case. The first outcome without a provider id and for a single address becomes the
+// default outcome of the round. The caller holds r.mu. settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
 	if res.Confirmed {
@@ -100,9 +100,9 @@ func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result
 	}
 }
 
-// reportAccepted tells the breakers of successes that they do not know yet. Successes are
-// counted first, because reporting them one by one would take a lock each. They must be reported
-// before a failure is; otherwise the breaker sees the failures of a window without its
+// reportAccepted reports to the breakers the successes that were only counted so far. Successes are
+// counted first, because reporting each of them would need a lock each time. They must be reported
+// before a failure is reported. Otherwise the breaker gets the failures of a window without its
 // successes. The caller holds r.mu.
 func (r *round) reportAccepted(now time.Time) {
 	for i, n := range r.acceptedByRoute {
@@ -113,8 +113,8 @@ func (r *round) reportAccepted(now time.Time) {
 	}
 }
 
-// putOff makes an item wait without using an attempt. The item stays with the round if the wait
-// is short or the whole lane stands anyway; otherwise it is parked.
+// putOff makes an item wait without using an attempt. The item stays in the round if the wait is
+// short or no other route of the lane works. Otherwise the item is parked in the timer store.
 func (r *round) putOff(i int, x notify.Exception, at, now time.Time) {
 	cfg := &r.w.cfg
 	e := &r.parts[r.refs[i].part].job.env
@@ -126,7 +126,8 @@ func (r *round) putOff(i int, x notify.Exception, at, now time.Time) {
 	r.park(x, e, at)
 }
 
-// planRetry plans the next attempt, or ends the item if there is none.
+// planRetry plans the next attempt. If no attempt is left, or the next attempt would be after the
+// expiry, it ends the item.
 func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	cfg := &r.w.cfg
 	if int(e.Attempt) >= cfg.MaxRetries {
@@ -142,15 +143,15 @@ func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Dur
 	r.addException(r.partOf(e), x)
 }
 
-// maxDoubts bounds how often an item is called again after calls that the provider may have
-// processed while the circuit was open. Each further call may be a duplicate.
+// maxDoubts is how often an item is called again after calls that the provider may have processed
+// while the circuit was open. Each further call may send a duplicate.
 const maxDoubts = 6
 
-// doubtBackoff is how long an item waits after each of these calls: 15 s to 8 minutes.
+// doubtBackoff is how long an item waits after each such call: 15 s to 8 minutes.
 var doubtBackoff = limit.Backoff{Base: 15 * time.Second, Max: 8 * time.Minute}
 
-// parkAmbiguous parks an item while its route's circuit is open and the provider may have
-// processed its call. The wait uses no attempt. After maxDoubts such waits it ends the item.
+// parkAmbiguous parks an item whose call the provider may have processed, while the circuit of its
+// route is open. The wait uses no attempt. After maxDoubts such waits it ends the item.
 func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	n := doubtCount(e.Cause)
 	wake := now.Add(doubtBackoff.Delay(n, after, jitterOf(e)))
@@ -161,14 +162,14 @@ func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time
 	r.park(x, e, wake)
 }
 
-// mayBeTaken reports whether the provider may have processed the call that led to an outcome. A
-// panic counts as a call that it did not process.
+// mayBeTaken reports whether the provider may have processed the call that led to an outcome. After
+// a panic, mayBeTaken returns false.
 func mayBeTaken(x *notify.Exception) bool {
 	return x.Class == notify.ClassAmbiguous && x.Code != codePanic
 }
 
-// endFailed ends an item after its last attempt: FAILED, or UNKNOWN if the provider may have
-// processed one of the attempts.
+// endFailed ends an item after its last attempt. The state is UNKNOWN if the provider may have
+// processed one of the attempts, and FAILED if not.
 func (r *round) endFailed(x notify.Exception, e *notify.Envelope) {
 	x.State = notify.Failed
 	if mayBeTaken(&x) || strings.HasPrefix(e.Cause, causeMaybe) {
@@ -197,7 +198,8 @@ func (r *round) parkUncalled(at itemRef, addr uint8, code string, until time.Tim
 	r.park(notify.Exception{Pos: at.pos, Addr: addr, Of: at.addresses, Code: code}, e, until)
 }
 
-// addException records an outcome. During a call the caller holds r.mu.
+// addException records an outcome that differs from the default. During a call the caller holds
+// r.mu.
 func (r *round) addException(part uint16, x notify.Exception) {
 	r.exceptions[part] = append(r.exceptions[part], x)
 }
@@ -212,15 +214,16 @@ func (r *round) partOf(e *notify.Envelope) uint16 {
 	return 0
 }
 
-// roundUp rounds t up to a multiple of to, in ms since 1970. Deferrals of one failure then have
-// the same time, so that few envelopes carry many receivers.
+// roundUp rounds t up to a multiple of the parameter to, in ms since 1970. Deferrals that have the
+// same cause then have the same time, so that few envelopes contain many receivers.
 func roundUp(t time.Time, to time.Duration) int64 {
 	ms, step := t.UnixMilli(), to.Milliseconds()
 	return (ms + step - 1) / step * step
 }
 
-// jitterOf returns a random source with a fixed number in [0,1) for each attempt of an envelope:
-// its receivers retry together, and different envelopes retry at different times.
+// jitterOf returns a random source that gives a fixed number in [0,1) for each attempt of an
+// envelope. So the receivers of an envelope retry together, and different envelopes retry at
+// different times.
 func jitterOf(e *notify.Envelope) func() float64 {
 	var h uint64
 	for _, b := range e.Chunk.Base {
@@ -265,10 +268,10 @@ func (r *round) reportSettled() {
 	}
 }
 
-// settleByReceipts settles the items whose earlier call a receipt reports on, and returns the
-// others. A connection that broke after the request was read, or a process that died, leaves a
-// call without an answer. Its receipt may arrive long before the next call is due. It returns
-// false if the partition is gone.
+// settleByReceipts settles the items for whose earlier call a receipt exists, and returns the other
+// items. A call has no answer if the connection broke after the provider read the request, or if
+// the process died. The receipt of such a call may arrive long before the next call is due. It
+// returns false if the partition is gone.
 //
 // It reads the receipts by key, not by chunk, because a chunk of a large fan-out has a receipt
 // for every receiver.
@@ -278,7 +281,7 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 		return items, refs, true
 	}
 	var keys []notify.RowKey
-	end := make([]int, len(items)) // by item: end of its keys
+	end := make([]int, len(items)) // by item: index after its last key
 	for i := range items {
 		if r.parts[refs[i].part].job.calledBefore(refs[i].pos) {
 			keys = receiptKeys(keys, &items[i])
@@ -308,8 +311,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	return kept, keptRefs, true
 }
 
-// applyReceipts corrects the outcomes of receivers that end without a further call, if a receipt
-// says that an earlier call reached them. It returns false if the partition is gone.
+// applyReceipts corrects the outcomes of receivers that end without a further call. If a receipt
+// reports that an earlier call delivered the message, the receiver ends as delivered. It returns
+// false if the partition is gone.
 func (w *window) applyReceipts(ex []notify.Exception) bool {
 	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true
@@ -340,16 +344,16 @@ func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
 	return dst
 }
 
-// goneAddress is an address that a provider called dead, or whose owner told the provider to
+// goneAddress is an address that a provider reported as dead, or whose owner told the provider to
 // stop.
 type goneAddress struct {
 	user, address, code string
 	optedOut            bool
 }
 
-// suppressGone adds the dead addresses of a round to the suppression list, and opts out the users
-// who told the provider to stop. It works in a goroutine of its own, on a best-effort basis: the
-// next failure of the same address tries again.
+// suppressGone adds the dead addresses of a round to the suppression list. It opts out the users
+// who told the provider to stop. It works in a goroutine of its own. If it fails, the next failure
+// of the same address tries again.
 func (r *round) suppressGone(p *partition) {
 	if len(r.gone) == 0 {
 		return

@@ -10,42 +10,44 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Solo lets a worker call the provider for a few receivers while no other call is under way in
-// the process. All workers of a process share one Solo, because a receiver that kills the
-// process ends every call of it, in any lane.
+// Solo lets a worker call the provider for a few receivers while the process makes no other call.
+// All workers of a process share one Solo, because a receiver that kills the process breaks off
+// every call of the process, in any lane.
 //
-// Normal calls enter and leave; solo runs lock and unlock. Runs form groups. A group waits for
-// the calls under way and holds back later calls. The calls that it held back go before the next
-// group, so that many groups in a row do not stop the other lanes. The first group has one
-// receiver, and each next group twice as many, up to maxSoloRun. After a crash the process
-// begins with one receiver again. Receivers of finished groups are done, so in the end the
-// receiver that kills is alone.
+// Normal calls use enter and leave; solo runs use lock and unlock. Runs form groups. A group waits
+// for the calls in flight and delays later calls. The delayed calls run before the next group, so
+// that many groups in a row do not stop the other lanes. The first group has one receiver, and each
+// next group has twice as many, up to maxSoloRun. After a crash the process begins with one
+// receiver again. Receivers of finished groups are done, so in the end the receiver that kills the
+// process is called alone.
 //
-// There is no deadlock: a goroutine that has entered, or holds the lock, waits only for the
+// There is no deadlock: a goroutine that has entered, or that has the lock, waits only for the
 // store and for the provider's answer. It must get its turn, budget, capacity and permit before.
 // Solo is safe for concurrent use.
 type Solo struct {
 	mu           sync.Mutex      // guards the fields below
 	calls        int             // calls that entered and have not left
-	running      int             // runs of the group under way
+	running      int             // runs of the current group that have not ended
 	nextSize     int             // most receivers of the next group
-	waitingRuns  []*soloRun      // runs that wait, in order
+	waitingRuns  []*soloRun      // waiting runs, in order
 	waitingCalls []chan struct{} // calls that wait; each channel is closed when its call has entered
 }
 
-// soloRun is a run that waits, or is part of the group under way.
+// soloRun is a run that waits, or is in the current group.
 type soloRun struct {
-	want  int           // receivers that it wants to call
-	again bool          // its first receiver was called alone before, and the process died: it goes first, in a group of its own
+	want int // receivers that it wants to call
+	// again means that the first receiver of the run was called alone before, and the process died.
+	// Such a run goes first, in a group of its own.
+	again bool
 	ready chan struct{} // closed when got and alone are set
 	got   int           // receivers that it may call, 1 to want
-	alone bool          // the whole group is one receiver
+	alone bool          // the whole group has only one receiver
 }
 
 // NewSolo returns a Solo that is not locked.
 func NewSolo() *Solo { return &Solo{nextSize: 1} }
 
-// enter waits until no run is under way or waits. If ctx ends first, it returns ctx's error, and
+// enter waits until no solo run is active or waits. If ctx ends first, it returns ctx's error, and
 // the caller must not call leave.
 func (s *Solo) enter(ctx context.Context) error {
 	s.mu.Lock()
@@ -64,9 +66,9 @@ func (s *Solo) enter(ctx context.Context) error {
 	}, s.leave)
 }
 
-// await waits until c is closed. If ctx ends first, it returns ctx's error. Then it calls
-// takeOut to stop waiting. If takeOut reports that c was served at the same moment, await calls
-// undo. takeOut runs with mu held.
+// await waits until c is closed. If ctx ends first, await calls takeOut, which removes the waiting
+// call or run, and returns ctx's error. takeOut runs with mu held. It returns false if c was served
+// at the same moment. Then await calls undo.
 func (s *Solo) await(ctx context.Context, c chan struct{}, takeOut func() bool, undo func()) error {
 	select {
 	case <-c:
@@ -93,8 +95,8 @@ func (s *Solo) leave() {
 	s.nextGroupLocked()
 }
 
-// lock waits until no call and no other group is under way. If ctx ends first, it returns ctx's
-// error, and the caller must not call unlock. want and again are those of soloRun.
+// lock waits until no call and no other group is active. If ctx ends first, it returns ctx's error,
+// and the caller must not call unlock. want and again are the fields of soloRun.
 func (s *Solo) lock(ctx context.Context, want int, again bool) (*soloRun, error) {
 	r := &soloRun{want: want, again: again, ready: make(chan struct{})}
 	s.mu.Lock()
@@ -108,7 +110,7 @@ func (s *Solo) lock(ctx context.Context, want int, again bool) (*soloRun, error)
 	}, s.unlock)
 }
 
-// unlock ends a run. The last run of a group lets the calls go that the group held back.
+// unlock ends a run. The last run of a group lets the calls enter that the group delayed.
 func (s *Solo) unlock() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +131,7 @@ func (s *Solo) admitLocked() {
 	s.waitingCalls = nil
 }
 
-// nextGroupLocked starts the next group if nothing is under way. The caller holds mu.
+// nextGroupLocked starts the next group if no call and no run is active. The caller holds mu.
 func (s *Solo) nextGroupLocked() {
 	if s.running > 0 || s.calls > 0 || len(s.waitingRuns) == 0 {
 		return
@@ -154,29 +156,31 @@ func (s *Solo) nextGroupLocked() {
 	}
 }
 
-// passKind says what a round holds of the worker's Solo.
+// passKind says whether a round has entered or locked the worker's Solo.
 type passKind uint8
 
 const (
 	noPass   passKind = iota
 	callPass          // the round has entered
-	soloPass          // the round's goroutine holds the lock
+	soloPass          // the round's goroutine has the lock
 )
 
-// maxSoloRun bounds the receivers of one group of solo runs. A group takes as long as its
-// slowest call. With few receivers a group, the ranges that many kills leave behind would take
-// minutes. With this many, a receiver that kills the process costs about eight more restarts.
+// maxSoloRun is the largest number of receivers in one group of solo runs. A group takes as long as
+// its slowest call. Many crashes leave long ranges of ambiguous receivers; with small groups these
+// would take minutes. With this limit, a receiver that kills the process costs about eight more
+// restarts.
 const maxSoloRun = 256
 
-// firstSolo returns the value of Row.Starts from which an envelope's receivers run solo. Each
-// run of the receiver at DoneUpTo alone adds one until its outcome is durable. Groups of more
-// receivers add nothing, because they do not show which receiver kills the process.
+// firstSolo returns the value of Row.Starts from which an envelope's receivers run solo. When the
+// receiver at DoneUpTo is called alone, Starts is one higher until its outcome is durable. A group
+// of more receivers does not raise Starts, because it does not show which receiver kills the
+// process.
 func (c *Config) firstSolo() uint16 { return uint16(c.MaxStarts) + 1 }
 
 // runSolo calls the receivers in [from, to) in solo runs. It returns false if the partition is
 // being drained.
 func (j *job) runSolo(from, to uint32) bool {
-	if !j.waitTurn() { // wait before taking the lock: an earlier envelope may need the lock
+	if !j.waitTurn() { // wait before locking: an earlier envelope may need the lock
 		return false
 	}
 	for from < to {
@@ -189,10 +193,9 @@ func (j *job) runSolo(from, to uint32) bool {
 	return true
 }
 
-// callSolo calls the receivers in [from, to), or as many of them as the group and the permit
-// allow, and returns where it ended. It keeps the lock until their outcomes are durable.
-// Otherwise, if the next group killed the process, one of these receivers would be taken for the
-// one that kills.
+// callSolo calls receivers in [from, to), as many as the group and the permit allow, and returns
+// the position after the last of them. It keeps the lock until their outcomes are durable.
+// Otherwise, if the next group killed the process, one of these receivers could be blamed for it.
 func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	p := j.p
 	first := p.w.cfg.firstSolo()
@@ -234,10 +237,10 @@ func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	}) == nil
 }
 
-// lockSolo waits until the provider may be called for up to n receivers, and then takes the
-// lock. If it would have to wait again while it holds the lock, it gives the lock back first.
-// again says that the first of the receivers was called alone before and the process died. It
-// returns false, and holds nothing, if the partition is being drained.
+// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo.
+// If the provider may not be called any more once it has the lock, it unlocks and waits again.
+// again means that the first of the receivers was called alone before and the process died. If the
+// partition is being drained, lockSolo returns false and has no lock.
 func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	p, e := j.p, &j.env
 	cfg := &p.w.cfg
@@ -279,7 +282,7 @@ func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	}
 }
 
-// failKiller ends the receiver that killed the process each time it was called alone. It becomes
+// failKiller ends the receiver that killed the process each time it was called alone. The state is
 // UNKNOWN instead of FAILED if the provider may have processed an earlier attempt.
 func (j *job) failKiller(pos uint32) {
 	x := notify.Exception{State: notify.Failed, Code: "killed_worker"}

@@ -8,20 +8,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// renewAfter is the age of a tenure after which the next write takes a new one. Stores that
-// group files by time need stamps close to the current time.
+// renewAfter is the age of a tenure after which the next write uses a new tenure. Stores that group
+// files by time need stamps close to the current time.
 const renewAfter = time.Hour
 
-// rowStamps makes the stamps of a partition's outcome rows. docs/internals-owners.md has the rules that
-// protect a later owner's rows from this owner and count this owner's calls.
+// rowStamps makes the stamps of a partition's outcome rows. docs/internals-owners.md has the rules
+// of stamps. They protect the rows of a later owner from this owner, and they count this owner's
+// calls.
 type rowStamps struct {
 	mu      sync.Mutex    // guards the fields below
-	tenure  engine.Tenure // Start 0: none yet
+	tenure  engine.Tenure // Start 0: no tenure yet
 	used    int64         // the last stamp used in the tenure
-	takenAt time.Time     // when the tenure was taken
+	takenAt time.Time     // when the store gave the tenure
 }
 
-// currentTenure returns the partition's tenure. It takes one if the partition has none.
+// currentTenure returns the partition's tenure. It gets one from the store if the partition has
+// none.
 func (p *partition) currentTenure() (engine.Tenure, error) {
 	p.stamps.mu.Lock()
 	defer p.stamps.mu.Unlock()
@@ -33,7 +35,7 @@ func (p *partition) currentTenure() (engine.Tenure, error) {
 	return p.stamps.tenure, nil
 }
 
-// nextStamp returns the stamp of the next row, greater than all earlier ones. It returns an error
+// nextStamp returns the stamp of the next row, greater than all earlier stamps. It returns an error
 // only if the partition is gone.
 func (p *partition) nextStamp() (int64, error) {
 	s := &p.stamps
@@ -48,8 +50,8 @@ func (p *partition) nextStamp() (int64, error) {
 	return s.tenure.Stamp(s.used), nil
 }
 
-// takeOverLocked takes a new tenure from the store. The caller holds stamps.mu, so other rows of
-// the partition wait until the store has answered.
+// takeOverLocked gets a new tenure from the store. The caller holds stamps.mu, so other rows of the
+// partition wait until the store has answered.
 func (p *partition) takeOverLocked() error {
 	var t engine.Tenure
 	err := p.w.retryUntil(p.ctx, "status store", func() (err error) {
@@ -59,8 +61,8 @@ func (p *partition) takeOverLocked() error {
 	if err != nil {
 		return err
 	}
-	// If another member got the partition before this tenure was taken, this tenure would
-	// beat the other member's. It must not be used.
+	// If another member got the partition before this tenure was issued, rows with this tenure
+	// would win over rows of the other member. So this tenure must not be used.
 	if err := log.Held(p.ctx); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ func traceOf(e *notify.Envelope) trace.Context {
 }
 
 // startSpan starts the span of a round as a child of its first sampled envelope. It links the
-// traces of other requests whose mails go with it.
+// traces of the other requests whose mails are in the same round.
 func (r *round) startSpan() {
 	t := r.w.cfg.Tracer
 	first := 0
@@ -39,7 +39,7 @@ func (r *round) startSpan() {
 	}
 }
 
-// maxLinks bounds the traces of other requests that a round links.
+// maxLinks is the largest number of traces of other requests that a round links.
 const maxLinks = 64
 
 // endSpan ends the span of a round, with the number of receivers in each state.
@@ -65,8 +65,8 @@ func (r *round) endSpan() {
 	r.span.End()
 }
 
-// startCallSpan starts the span of one provider call. The call carries its context, or the
-// caller's if the span is not recorded.
+// startCallSpan starts the span of one provider call. The call carries the context of this span, or
+// the caller's context if the span is not recorded.
 func (r *round) startCallSpan() trace.Span {
 	s := r.w.cfg.Tracer.Call("provider call", r.span.Context())
 	c := s.Context()
@@ -78,7 +78,7 @@ func (r *round) startCallSpan() trace.Span {
 	return s
 }
 
-// endCallSpan ends the span of a call. before holds the number of exceptions of each part before
+// endCallSpan ends the span of a call. before contains the number of exceptions of each part before
 // the call.
 func (r *round) endCallSpan(s *trace.Span, before []int) {
 	if !s.On() {

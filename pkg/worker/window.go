@@ -14,43 +14,43 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// round is one or more claimed windows with the same content on their way through the provider.
-// One goroutine uses it. During a call the provider's report function also uses it, from any
-// goroutine and with mu held.
+// round is one or more claimed windows with the same content while the worker delivers them. One
+// goroutine uses it. During a call the provider's report function also uses it, from any goroutine
+// and with mu held.
 type round struct {
 	w           *Worker
 	parts       []*window
 	call        notify.Call
 	refs        []itemRef       // by item
 	hasDefault  [][]byte        // by part and position: 1 if it has the default outcome
-	leftOpen    []bool          // by part: left to the next owner, without any outcome
+	leftOpen    []bool          // by part: true if it is left to the next owner, without any outcome
 	notTaken    []int           // items that the provider has not processed and that wait for their route
 	firstCallAt time.Time       // time of the first call
 	lookedAt    time.Time       // when preferences and cancellations were last checked
-	shownUntil  time.Time       // until when the rows show that the items wait
+	shownUntil  time.Time       // the time until which the rows say that the items wait
 	gone        []goneAddress   // addresses to suppress, users to opt out
 	targets     []notify.Target // scratch memory for the receiver being decided
 	copied      []byte          // addresses from profiles, see scratch
 	broken      bool            // a provider panicked or reported too little: it may still use the call's memory
-	pass        passKind        // what the round holds of the Solo
+	pass        passKind        // whether the round has entered or locked the Solo
 
-	span trace.Span // none if it is not recorded
+	span trace.Span // empty if it is not recorded
 
-	heads map[string]engine.Hold // strict lanes: by user, the first notification that waits
+	heads map[string]engine.Hold // strict lanes only: by user, the first notification that waits
 
-	// Whether any receiver of the current batch may be cancelled, and whether any address is
-	// suppressed. Asking for each receiver took 9 ns (P6).
+	// mayCancel: a receiver of the current batch may be cancelled. maySuppress: at least one
+	// address is suppressed. Checking this for each receiver took 9 ns (P6).
 	mayCancel, maySuppress bool
 
-	slots *callSlots // slots of the window being decided; nil: its campaign holds nothing back
+	slots *callSlots // slots of the window being decided; nil: its campaign does not delay it
 
 	mu              sync.Mutex // guards the fields below and, during a call, hasDefault, notTaken and gone
 	defaultOutcome  notify.Exception
 	exceptions      [][]notify.Exception // by part: outcomes other than the default
-	acceptedByRoute []int                // by route: accepted items that its breaker does not know yet
+	acceptedByRoute []int                // by route: accepted items not yet reported to its breaker
 }
 
-// itemRef says which receiver an item belongs to, and which route it takes. Finding the route
+// itemRef says which receiver an item belongs to, and which route serves it. Looking up the route
 // again at the answer took 8 ns, because the address had left the CPU cache.
 type itemRef struct {
 	part      uint16
@@ -60,9 +60,9 @@ type itemRef struct {
 }
 
 // runWindow decides about every receiver, calls the provider and settles the outcomes. permit is
-// for the first call; nil means that the provider has no rate, or that the caller got none. It is the
-// caller's to release. have is what the caller holds of the Solo for the claim; a callPass is
-// given back after the first call.
+// for the first call. A nil permit means that the provider has no rate, or that the caller got no
+// permit. The caller releases the permit. have says whether the caller has entered or locked the
+// Solo for the claim. If have is callPass, runWindow leaves the Solo after the first call.
 func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind) {
 	e := &parts[0].job.env
 	r := &round{w: w, parts: parts, pass: have, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
@@ -101,13 +101,15 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind)
 		return
 	}
 	kept.items, kept.refs, kept.targets, kept.addresses = r.call.Items, r.refs, r.targets, r.copied
-	// If the partition is gone, the windows get no outcome and are ambiguous, as after a
-	// crash.
+	// If the partition is gone, the windows get no outcome. Their receivers are ambiguous, as after
+	// a crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
 		r.suppressGone(parts[0].job.p)
 		r.reportSettled()
 		if !r.broken {
-			kept.free() // free it before the outcome is durable, which takes longer than all of this
+			// Free the scratch before the outcome is durable. The write of the outcome takes longer
+			// than all the work before it.
+			kept.free()
 		}
 		for i, p := range r.parts {
 			j := p.job
@@ -126,9 +128,9 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind)
 	}
 }
 
-// deliver calls the provider until every item has an outcome. Items whose route is shut are
-// parked if another route of the lane works. Otherwise they wait here: the lane stands, the log
-// buffers, and order is kept. It returns false if the partition is gone.
+// deliver calls the provider until every item has an outcome. Items whose route is shut are parked
+// if another route of the lane works. Otherwise they wait here: the lane stops, the log buffers its
+// records, and the order is kept. It returns false if the partition is gone.
 func (r *round) deliver(p *partition) bool {
 	cfg := &r.w.cfg
 	items, refs := r.call.Items, r.refs
@@ -153,7 +155,7 @@ func (r *round) deliver(p *partition) bool {
 			r.releasePermit()
 		}
 		r.leaveCall()
-		// Items that the provider had no capacity for join those that were not called.
+		// Items for which the provider had no capacity join the items that were not called.
 		for _, i := range r.notTaken {
 			items = append(items, r.call.Items[i])
 			refs = append(refs, r.refs[i])
@@ -195,9 +197,9 @@ func (r *round) deliver(p *partition) bool {
 	}
 }
 
-// splitByRoute moves the items whose route allows a call now into the call. It returns the
-// others and when to try again. If a route is being probed, only one item passes: a call counts
-// as one probe, so further items would take probes that no answer gives back.
+// splitByRoute moves the items whose route allows a call now into the call. It returns the other
+// items and when to try them again. If a route is being probed, only one item is called: a call
+// counts as one probe. Further items would use probes for which no answer is ever reported.
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -232,10 +234,12 @@ func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify
 	return rest, restRefs, wait
 }
 
-// probeWait is the pause before items are tried again that wait for a probe of the same call.
+// probeWait is the pause before further items are tried while another item of the same call probes
+// the route.
 const probeWait = 50 * time.Millisecond
 
-// nextDeadline returns the earliest expiry of the envelopes that wait; zero: none expires.
+// nextDeadline returns the earliest expiry of the waiting envelopes. Zero means that no envelope
+// expires.
 func (r *round) nextDeadline(refs []itemRef) (at time.Time) {
 	for i := range refs {
 		if i > 0 && refs[i].part == refs[i-1].part {
@@ -263,9 +267,9 @@ func (r *round) callProvider(p *partition) bool {
 	if r.enterToCall(p) != nil {
 		return r.putItemsBack(ctx)
 	}
-	// Preferences and cancellations may have changed during the waits for capacity, for a
-	// store, and for the group's confirmation that the partition is still ours. This call must
-	// respect the changes.
+	// Preferences and cancellations may have changed while this goroutine waited for capacity, for
+	// a store, or for the group to confirm that this process still owns the partition. This call
+	// must respect the changes.
 	if log.Held(ctx) != nil {
 		return r.putItemsBack(ctx)
 	}
@@ -298,10 +302,10 @@ func (r *round) callProvider(p *partition) bool {
 			}
 		}()
 		cfg.Provider.Send(cctx, &r.call, func(from, to int, res notify.Result) {
-			_ = reported[from:to] // a bad range panics here, before the lock is held
+			_ = reported[from:to] // an invalid range panics here, before the lock is held
 			if res.Class == notify.ClassAccepted {
-				// No defer: it took a third of the time of an accepted item. An accepted answer
-				// is recorded even if the partition is gone; it is not used then.
+				// No defer here: it took a third of the time of an accepted item. An accepted
+				// answer is recorded even if the partition is gone, but it is not used then.
 				r.mu.Lock()
 				r.settleAccepted(reported, from, to, &res)
 				r.mu.Unlock()
@@ -310,7 +314,7 @@ func (r *round) callProvider(p *partition) bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for i := from; i < to; i++ {
-				// If the partition is gone, the call was cut off and its answer means nothing.
+				// If the partition is gone, the call was cut off, and its answer means nothing.
 				if !reported[i] && ctx.Err() == nil {
 					reported[i] = true
 					r.settleAnswer(i, &res)
@@ -324,7 +328,7 @@ func (r *round) callProvider(p *partition) bool {
 	}
 	r.w.openReceivers.noteCall(time.Since(called))
 	r.mu.Lock()
-	for i := range reported { // after a panic, or if the provider did not report every item
+	for i := range reported { // true after a panic, or if the provider did not report every item
 		if !reported[i] {
 			reported[i], r.broken = true, true
 			r.settleAnswer(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
@@ -347,9 +351,9 @@ func (r *round) putItemsBack(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// ensurePermit gets a permit for the items if the round has none. The items are claimed already:
-// the provider has returned them as busy, or they have more addresses than the permit covered.
-// If nothing may be called now, it returns when to ask again.
+// ensurePermit gets a permit for the items if the round has no permit. The items are claimed
+// already. Either the provider has returned them as busy, or they have more addresses than the last
+// permit covered. If no call may be made now, it returns when to ask again.
 func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {
 		return time.Time{}
@@ -366,8 +370,8 @@ func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	return time.Time{}
 }
 
-// cutToPermit leaves as many items in the call as its permit covers, and returns the others with
-// rest.
+// cutToPermit leaves as many items in the call as its permit covers. It appends the other items to
+// rest and returns them.
 func (r *round) cutToPermit(rest []notify.Item, restRefs []itemRef) ([]notify.Item, []itemRef) {
 	if r.call.Permit == nil {
 		return rest, restRefs
@@ -378,7 +382,7 @@ func (r *round) cutToPermit(rest []notify.Item, restRefs []itemRef) ([]notify.It
 	return rest, restRefs
 }
 
-// releasePermit gives back the rest of the call's permit.
+// releasePermit gives back the unused part of the call's permit.
 func (r *round) releasePermit() {
 	if r.call.Permit != nil {
 		r.call.Permit.Release()

@@ -14,23 +14,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
-// Worker delivers the envelopes of one lane. It is the handler of a consumer group; the group
-// owns the goroutine that calls it.
+// Worker delivers the envelopes of one lane. It is the handler of a consumer group. The group owns
+// the goroutine that calls the Worker.
 type Worker struct {
 	cfg           Config
 	capacity      *quota // addresses at the provider
 	openReceivers *openReceivers
 	scratch       sync.Pool // *scratch
-	batches       sync.Pool // *looks
-	rated         Rated     // the provider, if it has a rate of its own; else nil
-	// claimLast says that windows are claimed only once they hold capacity. SMS and providers
-	// with a rate send far more slowly than claims are written. With late claims, codes overtake
-	// alerts in the queue for capacity, and a receiver that was never called is never ambiguous.
-	// Other lanes claim ahead, to keep thousands of calls under way.
+	batches       sync.Pool // *receiverBatch
+	rated         Rated     // the provider, if it has a rate of its own; nil otherwise
+	// claimLast means that windows are claimed only once they have capacity. SMS and providers with
+	// a rate send far more slowly than claims are written. With late claims, an otp message
+	// overtakes alerts in the queue for capacity, and a receiver that was never called is never
+	// ambiguous. Other lanes claim earlier, to keep thousands of calls in flight.
 	claimLast bool
 }
 
-// New returns a worker. It starts nothing.
+// New returns a worker. It starts no goroutine.
 func New(cfg Config) *Worker {
 	cfg = cfg.withDefaults()
 	w := &Worker{cfg: cfg, capacity: newQuota(cfg.InFlight), openReceivers: &openReceivers{limit: cfg.InFlight}}
@@ -48,8 +48,9 @@ func (w *Worker) Assigned(ctx context.Context, tp log.TopicPartition) log.Partit
 	return newPartition(ctx, w, tp)
 }
 
-// waitDue waits until a retry is due, or parks it if that takes longer than Hold. It returns
-// false if the job ends here because it was parked or left.
+// waitDue waits until a retry is due. If the wait is longer than Hold, it parks the retry in the
+// timer store. It returns false if this process does nothing more for the job: the retry is parked,
+// or the next owner does it.
 func (w *Worker) waitDue(j *job) bool {
 	at := time.UnixMilli(j.env.NotBefore)
 	wait := time.Until(at)
@@ -79,9 +80,9 @@ func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) err
 	return err
 }
 
-// mismatch handles an envelope whose key has a row for other receivers, because a repeated
-// request was split differently. Receivers in the row's envelope are dropped; the others run as
-// a derived envelope of their own.
+// mismatch handles an envelope whose key has a row for other receivers. This happens if a repeated
+// request was split differently. The receivers that are also in the row's envelope are dropped. The
+// other receivers run as a derived envelope of their own.
 func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	w.cfg.Logger.Error("a chunk came again with other receivers; its receivers are deduplicated one by one",
 		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block, "trace_id", notify.TraceID(j.env.Trace))
@@ -140,8 +141,8 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 }
 
 // replaceDamaged puts the bytes of an outcome row that cannot be decoded into the poison topic,
-// with the origin of its envelope. It replaces the row by one in which every receiver of the
-// envelope may have been called, because the row's content is lost.
+// with the origin of its envelope. Then it replaces *row. The content of the damaged row is lost,
+// so the new row says that every receiver of the envelope may have been called.
 func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) error {
 	if f := w.cfg.Events.Damaged; f != nil {
 		f(w.cfg.Lane)
@@ -163,8 +164,8 @@ func (w *Worker) routeOf(address []byte) string {
 	return ""
 }
 
-// retryUntil repeats f until it succeeds or ctx ends. What must be durable before a mark is
-// never given up.
+// retryUntil repeats f until f succeeds or ctx ends. It has no other limit, because a record must
+// not be marked as done before f has succeeded.
 func (w *Worker) retryUntil(ctx context.Context, what string, f func() error) error {
 	for pause := (notify.Pause{}); ; {
 		err := f()

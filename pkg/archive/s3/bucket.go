@@ -1,4 +1,4 @@
-// Package s3 stores the files of the archive in a bucket of S3, or of a store that speaks its
+// Package s3 stores the files of the archive in a bucket of S3, or of a store with the same
 // protocol.
 package s3
 
@@ -22,8 +22,8 @@ import (
 )
 
 // Config configures a Bucket. The tagged fields are the section archive.s3 of the configuration
-// file. Prefix and a slash stand before every name. Two stores must not share a prefix, because
-// they would write files of the same names.
+// file. Every object name begins with Prefix and a slash. Two archives must not use the same
+// prefix, because they would write files with the same names.
 type Config struct {
 	Bucket      string `koanf:"bucket" doc:"bucket that the files are moved to; empty: they stay in archive.dir"`
 	Prefix      string `koanf:"prefix" doc:"prefix of the objects' names; each notifyd needs its own"`
@@ -32,7 +32,7 @@ type Config struct {
 	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path; most stores other than AWS need it"`
 	Credentials string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, that file, or the machine's role"`
 
-	// Timeout bounds the transfer of one file. Default 30 min.
+	// Timeout is the time limit for the transfer of one file. Default 30 min.
 	Timeout time.Duration
 }
 
@@ -54,7 +54,7 @@ func New(ctx context.Context, cfg Config) (*Bucket, error) {
 	}
 	var from []func(*config.LoadOptions) error
 	if cfg.Credentials != "" {
-		if _, err := os.Stat(cfg.Credentials); err != nil { // the SDK ignores a missing file silently
+		if _, err := os.Stat(cfg.Credentials); err != nil { // the SDK ignores a missing file without an error
 			return nil, fmt.Errorf("s3: credentials: %w", err)
 		}
 		from = append(from, config.WithSharedCredentialsFiles([]string{cfg.Credentials}))
@@ -87,10 +87,10 @@ func New(ctx context.Context, cfg Config) (*Bucket, error) {
 // sumKey is the metadata key of a file's SHA-256, in hexadecimal.
 const sumKey = "sha256"
 
-// Put stores the file under name, with the SHA-256 of its content. If the object exists with
-// that sum, Put leaves it as it is. If the object has another sum or none, Put returns an
-// fs.ErrExist. Of two concurrent calls, one stores its file, provided the store supports
-// If-None-Match (S3 does).
+// Put stores the file under name, with the SHA-256 of its content. If an object with this name and
+// sum exists, Put does nothing. If an object with this name has another sum or no sum, Put returns
+// an fs.ErrExist error. If two calls run at the same time, only one stores its file, provided that
+// the store supports If-None-Match (S3 does).
 func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	ctx, stop := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer stop()
@@ -102,10 +102,11 @@ func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() // only read: an error of Close loses nothing
+	defer f.Close() // the file is only read: an error of Close loses no data
 	err = b.upload(ctx, key, sum, f)
 	switch statusOf(err) {
-	case http.StatusPreconditionFailed, http.StatusConflict: // another process was faster, or this call's earlier try succeeded and its answer was lost
+	// Another process was faster. Or an earlier try of this call succeeded and its answer was lost.
+	case http.StatusPreconditionFailed, http.StatusConflict:
 		if there, err := b.hasSum(ctx, key, sum); there || err != nil {
 			return err
 		}
@@ -116,7 +117,7 @@ func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	return nil
 }
 
-// Has reports whether the bucket has an object of this name and sum.
+// Has reports whether the bucket has an object with this name and sum.
 func (b *Bucket) Has(ctx context.Context, name, sum string) (bool, error) {
 	there, err := b.hasSum(ctx, path.Join(b.cfg.Prefix, name), sum)
 	if errors.Is(err, fs.ErrExist) {
@@ -125,8 +126,8 @@ func (b *Bucket) Has(ctx context.Context, name, sum string) (bool, error) {
 	return there, err
 }
 
-// hasSum reports whether an object exists with this sum. It returns an fs.ErrExist if the object
-// has another sum.
+// hasSum reports whether an object with this key and sum exists. It returns an fs.ErrExist error if
+// the object has another sum.
 func (b *Bucket) hasSum(ctx context.Context, key, sum string) (bool, error) {
 	switch was, err := b.sumOf(ctx, key); {
 	case err != nil:
@@ -178,14 +179,14 @@ func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 	return "unknown", nil
 }
 
-// Copy downloads the objects whose names begin with under and do not sort before from. It writes
-// them to files of the same names below dir.
+// Copy downloads the objects whose names begin with the parameter under and are not less than the
+// parameter from. It writes each object to a file with the same name in dir.
 func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
 	prefix := ""
 	if b.cfg.Prefix != "" {
 		prefix = b.cfg.Prefix + "/"
 	}
-	root, err := os.OpenRoot(dir) // an object's key cannot lead out of the folder
+	root, err := os.OpenRoot(dir) // with a Root, an object's key cannot lead out of the folder
 	if err != nil {
 		return err
 	}
@@ -217,7 +218,7 @@ func (b *Bucket) download(ctx context.Context, root *os.Root, key, name string) 
 	if err != nil {
 		return err
 	}
-	defer o.Body.Close() // only read: an error of Close loses nothing
+	defer o.Body.Close() // the body is only read: an error of Close loses no data
 	if err := root.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return err
 	}

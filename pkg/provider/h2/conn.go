@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	// A server may assume these values until it receives our SETTINGS, and we assume them until
-	// we receive the server's (RFC 9113, 6.5.2).
+	// A server may use these values until it receives our SETTINGS. We use them until we receive
+	// the server's SETTINGS (RFC 9113, 6.5.2).
 	defaultWindow   = 65535
 	defaultFrame    = 16384
 	maxWindow       = 1<<31 - 1
 	unlimitedStream = 1000 // streams per connection if the server names no limit, as in net/http
 
-	// connWindow bounds the bytes of answers under way on a connection.
+	// connWindow is the largest number of bytes of answers in flight on a connection.
 	connWindow = 1 << 20
-	// maxBlock bounds a header block from the server, in bytes.
+	// maxBlock is the largest size of a header block from the server, in bytes.
 	maxBlock = 64 << 10
-	// maxControl bounds the control frames that wait to be written, in bytes. A server that
-	// sends PING or SETTINGS faster than it reads the acknowledgements exceeds it; the
-	// connection is then closed.
+	// maxControl is the largest size of the control frames that wait to be written, in bytes. If a
+	// server sends PING or SETTINGS faster than it reads the acknowledgements, this limit is
+	// exceeded and the connection is closed.
 	maxControl = 256 << 10
 	// lastStreamID is the highest possible stream id.
 	lastStreamID = 1<<31 - 1
 )
 
-// conn is one connection. Two goroutines serve it: read and write. Each owns the fields listed
-// under its name; mu guards the fields below it.
+// conn is one connection. Two goroutines serve it: read and write. Each goroutine owns the fields
+// in its section below. mu guards the fields after mu.
 type conn struct {
 	pool *Pool
 	nc   net.Conn
@@ -45,19 +45,19 @@ type conn struct {
 	dec           *hpack.Decoder
 	head          responseHead
 	block         headerBlock
-	endedRequests []*Request // ended, not yet handed to their batches; the reader hands them over
-	ungranted     int        // bytes received on the connection and not yet granted again by WINDOW_UPDATE
+	endedRequests []*Request // ended, not in their batches yet; the reader delivers them
+	ungranted     int        // bytes received on the connection that no WINDOW_UPDATE has granted again
 
 	// Owned by the writer.
 	out           []byte
 	marks         []bufferMark
 	takenRequests []*Request
 
-	wake       chan struct{} // holds one token when the writer has something to do
-	drainingCh chan struct{} // closed when the connection takes no more requests
+	wake       chan struct{} // contains a token when the writer has something to do
+	drainingCh chan struct{} // closed when the connection accepts no more requests
 	closedCh   chan struct{} // closed when the connection is closed
 	lastRead   atomic.Int64  // time of the last read, in ns since start
-	freeCount  atomic.Int64  // number of streams that could be opened now, for the pool to choose a connection
+	freeCount  atomic.Int64  // number of streams that may be opened now; the pool uses it to choose a connection
 	start      time.Time
 
 	mu            sync.Mutex // guards the fields below
@@ -75,11 +75,11 @@ type conn struct {
 	initialWindow int64  // bytes that the server accepts on a new stream
 	recvWindow    int    // bytes of answers that the server may still send
 	proven        bool   // the server has accepted our credentials on this connection
-	draining      bool   // it takes no more requests and closes after the last one
-	err           error  // why the connection was closed; nil: open
+	draining      bool   // the connection accepts no more requests and closes after the last request
+	err           error  // why the connection was closed; nil: it is open
 	timer         *time.Timer
-	timerAt       time.Time // when timer fires
-	pinged        time.Time // when the unanswered PING was sent; zero: none
+	timerAt       time.Time // when timer will fire
+	pinged        time.Time // when the unanswered PING was sent; zero: no PING is unanswered
 }
 
 // bufferMark is the offset in the writer's buffer at which a request ends.
@@ -105,7 +105,7 @@ func newConn(p *Pool, nc net.Conn) *conn {
 	return c
 }
 
-// handshake exchanges the first frames (RFC 9113, 3.4). The caller bounds it by a deadline on
+// handshake exchanges the first frames (RFC 9113, 3.4). The caller limits its time by a deadline on
 // the connection.
 func (c *conn) handshake() error {
 	c.ctl.WriteString(http2.ClientPreface)
@@ -134,7 +134,7 @@ func (c *conn) handshake() error {
 	return nil
 }
 
-// run reads and writes until the connection ends, and then removes it from the pool.
+// run reads and writes until the connection ends, and then removes the connection from the pool.
 func (c *conn) run() {
 	c.lastRead.Store(int64(time.Since(c.start)))
 	c.mu.Lock()
@@ -178,7 +178,7 @@ func (c *conn) freeStreams() int {
 // publishFree publishes freeStreams to the pool. The caller holds mu.
 func (c *conn) publishFree() { c.freeCount.Store(int64(c.freeStreams())) }
 
-// startDraining makes the connection take no more requests. The caller holds mu.
+// startDraining stops the connection from accepting requests. The caller holds mu.
 func (c *conn) startDraining() {
 	if c.draining {
 		return
@@ -190,22 +190,22 @@ func (c *conn) startDraining() {
 	c.wakeIfDrained()
 }
 
-// wakeIfDrained wakes the writer, which closes the connection, when a draining connection has no
-// more streams. The caller holds mu.
+// wakeIfDrained wakes the writer when a draining connection has no more streams. Then the writer
+// closes the connection. The caller holds mu.
 func (c *conn) wakeIfDrained() {
 	if c.draining && len(c.streams) == 0 {
 		c.signal()
 	}
 }
 
-// drained reports whether the connection takes no requests and has none left.
+// drained reports whether the connection accepts no more requests and all its requests have ended.
 func (c *conn) drained() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.draining && len(c.streams) == 0
 }
 
-// removeStream takes a stream out of the connection. The caller holds mu.
+// removeStream removes a stream from the connection. The caller holds mu.
 func (c *conn) removeStream(r *Request) {
 	delete(c.streams, r.id)
 	c.byAge.remove(r)
@@ -218,14 +218,15 @@ func (c *conn) removeStream(r *Request) {
 	c.wakeIfDrained()
 }
 
-// endStream takes a stream out of the connection. If again is set and the request may be tried
-// once more, it queues the request. Otherwise it appends the request to the list to, which the
-// caller delivers. again may be set only if the server did not process the request, or cannot
-// have received all of it. The caller holds mu.
+// endStream removes a stream from the connection. If again is true and the request may be tried
+// once more, endStream queues the request again. Otherwise it appends the request to the slice to,
+// and the caller delivers that slice. again may be true only if the server did not process the
+// request, or cannot have received all of it. The caller holds mu.
 func (c *conn) endStream(to []*Request, r *Request, f Failure, again bool) []*Request {
 	c.removeStream(r)
 	if r.headArrived {
-		f, r.Sent = Answered, false // the status is known: an answer whose body was cut off counts as an answer
+		// The status is known. An answer with an incomplete body still counts as an answer.
+		f, r.Sent = Answered, false
 	}
 	r.Failure = f
 	if f != Answered && again && c.pool.requeue(r) {
@@ -238,9 +239,9 @@ func (c *conn) endStream(to []*Request, r *Request, f Failure, again bool) []*Re
 // resetStream queues a RST_STREAM. The caller holds mu.
 func (c *conn) resetStream(id uint32, code http2.ErrCode) { _ = c.ctlFr.WriteRSTStream(id, code) }
 
-// close closes the connection because of err. If code is not ErrCodeNo, the server broke the
-// protocol and gets a GOAWAY. Its requests go to their batches, or into the queue again if the
-// server cannot have received all of them.
+// close closes the connection because of err. If code is not ErrCodeNo, the server violated the
+// protocol, and the writer sends it a GOAWAY. The connection's requests return to their batches. A
+// request of which the server cannot have received all bytes goes into the queue again.
 func (c *conn) close(err error, code http2.ErrCode) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -253,14 +254,16 @@ func (c *conn) close(err error, code http2.ErrCode) {
 	}
 	c.startDraining()
 	var done []*Request
-	for r := c.byAge.last; r != nil; r = c.byAge.last { // newest first: each goes to the front of the queue, so their order is kept
+	// Start with the newest request. Each request goes to the front of the queue, so the order is
+	// kept.
+	for r := c.byAge.last; r != nil; r = c.byAge.last {
 		r.Err = err
 		done = c.endStream(done, r, Broken, !r.Sent)
 	}
 	c.ctl.Reset()
 	if code != http2.ErrCodeNo {
 		_ = c.ctlFr.WriteGoAway(0, code, nil)
-		_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // the writer sends the GOAWAY and closes the connection
+		_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // the writer sends the GOAWAY and closes nc
 	}
 	c.mu.Unlock()
 	deliver(done)
@@ -290,7 +293,7 @@ func (c *conn) cancelBatch(b *Batch) {
 	}
 }
 
-// onTimer ends requests whose answer is overdue, and sends a PING to a silent connection. It
+// onTimer ends requests whose time limit has passed, and sends a PING on a silent connection. It
 // closes the connection if the PING is not answered in time.
 func (c *conn) onTimer() {
 	var done []*Request
@@ -308,7 +311,7 @@ func (c *conn) onTimer() {
 	next := c.start.Add(time.Duration(c.lastRead.Load()) + c.pool.cfg.PingAfter)
 	switch {
 	case !c.pinged.IsZero() && !c.start.Add(time.Duration(c.lastRead.Load())).Before(c.pinged):
-		c.pinged = time.Time{} // anything that was read since shows that the connection works
+		c.pinged = time.Time{} // any bytes read after the PING show that the connection works
 	case !c.pinged.IsZero():
 		next = c.pinged.Add(c.pool.cfg.PingTimeout)
 		lost = !now.Before(next)
@@ -331,7 +334,7 @@ func (c *conn) onTimer() {
 
 var errPing = fmt.Errorf("h2: no answer to a PING")
 
-// armTimer sets the timer to fire at the given time, unless it fires earlier anyway. The caller
+// armTimer sets the timer to fire at the given time, unless it will fire earlier anyway. The caller
 // holds mu.
 func (c *conn) armTimer(now, at time.Time) {
 	if c.timer == nil || c.timerAt.After(now) && !at.Before(c.timerAt) {

@@ -4,8 +4,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// onSettings applies the server's SETTINGS. It returns ErrCodeNo, or the error for a GOAWAY. The
-// caller holds mu.
+// onSettings applies the server's SETTINGS. It returns ErrCodeNo, or the code for a GOAWAY if the
+// SETTINGS are invalid. The caller holds mu.
 func (c *conn) onSettings(f *http2.SettingsFrame) (code http2.ErrCode) {
 	if f.HasDuplicates() {
 		return http2.ErrCodeProtocol
@@ -41,7 +41,7 @@ func (c *conn) onSettings(f *http2.SettingsFrame) (code http2.ErrCode) {
 	return code
 }
 
-// onWindow enlarges the window of the connection or of a stream. The caller holds mu.
+// onWindow increases the window of the connection or of a stream. The caller holds mu.
 func (c *conn) onWindow(f *http2.WindowUpdateFrame) http2.ErrCode {
 	by := int64(f.Increment)
 	if f.StreamID == 0 {
@@ -61,8 +61,8 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) http2.ErrCode {
 	return http2.ErrCodeNo
 }
 
-// onGoAway starts draining. Requests that the server says it will not process go into the queue
-// again; the others wait for their answers. The caller holds mu.
+// onGoAway starts draining. The server reports the last request that it will process. Later
+// requests go into the queue again. Earlier requests wait for their answers. The caller holds mu.
 func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	if !c.draining {
 		c.pool.cfg.Log.Info("the provider closes a connection", "code", f.ErrCode.String(), "reason", loggable(f.DebugData()), "streams", len(c.streams))
@@ -78,8 +78,8 @@ func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	}
 }
 
-// loggable returns the part of a server's text that may be logged: at most 100 letters, digits
-// and some punctuation.
+// loggable returns the part of a server's text that is safe to log: from the first 100 bytes,
+// letters, digits and some punctuation.
 func loggable(b []byte) string {
 	b = b[:min(len(b), 100)]
 	out := make([]byte, 0, len(b))

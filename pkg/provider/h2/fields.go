@@ -6,11 +6,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Field is one header field. A sensitive field stays out of HPACK's table.
+// Field is one header field. A sensitive field is never put into HPACK's table.
 type Field = hpack.HeaderField
 
-// Fields are header fields that many requests share. They are encoded once per connection and
-// then copied, so one Fields should serve many requests.
+// Fields are header fields that many requests share. They are encoded once per connection and then
+// copied. So a caller should use one Fields for many requests.
 type Fields struct {
 	pseudo, regular []Field
 	size            uint32 // size as a header list (RFC 9113, 6.5.2), without the path
@@ -29,9 +29,9 @@ func NewFields(scheme, authority string, regular ...Field) *Fields {
 	return f
 }
 
-// AppendField appends an encoded field that stays out of HPACK's table, because its value
-// changes from request to request. It does not use Huffman coding, which would shorten a
-// hexadecimal text by a fifth but take more CPU time than those bytes cost.
+// AppendField appends an encoded field that is not put into HPACK's table, because its value is
+// different in each request. It does not use Huffman coding. Huffman coding would shorten a
+// hexadecimal text by a fifth, but its CPU time costs more than these bytes.
 func AppendField[T string | []byte](dst []byte, name string, value T) []byte {
 	dst = append(dst, 0) // literal without indexing, new name
 	dst = appendString(dst, name)
@@ -43,7 +43,7 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n as an integer with a prefix of the given bits (RFC 7541, 5.1).
+// appendInt appends n as an integer with a prefix of the given number of bits (RFC 7541, 5.1).
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {
@@ -59,22 +59,23 @@ func appendInt(dst []byte, bits, first byte, n int) []byte {
 // pathIndex encodes :path by its index in the static table, as a literal without indexing.
 const pathIndex = 4
 
-// tableSize bounds the part of the server's HPACK table that the encoder uses, in bytes.
+// tableSize is the largest part of the server's HPACK table that the encoder uses, in bytes.
 const tableSize = 4096
 
-// maxEncodings bounds the stored encodings. When it is reached, all of them are dropped.
+// maxEncodings is the largest number of stored encodings. When it is reached, all stored encodings
+// are dropped.
 const maxEncodings = 64
 
 // encoder encodes the header blocks of a connection.
 //
-// It adds a field to the table only while there is room. If the table evicted an entry, indexes
-// would shift and the stored encodings would be wrong.
+// It adds a field to the table only while the table has room. If the table evicted an entry,
+// indexes would change and the stored encodings would be wrong.
 type encoder struct {
 	enc       *hpack.Encoder
 	out       bytes.Buffer
-	limit     uint32              // size of the table in use, in bytes
-	used      uint32              // bytes of the table that are in use
-	update    bool                // the next block begins with the new size of the table
+	limit     uint32              // size that the table may use, in bytes
+	used      uint32              // bytes of the table that are used
+	update    bool                // the next block must begin with the new table size
 	inTable   map[Field]bool      // fields in the table
 	encodings map[*Fields]encoded // stored encodings
 }
@@ -113,7 +114,7 @@ func (e *encoder) append(dst []byte, r *Request) []byte {
 	return append(dst, r.OwnFields...)
 }
 
-// encode encodes fields. It stores the result unless encoding them changed the table.
+// encode encodes the fields f. It stores the result unless the encoding changed the table.
 func (e *encoder) encode(f *Fields) encoded {
 	stable := !e.update
 	e.update = false
@@ -124,7 +125,7 @@ func (e *encoder) encode(f *Fields) encoded {
 				if e.used+x.Size() > e.limit {
 					x.Sensitive = true
 				} else {
-					// This counts a field even if the static table has it already.
+					// This also counts a field that the static table contains. That is harmless.
 					e.used += x.Size()
 					e.inTable[x] = true
 					stable = false
@@ -140,7 +141,7 @@ func (e *encoder) encode(f *Fields) encoded {
 	k := encoded{b[:n:n], b[n:]}
 	switch {
 	case !stable:
-		clear(e.encodings) // a new table entry shifts the indexes in the stored encodings
+		clear(e.encodings) // a new table entry changes the indexes in the stored encodings
 	case len(e.encodings) < maxEncodings:
 		e.encodings[f] = k
 	default:

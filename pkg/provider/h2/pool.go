@@ -16,10 +16,10 @@ import (
 type Verdict uint8
 
 const (
-	// NoVerdict: the answer says nothing about the connection.
+	// NoVerdict: the answer does not show anything about the connection.
 	NoVerdict Verdict = iota
-	// Proven: the server accepted our credentials. Until then a connection carries one request
-	// at a time.
+	// Proven: the server accepted our credentials. Before the first such answer, a connection
+	// carries one request at a time.
 	Proven
 	// Unproven: the server refused our credentials.
 	Unproven
@@ -27,7 +27,7 @@ const (
 	Leave
 )
 
-// Config configures a Pool. Dial and Judge are required; the others have defaults.
+// Config configures a Pool. Dial and Judge are required; the other fields have defaults.
 type Config struct {
 	// Dial opens a connection that speaks HTTP/2; see Dialer.
 	Dial func(ctx context.Context) (net.Conn, error)
@@ -35,44 +35,44 @@ type Config struct {
 	Size int `default:"1"`
 	// Stagger is the minimum time between opening two connections. Default 0.
 	Stagger time.Duration
-	// BackoffMin and BackoffMax bound the time between attempts to connect, which doubles with
+	// BackoffMin and BackoffMax limit the time between attempts to connect. The time doubles with
 	// each failure.
 	BackoffMin time.Duration `default:"500ms"`
 	BackoffMax time.Duration `default:"30s"`
-	// Timeout bounds one exchange, from the first byte of the request to the end of the answer.
-	// It also bounds how long Run waits at its end.
+	// Timeout is the time limit of one exchange, from the first byte of the request to the end of
+	// the answer. It also limits how long Run waits for requests after its context has ended.
 	Timeout time.Duration `default:"10s"`
-	// DialTimeout bounds Dial and the exchange of the first frames together.
+	// DialTimeout is the time limit of Dial and the exchange of the first frames together.
 	DialTimeout time.Duration `default:"5s"`
-	// PingAfter is the silence after which a connection is sent a PING. PingTimeout bounds the
-	// wait for its answer.
+	// After PingAfter without a byte from the server, a connection sends a PING. PingTimeout is the
+	// time limit for its answer.
 	PingAfter   time.Duration `default:"30s"`
 	PingTimeout time.Duration `default:"10s"`
-	// WriteTimeout bounds one write.
+	// WriteTimeout is the time limit of one write.
 	WriteTimeout time.Duration `default:"10s"`
 	// Admit is called right before a request is sent. If it returns an error, the request is not
-	// sent and ends as Withheld. It must be cheap. nil: every request is sent.
+	// sent and ends as Withheld. Admit must be cheap. nil: every request is sent.
 	Admit func() error
 	// Judge returns what an answer means for its connection. It is called with the connection's
-	// lock held, but not for a status of 200 on a connection that is Proven.
+	// lock held. It is not called for a status of 200 on a connection that is already Proven.
 	Judge func(r *Request) Verdict
-	// Log gets errors of connections. Default: none.
+	// Log gets errors of connections. Default: they are not logged.
 	Log *slog.Logger `default:"discard"`
 
 	firstID uint32 // first stream id of a connection, for tests
 }
 
-// Pool keeps Size connections open and sends queued requests on them. It never opens more
-// connections because those are full. It is safe for concurrent use.
+// Pool keeps Size connections open and sends queued requests on them. If all connections are full,
+// requests wait; the pool opens no further connections. It is safe for concurrent use.
 //
-// A goroutine that needs both locks takes a connection's lock before the pool's.
+// Lock order: a goroutine that needs both locks takes a connection's lock before the pool's lock.
 type Pool struct {
 	cfg      Config
-	ready    atomic.Pointer[[]*conn] // connections that take requests; the slice is replaced, never changed
+	ready    atomic.Pointer[[]*conn] // connections that accept requests; the slice is replaced, never changed
 	waiting  atomic.Int64            // number of queued requests
 	inFlight atomic.Int64            // number of requests on connections
-	nextWake atomic.Uint64           // rotates the connection at which wakeConns begins
-	idleCh   chan struct{}           // gets a token when busy falls to 0; Run waits for it at its end
+	nextWake atomic.Uint64           // wakeConns begins at another connection each time
+	idleCh   chan struct{}           // contains a token after inFlight falls to 0; Run waits for it at its end
 
 	mu        sync.Mutex
 	queue     queue
@@ -82,7 +82,7 @@ type Pool struct {
 	stopped   bool
 }
 
-// New returns a pool. It connects once Run runs; until then requests wait in the queue.
+// New returns a pool. It connects once Run runs. Before that, requests wait in the queue.
 func New(cfg Config) *Pool {
 	cfg = setting.Fill(cfg)
 	cfg.firstID = max(1, cfg.firstID)
@@ -93,7 +93,7 @@ func New(cfg Config) *Pool {
 
 // Stats is the state of a pool.
 type Stats struct {
-	Open     int // connections that take requests
+	Open     int // connections that accept requests
 	Streams  int // requests that these connections can carry together now
 	InFlight int
 	Waiting  int // requests that wait for a stream
@@ -114,8 +114,8 @@ func (p *Pool) Stats() Stats {
 	return s
 }
 
-// Submit queues requests. Each comes back through b exactly once, with or without an answer. The
-// caller must not touch a request in between.
+// Submit queues requests. Each request is returned through b exactly once, with or without an
+// answer. The caller must not use a request before it is returned.
 func (p *Pool) Submit(b *Batch, rs ...*Request) {
 	if len(rs) == 0 {
 		return
@@ -186,7 +186,7 @@ func (p *Pool) wakeConns(n int) {
 	}
 }
 
-// takeQueued takes up to n requests off the queue and appends them to the list to.
+// takeQueued removes up to n requests from the queue and appends them to the slice to.
 func (p *Pool) takeQueued(to []*Request, n int) []*Request {
 	if p.waiting.Load() == 0 {
 		return to
@@ -203,7 +203,7 @@ func (p *Pool) takeQueued(to []*Request, n int) []*Request {
 	return to
 }
 
-// requestsLeft notes that n requests have left their connections.
+// requestsLeft notes that n requests have ended or left their connections.
 func (p *Pool) requestsLeft(n int) {
 	if p.inFlight.Add(int64(-n)) == 0 {
 		select {
@@ -213,11 +213,11 @@ func (p *Pool) requestsLeft(n int) {
 	}
 }
 
-// maxTries bounds how often a request is started.
+// maxTries is how often a request may be started.
 const maxTries = 3
 
-// requeue puts a request back to the front of its rank. It returns false if the request was
-// tried maxTries times, its batch is cancelled, or the pool cannot send.
+// requeue puts a request back to the front of its rank. It returns false if the request was tried
+// maxTries times, its batch is cancelled, or the pool cannot send now.
 func (p *Pool) requeue(r *Request) bool {
 	if r.tries++; r.tries >= maxTries {
 		return false
@@ -262,8 +262,7 @@ func (p *Pool) cancelBatch(b *Batch) {
 	}
 }
 
-// failQueued ends every queued request as NoConnection. The caller holds mu; failQueued releases
-// it.
+// failQueued ends every queued request as NoConnection. The caller holds mu. failQueued unlocks mu.
 func (p *Pool) failQueued(err error) {
 	var done []*Request
 	for r := p.queue.first(); r != nil; r = p.queue.first() {
@@ -276,7 +275,7 @@ func (p *Pool) failQueued(err error) {
 	deliver(done)
 }
 
-// addConn lets a connection take requests.
+// addConn adds a connection that accepts requests.
 func (p *Pool) addConn(c *conn) {
 	p.mu.Lock()
 	p.dialErr = nil
@@ -290,7 +289,7 @@ func (p *Pool) addConn(c *conn) {
 	c.signal()
 }
 
-// removeReady keeps further requests from a connection.
+// removeReady removes a connection from the connections that accept requests.
 func (p *Pool) removeReady(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

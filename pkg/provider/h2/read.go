@@ -9,11 +9,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// deliverAt bounds how many finished requests are collected before they are handed to their
+// deliverAt is how many finished requests may be collected before they are delivered to their
 // batches.
 const deliverAt = 256
 
-// responseHead holds the fields of a header block that are used.
+// responseHead contains the fields of a header block that this package uses.
 type responseHead struct {
 	status     int
 	retryAfter string
@@ -27,8 +27,8 @@ type headerBlock struct {
 	buf   []byte
 }
 
-// read is the reader goroutine. It returns why the connection ended: an http2.ConnectionError if
-// the server broke the protocol.
+// read is the reader goroutine. It returns why the connection ended. The error is an
+// http2.ConnectionError if the server violated the protocol.
 func (c *conn) read() error {
 	defer c.deliverEnded()
 	for {
@@ -52,7 +52,7 @@ func (c *conn) read() error {
 	}
 }
 
-// frameBuffered reports whether the read buffer holds a complete frame.
+// frameBuffered reports whether the read buffer contains a complete frame.
 func (c *conn) frameBuffered() bool {
 	n := c.br.Buffered()
 	if n < 9 {
@@ -71,8 +71,8 @@ func goAwayCode(err error) http2.ErrCode {
 	case errors.As(err, &conn):
 		return http2.ErrCode(conn)
 	case errors.As(err, &stream):
-		// The frame was not decoded. If it was a header block, the HPACK table would be
-		// wrong from here on, so the connection must end.
+		// The frame was not decoded. If the frame was a header block, the HPACK table would be
+		// wrong from then on. So the connection must end.
 		return stream.Code
 	case errors.Is(err, http2.ErrFrameTooLarge):
 		return http2.ErrCodeFrameSize
@@ -120,7 +120,7 @@ func (c *conn) onFrame(f http2.Frame) error {
 	return nil
 }
 
-// neverOpened reports whether a stream of that id was never opened. The caller holds mu.
+// neverOpened reports whether no stream with this id was ever opened. The caller holds mu.
 func (c *conn) neverOpened(id uint32) bool { return id%2 == 0 || id >= c.nextID }
 
 func (c *conn) onHeaders(id uint32, fragment []byte, complete, ended bool) error {
@@ -131,8 +131,8 @@ func (c *conn) onHeaders(id uint32, fragment []byte, complete, ended bool) error
 	return nil
 }
 
-// onContinuation adds to the open header block. The framer has checked that the frame belongs to
-// it.
+// onContinuation adds a frame to the open header block. The framer has checked that the frame
+// belongs to this block.
 func (c *conn) onContinuation(f *http2.ContinuationFrame) error {
 	if len(c.block.buf)+len(f.HeaderBlockFragment()) > maxBlock || len(f.HeaderBlockFragment()) == 0 && !f.HeadersEnded() {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
@@ -144,8 +144,8 @@ func (c *conn) onContinuation(f *http2.ContinuationFrame) error {
 	return c.onBlock(c.block.id, c.block.buf, c.block.ended)
 }
 
-// onField is called for every field of a header block, in order. It stops decoding after the
-// status of a success, because nothing else is needed then.
+// onField is called for every field of a header block, in order. After the status of a success, it
+// stops the decoder from calling it, because no other field is needed.
 func (c *conn) onField(f hpack.HeaderField) {
 	switch f.Name {
 	case ":status":
@@ -174,8 +174,8 @@ func parseStatus(s string) (n int) {
 	return n
 }
 
-// onBlock handles a complete header block: an interim response, the head of an answer, or its
-// trailer.
+// onBlock handles a complete header block. The block is an interim response, the head of an answer,
+// or the trailer of an answer.
 func (c *conn) onBlock(id uint32, block []byte, ended bool) error {
 	c.head = responseHead{}
 	c.dec.SetEmitEnabled(true)
@@ -222,7 +222,7 @@ func (c *conn) endMalformed(r *Request) {
 // endAnswered ends a stream whose answer is complete. The caller holds mu.
 func (c *conn) endAnswered(r *Request) {
 	if !r.Sent {
-		// The server answered before it received the whole request and wants no more of it.
+		// The server answered before it received the whole request, and needs no more of it.
 		c.resetStream(r.id, http2.ErrCodeNo)
 		c.signal()
 	}
@@ -231,7 +231,7 @@ func (c *conn) endAnswered(r *Request) {
 }
 
 func (c *conn) onData(f *http2.DataFrame) error {
-	n := int(f.Length) // with its padding
+	n := int(f.Length) // with the padding of the frame
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.neverOpened(f.StreamID) {
@@ -240,8 +240,8 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	if c.recvWindow -= n; c.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	// The connection's window is granted again at once. MaxAnswer bounds the memory of each
-	// stream, and this side decides how many streams there are.
+	// Grant the connection's window again at once. The memory has other limits: MaxAnswer for each
+	// stream, and this side decides how many streams exist.
 	if c.ungranted += n; c.ungranted >= connWindow/4 {
 		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.ungranted))
 		c.recvWindow += c.ungranted
@@ -280,8 +280,8 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	return nil
 }
 
-// deliverEnded judges the finished requests, hands them to their batches, and wakes the
-// writer for the streams that became free. Only the reader calls it.
+// deliverEnded judges the finished requests and delivers them to their batches. Then it wakes the
+// writer, because streams became free. Only the reader calls it.
 func (c *conn) deliverEnded() {
 	if len(c.endedRequests) == 0 {
 		return

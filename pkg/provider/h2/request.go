@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// MaxAnswer bounds the part of an answer's body that is kept, in bytes. The stream is reset
-// beyond it.
+// MaxAnswer is the largest part of an answer's body that is kept, in bytes. If the body is longer,
+// the stream is reset.
 const MaxAnswer = 64 << 10
 
 // Failure says why a request has no answer.
@@ -31,13 +31,13 @@ const (
 	Cancelled
 	// NoConnection: there is no connection. Err is a *Down.
 	NoConnection
-	// Withheld: Config.Admit returned an error, which Err holds.
+	// Withheld: Config.Admit returned an error. Err contains that error.
 	Withheld
 )
 
-// Down is the error for a provider to which there is no connection.
+// Down is the error when there is no connection to the provider.
 type Down struct {
-	RetryAfter time.Duration // time until the next attempt to connect; 0: not known
+	RetryAfter time.Duration // time until the next attempt to connect; 0: unknown
 	Err        error         // cause; context.Canceled if the pool has stopped
 }
 
@@ -50,11 +50,11 @@ func (d *Down) Error() string {
 
 func (d *Down) Unwrap() error { return d.Err }
 
-// Request is one POST. The pool owns it from Submit until the batch hands it back. Before and
-// after, the caller may read and write it, and may submit it again.
+// Request is one POST. The pool owns it from Submit until the batch returns it. At all other times
+// the caller may read and write it, and may submit it again.
 type Request struct {
-	// The request. Path is the value of :path. OwnFields holds the encoded fields that this request
-	// does not share with others (see AppendField).
+	// The request. Path is the value of :path. OwnFields contains the encoded fields that only this
+	// request has (see AppendField).
 	Fields    *Fields
 	Path      []byte
 	OwnFields []byte
@@ -63,11 +63,13 @@ type Request struct {
 	Tag int // for the caller's own use
 
 	// The result. Answer is valid until the request is submitted again.
-	Failure    Failure
-	Sent       bool  // if it failed: the server may have received all of it
+	Failure Failure
+	// Sent matters if the request failed. It means that the server may have received the whole
+	// request.
+	Sent       bool
 	Err        error // set with NoConnection and Withheld, and with Broken if the connection failed
 	Status     int
-	RetryAfter string // the Retry-After header of an answer other than 2xx; empty: none
+	RetryAfter string // the Retry-After header of an answer other than 2xx; empty: no such header
 	Answer     []byte // at most MaxAnswer bytes; may be cut off if the connection failed
 
 	batch *Batch
@@ -77,14 +79,14 @@ type Request struct {
 	id             uint32
 	unwritten      []byte // part of Body that is not in the write buffer yet
 	sendWindow     int64  // bytes that the server accepts on the stream
-	ungranted      int    // bytes received and not yet granted again by WINDOW_UPDATE
+	ungranted      int    // bytes received that no WINDOW_UPDATE has granted again
 	recvWindow     int    // bytes that the server may still send
 	deadline       time.Time
-	waitsForWindow bool // unwritten waits for a window
+	waitsForWindow bool // unwritten waits for window space
 	headArrived    bool // the final response head has arrived
 	ended          bool // END_STREAM was received
 
-	prev, next *Request // links in the queue, or in the connection's list by age
+	prev, next *Request // links in the queue, or in the connection's list of requests by age
 }
 
 // reset prepares r for a try.
@@ -136,7 +138,7 @@ func (l *list) remove(r *Request) {
 	l.n--
 }
 
-// queue holds the requests that wait for a stream, by the rank of their batch.
+// queue contains the requests that wait for a stream, by the rank of their batch.
 type queue struct {
 	ranks [Ranks]list
 	n     int
@@ -159,18 +161,18 @@ func (q *queue) first() *Request {
 // Ranks is the number of ranks.
 const Ranks = 8
 
-// Batch receives the answers of requests that one goroutine submits and waits for. Use NewBatch
-// to make one.
+// Batch receives the answers of requests that one goroutine submits and waits for. NewBatch makes a
+// Batch.
 type Batch struct {
-	// Rank orders requests that wait for a stream: the lowest rank, 0, is first. Ranks at or
-	// beyond Ranks count as the last. It may be set only while no request of the batch is under
-	// way.
+	// Rank orders requests that wait for a stream. The lowest rank, 0, is first. A rank of Ranks or
+	// more counts as the last rank. Rank may be set only while no request of the batch is in
+	// flight.
 	Rank int
 
 	mu        sync.Mutex    // guards done and taken
-	done      []*Request    // not taken yet
+	done      []*Request    // not returned by Take yet
 	taken     []*Request    // returned by the last Take
-	wake      chan struct{} // holds one token when done may have grown
+	wake      chan struct{} // contains a token when done may have grown
 	cancelled atomic.Bool
 }
 
@@ -179,7 +181,7 @@ func (b *Batch) rank() int { return min(b.Rank, Ranks-1) }
 // NewBatch returns an empty batch.
 func NewBatch() *Batch { return &Batch{wake: make(chan struct{}, 1)} }
 
-// add hands ended requests to the batch and wakes Wait.
+// add puts ended requests into the batch and wakes Wait.
 func (b *Batch) add(rs []*Request) {
 	b.mu.Lock()
 	b.done = append(b.done, rs...)
@@ -190,8 +192,8 @@ func (b *Batch) add(rs []*Request) {
 	}
 }
 
-// Take returns the requests that have ended since the last call, possibly none. The slice is
-// valid until the next call.
+// Take returns the requests that have ended since the last call of Take, possibly none. The slice
+// is valid until the next call.
 func (b *Batch) Take() []*Request {
 	b.mu.Lock()
 	b.done, b.taken = b.taken[:0], b.done
@@ -199,16 +201,16 @@ func (b *Batch) Take() []*Request {
 	return b.taken
 }
 
-// Wait waits until at least one request has ended and returns what Take returns. When ctx ends,
-// it cancels the requests that are under way; they come back as Cancelled. Requests submitted
-// afterwards come back as Cancelled at once.
+// Wait waits until at least one request has ended, and returns the same as Take. When ctx ends,
+// Wait cancels the requests in flight; they are returned as Cancelled. Requests that are submitted
+// later are returned as Cancelled at once.
 func (b *Batch) Wait(ctx context.Context, p *Pool) []*Request {
 	for {
 		if rs := b.Take(); len(rs) > 0 {
 			return rs
 		}
 		if b.cancelled.Load() {
-			<-b.wake // every request of the batch is about to come back
+			<-b.wake // every request of the batch will be returned soon
 			continue
 		}
 		select {
@@ -238,7 +240,7 @@ func (b *Batch) Reset() {
 	b.done, b.taken = b.done[:0], b.taken[:0]
 }
 
-// deliver hands ended requests to their batches. The caller must not hold a lock.
+// deliver puts ended requests into their batches. The caller must not hold a lock.
 func deliver(rs []*Request) {
 	for i := 0; i < len(rs); {
 		b, j := rs[i].batch, i+1

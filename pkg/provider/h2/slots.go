@@ -12,8 +12,8 @@ import (
 )
 
 // Dialer returns a Config.Dial that connects to address, host:port. With a TLS configuration the
-// server must agree to "h2" by ALPN. Without one the server must speak HTTP/2 with prior
-// knowledge. The name is resolved for every connection.
+// server must agree to "h2" by ALPN. Without a TLS configuration the server must accept HTTP/2
+// without negotiation ("prior knowledge"). The name is resolved for every connection.
 func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, error) {
 	d := &net.Dialer{KeepAlive: 30 * time.Second}
 	if t == nil {
@@ -21,7 +21,8 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 	}
 	t = t.Clone()
 	t.NextProtos = []string{"h2"}
-	t.DynamicRecordSizingDisabled = true // small first records only help a reader that shows content early; here writes are large
+	// Small first records only help a reader that shows content early. Here writes are large.
+	t.DynamicRecordSizingDisabled = true
 	if t.ServerName == "" {
 		t.ServerName, _, _ = net.SplitHostPort(address)
 	}
@@ -38,7 +39,7 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 }
 
 // Run keeps the connections open until ctx ends. Then it ends queued requests as NoConnection,
-// waits for requests on connections for at most Timeout, and closes everything.
+// waits at most Timeout for requests on connections, and closes all connections.
 func (p *Pool) Run(ctx context.Context) error {
 	var slots, conns sync.WaitGroup
 	for range p.cfg.Size {
@@ -130,8 +131,8 @@ func (p *Pool) connect(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// connectFailed notes that an attempt to connect failed. If no connection is left, it ends the
-// queued requests.
+// connectFailed notes that an attempt to connect failed. If no other connection is open, it ends
+// the queued requests.
 func (p *Pool) connectFailed(err error) {
 	p.mu.Lock()
 	if len(*p.ready.Load()) > 0 {
@@ -145,8 +146,8 @@ func (p *Pool) connectFailed(err error) {
 	p.failQueued(p.unavailableErr())
 }
 
-// waitDialTurn waits until this goroutine may connect. Opening many connections at once would
-// look like an attack to the provider.
+// waitDialTurn waits until this goroutine may connect. It returns false if ctx ends first. If many
+// connections were opened at once, the provider could take it for an attack.
 func (p *Pool) waitDialTurn(ctx context.Context) bool {
 	p.mu.Lock()
 	now := time.Now()

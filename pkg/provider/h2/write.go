@@ -8,16 +8,17 @@ import (
 )
 
 const (
-	// takeAtOnce is how many requests the writer takes from the queue at a time: enough to fill
-	// a few TLS records, few enough to leave some for an idle connection.
+	// takeAtOnce is how many requests the writer takes from the queue at a time. 64 fill a few TLS
+	// records, but leave some requests for an idle connection.
 	takeAtOnce = 64
-	// ownFields is the assumed number of a request's own fields. It is used only if the server
-	// limits the size of header lists, which counts 32 bytes a field beside its text.
+	// ownFields is the assumed number of fields that only one request has. It is used only if the
+	// server limits the size of header lists. That size includes 32 bytes for each field in
+	// addition to its text.
 	ownFields = 6
 )
 
-// write is the writer goroutine. It takes requests while the connection has room, and writes
-// everything that is ready in one go.
+// write is the writer goroutine. It takes requests from the queue while the connection has room,
+// and writes everything that is ready in one call.
 func (c *conn) write() {
 	defer func() { _ = c.nc.Close() }()
 	for {
@@ -39,7 +40,7 @@ func (c *conn) write() {
 		}
 		if c.drained() {
 			c.close(net.ErrClosed, http2.ErrCodeNo)
-			if c.ctl.Len() > 0 { // the GOAWAY that close left
+			if c.ctl.Len() > 0 { // the GOAWAY that close has queued
 				_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second))
 				_, _ = c.nc.Write(c.ctl.Bytes())
 			}
@@ -48,8 +49,8 @@ func (c *conn) write() {
 	}
 }
 
-// markUnsent clears Sent of the requests that were not written completely: only the first n
-// bytes of the buffer were written.
+// markUnsent sets Sent to false for the requests that were not written completely. n is the number
+// of bytes of the buffer that were written.
 func (c *conn) markUnsent(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,8 +61,8 @@ func (c *conn) markUnsent(n int) {
 	}
 }
 
-// fillBuffer puts the next frames into the buffer: control frames, bodies that waited for a
-// window, new requests. It returns false if there is nothing to do.
+// fillBuffer puts the next frames into the buffer: control frames, bodies that waited for window
+// space, and new requests. It returns false if there is nothing to write.
 func (c *conn) fillBuffer() bool {
 	c.out, c.marks = c.out[:0], c.marks[:0]
 	var done []*Request
@@ -79,7 +80,8 @@ func (c *conn) fillBuffer() bool {
 			}
 		}
 	}
-	// While the connection's window is used up, new requests could send only their headers.
+	// When the connection's window is used up, new requests could send only their headers. So start
+	// none.
 	if room := min(c.freeStreams(), takeAtOnce); room > 0 && c.sendWindow > 0 {
 		c.takenRequests = c.pool.takeQueued(c.takenRequests[:0], room)
 		now := time.Time{}
@@ -102,7 +104,7 @@ func (c *conn) fillBuffer() bool {
 	return len(c.out) > 0 || len(done) > 0
 }
 
-// openStream opens a stream for r and puts it into the buffer. It returns false if r must not be
+// openStream opens a stream for r and puts r into the buffer. It returns false if r must not be
 // sent. The caller holds mu.
 func (c *conn) openStream(r *Request, now time.Time) bool {
 	if admit := c.pool.cfg.Admit; admit != nil {
@@ -150,7 +152,7 @@ func (c *conn) appendHeaders(r *Request) {
 		putFrame(c.out[at:], n, http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, r.id)
 		return
 	}
-	// The block is larger than a frame may be: the rest goes into CONTINUATION frames.
+	// The block is larger than the largest frame: the rest goes into CONTINUATION frames.
 	block := append([]byte(nil), c.out[at+hl:]...)
 	c.out = c.out[:at]
 	typ := http2.FrameHeaders
@@ -196,7 +198,7 @@ func (c *conn) appendBody(r *Request) {
 	c.markSent(r)
 }
 
-// markSent notes that all of r is in the buffer.
+// markSent notes that the whole request r is in the buffer.
 func (c *conn) markSent(r *Request) {
 	r.Sent = true
 	c.marks = append(c.marks, bufferMark{r.id, len(c.out)})

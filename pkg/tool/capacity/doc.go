@@ -1,17 +1,17 @@
-// Package capacity calculates how many workers, nodes, accounts and partitions a load needs, from
-// the rate of one of each and the limits of providers.
+// Package capacity calculates how many workers, nodes, accounts and partitions a load needs. It
+// uses the rate of a single worker, node, account or partition, and the limits of providers.
 //
-// A sheet has two counts per line. Count is calculated as in the design document behind notifyd
-// (the source): mails of one second are spread over their objective, and replicas of the log and
-// of the scheduler's rows are not counted. Sustained is what the same load needs if it lasts. If
-// they differ, a Limit says why.
+// Each line of a sheet has two counts. Count is calculated as in the source, the design document on
+// which notifyd is based: mails of one second are spread over their objective, and replicas of the
+// log and of the scheduler's rows are not counted. Sustained is the count that the load needs if it
+// lasts. If the two differ, a Limit explains why.
 //
-// Everything here is pure: no clock, no files, no network.
+// All functions are pure: they use no clock, no files and no network.
 //
 //	input.go      the input: Input, its defaults, its rules
 //	number.go     parsing and formatting of numbers
 //	sheet.go      Compute: the lines
 //	limits.go     where Count is too low; rows by chunk; what breaks first
-//	measured.go   measured rates instead of assumed ones
+//	measured.go   measured rates instead of assumed rates
 //	verify.go     comparison of a sheet with a running installation
 package capacity

@@ -14,8 +14,13 @@ import (
 // Input is the input of a sheet. Rates are per second, shares from 0 to 1.
 //
 // The tags of a field are its name in a file and as a flag, its kind, its documentation, and for
-// some kinds its bounds. Kinds: rate, from 1 to maxRate; known, a rate, or 0 if it is unknown;
-// share, 0 to 1; whole, a whole number from 1 to max; number, from min to max; span, a duration.
+// some kinds its limits. These are the kinds:
+//   - rate: from 1 to maxRate
+//   - known: a rate, or 0 if the rate is unknown
+//   - share: from 0 to 1
+//   - whole: a whole number from 1 to max
+//   - number: from min to max
+//   - span: a duration
 type Input struct {
 	Rate      float64 `key:"rate" kind:"rate" doc:"notifications per second"`
 	Push      float64 `key:"push" kind:"share" doc:"share of push"`
@@ -59,7 +64,7 @@ type Input struct {
 }
 
 // Default returns the load and the rates of the source document: 5M notifications per second.
-// Values that the document leaves open are notifyd's own: SMS workers, copies in the log, sizes
+// Values that the document does not give are notifyd's own: SMS workers, copies in the log, sizes
 // of partitions and chunks, and the rate of a release.
 func Default() Input {
 	return Input{
@@ -84,11 +89,10 @@ type Param struct {
 	whole    bool
 }
 
-// maxRate is the largest rate. With the bounds of the other values, every count fits into 63
-// bits.
+// maxRate is the largest rate. With the limits of the other values, every count fits into 63 bits.
 const maxRate = 1e12
 
-// Params lists all values of in. Setting a Param changes in.
+// Params returns all values of in. Setting a Param changes in.
 func (in *Input) Params() (list []Param) {
 	v := reflect.ValueOf(in).Elem()
 	for i := range v.NumField() {
@@ -118,7 +122,7 @@ func (in *Input) Params() (list []Param) {
 	return list
 }
 
-// Set parses a value as people write it: 5M, 200K, 0.7, 70%, 50ms.
+// Set parses a value that a person has written: 5M, 200K, 0.7, 70%, 50ms.
 func (p *Param) Set(text string) error {
 	if p.dur != nil {
 		d, err := time.ParseDuration(text)
@@ -144,7 +148,7 @@ func (p *Param) String() string {
 	return Number(*p.num)
 }
 
-// Value returns the value as a number; a duration in seconds.
+// Value returns the value as a number. A duration is returned in seconds.
 func (p *Param) Value() float64 {
 	if p.dur != nil {
 		return p.dur.Seconds()
@@ -152,7 +156,7 @@ func (p *Param) Value() float64 {
 	return *p.num
 }
 
-// scale multiplies the value.
+// scale multiplies the value. The parameter by is the factor.
 func (p *Param) scale(by float64) {
 	if p.dur != nil {
 		*p.dur = time.Duration(float64(*p.dur) * by)
@@ -161,7 +165,7 @@ func (p *Param) scale(by float64) {
 	*p.num *= by
 }
 
-// Check returns an error for every rule that in breaks, with the field.
+// Check returns an error for every rule that in breaks, with the name of the field.
 func (in Input) Check() error {
 	var problems []error
 	for _, p := range in.Params() {

@@ -42,8 +42,8 @@ func (in *Input) limits(lines []Line) []Limit {
 	return out
 }
 
-// whyMail explains what happens if mails come every second, but the IPs were counted for the
-// mails of one second.
+// whyMail explains what happens if the mails come in every second, but the IPs were counted for the
+// mails of a single second.
 func (in *Input) whyMail(l *Line) string {
 	can := float64(l.Count) * in.MailIPRate
 	goal := in.MailObjective.Seconds()
@@ -53,12 +53,13 @@ func (in *Input) whyMail(l *Line) string {
 		Number(in.mailCalls()), Number(in.mailCalls()-can), brief(in.MailObjective), Number((in.mailCalls()-can)*goal), brief(wait))
 }
 
-// Saving is how many nodes of the status store rows by chunk save, at a share of fan-outs.
+// Saving says how many nodes of the status store are saved by rows per chunk, for one share of
+// fan-outs.
 type Saving struct {
 	Fanout float64 `json:"fanout"`
-	Rows   float64 `json:"rows"` // a second
+	Rows   float64 `json:"rows"` // rows a second
 	Nodes  int64   `json:"nodes"`
-	Saved  int64   `json:"saved"` // compared with one or more rows per receiver
+	Saved  int64   `json:"saved"` // compared with a share of fan-outs of 0
 }
 
 func (in *Input) savings() []Saving {
@@ -77,17 +78,17 @@ func (in *Input) savings() []Saving {
 	return out
 }
 
-// Break is a part with the load at which it breaks.
+// Break is a part of the system, with the load at which it breaks.
 type Break struct {
 	Key     string  `json:"key"`
 	Name    string  `json:"name"`
 	Count   int64   `json:"count"`
-	HoldsTo float64 `json:"holds_to"` // notifications per second that it carries permanently
+	HoldsTo float64 `json:"holds_to"` // notifications per second that it can process permanently
 	OneLost float64 `json:"one_lost"`
 	Share   float64 `json:"share"` // HoldsTo divided by the requested load
 }
 
-// breaks orders the parts by the load at which they break.
+// breaks sorts the parts by the load at which they break, lowest first.
 func breaks(rate float64, lines []Line) []Break {
 	out := []Break{}
 	for _, l := range lines {
@@ -107,7 +108,7 @@ func breaks(rate float64, lines []Line) []Break {
 	return out
 }
 
-// firstBreakText says in one line what breaks first.
+// firstBreakText returns one line that says which part breaks first.
 func firstBreakText(rate float64, bs []Break) string {
 	if len(bs) == 0 {
 		return "nothing breaks, because there is no load"
@@ -120,7 +121,7 @@ func firstBreakText(rate float64, bs []Break) string {
 	return s
 }
 
-// Change is the change of a line if one value gets 10% worse.
+// Change is the change of a line when one parameter gets 10% worse.
 type Change struct {
 	Key  string `json:"key"` // key of the parameter
 	From string `json:"from"`
@@ -130,8 +131,8 @@ type Change struct {
 	Is   int64  `json:"is"`
 }
 
-// sensitiveParams are values that tend to change by themselves, with the factor that makes them
-// worse.
+// sensitiveParams lists parameters whose values tend to change over time. The field by is the
+// factor that makes a value worse.
 var sensitiveParams = []struct {
 	key string
 	by  float64
@@ -140,8 +141,8 @@ var sensitiveParams = []struct {
 	{"mail_objective", 0.9}, {"mail_ip_rate", 0.9}, {"db_node_rate", 0.9}, {"broker_rate", 0.9}, {"scheduler_node_rate", 0.9},
 }
 
-// sensitivity makes one value at a time 10% worse. It returns the lines that change, without
-// lines that only follow from others.
+// sensitivity makes one parameter at a time 10% worse. It returns the lines that change. It omits
+// lines that are computed from other lines.
 func (in *Input) sensitivity(lines []Line) []Change {
 	out := []Change{}
 	for _, w := range sensitiveParams {
@@ -168,7 +169,7 @@ func (in *Input) sensitivity(lines []Line) []Change {
 	return out
 }
 
-// isDerived reports whether a line only follows from another one.
+// isDerived reports whether a line is computed from another line.
 func isDerived(key string) bool {
 	switch key {
 	case "push_connections", "db_shards", "mail_workers", "mail_calls", "scheduled_rows":

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Result is one figure of bench/results.json, with the fields that are used here.
+// Result is one figure in bench/results.json, with the fields that this package uses.
 type Result struct {
 	ID        string  `json:"id"`
 	Work      string  `json:"work"`
@@ -34,8 +34,8 @@ type Origin struct {
 	From  string  `json:"from"`
 }
 
-// measures says which figure gives which value. A figure has several lines: work and unit select
-// lines, and the lowest value counts.
+// measures says which figure gives which parameter. A figure has several lines. work and unit
+// select lines, and the lowest value of these lines counts.
 var measures = []measure{
 	{key: "api_rate", id: "P3", work: "batches of", unit: "records/s", what: "batches over HTTP, fsynced"},
 	{key: "api_fanout_rate", id: "P2", work: "fan-out over HTTP, fsynced", unit: "receivers/s", what: "fan-outs over HTTP, fsynced"},
@@ -48,14 +48,14 @@ var measures = []measure{
 
 type measure struct {
 	key, id    string
-	work, unit string // prefixes of the line's work and unit; empty: any
+	work, unit string // prefixes of the line's work and unit; empty: every line matches
 	reference  bool   // use the line's reference instead of its value
 	what       string
 }
 
-// Measured returns in with the measured rates, their origins, and the rates that results do not
-// have although a benchmark measures them. The figures are of one process without replicas, so
-// each stands for one node.
+// Measured returns in with the measured rates, and the origins of these rates. missing lists the
+// parameters that a benchmark measures but that results do not contain. The figures are from one
+// process without replicas, so each figure is used for one node.
 func Measured(in Input, results []Result) (out Input, from []Origin, missing []string, err error) {
 	out = in
 	set := map[string]*Param{}

@@ -52,7 +52,7 @@ func Number(v float64) string {
 
 func short(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
 
-// ceil rounds up, but ignores rounding errors of floating point.
+// ceil rounds up, but ignores floating-point rounding errors. A positive v gives at least 1.
 func ceil(v float64) int64 {
 	if v <= 0 {
 		return 0

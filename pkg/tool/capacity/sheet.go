@@ -8,30 +8,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Line is one part, and how many of it a load needs.
+// Line is one part of the system, with the number that a load needs of it.
 type Line struct {
 	Key          string `json:"key"`
 	Name         string `json:"name"`
-	Count        int64  `json:"count"` // calculated as in the source; 0: unknown, or none needed
+	Count        int64  `json:"count"` // calculated as in the source; 0: unknown, or none is needed
 	How          string `json:"how"`
-	Sustained    int64  `json:"sustained"` // if the load lasts
+	Sustained    int64  `json:"sustained"` // count that is needed if the load lasts
 	SustainedHow string `json:"sustained_how,omitempty"`
 
-	// HoldsTo is the rate of notifications, in the same mix, that Count of these carry
-	// permanently; 0: this part is no limit of its own.
+	// HoldsTo is the rate of notifications, in the same mix, that Count of this part can process
+	// permanently. 0: this part sets no limit of its own.
 	HoldsTo float64 `json:"holds_to,omitempty"`
-	// OneLost is the same after the loss of one.
+	// OneLost is the same as HoldsTo after one of them is lost.
 	OneLost float64 `json:"one_lost,omitempty"`
 }
 
-// Sheet says what a load needs.
+// Sheet lists what a load needs.
 type Sheet struct {
 	Lines       []Line   `json:"lines"`
-	Limits      []Limit  `json:"limits"`       // where Count is too low
-	Chunks      []Saving `json:"chunks"`       // nodes that rows by chunk save
-	Breaks      []Break  `json:"breaks"`       // in the order in which parts break
-	Sensitivity []Change `json:"sensitivity"`  // effect of values that get 10% worse
-	First       string   `json:"breaks_first"` // Breaks in one line
+	Limits      []Limit  `json:"limits"`       // lines whose Count is too low
+	Chunks      []Saving `json:"chunks"`       // nodes that are saved by rows per chunk
+	Breaks      []Break  `json:"breaks"`       // sorted by the load at which parts break
+	Sensitivity []Change `json:"sensitivity"`  // effect of parameters that get 10% worse
+	First       string   `json:"breaks_first"` // the first of Breaks as text
 }
 
 // Compute checks in and computes its sheet.
@@ -49,7 +49,7 @@ func Compute(in Input) (Sheet, error) {
 	return s, nil
 }
 
-// Line returns a line by its key, or nil.
+// Line returns the line with this key, or nil.
 func (s *Sheet) Line(key string) *Line { return lineOf(s.Lines, key) }
 
 func lineOf(lines []Line, key string) *Line {
@@ -61,7 +61,7 @@ func lineOf(lines []Line, key string) *Line {
 	return nil
 }
 
-// The loads of the parts, per second.
+// The loads of the parts, in calls per second.
 
 func (in *Input) calls(share float64) float64 { return in.Rate * share * (1 + in.Retries) }
 
@@ -69,15 +69,15 @@ func (in *Input) mailCalls() float64 { return in.calls(in.Email) }
 
 func (in *Input) smsCalls() float64 { return in.calls(in.SMS * in.SMSAdmitted) }
 
-// records returns how many messages the log gets: one per chunk of a fan-out.
+// records returns how many messages per second the log gets. A fan-out gives one message per chunk.
 func (in *Input) records() float64 { return in.Rate * in.recordsPerNotification() * (1 + in.Retries) }
 
-// recordsPerNotification returns how many log records a notification needs; in a fan-out it needs
-// a fraction of a chunk.
+// recordsPerNotification returns how many log records a notification needs. A notification of a
+// fan-out needs only a fraction of a record, because a chunk is one record.
 func (in *Input) recordsPerNotification() float64 { return (1 - in.Fanout) + in.Fanout/in.Chunk }
 
-// rows returns how many rows the status store writes at a share of fan-outs. A chunk has one
-// claim per window and one outcome. A retry has a row of its own.
+// rows returns how many rows per second the status store writes at a share of fan-outs. A chunk has
+// one claim row per window and one outcome row. A retry has its own rows.
 func (in *Input) rows(fanout float64) float64 {
 	chunk := (math.Ceil(in.Chunk/in.Window) + 1) / in.Chunk
 	return in.Rate * (1 + in.Retries) * ((1-fanout)*in.Writes + fanout*math.Min(chunk, in.Writes))
@@ -95,7 +95,7 @@ func (in *Input) smsWorker() (each float64, how string) {
 	return in.capByDelivery(in.SMSInFlight/in.SMSLatency.Seconds(), fmt.Sprintf("%s at once / %s", Number(in.SMSInFlight), in.SMSLatency))
 }
 
-// capByDelivery limits a worker's rate to what a process delivers.
+// capByDelivery limits a worker's rate to the rate at which a process can deliver.
 func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 	if in.DeliveryRate > 0 && in.DeliveryRate < each {
 		return in.DeliveryRate, "a process's deliveries"
@@ -103,10 +103,10 @@ func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 	return each, how
 }
 
-// lines returns the lines in the order of a notification's way.
+// lines returns the lines in the order in which a notification passes the parts.
 func (in *Input) lines() []Line {
 	var out []Line
-	// of adds a line for demand, of which each part takes at most each.
+	// of adds a line for a demand. One part can process at most each.
 	of := func(key, name string, demand, each float64, how string) *Line {
 		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
 		l.Sustained = l.Count
@@ -167,8 +167,8 @@ func (in *Input) api(of ofFunc, plain plainFunc) {
 	}
 }
 
-// mail calculates Count as the source does: the mails of one second are spread over the
-// objective. That is right for a single burst.
+// mail calculates Count in the same way as the source: the mails of one second are spread over the
+// objective. That is right for a single burst only.
 func (in *Input) mail(of ofFunc, plain plainFunc) Line {
 	spread := in.mailCalls() / in.MailObjective.Seconds()
 	ips := of("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
@@ -188,13 +188,13 @@ func (in *Input) mail(of ofFunc, plain plainFunc) Line {
 func (in *Input) database(of ofFunc, plain plainFunc) {
 	rows := in.rows(in.Fanout)
 	shards := of("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
-	shards.OneLost = shards.HoldsTo // the other replicas of the shard take over
+	shards.OneLost = shards.HoldsTo // the other replicas of the shard do its work
 	nodes := *shards
 	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
 // scheduler adds the lines of the scheduler. The source has one partition per minute and one
-// leader, and counts a row once although every replica stores it.
+// leader. It counts a row only once, although every replica stores the row.
 func (in *Input) scheduler(of ofFunc, plain plainFunc) {
 	rows := in.Rate * in.Scheduled * in.recordsPerNotification()
 	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
@@ -222,7 +222,7 @@ func (in *Input) scheduler(of ofFunc, plain plainFunc) {
 	}
 }
 
-// brief formats a duration without zero units: 2m0s is 120s, 1h0m0s is 1h.
+// brief formats a duration without zero units: 2m0s gives 120s, 1h0m0s gives 1h.
 func brief(d time.Duration) string {
 	switch {
 	case d >= time.Hour && d%time.Hour == 0:

@@ -6,41 +6,42 @@ import (
 	"time"
 )
 
-// Fleet holds the parts and settings of an installation. 0 means unknown and is not compared.
+// Fleet contains the parts and settings of an installation. 0 means unknown; such a value is not
+// compared.
 type Fleet struct {
 	Push, Email, SMS FleetChannel
 
 	APIs        int     // processes with the API
-	CallerRate  float64 // requests per second of the caller with the highest rate
+	CallerRate  float64 // requests per second that the caller with the highest rate may make
 	Schedulers  int     // processes that release due timers
 	TimerShards int     // partitions per minute
-	CatchUpRate float64 // timers per second released from a backlog
+	CatchUpRate float64 // timers per second that may be released from a backlog
 }
 
 // FleetChannel is a channel of a Fleet.
 type FleetChannel struct {
-	Workers     int // processes that call its provider
+	Workers     int // processes that call the channel's provider
 	Partitions  int
-	InFlight    int           // concurrent requests of the worker with the fewest
-	Window      int           // receivers of a claim window, the smallest
-	Connections int           // HTTP/2 connections of the worker with the fewest
+	InFlight    int           // concurrent requests of the worker with the lowest setting
+	Window      int           // receivers of a claim window; the smallest of all workers
+	Connections int           // HTTP/2 connections of the worker with the lowest setting
 	Accounts    int           // SMS accounts, or IP pools
 	AccountRate float64       // messages per second of each account
 	Parallel    int           // concurrent requests of each account, over all workers
-	Latency     time.Duration // of a call, measured
+	Latency     time.Duration // measured duration of a call
 }
 
-// Comparison compares one need of a sheet with a Fleet.
+// Comparison compares one requirement of a sheet with a Fleet.
 type Comparison struct {
 	Check       string `json:"check"`
 	Needs       string `json:"needs"`
 	Has         string `json:"has"`
-	Says        string `json:"says"` // ok, what is unknown, or what to change
+	Says        string `json:"says"` // "ok", "unknown", or the change to make
 	Contradicts bool   `json:"contradicts"`
 }
 
-// Verify compares the needs of a load with an installation. lasting selects the sheet's counts
-// for a load that lasts. It returns the error of Input.Check.
+// Verify compares the requirements of a load with an installation. If lasting is true, it uses the
+// sheet's counts for a load that lasts. It returns the error of Input.Check.
 func Verify(in Input, f *Fleet, lasting bool) ([]Comparison, error) {
 	if l := f.Push.Latency; l > 0 {
 		in.PushLatency = l
@@ -66,8 +67,8 @@ type verifier struct {
 	out     []Comparison
 }
 
-// requireAtLeast compares a figure that must not be below a need. unit is appended to both;
-// change says what to do otherwise.
+// requireAtLeast adds a comparison of a figure that must not be less than needs. unit is appended
+// to both numbers. change says what to do if the figure is too low.
 func (v *verifier) requireAtLeast(check string, needs, has float64, unit, change string) {
 	c := Comparison{Check: check, Needs: Number(needs) + unit, Has: Number(has) + unit, Says: "ok"}
 	switch {
@@ -80,7 +81,8 @@ func (v *verifier) requireAtLeast(check string, needs, has float64, unit, change
 	v.out = append(v.out, c)
 }
 
-// requireAtMost compares a figure that must not be above a bound; 0: the bound is unknown.
+// requireAtMost adds a comparison of a figure that must not be greater than bound. 0 means that the
+// bound is unknown.
 func (v *verifier) requireAtMost(check string, bound, has float64, unit, change string) {
 	c := Comparison{Check: check, Needs: "at most " + Number(bound) + unit, Has: Number(has) + unit, Says: "ok"}
 	switch {
@@ -103,8 +105,8 @@ func (v *verifier) needed(key string) float64 {
 	return float64(l.Count)
 }
 
-// perWorker returns the requests per second of each worker of a channel, for the existing workers
-// or else for those of the sheet.
+// perWorker returns the requests per second of each worker of a channel. It uses the number of
+// existing workers, or the number in the sheet if the existing number is unknown.
 func (v *verifier) perWorker(demand float64, c *FleetChannel, key string) float64 {
 	workers := float64(c.Workers)
 	if workers == 0 {
@@ -113,8 +115,8 @@ func (v *verifier) perWorker(demand float64, c *FleetChannel, key string) float6
 	return demand / workers
 }
 
-// workers compares the numbers of workers and partitions: a worker without a partition has no
-// work.
+// workers compares the numbers of workers and partitions. A worker without a partition would have
+// no work.
 func (v *verifier) workers(name string, c *FleetChannel, key string) {
 	v.requireAtLeast(name+" workers", v.needed(key), float64(c.Workers), "", "start more processes with the role worker:"+name)
 	needs := math.Max(v.needed("partitions_"+name), float64(c.Workers))
@@ -135,8 +137,8 @@ func (v *verifier) push() {
 	v.window("push", c)
 }
 
-// window compares the receivers of a claim window. A smaller window writes more rows than the
-// sheet counts.
+// window compares the number of receivers in a claim window. With smaller windows, more rows are
+// written than the sheet counts.
 func (v *verifier) window(name string, c *FleetChannel) {
 	if v.in.Fanout > 0 || !v.lasting {
 		v.requireAtLeast(name+" window", math.Min(v.in.Window, v.in.Chunk), float64(c.Window), "", fmt.Sprintf("raise workers.%s.window: the sheet assumes larger windows, which need fewer rows", name))
@@ -154,7 +156,8 @@ func (v *verifier) sms() {
 		fmt.Sprintf("raise providers.twilio.parallel: to reach its rate, an account needs rate x latency (%s) calls under way", in.SMSLatency))
 }
 
-// countFor returns how many parts of a rate a demand needs. If rate is unknown, it uses other.
+// countFor returns how many parts with this rate a demand needs. If rate is 0 (unknown), it uses
+// the parameter other as the rate.
 func countFor(demand, rate, other float64) float64 {
 	if rate == 0 {
 		rate = other
@@ -189,7 +192,7 @@ func (v *verifier) timersAndCallers() {
 	}
 }
 
-// Contradictions returns the number of comparisons that contradict.
+// Contradictions returns how many comparisons have Contradicts set.
 func Contradictions(cs []Comparison) (n int) {
 	for i := range cs {
 		if cs[i].Contradicts {
@@ -199,7 +202,7 @@ func Contradictions(cs []Comparison) (n int) {
 	return n
 }
 
-// String returns the comparison in one line.
+// String returns the comparison as one line.
 func (c *Comparison) String() string {
 	return fmt.Sprintf("%s: needs %s, has %s: %s", c.Check, c.Needs, c.Has, c.Says)
 }

@@ -1,7 +1,7 @@
-// Package codes is the catalogue of every code that notifyd and notifyctl
-// print: error codes, states, classes, verdicts of load runs and exit codes. The data is
-// catalogue.txt; a test walks the sources and fails when one is missing from
-// it, or is in it and nowhere else.
+// Package codes is the catalogue of every code that notifyd and notifyctl print: error codes,
+// states, classes, verdicts of load runs and exit codes. The data is in catalogue.txt. A test
+// searches the sources. It fails if a code in the sources is not in the catalogue, or if a code in
+// the catalogue is not in the sources.
 package codes
 
 import (
@@ -15,10 +15,10 @@ import (
 
 // Entry explains one code.
 type Entry struct {
-	Code    string `json:"code"` // "bad_json"; "http_<status>" stands for many
+	Code    string `json:"code"` // for example "bad_json"; "http_<status>" stands for many codes
 	Kind    string `json:"kind"` // one of Kinds
 	Meaning string `json:"meaning"`
-	Do      string `json:"do"`    // what whoever reads the code should do
+	Do      string `json:"do"`    // what the reader of the code should do
 	Retry   string `json:"retry"` // one of Retries
 	Where   string `json:"where"` // where it is printed
 }
@@ -26,28 +26,28 @@ type Entry struct {
 // Kinds of codes.
 var Kinds = []string{"error", "state", "class", "verdict", "exit"}
 
-// Retries says whether trying again helps, with the same request: no; yes;
-// after what Do says was done; or it happens by itself.
+// Retries says whether the same request should be tried again. no: it does not help. yes: it helps.
+// after: it helps after the action in Do was done. itself: notifyd tries again by itself.
 var Retries = []string{"no", "yes", "after", "itself"}
 
 //go:embed catalogue.txt
 var text string
 
-// All lists the catalogue in its order.
+// All returns the catalogue in the order of catalogue.txt.
 var All = sync.OnceValue(func() []Entry {
 	list, err := parse(text)
 	if err != nil {
-		panic(err) // of the text built in: no test would pass
+		panic(err) // the built-in text is wrong: the tests would have found it
 	}
 	return list
 })
 
-// parse reads the form of catalogue.txt: under a heading
+// parse parses the format of catalogue.txt. There are headings of the form
 //
 //	== kind | where | retry | what to do
 //
-// lines of "code | meaning", which may end in "| what to do | retry" of their
-// own.
+// Each heading is followed by lines of "code | meaning". A line may end with its own "| what to do
+// | retry".
 func parse(text string) (list []Entry, err error) {
 	var base Entry
 	for n, line := range strings.Split(text, "\n") {
@@ -84,9 +84,9 @@ func parse(text string) (list []Entry, err error) {
 	return list, nil
 }
 
-// Of returns what is known of a code, which may stand for more than one thing:
-// what is called exactly so, else what it is an instance of. The
-// urn:notifyd: of problem types may stand before it.
+// Of returns the entries of a code. A code may have several entries. If an entry has exactly this
+// code, Of returns all such entries. Otherwise it returns the entry of the family to which the code
+// belongs, such as http_<status>. The code may begin with urn:notifyd:, as in problem types.
 func Of(code string) (found []Entry) {
 	code = strings.TrimPrefix(strings.TrimSpace(code), "urn:notifyd:")
 	for _, e := range All() {
@@ -102,10 +102,10 @@ func Of(code string) (found []Entry) {
 	return found
 }
 
-// hole is what <...> in a code stands for.
+// hole matches the placeholder <...> in a code.
 var hole = regexp.MustCompile(`<[a-z]+>`)
 
-// stands reports whether the entry is of a family that code belongs to.
+// stands reports whether the entry is a family of codes that contains code.
 func (e *Entry) stands(code string) bool {
 	if !hole.MatchString(e.Code) {
 		return false
@@ -117,8 +117,8 @@ func (e *Entry) stands(code string) bool {
 	return regexp.MustCompile(`^` + strings.Join(parts, `[a-z0-9]+`) + `$`).MatchString(code)
 }
 
-// Near lists the codes, at most three, that a mistyped one may have meant: those
-// the fewest typing errors away, which distance counts.
+// Near returns at most three codes that a mistyped code may have meant. These are the codes with
+// the fewest typing errors, which the function distance counts.
 func Near(code string, distance func(a, b string) int) (names []string) {
 	code = strings.TrimSpace(code)
 	type near struct {
@@ -145,10 +145,10 @@ func Near(code string, distance func(a, b string) int) (names []string) {
 	return names
 }
 
-// retryWords say the same as Retries to people.
+// retryWords contains the texts for the values of Retries.
 var retryWords = map[string]string{
 	"no": "no", "yes": "yes, the same again", "after": "after you have done this", "itself": "notifyd does it by itself",
 }
 
-// RetryWords is Retry for people.
+// RetryWords returns the text for the entry's Retry.
 func (e *Entry) RetryWords() string { return retryWords[e.Retry] }

@@ -11,8 +11,9 @@ import (
 
 const maxLen = 100
 
-// Parse resolves text relative to now, in the zone loc. field names the flag in errors, which are
-// all notify.KindInvalid. The result may be in the past. Its precision is a second or better.
+// Parse parses text. Times are relative to now, in the zone loc. field is the name of the flag in
+// errors. All errors are notify.KindInvalid. The result may be in the past. Its precision is a
+// second or better.
 func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, error) {
 	p := parser{field: field, text: text, now: now.In(loc), loc: loc}
 	s := strings.TrimSpace(text)
@@ -32,8 +33,8 @@ func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, er
 	return p.parseDay(words)
 }
 
-// ParseDelay parses a duration: "10m", "1h30m", "2 days 4 hours". It must be positive. Days and
-// weeks have 24 hours.
+// ParseDelay parses a duration: "10m", "1h30m", "2 days 4 hours". The duration must be positive. A
+// day has 24 hours, a week 7 such days.
 func ParseDelay(field, text string) (time.Duration, error) {
 	p := parser{field: field, text: text, delay: true}
 	if len(text) > maxLen {
@@ -48,7 +49,7 @@ func ParseDelay(field, text string) (time.Duration, error) {
 
 type parser struct {
 	field, text string
-	delay       bool // text is a duration and not a time
+	delay       bool // text is a duration, not a time
 	now         time.Time
 	loc         *time.Location
 }
@@ -60,8 +61,7 @@ func (p *parser) badTime(why string) error {
 	return notify.Invalid("bad_time", p.field, fmt.Sprintf("%q %s: write RFC 3339, %q, %q or %q", p.text, why, "2026-03-01 09:00", "in 10m", "tomorrow 09:00"))
 }
 
-// parseDate parses a date, with or without time and offset; ok reports whether s looks like a
-// date.
+// parseDate parses a date, with or without time and offset. ok is true if s looks like a date.
 func (p *parser) parseDate(s string) (t time.Time, ok bool, err error) {
 	if len(s) < 10 || s[4] != '-' || !digits(s[:4]) {
 		return t, false, nil
@@ -103,7 +103,8 @@ func (p *parser) parseIn(words []string) (time.Time, error) {
 	t := p.now
 	if days > 0 {
 		n := t.AddDate(0, 0, days)
-		// Check that the clock does not skip this time: AddDate would silently choose another.
+		// Check that this wall clock time exists. If it is skipped, AddDate would choose another
+		// time without an error.
 		if t, err = p.wallClock(n.Year(), n.Month(), n.Day(), p.now.Hour(), p.now.Minute(), p.now.Second()); err != nil {
 			return time.Time{}, err
 		}
@@ -120,15 +121,15 @@ var units = map[string]time.Duration{
 
 var dayUnits = map[string]int{"d": 1, "day": 1, "days": 1, "w": 7, "week": 7, "weeks": 7}
 
-// maxSpan bounds the sum of all units, far from an overflow. The server limits how far ahead a
-// time may be.
+// maxSpan is the largest sum of all units. It is far below an overflow. The server has its own
+// limit for times in the future.
 const (
 	maxSpan = 100 * 366 * 24 * time.Hour
 	tooLong = "is more than a hundred years"
 )
 
-// parseSpans adds up numbers with units, which may be separate words: "1h30m", "2 days 4 hours".
-// Larger units come first, each at most once.
+// parseSpans adds up numbers with units. A number and its unit may be separate words: "1h30m", "2
+// days 4 hours". Larger units must come first, and each unit may occur once.
 func (p *parser) parseSpans(words []string) (days int, d time.Duration, err error) {
 	s := strings.Join(words, " ")
 	if s == "" {
@@ -257,7 +258,7 @@ func weekdayOf(s string) (time.Weekday, bool) {
 	return 0, false
 }
 
-// clockOf parses 09:00, 9:00:30, 9am, 9:30pm, noon, midnight.
+// clockOf parses a time of day: 09:00, 9:00:30, 9am, 9:30pm, noon, midnight.
 func clockOf(s string) (h, m, sec int, ok bool) {
 	switch s {
 	case "noon":
@@ -302,13 +303,13 @@ func digits(s string) bool {
 	return s != ""
 }
 
-// wallClock returns the instant at which the clocks of the zone show a time. It returns an error
-// if they never show it, or show it twice.
+// wallClock returns the instant at which clocks in the zone show the given time. It returns an
+// error if they never show this time, or show it twice.
 func (p *parser) wallClock(y int, mo time.Month, d, h, m, s int) (time.Time, error) {
 	var found []time.Time
 	utc := time.Date(y, mo, d, h, m, s, 0, time.UTC)
-	// Try every offset in force within two days around the time: no zone changes its offset
-	// by more than a day.
+	// Try every offset of the zone within two days before and after the time. That is enough,
+	// because no zone changes its offset by more than a day.
 	seen := map[int]bool{}
 	for hours := -48; hours <= 48; hours++ {
 		_, off := utc.Add(time.Duration(hours) * time.Hour).In(p.loc).Zone()

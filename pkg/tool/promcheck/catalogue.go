@@ -32,7 +32,7 @@ type Metric struct {
 	Bounds []float64 `json:"bounds,omitempty"` // upper bounds of a histogram's buckets, without +Inf; nil: unknown
 }
 
-// Catalogue holds the metrics of a server by name. A histogram has its base name.
+// Catalogue contains the metrics of a server, by name. A histogram is listed by its base name.
 type Catalogue map[string]Metric
 
 var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z_:][a-zA-Z0-9_:]*)` \\| ([a-z]+) \\| ([^|]*?) ?\\| ([^|]+?) \\| [^|]*\\|$")
@@ -61,8 +61,8 @@ func ParseTable(text string) (Catalogue, error) {
 	return c, nil
 }
 
-// ParseExposition parses the catalogue from /metrics in the text format. A metric with labels is
-// only in it once it has a value.
+// ParseExposition parses the catalogue from the text of /metrics. A metric with labels is only in
+// that text once it has a value.
 func ParseExposition(r io.Reader) (Catalogue, error) {
 	p := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := p.TextToMetricFamilies(r)
@@ -79,7 +79,7 @@ func ParseExposition(r io.Reader) (Catalogue, error) {
 	return c, nil
 }
 
-// Client returns the metrics that the Go client adds to every server: go_* and process_*.
+// Client returns the metrics that the Go client library adds to every server: go_* and process_*.
 func Client() (Catalogue, error) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -94,7 +94,8 @@ func Client() (Catalogue, error) {
 	return c, nil
 }
 
-// With returns the metrics of c and more. If both have a metric, that of more wins.
+// With returns the metrics of c and of the parameter more. If both contain the same metric, it
+// returns the metric of more.
 func (c Catalogue) With(more Catalogue) Catalogue {
 	out := make(Catalogue, len(c)+len(more))
 	for _, from := range []Catalogue{c, more} {
@@ -124,11 +125,11 @@ func (c Catalogue) add(f *dto.MetricFamily) {
 	c[m.Name] = m
 }
 
-// maxBound leaves out +Inf, which every histogram has.
+// maxBound excludes +Inf, which every histogram has.
 const maxBound = 1e300
 
-// series returns the metric that a name in a query refers to, and the suffix if the name is a
-// series of a histogram or summary.
+// series returns the metric to which a name in a query refers. If the name is a series of a
+// histogram or summary, suffix is the suffix of that series.
 func (c Catalogue) series(name string) (m Metric, suffix string, ok bool) {
 	if m, ok = c[name]; ok {
 		return m, "", true

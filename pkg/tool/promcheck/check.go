@@ -12,27 +12,27 @@ type File struct {
 	Data []byte
 }
 
-// Options of a check.
+// Options are the options of a check.
 type Options struct {
-	// Metrics that exist.
+	// Metrics contains all metrics that exist.
 	Metrics Catalogue
-	// Served are the metrics that have series now; nil: not checked. Result.Silent lists used
-	// metrics without series.
+	// Served contains the metrics that have series now. Result.Silent then lists the used metrics
+	// without series. nil: this is not checked.
 	Served Catalogue
-	// Values are the values of labels, by "METRIC LABEL" with the base name of a histogram. A
-	// label without an entry may have any value. May be nil.
+	// Values contains the possible values of labels. The key is "METRIC LABEL", with the base name
+	// of a histogram. A label without an entry may have any value. May be nil.
 	Values map[string][]string
 }
 
 // Result is the result of a check.
 type Result struct {
 	Problems []Problem `json:"problems"`
-	Silent   []string  `json:"silent"`  // used metrics without series yet
+	Silent   []string  `json:"silent"`  // used metrics that have no series yet
 	Queries  int       `json:"queries"` // number of checked queries
 }
 
-// Check checks files together: a dashboard may use metrics that the rules of another file record.
-// Problems are in the order of the files.
+// Check checks all files together, because a dashboard may use metrics that the rules in another
+// file record. Problems are in the order of the files.
 func Check(files []File, o Options) Result {
 	c := &checker{o: o, uids: map[string]string{}, recorded: map[string]set{}, silent: map[string]bool{}}
 	c.result.Problems, c.result.Silent = []Problem{}, []string{}
@@ -47,7 +47,7 @@ func Check(files []File, o Options) Result {
 			rules[f.Name] = r
 		}
 	}
-	for range 2 { // twice, because a rule may use what a later file records
+	for range 2 { // twice, because a rule may use a metric that a later file records
 		for _, f := range files {
 			if r := rules[f.Name]; r != nil {
 				c.learnRecorded(r)
@@ -77,7 +77,7 @@ func isRules(name string) bool { return path.Ext(name) == ".yml" || path.Ext(nam
 
 type checker struct {
 	o        Options
-	uids     map[string]string // file of each dashboard's uid
+	uids     map[string]string // by uid: the file of the dashboard
 	recorded map[string]set
 	silent   map[string]bool
 	result   Result

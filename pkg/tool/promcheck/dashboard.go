@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// dashboard is the checked part of Grafana's JSON in its classic schema.
+// dashboard contains the checked fields of Grafana's JSON in its classic schema.
 type dashboard struct {
 	UID        string  `json:"uid"`
 	Title      string  `json:"title"`
@@ -41,7 +41,7 @@ type panel struct {
 	Panels []panel `json:"panels"` // panels of a collapsed row
 }
 
-// datasource is a data source. Its JSON may also be just a name.
+// datasource is a data source. In JSON it may also be a string with the name.
 type datasource struct{ UID string }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -65,7 +65,7 @@ var (
 	variable = regexp.MustCompile(`\$\{?([a-zA-Z_][a-zA-Z0-9_]*)`)
 )
 
-// dashboard checks the form of a dashboard, and every query in it.
+// dashboard checks the fields of a dashboard and every query in it.
 func (c *checker) dashboard(name string, b []byte) {
 	var d dashboard
 	whole := c.complainAt(name, "")
@@ -137,7 +137,7 @@ func (c *checker) variable(complain func(string, ...any), definition string, raw
 		return
 	}
 	if m[1] == "" {
-		return // the label of any metric
+		return // a label of any metric
 	}
 	q := c.query(complain)
 	if have := q.check(m[1]); len(have) > 0 && !have[m[2]] {

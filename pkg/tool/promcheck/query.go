@@ -45,9 +45,9 @@ func (s set) String() string { return strings.Join(slices.Sorted(maps.Keys(s)), 
 type query struct {
 	metrics  Catalogue
 	values   map[string][]string
-	recorded map[string]set // labels of recorded metrics
+	recorded map[string]set // by name of a recorded metric: its labels
 	complain func(format string, args ...any)
-	missing  func(m Metric) // called for each used metric, to find those without series; may be nil
+	missing  func(m Metric) // called for each used metric, to find metrics without series; may be nil
 }
 
 // check parses a query and returns the labels of its result.
@@ -60,7 +60,8 @@ func (q *query) check(text string) set {
 	return q.labels(expr)
 }
 
-// labels walks an expression, reports what does not exist, and returns the labels of its result.
+// labels walks an expression, reports names that do not exist, and returns the labels of the
+// result.
 func (q *query) labels(expr parser.Expr) set {
 	switch e := expr.(type) {
 	case *parser.VectorSelector:
@@ -107,7 +108,7 @@ func (q *query) selector(e *parser.VectorSelector) set {
 	return have
 }
 
-// checkValue reports a matcher that matches no value of its label.
+// checkValue reports a problem if no possible value of the label matches.
 func (q *query) checkValue(m *Metric, match *labels.Matcher) {
 	may := q.values[m.Name+" "+match.Name]
 	if len(may) > 0 && !slices.ContainsFunc(may, match.Matches) {
@@ -115,10 +116,10 @@ func (q *query) checkValue(m *Metric, match *labels.Matcher) {
 	}
 }
 
-// lookUpMetric returns the labels of a scraped or recorded metric. It returns nil if there is
-// none, and reports that.
+// lookUpMetric returns the labels of a scraped or recorded metric. If there is no such metric, it
+// reports a problem and returns nil.
 func (q *query) lookUpMetric(name string) (have set, m Metric, suffix string) {
-	if name == "up" { // Prometheus adds it for each target
+	if name == "up" { // Prometheus adds this metric for each target
 		return setOf(targetLabels...), m, ""
 	}
 	if have, ok := q.recorded[name]; ok {
@@ -145,8 +146,8 @@ func (q *query) lookUpMetric(name string) (have set, m Metric, suffix string) {
 	return have, m, suffix
 }
 
-// suggestion returns a hint at the metric that shares all words of the name but one. Of several
-// it takes the one with the longest common prefix.
+// suggestion returns a hint with a similar metric: a metric that contains all words of the name
+// except one word. If several metrics do, it uses the metric with the longest common prefix.
 func (q *query) suggestion(name string) string {
 	words := strings.Split(name, "_")
 	best, most := "", 100*max(len(words)-1, 2)
@@ -171,7 +172,8 @@ func (q *query) suggestion(name string) string {
 }
 
 // checkBucket checks a matcher on le or quantile against the existing bounds. Prometheus 3 and
-// OpenMetrics write the bound 1 as 1.0, others write it as 1: a query must match both.
+// OpenMetrics write the bound 1 as 1.0. Older versions write it as 1. A query must match both
+// forms.
 func (q *query) checkBucket(m *Metric, match *labels.Matcher) {
 	const twice = `%s finds nothing in either Prometheus 2 or 3, which write whole numbers as 1 and 1.0; match both, as in %s=~"1|1.0"`
 	if m.Bounds == nil {
@@ -253,7 +255,8 @@ func (q *query) binary(e *parser.BinaryExpr) set {
 	return left.without(match.MatchingLabels...)
 }
 
-// overCounters and overGauges are functions that are only valid for one type of metric.
+// overCounters are functions that are only valid for counters. overGauges are functions that are
+// only valid for gauges.
 var (
 	overCounters = []string{"rate", "irate", "increase", "resets"}
 	overGauges   = []string{"delta", "idelta", "deriv", "predict_linear", "double_exponential_smoothing"}
@@ -281,7 +284,7 @@ func (q *query) call(e *parser.Call) set {
 	return out
 }
 
-// checkFunctionType reports a function over a metric of the wrong type.
+// checkFunctionType reports a problem if a function is used on a metric of the wrong type.
 func (q *query) checkFunctionType(function string, arg parser.Expr) {
 	over, ok := arg.(*parser.MatrixSelector)
 	if !ok {

@@ -34,7 +34,7 @@ type Rules struct {
 	} `yaml:"groups"`
 }
 
-// ReadRules parses a rules file. A key that Prometheus does not know is an error.
+// ReadRules parses a rules file. It returns an error for a key that Prometheus does not have.
 func ReadRules(b []byte) (*Rules, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	dec.KnownFields(true)
@@ -42,11 +42,11 @@ func ReadRules(b []byte) (*Rules, error) {
 	return r, dec.Decode(r)
 }
 
-// Severities of alerts: page wakes a person, ticket waits for working hours.
+// Severities are the severities of alerts. page wakes a person. ticket waits until working hours.
 var Severities = []string{"page", "ticket"}
 
-// learnRecorded records the labels of the metrics that the rules of a file record, in order: a
-// rule may use what an earlier one records.
+// learnRecorded notes the labels of the metrics that the rules of a file record. It reads the rules
+// in order, because a rule may use a metric that an earlier rule records.
 func (c *checker) learnRecorded(r *Rules) {
 	for _, g := range r.Groups {
 		for i := range g.Rules {
@@ -54,7 +54,7 @@ func (c *checker) learnRecorded(r *Rules) {
 			if rule.Record == "" {
 				continue
 			}
-			have := c.query(func(string, ...any) {}).check(rule.Expr) // problems are reported by the check of the rule
+			have := c.query(func(string, ...any) {}).check(rule.Expr) // the check of the rule itself reports the problems
 			for name := range rule.Labels {
 				have[name] = true
 			}
@@ -108,7 +108,7 @@ var labelUse = regexp.MustCompile(`\$labels\.([a-zA-Z_][a-zA-Z0-9_]*)`)
 func (c *checker) alert(complain func(string, ...any), rule *Rule) {
 	before := len(c.result.Problems)
 	have := c.query(complain).check(rule.Expr)
-	known := len(c.result.Problems) == before // with problems, the labels are unknown
+	known := len(c.result.Problems) == before // if there are problems, the labels are unknown
 	duration(complain, "for", rule.For)
 	duration(complain, "keep_firing_for", rule.KeepFiringFor)
 	if s := rule.Labels["severity"]; !slices.Contains(Severities, s) {

@@ -24,7 +24,7 @@ type Span struct {
 	Trace, ID, Parent, Name string
 	Service                 string
 	Kind                    string
-	Failed                  string            // message of the error status; "" if the step did not fail
+	Failed                  string            // message of the error status; "" if the step has not failed
 	Attrs                   map[string]string // numbers are in decimal
 	Links                   []string          // ids of the linked traces
 }
@@ -57,7 +57,7 @@ func Start() (*Collector, error) {
 	return c, nil
 }
 
-// URL returns the endpoint to configure a tracer with.
+// URL returns the endpoint for the configuration of a tracer.
 func (c *Collector) URL() string { return "http://" + c.addr }
 
 // Close stops the server and waits until it has ended.
@@ -136,8 +136,8 @@ func (c *Collector) Spans() ([]Span, <-chan struct{}) {
 	return slices.Clone(c.spans), c.changed
 }
 
-// Headers returns the header of each request, and method and path of each request that was not an
-// export.
+// Headers returns the header of each request. bad contains method and path of each request that was
+// not a valid export.
 func (c *Collector) Headers() (hs []http.Header, bad []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package s3test is an in-memory object store for tests. It answers the requests of an s3.Bucket
-// as S3 does.
+// Package s3test is an in-memory object store for tests. It answers the requests of an s3.Bucket in
+// the same way as S3.
 package s3test
 
 import (
@@ -17,25 +17,25 @@ import (
 	"sync"
 )
 
-// Bucket and Region are the bucket and region that requests must name. keyID is the access key
-// that they must be signed with.
+// Bucket and Region are the bucket and region that requests must name. Requests must be signed with
+// the access key keyID.
 const (
 	Bucket = "bucket"
 	Region = "eu-test-1"
 	keyID  = "AKTEST"
 )
 
-// Store accepts objects, whole or in parts. It records requests that are not signed with the
-// key, and bodies that differ from their checksums. The zero value is empty. Store is an
-// http.Handler and is safe for concurrent use.
+// Store accepts objects, whole or in parts. It records requests that are not signed with the key,
+// and bodies that differ from their checksums. The zero value is empty. Store is an http.Handler
+// and is safe for concurrent use.
 type Store struct {
-	// Fail returns the status with which to refuse a request, or 0. It may call the Store's
-	// methods. It must be set before the first request. May be nil.
+	// Fail returns the status with which the Store refuses a request, or 0 to accept the request.
+	// It may call the Store's methods. It must be set before the first request. May be nil.
 	Fail func(r *http.Request) int
 
 	mu       sync.Mutex
 	objects  map[string]Object
-	parts    map[string][]byte // by upload and number
+	parts    map[string][]byte // by key, upload id and part number
 	meta     map[string]http.Header
 	took     []string
 	problems []string
@@ -67,14 +67,14 @@ func (s *Store) Put(key string, o Object) {
 	s.put(key, o)
 }
 
-// Took returns the requests so far, each as its method and the names of its parameters.
+// Took returns the requests so far. Each is the method and the names of its parameters.
 func (s *Store) Took() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.took)
 }
 
-// Problems returns what was wrong with the requests so far.
+// Problems returns the errors in the requests so far.
 func (s *Store) Problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +133,7 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && !there:
 		refuse(w, http.StatusNotFound)
 	case r.Method == http.MethodGet:
-		_, _ = w.Write(o.Data) // a caller that is gone does not see it
+		_, _ = w.Write(o.Data) // if the caller is gone, the error does not matter
 	case there && r.Header.Get("If-None-Match") == "*":
 		refuse(w, http.StatusPreconditionFailed)
 	case r.Method == http.MethodPost && q.Has("uploads"):
@@ -166,7 +166,8 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list answers with the keys after behind that have the prefix, two a page.
+// list answers with the keys that have the prefix and are greater than the parameter behind, two
+// per page.
 func (s *Store) list(w http.ResponseWriter, prefix, behind string) {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
