@@ -205,8 +205,8 @@ func (c *Cancels) Fresh(now time.Time) bool { return c.Age(now) <= c.cfg.MaxAge 
 
 // addScope adds a scope.
 //
-// It writes the filter last. A reader that finds the filter entry then waits for the lock and finds
-// the scope.
+// addScope writes the filter last, while it holds the lock. A reader that finds the filter entry
+// waits for the lock. After that it finds the scope.
 func (c *Cancels) addScope(s cancelScope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

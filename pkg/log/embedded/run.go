@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// Run measures the log, probes the volume and writes the ends of the partitions until ctx ends. In
-// PageCache mode it also starts the write-back of new bytes every 100 ms.
+// Run measures the log, probes the volume and stores the end offset of each partition, until ctx is
+// done. In PageCache mode it also starts the write-back of new bytes every 100 ms.
 func (b *Broker) Run(ctx context.Context) error {
 	var probe syncer
 	if b.cfg.Dir != "" {
