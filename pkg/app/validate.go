@@ -49,7 +49,7 @@ func originOf(origin map[string]string, key string) string {
 // undecodable returns a problem for each value that does not have the type of its key. The text shows
 // only numbers, booleans and durations, because other values may be secret.
 func undecodable(err error, fields map[string]setting.Field, get func(key string) any) (problems []problem) {
-	switch e := err.(type) { // the cases below handle wrapped errors
+	switch e := err.(type) { //nolint:errorlint // the cases below handle wrapped errors
 	case nil:
 		return nil
 	case *mapstructure.DecodeError:

@@ -31,8 +31,8 @@ type PartitionHandler interface {
 	Handle(ctx context.Context, msgs []*Msg) error
 }
 
-// A PartitionHandler may implement Drainer if it can stop in the middle of a record. Drain is called
-// when the partition is revoked, and when Run ends. Drain starts no new work and finishes or abandons
+// Drainer is a PartitionHandler that can stop in the middle of a record. Drain is called when
+// the partition is revoked, and when Run ends. Drain starts no new work and finishes or abandons
 // running work. It returns when no work runs any more, or when ctx ends. If a handler is not a
 // Drainer, the group waits until every record that the handler got is done.
 type Drainer interface {

@@ -84,7 +84,7 @@ func (p *Probe) pingOnce(ctx context.Context) {
 		p.set(err)
 	case <-asking.Done():
 		p.set(errNoAnswer)
-		<-answer // only one ping may run at a time
+		<-answer //nolint:errcheck // only one ping may run at a time
 	}
 }
 
