@@ -29,11 +29,11 @@ import (
 const calls = 64
 
 // callbacks measures P8: triggers that are all due at the same millisecond. They are registered
-// through the service before. Then each trigger passes the timer engine, the delay queue, the claim,
-// the signed POST and the write of its outcome, on a store that fsyncs. The measurement ends when
-// every outcome is durable and every queue message is acknowledged. The reference posts with
-// net/http alone, to the same receiver in this process. It sends the body and headers of one of our
-// calls, over the same number of kept-alive connections.
+// through the service before they are due. Then each trigger passes the timer engine, the delay
+// queue, the claim, the signed POST and the write of its outcome, on a store that fsyncs. The
+// measurement ends when every outcome is durable and every queue message is acknowledged. The
+// reference posts with net/http alone, to the same receiver in this process. It sends the body and
+// headers of one of our calls, over the same number of kept-alive connections.
 func callbacks(ctx context.Context, b *bench) {
 	r := newReceiver()
 	defer r.server.Close()

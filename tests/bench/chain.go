@@ -19,9 +19,9 @@ import (
 )
 
 // chain measures P6: fan-outs over HTTP, from the request to the durable outcome and history. The
-// provider is inside this process and accepts at once. Log and store are fsynced, and the cost of the
-// generator is included. The first measurement resolves an address of 64 bytes from each receiver's
-// profile. The second sends the addresses in the request.
+// provider is inside this process and accepts at once. Log and store are fsynced, and the cost of
+// the generator is included. The first measurement resolves an address of 64 bytes from each
+// receiver's profile. The second sends the addresses in the request.
 func chain(ctx context.Context, b *bench) {
 	for _, with := range []addresses{inProfiles, inRequest} {
 		if b.with != "" && b.with != string(with) {

@@ -189,7 +189,8 @@ func (c *cassandraBench) turns(ctx context.Context, key, work, unit string, ours
 	c.floods(ctx, versus{key: key, work: work, unit: unit, peer: "the driver alone", need: engineNeed, callers: cassandraCallers}, ours, theirs)
 }
 
-// chunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one request.
+// chunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one
+// request.
 func (c *cassandraBench) chunks(ctx context.Context) {
 	const each = 100
 	keys := func() []notify.RowKey {

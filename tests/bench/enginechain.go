@@ -39,11 +39,13 @@ import (
 // of callers that the floor has for each server.
 const chainCallers = 256
 
-// fanoutCallers is the number of fan-outs that are under way at the same time. More fan-outs of 5,000
-// receivers would have to wait longer than intake.bulk_wait (1 s), and the node would refuse them.
+// fanoutCallers is the number of fan-outs that are under way at the same time. More fan-outs of
+// 5,000 receivers would have to wait longer than intake.bulk_wait (1 s), and the node would refuse
+// them.
 const fanoutCallers = 16
 
-// chainNeed is the bound of P11: the rate of the chain must be at least 0.6 of the rate of its floor.
+// chainNeed is the bound of P11: the rate of the chain must be at least 0.6 of the rate of its
+// floor.
 var chainNeed = ratioOf(0.6)
 
 // serverChain is a node with all roles on real servers, and the bare clients of the floor.
@@ -54,7 +56,7 @@ type serverChain struct {
 	hooks   *receiver
 	adm     *kadm.Client
 	kafka   *kgo.Client
-	asked   log.Counter // counts the requests of kafka
+	asked   log.Counter // counts the requests that the client kafka sends
 	session *gocql.Session
 	redis   *goredis.Client
 	topic   string           // topic of the floor
@@ -70,9 +72,9 @@ func (c *serverChain) finished(e *notify.Envelope) {
 	}
 }
 
-// chainFigures measures P11: notifications and triggers on real servers, from the HTTP request to the
-// durable end. One process has all roles. The providers are inside this process and accept at once.
-// After each run of the chain the floor is measured. The floor makes the same number of HTTP
+// chainFigures measures P11: notifications and triggers on real servers, from the HTTP request to
+// the durable end. One process has all roles. The providers are inside this process and accept at
+// once. After each run of the chain the floor is measured. The floor makes the same number of HTTP
 // requests, records, statements and commands as the chain, of the same kinds and sizes. It uses the
 // bare client libraries and a net/http server that only accepts. It starts all of them at the same
 // time.
@@ -99,7 +101,7 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.finished) })
 	defer c.node.end()
 	// Wait before the first measurement. A worker reads the row of every envelope that was made
-	// before the worker has had the partition for 5 s.
+	// before the worker has had the partition for 5 s. These reads would be measured.
 	idle, began := c.made(ctx), time.Now()
 	rig.Ok(rig.Pause(ctx, 7*time.Second))
 	idle = c.made(ctx).minus(idle)
@@ -147,8 +149,8 @@ type chainRun struct {
 	body  []byte // body of one request
 }
 
-// made counts what was requested from the servers: records in Kafka, statements and rows in Cassandra,
-// and commands in Redis.
+// made counts what was requested from the servers: records in Kafka, statements and rows in
+// Cassandra, and commands in Redis.
 type made struct {
 	records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, scattered, apart, commands, trips float64
 
@@ -295,10 +297,10 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 	return m
 }
 
-// floor repeats with the bare clients what the chain requested from the servers, and returns how long
-// that took. m has the counts of the chain, and requests is its number of HTTP requests. As many
-// callers as in the chain each send a request that a net/http server only accepts. Then they append
-// the same number of records as the chain and wait until the records are acknowledged.
+// floor repeats with the bare clients what the chain requested from the servers, and returns how
+// long that took. m has the counts of the chain, and requests is its number of HTTP requests. As
+// many callers as in the chain each send a request that a net/http server only accepts. Then they
+// append the same number of records as the chain and wait until the records are acknowledged.
 func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	transport := &http.Transport{MaxIdleConnsPerHost: callers}
@@ -315,7 +317,8 @@ func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, 
 				rig.Ok(resp.Body.Close())
 				recs := make([]*kgo.Record, shareOf(m.records, requests, i))
 				for i := range recs {
-					// The key is a user, as in the product. The keys decide how many batches the records need.
+					// The key is a user, as in the product. The keys decide how many batches the
+					// records need.
 					recs[i] = &kgo.Record{Topic: c.topic, Key: strconv.AppendUint(nil, rand.Uint64(), 36), Value: value}
 				}
 				rig.Ok(c.kafka.ProduceSync(ctx, recs...).FirstErr())
@@ -354,8 +357,8 @@ func shareOf(all float64, n, i int) int {
 // statements runs the Cassandra statements of the floor in random order, as the chain mixes them.
 func (c *serverChain) statements(ctx context.Context, m made) {
 	type statement struct {
-		// 'w': write of rows in one partition, 'a': batch of several partitions, 'r': read, 's': serial
-		// read, 'c': conditional write.
+		// 'w': write of rows in one partition, 'a': batch of several partitions, 'r': read, 's':
+		// serial read, 'c': conditional write.
 		kind byte
 		rows int // number of rows in a write
 	}

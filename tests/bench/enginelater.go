@@ -136,8 +136,8 @@ func newTriggers() []engine.Trigger {
 	return ts
 }
 
-// step changes t to the state that replaces the stored version n: version 1 is replaced by the claim,
-// and version 2 by the end.
+// step changes t to the state that replaces the stored version n: version 1 is replaced by the
+// claim, and version 2 by the end.
 func step(t *engine.Trigger, n uint64) {
 	now := time.Now().UnixMilli()
 	if n == 1 {

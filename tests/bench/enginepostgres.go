@@ -24,9 +24,9 @@ const (
 	postgresCallers = 16 // the pool's default size
 )
 
-// postgresFigures measures the store of preferences in a new database. The peer upserts and reads the
-// same documents by user. It does not number the changes, so no process could follow them. These
-// lines have no bound; they are for information.
+// postgresFigures measures the store of preferences in a new database. The peer upserts and reads
+// the same documents by user. It does not number the changes, so no process could follow them.
+// These lines have no bound; they are for information.
 func postgresFigures(ctx context.Context, b *bench, at string) {
 	name := fmt.Sprintf("bench_%08x", rand.Uint32())
 	u := rig.Must(url.Parse(at))

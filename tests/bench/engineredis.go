@@ -70,7 +70,8 @@ func (r *redisBench) filter(ctx context.Context) {
 		}
 		return out
 	}
-	// A command has 200 ids, as in the product. During a longer command all other clients would wait.
+	// A command has 200 ids, as in the product. During a longer command all other clients would
+	// wait.
 	bare := func(ctx context.Context, op string) int {
 		r.pipelined(ctx, func(p goredis.Pipeliner) {
 			for range each / 200 {
@@ -99,8 +100,8 @@ func (r *redisBench) filter(ctx context.Context) {
 	}, func(ctx context.Context, _ int) int { return bare(ctx, "GET") })
 }
 
-// bareBucket is a simple token bucket, as in many tutorials. It does not return the
-// time until the next token.
+// bareBucket is a simple token bucket, as in many tutorials. It does not return the time until the
+// next token.
 var bareBucket = goredis.NewScript(`
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

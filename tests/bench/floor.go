@@ -56,7 +56,8 @@ func (f *floor) end() { rig.Ok(syscall.Munmap(f.table)) }
 // keep stores the body and the receiver count of r. The next turns repeat this request.
 func (f *floor) keep(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body), r.Size }
 
-// turn runs the floor on every processor for about length. It updates nanos if this turn was the best.
+// turn runs the floor on every processor for about length. It updates nanos if this turn was the
+// best.
 func (f *floor) turn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
 		panic(errors.New("the floor knows no request of the chain"))
@@ -132,7 +133,8 @@ func scan(text []byte, each func([]byte)) (strings int, ok bool) {
 	return strings, from < 0
 }
 
-// sampled is a target that calls first with the first request, and then sends all requests to Target.
+// sampled is a target that sends all requests to Target. Before it sends the first request, it
+// passes that request to the function first.
 type sampled struct {
 	load.Target
 	once  sync.Once

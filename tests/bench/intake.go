@@ -76,9 +76,9 @@ func fanouts(ctx context.Context, b *bench) {
 	b.add(result{ID: "P2", Work: fmt.Sprintf("making the bodies, null sink; %.0f ns", make1.cost), Value: make1.best, Unit: "receivers/s"}, info)
 }
 
-// batches measures P3: requests of 1,000 different notifications. The node answers after the records
-// are fsynced. The reference is the log without a node: a kgo client appends records of the same size
-// and durability.
+// batches measures P3: requests of 1,000 different notifications. The node answers after the
+// records are fsynced. The reference is the log without a node: a kgo client appends records of the
+// same size and durability.
 func batches(ctx context.Context, b *bench) {
 	p := b.pair(ctx, true)
 	records := envelopes(4096, 1, text)
@@ -90,8 +90,9 @@ func batches(ctx context.Context, b *bench) {
 }
 
 // singles measures P4: requests of one notification on 64 connections. The reference is a net/http
-// handler that parses the same JSON with the same library and answers. It stores nothing, so the log
-// of the measured node is in page-cache mode. A node with an fsynced log is measured for information.
+// handler that parses the same JSON with the same library and answers. It stores nothing, so the
+// log of the measured node is in page-cache mode. A node with an fsynced log is measured for
+// information.
 func singles(ctx context.Context, b *bench) {
 	cached, synced := b.pair(ctx, false), b.pair(ctx, true)
 	bare := bareServer()

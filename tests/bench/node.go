@@ -51,7 +51,7 @@ func (b *bench) config(dir string, sync bool) app.Config {
 	cfg.API.Rate, cfg.API.Burst = 1e6, 1e6
 	cfg.Log.Sync, cfg.Log.CapMiB = sync, 16<<10
 	if !sync {
-		cfg.Log.Linger = 500 * time.Microsecond // there is no fsync that a longer linger could share
+		cfg.Log.Linger = 500 * time.Microsecond // without fsync, a longer linger saves nothing
 	}
 	cfg.Providers.Stub = true
 	cfg.Auth.KeyFile = filepath.Join(dir, "key.pem")

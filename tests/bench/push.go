@@ -31,9 +31,10 @@ const (
 )
 
 // pushes measures P5: pushes through the APNs client. The client renders and signs each push, and
-// each push has its own answer. The client has 10 connections of 1,000 streams to a sink that answers
-// after 50 ms. The sink is a separate process, so that the measured processor time is that of the
-// client alone. The reference is a loop that only copies prepared frames and counts the answers.
+// each push has its own answer. The client has 10 connections of 1,000 streams to a sink that
+// answers after 50 ms. The sink is a separate process, so that only the processor time of the
+// client is measured. The reference is a loop that only copies prepared frames and counts the
+// answers.
 func pushes(ctx context.Context, b *bench) {
 	s := startSink(ctx)
 	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -60,8 +61,8 @@ type pushSink struct {
 	roots *x509.CertPool
 }
 
-// sinkHello is what the sink prints. When it begins to listen it prints Addr and CA, and when it ends
-// it prints Pushes.
+// sinkHello is what the sink prints. When it begins to listen it prints Addr and CA, and when it
+// ends it prints Pushes.
 type sinkHello struct {
 	Addr, CA string
 	Pushes   int64

@@ -66,8 +66,8 @@ func selfSigned() tls.Certificate {
 }
 
 // sinkConn is a connection of the sink. It answers each request 50 ms after the request has ended.
-// It decodes only the first header block. Of the other requests it only finds the end, so that the
-// sink uses little of the machine and leaves more for the client.
+// It decodes only the first header block. Of all later requests it only detects the end, so that
+// the sink uses little of the machine and leaves more for the client.
 type sinkConn struct {
 	nc     net.Conn
 	pushes *atomic.Int64 // answered pushes of all connections

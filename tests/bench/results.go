@@ -23,7 +23,7 @@ type result struct {
 	Reference float64 `json:"reference"` // measured in the same run; 0: no reference
 	Ratio     float64 `json:"ratio"`     // value / reference; 0: no reference
 	Need      string  `json:"need"`      // the bound as text; empty: no bound
-	Pass      *bool   `json:"pass"`      // true: the bound holds; null: no bound
+	Pass      *bool   `json:"pass"`      // true: the bound holds; false: it is missed; null: no bound
 
 	main bool // true: the closing line has the value, unless it has a ratio (see Key)
 }
@@ -120,8 +120,8 @@ func (b *bench) write(path string) {
 	rig.Ok(enc.Encode(b.results))
 }
 
-// line returns the closing line. For each result with a key it has the ratio, and for each other main
-// result the value. At the end it has the number of missed bounds.
+// line returns the closing line. For each result with a key it has the ratio, and for each other
+// main result the value. At the end it has the number of missed bounds.
 func (b *bench) line() string {
 	var s strings.Builder
 	s.WriteString("bench")

@@ -21,10 +21,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// timers measures P7: the registration of timers, the timer wheel, and the lateness of releases. The
-// lateness is measured at a steady rate, and with a full minute of timers. Releases pass the whole
-// engine, on a store that fsyncs, until the engine calls Publish. P6 and P8 measure what happens after
-// Publish.
+// timers measures P7: the registration of timers, the timer wheel, and the lateness of releases.
+// The lateness is measured at a steady rate, and with a full minute of timers. Releases pass the
+// whole engine, on a store that fsyncs, until the engine calls Publish. P6 and P8 measure what
+// happens after Publish.
 func timers(ctx context.Context, b *bench) {
 	b.parking(ctx)
 	b.scheduling(ctx)
@@ -238,7 +238,7 @@ func startSleeper(at time.Time) *sleeper {
 	go func() {
 		var late []time.Duration
 		for ; ; at = at.Add(time.Millisecond) {
-			time.Sleep(time.Until(at)) // returns at once if at is over
+			time.Sleep(time.Until(at)) // returns at once if at is earlier than now
 			select {
 			case <-s.stop:
 				slices.Sort(late)
@@ -300,7 +300,7 @@ func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duratio
 }
 
 // spreadOver parks n timers. Their due times are spread evenly over span, beginning at start.
-// spreadOver panics if start is over before all timers are stored.
+// spreadOver panics if storing the timers takes until after start.
 func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
 	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
@@ -351,8 +351,8 @@ func (b *bench) lateness(ctx context.Context) {
 		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
 }
 
-// fullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set. In
-// the first run their due times are spread over the minute. In the second run all are due at its
+// fullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
+// In the first run their due times are spread over the minute. In the second run all are due at its
 // first millisecond; this run is for information.
 func (b *bench) fullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute

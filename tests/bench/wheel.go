@@ -83,8 +83,8 @@ type pending struct {
 	v  uint64
 }
 
-// minHeap is a binary heap as in container/heap, but without interface values. Those would cost an
-// allocation for each timer.
+// minHeap is a binary heap as in container/heap, but without interface values. Interface values
+// would cost an allocation for each timer.
 type minHeap []pending
 
 func (h *minHeap) push(p pending) {

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Balancer is an http.RoundTripper that sends requests to each API in turn, as the load balancer of an
-// installation does. If an attempt has no answer, it tries the next API. It counts the attempts
+// Balancer is an http.RoundTripper that sends requests to each API in turn, as the load balancer of
+// an installation does. If an attempt has no answer, it tries the next API. It counts the attempts
 // without an answer and the answers that refuse a request.
 type Balancer struct {
 	hosts []string
@@ -28,13 +28,13 @@ type Balancer struct {
 	refused     map[string]int64 // answers with status 400 or above, by status, error code and route
 }
 
-// NewBalancer returns a Balancer over the host:port of each API.
+// NewBalancer returns a Balancer for the APIs with these host:port addresses.
 func NewBalancer(hosts ...string) *Balancer {
 	return &Balancer{hosts: hosts, via: api.NewTransport(0), refused: map[string]int64{}}
 }
 
-// RoundTrip sends one request. A request with a body must have GetBody, because the body is read again
-// for the next API.
+// RoundTrip sends one request. A request with a body must have GetBody, because the body is read
+// again for the next API.
 func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 	first := b.next.Add(1)
 	for try := range b.hosts {
@@ -62,7 +62,8 @@ func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 	panic("a balancer without a host")
 }
 
-// note counts an answer that refuses a request. It reads the body of resp and replaces it with a copy.
+// note counts an answer that refuses a request. It reads the body of resp and replaces it with a
+// copy.
 func (b *Balancer) note(r *http.Request, resp *http.Response) error {
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()

@@ -19,8 +19,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Mutant breaks one mechanism of notifyd. It replaces the text Old in a file by the text New. The file
-// must contain Old exactly once. File is relative to the root of the repository.
+// Mutant breaks one mechanism of notifyd. It replaces the text Old in a file by the text New. The
+// file must contain Old exactly once. File is relative to the root of the repository.
 type Mutant struct {
 	File, Old, New string
 	// By is the group of proofs that must fail with the mutant, if the program has groups.
@@ -66,8 +66,8 @@ func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	return Build(ctx, ".", dir, &m)
 }
 
-// NotifydOf builds the notifyd of an older commit into dir. The working folder must be the root of the
-// repository. NotifydOf returns the path of the binary.
+// NotifydOf builds the notifyd of an older commit into dir. The working folder must be the root of
+// the repository. NotifydOf returns the path of the binary.
 func NotifydOf(ctx context.Context, dir, commit string) (bin string, err error) {
 	err = Try(func() {
 		src := filepath.Join(dir, "src")
@@ -92,8 +92,8 @@ func Notifyctl(ctx context.Context, dir string) (string, error) {
 }
 
 // apply returns the path of the mutant's file and the text of the file after the replacement. It
-// returns an error if the file does not contain Old exactly once, if Old and New are equal, or if the
-// changed text does not parse as Go. It does not write the file.
+// returns an error if the file does not contain Old exactly once, if Old and New are equal, or if
+// the changed text does not parse as Go. It does not write the file.
 func (m Mutant) apply(root string) (file, text string, err error) {
 	file = filepath.Join(root, m.File)
 	src, err := os.ReadFile(file)

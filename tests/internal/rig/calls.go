@@ -37,7 +37,8 @@ func (v *Victim) CallbackURL(ctx context.Context) (string, error) {
 	return urls.Callback, err
 }
 
-// Taken returns the number of triggers with at least one call that the receiver of callbacks accepted.
+// Taken returns the number of triggers with at least one call that the receiver of callbacks
+// accepted.
 func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
 	var sum simulator.CallTotals
 	err = v.get(ctx, "/callbacks/totals", &sum)
@@ -61,8 +62,8 @@ type Dues map[string]time.Time
 // IDs returns the ids in no particular order.
 func (d Dues) IDs() []string { return slices.Collect(maps.Keys(d)) }
 
-// TooEarly is a trigger or push that was sent before its due time. By is the time between the call and
-// the due time.
+// TooEarly is a trigger or push that was sent before its due time. By is the time between the call
+// and the due time.
 type TooEarly struct {
 	ID string
 	By time.Duration

@@ -64,8 +64,8 @@ func (p *Child) Wait(limit time.Duration) error {
 	}
 }
 
-// Stop sends SIGTERM and waits until the process has ended, for Patience at most. It returns an error
-// if the exit code is not 0.
+// Stop sends SIGTERM and waits until the process has ended, for Patience at most. It returns an
+// error if the exit code is not 0.
 func (p *Child) Stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err

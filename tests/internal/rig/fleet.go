@@ -204,9 +204,9 @@ func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
 	return Scrape(ctx, "http://"+p.Admin+"/metrics")
 }
 
-// Scrape reads the metrics at a URL and returns the value of each sample. The key is the name with its
-// labels, as in the text of the metrics. Samples whose labels contain a space are left out. Scrape
-// returns an error if the request takes longer than 10 seconds.
+// Scrape reads the metrics at a URL and returns the value of each sample. The key is the name with
+// its labels, as in the text of the metrics. Samples whose labels contain a space are left out.
+// Scrape returns an error if the request takes longer than 10 seconds.
 func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	out := map[string]float64{}

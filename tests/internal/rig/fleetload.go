@@ -45,7 +45,8 @@ type LoadConfig struct {
 	// schedules and triggers with Far are cancelled, at twice Ahead before their due time. The
 	// cancel is not sent if the load has ended before that time.
 	Far time.Duration
-	// Later is the number of schedules, and of triggers, that a user gets each Every; 0: one.
+	// Later is the number of schedules, and also of triggers, that a user gets in each interval
+	// Every; 0: one.
 	Later int
 	// Planners is the number of users who get schedules and triggers; 0: all.
 	Planners int
@@ -53,7 +54,7 @@ type LoadConfig struct {
 	Warm time.Duration
 }
 
-// Load starts the load. End must be called.
+// Load starts the load. The caller must call End.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
 	l := &Load{f: f, cl: cl, o: o, began: time.Now(), now: Dues{}, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
 	var err error
@@ -76,7 +77,8 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 }
 
 // each starts a goroutine that calls do after each interval of o.Every until the load ends. The
-// second argument of do counts from 1. When the load ends, a request under way still gets its answer.
+// second argument of do counts from 1. When the load ends, a request under way still gets its
+// answer.
 func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
@@ -163,8 +165,9 @@ func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	}
 }
 
-// cancel cancels a scheduled push and a trigger. A cancel may be too late, because its request had to
-// be repeated. The server then answers with a conflict, and the push or trigger must still be sent.
+// cancel cancels a scheduled push and a trigger. A cancel may be too late, because its request had
+// to be repeated. The server then answers with a conflict, and the push or trigger must still be
+// sent.
 func (l *Load) cancel(ctx context.Context, push, trigger string) {
 	c, err := l.cl.Cancel(ctx, push)
 	if notify.KindOf(err) != notify.KindConflict {
@@ -204,8 +207,8 @@ type Sums struct {
 	// Early counts schedules and triggers that were sent or called before their due time. Reordered
 	// counts first attempts out of their user's order.
 	Early, Reordered int64
-	// Cancelled counts schedules and triggers whose cancel was final. CancelledSent counts those of
-	// them that were sent or called nevertheless.
+	// Cancelled counts schedules and triggers whose cancel was final. CancelledSent counts
+	// the schedules and triggers of Cancelled that were sent or called nevertheless.
 	Cancelled, CancelledSent int64
 	Latest                   time.Duration // greatest lateness of a schedule or trigger
 	// Slowest is the longest time from the request for a message to its call of a provider. Messages
@@ -261,7 +264,7 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	return s, err
 }
 
-// explain prints what is known about some messages and triggers that never came.
+// explain prints the states of up to five messages and five triggers that were never sent or called.
 func (l *Load) explain(ctx context.Context, ids, triggers []string) {
 	for _, id := range ids[:min(len(ids), 5)] {
 		tl, err := l.cl.Timeline(ctx, id)

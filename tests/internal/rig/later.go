@@ -24,7 +24,7 @@ type later struct {
 type fate struct {
 	due       int64 // earliest time at which it may fire, in ms since 1970
 	cancelled bool  // true: the answer to a cancel was final
-	refused   bool  // true: the answer to a cancel was a conflict, so it must not be cancelled
+	refused   bool  // true: the answer to a cancel was a conflict, so it must not end as cancelled
 }
 
 // Each trigger and push is due between laterLeast and laterMost after its registration.
@@ -42,13 +42,14 @@ const (
 	insistLimit = 15 * time.Minute
 )
 
-// loadLater registers scheduled pushes and triggers, the triggers one by one and in batches. It cancels
-// or moves some of them. The parameter rate is the number of pushes and triggers per second, counted
-// together. The rate stays the same while the process is down.
+// loadLater registers scheduled pushes and triggers, the triggers one by one and in batches. It
+// cancels or moves some of them. The parameter rate is the number of pushes and triggers per
+// second, counted together. The rate stays the same while the process is down.
 //
 // Every request is repeated with the same idempotency key until it has an answer, also after the
 // process was started again. When the context issue ends, loadLater begins no new work. It returns
-// when all requests under way have an answer. It returns an error if that takes longer than Patience.
+// when all requests under way have an answer. It returns an error if that takes longer than
+// Patience.
 func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, into *later) error {
 	into.triggers, into.schedules = map[string]fate{}, map[string]fate{}
 	callback, err := v.CallbackURL(issue)
@@ -59,7 +60,8 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	defer cancel()
 	defer context.AfterFunc(issue, func() { time.AfterFunc(Patience, cancel) })()
 	// There are many workers, because a worker may be blocked for 30 s. If the process dies during
-	// a request, the key of the request is leased for 30 s, and its worker repeats it until then.
+	// a request, the key of the request is leased for 30 s. The worker repeats the request until
+	// the lease has ended.
 	const workers = 256
 	units := make(chan int)
 	g, failed := errgroup.WithContext(work)
@@ -133,10 +135,10 @@ func (l *laterWorker) do(ctx context.Context, n int, key string) error {
 	return l.many(ctx, key)
 }
 
-// insist calls ask until the server answers, and returns the error of that answer, or nil. Any other
-// error of ask means that the process is not there: it is down, it is starting, or it has no token
-// file after a power cut. If there is no answer within insistLimit, or before ctx ends, insist returns
-// an error with what and with the last error of ask.
+// insist calls ask until the server answers, and returns the error of that answer, or nil. Any
+// other error of ask means that the process is not there: it is down, it is starting, or it has no
+// token file after a power cut. If there is no answer within insistLimit, or before ctx ends,
+// insist returns an error with what and with the last error of ask.
 func insist(ctx context.Context, what string, ask func(context.Context) error) error {
 	began := time.Now()
 	for {
@@ -175,8 +177,8 @@ func (l *laterWorker) single(ctx context.Context, key string) error {
 	}); err != nil {
 		return err
 	}
-	// If the request was repeated after a kill, the trigger may have been stored much earlier. So the
-	// due time is taken from the answer.
+	// If the request was repeated after a kill, the trigger may have been stored much earlier. So
+	// the due time is taken from the answer.
 	f := fate{due: made.FireAt.UnixMilli()}
 	l.into.put(l.into.triggers, made.TriggerID, f)
 	return l.changeTrigger(ctx, made.TriggerID, f, l.rng.IntN(5))
@@ -223,9 +225,9 @@ func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, what
 	})
 }
 
-// change cancels (what is 0) or moves (what is 1) the trigger or push with this id, and stores its new
-// fate in m. For any other value of what it does nothing. The function cancel reports whether the
-// cancel is final.
+// change cancels the trigger or push with this id if what is 0, and moves it if what is 1. Then it
+// stores the new fate in m. For any other value of what, change does nothing. The function cancel
+// reports whether the cancel is final.
 func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, what int,
 	cancel func(context.Context) (final bool, err error), move func(context.Context, time.Time) error,
 ) (err error) {
@@ -237,7 +239,8 @@ func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, 
 	case 1:
 		to := soon(l.rng)
 		err = insist(ctx, "move of "+id, func(ctx context.Context) error { return move(ctx, to) })
-		// After an error the move may have been stored or not, so either due time is right.
+		// After an error it is not known whether the move was stored. So the trigger or push may
+		// fire from the earlier due time on.
 		if was := f.due; err != nil {
 			f.due = min(was, to.UnixMilli())
 		} else {

@@ -25,8 +25,8 @@ func Point(rng *rand.Rand) string {
 	return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.most))
 }
 
-// PointAt is like Point, but for the fault point with this name. It returns an error if no fault point
-// has the name.
+// PointAt is like Point, but for the fault point with this name. It returns an error if no fault
+// point has the name.
 func PointAt(rng *rand.Rand, name string) (string, error) {
 	for _, p := range faultPoints {
 		if p.name == name {

@@ -1,7 +1,7 @@
-// Package rig has the code that the proof programs share. It builds a real notifyd, with or
-// without a mutant, and starts it together with simulated providers. A Victim has one notifyd
-// process, and a Fleet has several. Package rig sends load and kills processes. Then it compares what
-// notifyd has acknowledged with the ledger of the simulators.
+// Package rig has the code that the proof programs share. It builds a real notifyd, with or without
+// a mutant, and starts it together with simulated providers. A Victim has one notifyd process, and
+// a Fleet has several. Package rig sends load and kills processes. Then it compares what notifyd
+// has acknowledged with the ledger of the simulators.
 package rig
 
 import (
@@ -154,10 +154,10 @@ func (v *Victim) Restart(ctx context.Context, point string) error {
 	return v.Start(ctx, point)
 }
 
-// Die waits until the process is dead and returns a description of when it died. If point is empty, Die
-// kills the process after the time after. If point is a fault point, Die waits up to 6 s until the
-// process has killed itself there, and then kills it. Die returns an error if the process ended in
-// another way than by SIGKILL.
+// Die waits until the process is dead and returns a description of when it died. If point is empty,
+// Die kills the process after the time after. If point is a fault point, Die waits up to 6 s until
+// the process has killed itself there, and then kills it. Die returns an error if the process ended
+// in another way than by SIGKILL.
 func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (string, error) {
 	began := time.Now()
 	wait := after
@@ -222,8 +222,8 @@ func (v *Victim) ask(ctx context.Context, method, path, body string, out any) er
 	return json.Unmarshal(b, out)
 }
 
-// fetch sends a request and returns the whole body of the answer. It returns an error if the status is
-// not 2xx; the body is returned in that case, too.
+// fetch sends a request and returns the whole body of the answer. It returns an error if the status
+// is not 2xx; the body is returned in that case, too.
 func fetch(ctx context.Context, cl *http.Client, method, url, body string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {

@@ -27,8 +27,8 @@ func (v *Victim) Delivered(ctx context.Context) (int64, error) {
 	return int64(out.IDs), err
 }
 
-// Totals sets Duplicates, Ambiguous, Reordered and NoID in r from the providers' ledger. The counts are
-// of all calls so far.
+// Totals sets Duplicates, Ambiguous, Reordered and NoID in r from the providers' ledger. The counts
+// are of all calls so far.
 func (v *Victim) Totals(ctx context.Context, r *Result) error { return v.ledgerTotals(ctx, r) }
 
 // Missing counts the ids that no provider has accepted, and returns some of these ids.

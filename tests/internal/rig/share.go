@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// A control group gets a new quota of processor time in every period. When the quota is used up, its
-// processes stop until the next period. The kernel refuses a quota below leastQuota. The period is as
-// short as leastQuota allows, because a process that stops for longer misses the deadlines of its
-// calls to servers.
+// A control group gets a new quota of processor time in every period. When the quota is used up,
+// its processes stop until the next period. The kernel refuses a quota below leastQuota. The period
+// is as short as leastQuota allows, because a process that stops for longer misses the deadlines of
+// its calls to servers.
 const (
 	leastQuota  = time.Millisecond
 	leastPeriod = 20 * time.Millisecond
@@ -24,10 +24,10 @@ const (
 // machine.
 type Share struct{ dir string }
 
-// NewShare makes a control group with a name. The parameter cores is the share, for example 0.1 of a
-// core. NewShare supports version 1 and version 2 of control groups. It needs root, or a control group
-// that was delegated to the user. It returns an error if the group cannot be made. The caller must
-// call Remove, also after an error.
+// NewShare makes a control group with a name. The parameter cores is the share, for example 0.1 of
+// a core. NewShare supports version 1 and version 2 of control groups. It needs root, or a control
+// group that was delegated to the user. It returns an error if the group cannot be made. The caller
+// must call Remove, also after an error.
 func NewShare(name string, cores float64) (*Share, error) {
 	period := max(leastPeriod, time.Duration(float64(leastQuota)/cores))
 	quota := strconv.FormatInt(int64(math.Ceil(cores*float64(period.Microseconds()))), 10)
@@ -38,7 +38,8 @@ func NewShare(name string, cores float64) (*Share, error) {
 		first = "/sys/fs/cgroup/cpu"
 		files = map[string]string{"cpu.cfs_period_us": each, "cpu.cfs_quota_us": quota}
 	} else {
-		// A child group has the cpu controller only after its parent has enabled it for child groups.
+		// A child group has the cpu controller only after its parent has enabled it for child
+		// groups.
 		_ = os.WriteFile(filepath.Join(first, "cgroup.subtree_control"), []byte("+cpu"), 0o600)
 	}
 	s := &Share{dir: filepath.Join(first, name)}

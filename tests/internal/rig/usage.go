@@ -13,8 +13,8 @@ import (
 const tick = 10 * time.Millisecond
 
 // CPU returns the processor time that each group of processes has used since the processes started,
-// as /proc says. The keys are the names of the groups and the values are process ids. The children of
-// these processes count, too. A process that has ended does not count.
+// as /proc says. The keys are the names of the groups and the values are process ids. The children
+// of these processes count, too. A process that has ended does not count.
 func CPU(groups map[string][]int) map[string]time.Duration {
 	group := map[string]string{}
 	for name, pids := range groups {

@@ -33,8 +33,8 @@ func (e *Endurance) Over() bool {
 	return e.spent > Patience
 }
 
-// Until calls ask every 50 ms until ask returns true. It returns an error if ask returns an error, if
-// ask has not returned true within Patience, or if ctx ends.
+// Until calls ask every 50 ms until ask returns true. It returns an error if ask returns an error,
+// if ask has not returned true within Patience, or if ctx ends.
 func Until(ctx context.Context, what string, ask func() (bool, error)) error {
 	var waited Endurance
 	for {
