@@ -25,20 +25,20 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// calls is how many callbacks are under way at a time, on both sides.
+// calls is the number of callbacks under way at the same time, for the product and the reference.
 const calls = 64
 
-// callbacks measures P8: triggers that were registered through the service and
-// become due at one millisecond, through timer engine, delay queue, claim, signed
-// POST and outcome, on a store that fsyncs, until every outcome is durable and
-// every message is acknowledged. The reference posts with net/http alone, to the
-// same receiver in this process: the bytes and headers of one of our calls, over
-// as many kept connections.
+// callbacks measures P8: triggers that are all due at the same millisecond. They are registered
+// through the service before they are due. Then each trigger passes the timer engine, the delay
+// queue, the claim, the signed POST and the write of its outcome, on a store that fsyncs. The
+// measurement ends when every outcome is durable and every queue message is acknowledged. The
+// reference posts with net/http alone, to the same receiver in this process. It sends the body and
+// headers of one of our calls, over the same number of kept-alive connections.
 func callbacks(ctx context.Context, b *bench) {
 	r := newReceiver()
 	defer r.server.Close()
 	l := b.pipeline(ctx, r.url)
-	// The first calls show what the reference has to send.
+	// From the first calls the receiver keeps the request that the reference sends.
 	n := 2000
 	l.fire(ctx, n)
 	var perCall, best float64
@@ -57,8 +57,8 @@ func callbacks(ctx context.Context, b *bench) {
 		Value: ours.best, Unit: "callbacks/s", Reference: bare.best, main: true}, ratioOf(0.6))
 }
 
-// receiver is a plain net/http server that reads a body and answers 200. It
-// keeps the first request it gets.
+// receiver is a plain net/http server that reads the body of each request and answers 200. It keeps
+// the header and the body of the first request.
 type receiver struct {
 	server *http.Server
 	url    string
@@ -72,7 +72,7 @@ func newReceiver() *receiver {
 	ln := rig.Must(net.Listen("tcp", "127.0.0.1:0"))
 	r := &receiver{url: "http://" + ln.Addr().String() + "/hooks/"}
 	r.server = &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
-	go func() { _ = r.server.Serve(ln) }() // ends with Close
+	go func() { _ = r.server.Serve(ln) }() // ends when server.Close is called
 	return r
 }
 
@@ -83,18 +83,18 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// post measures the reference and returns its calls per second.
+// post measures the reference for about d and returns calls per second.
 func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 	header := r.header.Clone()
-	header.Del("Accept-Encoding") // the transport's own business
+	header.Del("Accept-Encoding") // the transport sets this header itself
 	header.Del("Content-Length")
 	tr := &http.Transport{MaxIdleConns: calls, MaxIdleConnsPerHost: calls, DisableCompression: r.header.Get("Accept-Encoding") == ""}
 	defer tr.CloseIdleConnections()
 	client := &http.Client{Transport: tr, Timeout: 10 * time.Second}
 	return flood(ctx, calls, d, func(ctx context.Context, _ int) int {
 		req := rig.Must(http.NewRequestWithContext(ctx, http.MethodPost, r.url+"x", bytes.NewReader(r.body)))
-		req.Header = header.Clone()      // each call of ours has its own
-		resp := rig.Must(client.Do(req)) //nolint:bodyclose // it is, below
+		req.Header = header.Clone()      // each call of the product has its own header map, too
+		resp := rig.Must(client.Do(req)) //nolint:bodyclose // the body is closed below
 		rig.Must(io.Copy(io.Discard, resp.Body))
 		rig.Ok(resp.Body.Close())
 		if resp.StatusCode != http.StatusOK {
@@ -104,8 +104,8 @@ func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 	})
 }
 
-// pipeline is everything a trigger goes through, put together as in
-// pkg/app/later.go, without the API and its JSON over HTTP.
+// pipeline has all components that a trigger passes, put together as in pkg/app/later.go. The HTTP
+// API is missing.
 type pipeline struct {
 	url        string
 	dir        string
@@ -114,10 +114,10 @@ type pipeline struct {
 	triggers   *trigger.Service
 	dispatcher *trigger.Dispatcher
 	queue      engine.Queue
-	fired      atomic.Int64
-	other      atomic.Int64 // ended in another way
+	fired      atomic.Int64 // triggers that ended in state fired
+	other      atomic.Int64 // triggers that ended in another state
 	running    [2]*background
-	requests   int
+	requests   int // number of requests so far; it is the idempotency key
 }
 
 const benchCaller = "bench"
@@ -126,7 +126,7 @@ type parker struct{ *timer.Engine }
 
 func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.Park(ctx, ts) }
 
-// noDead makes the run fail if a trigger fails.
+// noDead refuses every dead letter, so the run fails if a trigger fails.
 type noDead struct{}
 
 func (noDead) Append(_ context.Context, rs []trigger.DeadRecord) error {
@@ -176,12 +176,13 @@ func (l *pipeline) close() {
 
 // fired is the result of one run.
 type fired struct {
-	rate float64 // calls per second, from the moment they were due
-	cost float64 // processor ns a call in that time
+	rate float64 // calls per second, measured from the due time
+	cost float64 // processor time in ns per call, measured from the due time
 }
 
-// fire registers n triggers that are due at one moment and waits until all have
-// fired. The result leaves out the cost of registering them.
+// fire registers n triggers that are due at the same moment and waits until all of them have fired.
+// The result does not include the registration. fire panics if a trigger fires before its due time,
+// does not fire, or has not fired two minutes after its due time.
 func (l *pipeline) fire(ctx context.Context, n int) fired {
 	due := time.Now().Add(2*time.Second + time.Duration(n)*100*time.Microsecond).Truncate(time.Millisecond)
 	at := due.UTC()
@@ -216,7 +217,7 @@ func (l *pipeline) fire(ctx context.Context, n int) fired {
 			panic(fmt.Errorf("%d triggers did not fire", k))
 		}
 		if l.fired.Load()-before == int64(n) {
-			// Fired rows are durable; what leads to them goes now.
+			// All outcomes are durable. Now wait until the queue has no message any more.
 			depth := rig.Must(l.queue.Depth(ctx))
 			if depth.Ready+depth.Delayed+depth.InFlight == 0 {
 				break

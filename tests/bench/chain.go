@@ -18,10 +18,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// chain measures P6: fan-outs over HTTP through everything to the durable
-// outcome and history, with a provider inside the process that accepts at once;
-// fsynced, generator included. First with an address of 64 bytes resolved from
-// each receiver's profile, then with addresses carried by the request.
+// chain measures P6: fan-outs over HTTP, from the request to the durable outcome and history. The
+// provider is inside this process and accepts at once. Log and store are fsynced, and the cost of
+// the generator is included. The first measurement resolves an address of 64 bytes from each
+// receiver's profile. The second sends the addresses in the request.
 func chain(ctx context.Context, b *bench) {
 	for _, with := range []addresses{inProfiles, inRequest} {
 		if b.with != "" && b.with != string(with) {
@@ -55,13 +55,13 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	s := load.Step{Target: load.Fanout, Size: 50_000, Users: load.Users{Count: load.Number(b.users)}, Payload: load.Payload{Text: text}}
 	what := "address of 64 B resolved from the profile"
 	if with == inRequest {
-		// A mail address is the shortest a request can carry.
+		// Of all kinds of addresses, a mail address is the shortest that a request can have.
 		s.Channel, s.Addresses = "email", true
 		what = "address of 25 B in the request"
 	}
 	fl := newFloor(dir, b.users)
 	defer fl.end()
-	// Closed loop first: it warms up everything.
+	// The closed loop runs first and also warms up the node for the open loop.
 	closed := s
 	closed.Workers = 12
 	flat := b.bestOf(ctx, with, fl, func() driven { return b.drive(ctx, n, m, fl, closed, b.closed, "P6-closed-"+string(with)) },
@@ -69,14 +69,14 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	open := s
 	open.Rate, open.Workers = load.Number(b.rate), 32
 	at := b.bestOf(ctx, with, fl, func() driven { return b.drive(ctx, n, m, fl, open, b.open, "P6-open-"+string(with)) },
-		func(d, than driven) bool { // a rate that was not held says nothing of its cost
+		func(d, than driven) bool { // If the rate was not reached, the cost cannot be compared.
 			return d.rate >= 0.98*b.rate && d.cores < than.cores || than.rate < 0.98*b.rate && d.rate > than.rate
 		})
 	ms := func(q float64) float64 { return round(float64(at.late.ValueAtQuantile(q))/1e6, 3) }
 	b.add(result{ID: "P6", Work: fmt.Sprintf("open loop %.0f s, the best of %d, at %s/s to the durable outcome, fsynced, %s; p50 %g p99 %g ms", b.open.Seconds(), b.chainRounds(with), number(b.rate), what, ms(50), ms(99)),
 		Value: at.rate, Unit: "receivers/s", Reference: b.rate, main: with == inProfiles}, info)
-	// A machine may be 2.5 times slower on one day than on another: the rates and cores
-	// are values, what must hold is the time beside the floor of the same run.
+	// A machine may be 2.5 times slower on one day than on another. So rates and cores have no
+	// bound. The bound is on the ratio of the processor time to the floor of the same run.
 	bound, least := info, ""
 	if with == inProfiles {
 		bound = ratioAtMost(2)
@@ -90,9 +90,8 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	b.lookups(ctx, n, m, with)
 }
 
-// bestOf runs a loop three times, as other figures do, and returns the best run; a
-// profile is of the last one. After each run the floor has its turn. What is for
-// information runs once, and so does the short form.
+// bestOf runs a loop chainRounds times and returns the best run. If addresses are in profiles, the
+// floor runs after each run. A profile file has the last run, because each run overwrites it.
 func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func() driven, better func(d, than driven) bool) (best driven) {
 	for i := range b.chainRounds(with) {
 		d := run()
@@ -109,7 +108,8 @@ func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func(
 	return best
 }
 
-// keyOf is the key of a ratio in the closing line, for what has a need alone.
+// keyOf returns the key of a ratio in the closing line. It is empty if addresses are in the request,
+// because these lines have no bound.
 func keyOf(with addresses, key string) string {
 	if with != inProfiles {
 		return ""
@@ -124,14 +124,14 @@ func (b *bench) chainRounds(with addresses) int {
 	return 3
 }
 
-// meter counts the receivers of finished envelopes, whose outcome is durable, and records the
-// time since their acceptance.
+// meter counts the receivers of finished envelopes. An envelope is finished when its outcome is
+// durable. meter also records the time from acceptance to the durable outcome.
 type meter struct {
 	mu    sync.Mutex
-	done  int64
-	late  *hdrhistogram.Histogram // ns from acceptance, per receiver
-	some  []notify.ID             // a sample, for lookups
-	total int64
+	done  int64                   // receivers since the last reset
+	late  *hdrhistogram.Histogram // ns from acceptance to the durable outcome, for each receiver
+	some  []notify.ID             // random sample of ids, for lookups
+	total int64                   // envelopes since the start
 }
 
 func newMeter() *meter { return &meter{late: newHistogram()} }
@@ -172,15 +172,17 @@ func (m *meter) count() int64 {
 
 // driven is the result of one run.
 type driven struct {
-	rate                   float64 // durable outcomes per second while load was offered
-	cores                  float64
-	late                   *hdrhistogram.Histogram
-	backlogMid, backlogEnd int64 // accepted without a durable outcome
-	rssFrom, rssTo         float64
+	rate  float64 // durable outcomes per second while load was sent
+	cores float64
+	late  *hdrhistogram.Histogram // see meter
+	// backlogMid and backlogEnd count receivers that were accepted and had no durable outcome yet,
+	// in the middle and at the end of the load.
+	backlogMid, backlogEnd int64
+	rssFrom, rssTo         float64 // resident memory in MiB before and after the run
 }
 
-// drive offers a step for a while and counts the durable outcomes. It panics unless every
-// accepted receiver gets one.
+// drive sends a step for the time length and counts the durable outcomes. It panics if an accepted
+// receiver has no durable outcome five minutes after the load has ended.
 func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
 	s := load.One(name, length, st)
@@ -211,7 +213,7 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	sum := r.Totals
 	for _, e := range r.Errors {
 		switch e.Code {
-		case "overloaded": // a rate above what the machine takes: they come on top of what is measured
+		case "overloaded": // The rate is too high for the machine. The rates count accepted receivers only.
 			b.notef("%s: %d receivers were refused, for the server had as much as it could do", name, e.Count)
 			sum.Failed -= e.Count
 		case codeOver:
@@ -240,8 +242,8 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	return d
 }
 
-// inTime ends an open loop that is far behind its rate. Requests that are not sent by then
-// are never sent, and the measured rate shows it.
+// inTime ends an open loop that cannot reach its rate. After the time until it refuses every request
+// with codeOver, so the measured rate is below the configured rate.
 type inTime struct {
 	load.Target
 	until time.Time
@@ -256,11 +258,11 @@ func (t *inTime) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return t.Target.Send(ctx, r)
 }
 
-// outstanding is how many receivers of a closed loop may be without an outcome.
+// outstanding is how many receivers of a closed loop may be sent and have no outcome yet.
 const outstanding = 3_000_000
 
-// window closes the loop over the whole chain, not only over the answers. It delays requests
-// while more than outstanding receivers have no outcome yet.
+// window makes a closed loop wait for durable outcomes and not only for the HTTP answers. It delays
+// requests while more than outstanding receivers have no outcome yet.
 type window struct {
 	load.Target
 	m    *meter
@@ -278,13 +280,12 @@ func (w *window) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return w.Target.Send(ctx, r)
 }
 
-// lookups measures GET of single receivers and of users, over HTTP, with the
-// chain idle.
+// lookups measures lookups of single receivers over HTTP while the chain is idle.
 func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) {
 	m.mu.Lock()
 	ids := m.some
 	m.mu.Unlock()
-	var h *hdrhistogram.Histogram // of the best round
+	var h *hdrhistogram.Histogram // latencies of the best round, in ns
 	for range b.rounds {
 		one := newHistogram()
 		for range 2000 {

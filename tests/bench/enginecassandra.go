@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	cassandraCallers = 4  // committers, schedulers and dispatchers that write at once
-	cassandraAtOnce  = 64 // requests of one call, as many as the engine has
-	manyShards       = 16 // the default
+	cassandraCallers = 4  // goroutines that call at the same time, as committers, schedulers and dispatchers do
+	cassandraAtOnce  = 64 // requests under way for one call; the engine has the same limit
+	manyShards       = 16 // shards of timers and of rows, as by default
 )
 
-// cassandraFigures measures the stores of a cluster. The peer is the driver with
-// the statements of its users' manual: prepared, token aware, unlogged batches of
-// one partition, at the same consistency, into the same tables, values of the
-// same size; it keeps no clock, makes sure of nothing and translates nothing.
+// cassandraFigures measures the stores of the Cassandra engine. The peer is the driver alone, used
+// as its manual says: prepared statements, token-aware routing, and unlogged batches of one
+// partition. It writes values of the same size into the same tables at the same consistency. It has
+// no clock of its own, verifies nothing and translates no errors.
 func cassandraFigures(ctx context.Context, b *bench, at string) {
 	cfg := cassandra.Config{Hosts: []string{at}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
 	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))
@@ -51,7 +51,8 @@ type cassandraBench struct {
 	store   *cassandra.Store
 	session *gocql.Session
 
-	written [2][]notify.RowKey // by the engine and by the driver, for reads
+	// written has keys of rows for reads: [0] rows of the engine, [1] rows of the driver alone.
+	written [2][]notify.RowKey
 	mu      sync.Mutex
 }
 
@@ -74,7 +75,8 @@ func (i insert) run(ctx context.Context, c *cassandraBench) {
 	rig.Ok(c.session.Query(i.cql, i.args...).ExecContext(ctx))
 }
 
-// batch writes rows of one partition.
+// batch writes rows in one batch, or a single row without a batch. An unlogged batch should have
+// rows of one partition only.
 func (c *cassandraBench) batch(ctx context.Context, kind gocql.BatchType, rows []insert) {
 	if len(rows) == 1 {
 		rows[0].run(ctx, c)
@@ -87,12 +89,12 @@ func (c *cassandraBench) batch(ctx context.Context, kind gocql.BatchType, rows [
 	rig.Ok(b.ExecContext(ctx))
 }
 
-// each writes rows one by one, many at a time.
+// each writes every row with its own request, up to cassandraAtOnce at the same time.
 func (c *cassandraBench) each(ctx context.Context, rows []insert) {
 	manyOf(ctx, len(rows), cassandraAtOnce, func(i int) { rows[i].run(ctx, c) })
 }
 
-// byPartition writes rows by partition.
+// byPartition writes one unlogged batch for each partition.
 func (c *cassandraBench) byPartition(ctx context.Context, parts map[minuteShard][]insert) {
 	all := slices.Collect(maps.Values(parts))
 	manyOf(ctx, len(all), cassandraAtOnce, func(i int) { c.batch(ctx, gocql.UnloggedBatch, all[i]) })
@@ -104,7 +106,7 @@ const (
 	selectRow   = `SELECT writetime(data), data FROM chunks WHERE minute = ? AND shard = ? AND base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`
 )
 
-// row is an outcome as a worker writes it.
+// row returns the row that a worker writes when all receivers of a chunk are done.
 func row(k notify.RowKey, receivers uint32) notify.Row {
 	return notify.Row{
 		Key: k, Count: receivers, Digest: rand.Uint64(), StartedUpTo: receivers, DoneUpTo: receivers, Done: true,
@@ -114,15 +116,15 @@ func row(k notify.RowKey, receivers uint32) notify.Row {
 	}
 }
 
-// rowBytes is about what such a row takes as the engine packs it.
+// rowBytes is about the size of a row after the engine has encoded it.
 const rowBytes = 128
 
-// bareKey is the columns of a row's key.
+// bareKey returns the values of the columns in the primary key of a row.
 func bareKey(p minuteShard, k *notify.RowKey) []any {
 	return []any{p.minute, p.shard, k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
 }
 
-// bareRows are rows by the partition they are in.
+// bareRows returns an insert for each key, grouped by partition.
 func bareRows(ks []notify.RowKey, data []byte) map[minuteShard][]insert {
 	parts := map[minuteShard][]insert{}
 	for i := range ks {
@@ -141,8 +143,8 @@ func rowShard(b notify.Base) minuteShard {
 	return minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % manyShards)}
 }
 
-// singles are outcomes of single sends, written as a claim and then as an outcome, and
-// found again by the minute.
+// singles measures the rows of single sends. Each row is written twice: first as a claim, and then
+// as an outcome. The keys of some rows are kept for reads.
 func (c *cassandraBench) singles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {
@@ -182,12 +184,13 @@ func (c *cassandraBench) singles(ctx context.Context) {
 	c.turns(ctx, "cassandra_singles", "outcome rows of single sends, claim and end; calls of 512", "rows/s", ours, theirs)
 }
 
-// turns is against with floods of the usual number of callers.
+// turns is like floods, with cassandraCallers callers and the driver alone as the peer.
 func (c *cassandraBench) turns(ctx context.Context, key, work, unit string, ours, theirs job) {
 	c.floods(ctx, versus{key: key, work: work, unit: unit, peer: "the driver alone", need: engineNeed, callers: cassandraCallers}, ours, theirs)
 }
 
-// chunks are outcomes of fan-outs: a hundred chunks of one request a call.
+// chunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one
+// request.
 func (c *cassandraBench) chunks(ctx context.Context) {
 	const each = 100
 	keys := func() []notify.RowKey {
@@ -213,7 +216,8 @@ func (c *cassandraBench) chunks(ctx context.Context) {
 	c.turns(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
 }
 
-// reads are what dedup asks for when its filter does not know.
+// reads measures reads of rows by key. Dedup reads these rows when its filter cannot rule out that
+// a message was processed before.
 func (c *cassandraBench) reads(ctx context.Context) {
 	const each = 512
 	some := func(side int) []notify.RowKey {
@@ -224,7 +228,7 @@ func (c *cassandraBench) reads(ctx context.Context) {
 	status := c.store.Status()
 	ours := func(ctx context.Context, _ int) int {
 		if len(c.written[0]) == 0 {
-			return -1 // -only left out who writes them
+			return -1 // no rows: -only does not contain cassandra_singles
 		}
 		return len(rig.Must(status.Get(ctx, some(0))))
 	}
@@ -261,7 +265,7 @@ func bareTimers(ts []engine.Timer) map[minuteShard][]insert {
 	return parts
 }
 
-// timers are parked: a thousand a call, over four minutes.
+// timers measures the storing of timers: a thousand in each call, due within four minutes.
 func (c *cassandraBench) timers(ctx context.Context) {
 	const each = 1000
 	ahead := func(side int64) []engine.Timer {
@@ -283,8 +287,9 @@ func (c *cassandraBench) timers(ctx context.Context) {
 	c.turns(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
 }
 
-// fires reads a full minute, as the sweeper does before it releases it, and then
-// moves the shard's mark by a conditional write.
+// fires measures the reads before a release. Each call reads all timers of one shard that are due
+// within one minute, as the sweeper does before it releases them. Then it raises the closed
+// minute and the low-water mark of the shard with one conditional write.
 func (c *cassandraBench) fires(ctx context.Context) {
 	minute := time.Now().UnixMilli()/60_000 + 120
 	perShard := 2000

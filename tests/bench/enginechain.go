@@ -35,15 +35,17 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// chainCallers is how many requests are under way at a time, and how many callers the
-// floor has for each server.
+// chainCallers is the number of requests that are under way at the same time. It is also the number
+// of callers that the floor has for each server.
 const chainCallers = 256
 
-// fanoutCallers is that of fan-outs: more of 5,000 receivers would wait over a second for
-// their turn, and be refused (intake.bulk_wait).
+// fanoutCallers is the number of fan-outs that are under way at the same time. More fan-outs of
+// 5,000 receivers would have to wait longer than intake.bulk_wait (1 s), and the node would refuse
+// them.
 const fanoutCallers = 16
 
-// chainNeed is the bound of P11: the part of its floor that the chain must reach.
+// chainNeed is the bound of P11: the rate of the chain must be at least 0.6 of the rate of its
+// floor.
 var chainNeed = ratioOf(0.6)
 
 // serverChain is a node with all roles on real servers, and the bare clients of the floor.
@@ -54,27 +56,28 @@ type serverChain struct {
 	hooks   *receiver
 	adm     *kadm.Client
 	kafka   *kgo.Client
-	asked   log.Counter // what kafka asked for
+	asked   log.Counter // counts the requests that the client kafka sends
 	session *gocql.Session
 	redis   *goredis.Client
-	topic   string           // of the floor
-	null    *httptest.Server // reads a request and accepts it
-	seen    sync.Map         // chunks that are finished
+	topic   string           // topic of the floor
+	null    *httptest.Server // reads a request and answers 202
+	seen    sync.Map         // keys are the notify.Chunk of finished envelopes
 }
 
-// finished counts an envelope once: one that is read again, by the next owner of its
-// partition, is finished again.
+// finished counts each envelope once. The next owner of a partition may read an envelope again, and
+// then the envelope finishes a second time.
 func (c *serverChain) finished(e *notify.Envelope) {
 	if _, again := c.seen.LoadOrStore(e.Chunk, true); !again {
 		c.m.finished(e)
 	}
 }
 
-// chainFigures measures P11: everything a notification or a trigger needs on real
-// servers, from the HTTP request to the durable end, all roles in one process, with
-// providers inside of it that accept at once. The floor is measured after each: as many
-// requests, records, statements and commands as the chain had, of the same kinds and sizes,
-// by the bare client libraries and a net/http server that only accepts, all at once.
+// chainFigures measures P11: notifications and triggers on real servers, from the HTTP request to
+// the durable end. One process has all roles. The providers are inside this process and accept at
+// once. After each run of the chain the floor is measured. The floor makes the same number of HTTP
+// requests, records, statements and commands as the chain, of the same kinds and sizes. It uses the
+// bare client libraries and a net/http server that only accepts. It starts all of them at the same
+// time.
 func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver(), null: httptest.NewServer(http.HandlerFunc(acceptAll))}
 	defer c.hooks.server.Close()
@@ -84,7 +87,9 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	cfg.Engines = app.EnginesDistributed
 	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
 	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{at["kafka"]}, []string{at["cassandra"]}, []string{at["redis"]}
-	cfg.Kafka.TopicPrefix = keyspace + "-" // of its own: who audits the same servers reads all records of its topics
+	// The prefix is new for each run. Otherwise an audit of another run on the same servers would
+	// read all records of this run.
+	cfg.Kafka.TopicPrefix = keyspace + "-"
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
 	// A busy machine must not end a measurement.
 	cfg.Kafka.AppendTimeout, cfg.Cassandra.Timeout = time.Minute, 20*time.Second
@@ -95,8 +100,8 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	defer c.close(context.WithoutCancel(ctx), at["postgres"], keyspace)
 	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.finished) })
 	defer c.node.end()
-	// Not in the first moments: of what is made before an owner has had its partitions for
-	// 5 s, it reads the rows.
+	// Wait before the first measurement. A worker reads the row of every envelope that was made
+	// before the worker has had the partition for 5 s. These reads would be measured.
 	idle, began := c.made(ctx), time.Now()
 	rig.Ok(rig.Pause(ctx, 7*time.Second))
 	idle = c.made(ctx).minus(idle)
@@ -115,7 +120,8 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	}
 }
 
-// database makes an empty one: callers and their sealed secrets are kept in it.
+// database creates an empty database and returns its URL. The node stores callers and their sealed
+// secrets in the database.
 func database(ctx context.Context, server, name string) string {
 	conn := rig.Must(pgx.Connect(ctx, server))
 	defer conn.Close(ctx)
@@ -125,23 +131,26 @@ func database(ctx context.Context, server, name string) string {
 	return u.String()
 }
 
-// chainWork is a line of P11.
+// chainWork describes a line of P11.
 type chainWork struct {
 	key, work string
 	step      load.Step
-	later     bool // due once all are accepted: the wait until then is not counted
+	// later is true for work that is due at one moment, after all of it was accepted. The wait for
+	// that moment is not measured.
+	later bool
 }
 
-// chainRun is what a run of the chain took and made.
+// chainRun is the result of one run of the chain.
 type chainRun struct {
-	n     int64 // notifications or triggers
-	took  time.Duration
-	cores float64
+	n     int64         // number of notifications or triggers
+	took  time.Duration // from the first request to the last durable end
+	cores float64       // busy cores
 	made  made
-	body  []byte // of one of its requests
+	body  []byte // body of one request
 }
 
-// made is what was asked of the servers.
+// made counts what was requested from the servers: records in Kafka, statements and rows in
+// Cassandra, and commands in Redis.
 type made struct {
 	records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, scattered, apart, commands, trips float64
 
@@ -163,11 +172,12 @@ func kafkaMinus(a, b log.Counts) log.Counts {
 	}
 }
 
-// chainRounds is how often a kind of work and its floor are measured in turns: one pair says
-// little on a machine that is shared, with four servers that flush one disk.
+// chainRounds is the number of rounds for each kind of work. A round measures the chain and then its
+// floor. A single round is not reliable, because other programs may use the machine and four servers
+// flush the same disk.
 const chainRounds = 3
 
-// chainPair is one round: the chain, and then its floor.
+// chainPair is the result of one round: the run of the chain, and the time of its floor.
 type chainPair struct {
 	chainRun
 
@@ -176,7 +186,7 @@ type chainPair struct {
 
 func (p *chainPair) ratio() float64 { return p.floor.Seconds() / p.took.Seconds() }
 
-// measure tells the round of the middle ratio.
+// measure runs the rounds of w and adds a line with the round that has the median ratio.
 func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	if c.only != "" && !slices.Contains(strings.Split(c.only, ","), w.key) {
 		return
@@ -216,7 +226,8 @@ func (c *serverChain) pair(ctx context.Context, w chainWork) chainPair {
 	return p
 }
 
-// run offers a step for d and waits until everything that was accepted has its durable end.
+// run sends the step of w for d and waits until everything that was accepted has its durable end. It
+// panics if something has not ended after five minutes, or has ended before its due time.
 func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r chainRun) {
 	s := w.step
 	s.Workers = cmp.Or(s.Workers, chainCallers)
@@ -253,7 +264,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	return r
 }
 
-// ended returns how many have their durable end.
+// ended returns how many receivers or triggers have their durable end.
 func (c *serverChain) ended(ctx context.Context, w chainWork) int64 {
 	if w.step.Target != load.Trigger {
 		return c.m.count()
@@ -265,7 +276,7 @@ func (c *serverChain) metrics(ctx context.Context) map[string]float64 {
 	return rig.Must(rig.Scrape(ctx, "http://"+c.node.Admin()+"/metrics"))
 }
 
-// made is what was asked of the servers up to now.
+// made returns what was requested from the servers up to now.
 func (c *serverChain) made(ctx context.Context) (m made) {
 	ends := rig.Must(c.adm.ListEndOffsets(ctx))
 	ends.Each(func(o kadm.ListedOffset) { m.records += float64(o.Offset) })
@@ -286,9 +297,10 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 	return m
 }
 
-// floor asks the servers for as much as the chain did for so many requests, by the bare
-// clients, and returns how long that took. As many callers as there were of the chain make
-// a request, which is only accepted, append what it has appended, and wait for both.
+// floor repeats with the bare clients what the chain requested from the servers, and returns how
+// long that took. m has the counts of the chain, and requests is its number of HTTP requests. As
+// many callers as in the chain each send a request that a net/http server only accepts. Then they
+// append the same number of records as the chain and wait until the records are acknowledged.
 func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	transport := &http.Transport{MaxIdleConnsPerHost: callers}
@@ -305,7 +317,8 @@ func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, 
 				rig.Ok(resp.Body.Close())
 				recs := make([]*kgo.Record, shareOf(m.records, requests, i))
 				for i := range recs {
-					// Keyed as ours are, by user: it decides how many batches they make.
+					// The key is a user, as in the product. The keys decide how many batches the
+					// records need.
 					recs[i] = &kgo.Record{Topic: c.topic, Key: strconv.AppendUint(nil, rand.Uint64(), 36), Value: value}
 				}
 				rig.Ok(c.kafka.ProduceSync(ctx, recs...).FirstErr())
@@ -331,20 +344,23 @@ func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, 
 }
 
 func acceptAll(w http.ResponseWriter, r *http.Request) {
-	_, _ = io.Copy(io.Discard, r.Body) // a caller that went away
+	_, _ = io.Copy(io.Discard, r.Body) // fails only if the client has closed the connection
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// shareOf returns the i-th of n shares of all; the shares add up to all.
+// shareOf divides all into n nearly equal whole numbers and returns number i, counted from 0. Their
+// sum is all, rounded down.
 func shareOf(all float64, n, i int) int {
 	return int(all)*(i+1)/n - int(all)*i/n
 }
 
-// statements are those of the floor, mixed as the chain mixes them.
+// statements runs the Cassandra statements of the floor in random order, as the chain mixes them.
 func (c *serverChain) statements(ctx context.Context, m made) {
 	type statement struct {
+		// 'w': write of rows in one partition, 'a': batch of several partitions, 'r': read, 's':
+		// serial read, 'c': conditional write.
 		kind byte
-		rows int // of a write
+		rows int // number of rows in a write
 	}
 	var all []statement
 	for _, k := range []struct {
@@ -382,7 +398,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 	})
 }
 
-// apart are rows of a partition each.
+// apart returns n inserts, each into another partition.
 func apart(n int, data []byte) []insert {
 	out := make([]insert, n)
 	for i := range out {
@@ -393,7 +409,7 @@ func apart(n int, data []byte) []insert {
 	return out
 }
 
-// connect opens the bare clients, and makes the topic of the floor.
+// connect opens the bare clients. It creates the topic and the table swapped for the floor.
 func (c *serverChain) connect(at map[string]string, keyspace string) {
 	c.topic = keyspace + "-floor"
 	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(at["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes), kgo.WithHooks(&c.asked)))
@@ -404,7 +420,7 @@ func (c *serverChain) connect(at map[string]string, keyspace string) {
 	cl.Timeout, cl.WriteTimeout, cl.ConnectTimeout = time.Minute, time.Minute, time.Minute
 	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(gocql.RoundRobinHostPolicy())
 	c.session = rig.Must(cl.CreateSession())
-	rig.Ok(c.session.Query(`CREATE TABLE swapped (id text PRIMARY KEY, value blob)`).ExecContext(context.Background())) // of the floor
+	rig.Ok(c.session.Query(`CREATE TABLE swapped (id text PRIMARY KEY, value blob)`).ExecContext(context.Background())) // for conditional writes of the floor
 	c.redis = goredis.NewClient(&goredis.Options{Addr: at["redis"], PoolSize: chainCallers, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
 }
 

@@ -13,11 +13,11 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Kafka's own tools, from the jars that its broker runs from.
+// This file runs Kafka's own tools, from the same jar files as the broker.
 
-// tool runs a main class and returns what it printed.
+// tool runs the main class of a Java program and returns its output.
 func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) string {
-	all := append([]string{"-Xms512m", "-Xmx512m", "-cp", k.jars, class}, args...) // as kafka-*-perf-test.sh does
+	all := append([]string{"-Xms512m", "-Xmx512m", "-cp", k.jars, class}, args...) // the heap size that kafka-*-perf-test.sh sets
 	cmd := exec.CommandContext(ctx, k.java, all...)
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
@@ -27,18 +27,19 @@ func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) str
 	return out.String()
 }
 
-// perfProducer is kafka-producer-perf-test with the settings of our producer. It
-// is told how many records to send, and so made to last.
+// perfProducer runs kafka-producer-perf-test with the settings of our producer. The tool has no
+// option for a duration, only for a number of records. So run computes that number from guess.
 type perfProducer struct {
 	k     *kafkaBench
-	size  int
-	guess float64 // records per second
+	size  int     // bytes per record
+	guess float64 // expected records per second: the rate of the last run
 }
 
 var sent = regexp.MustCompile(`records sent, ([0-9.]+) records/sec`)
 
-// run counts the best of its reports, one in five seconds and one of the whole:
-// the first seconds of a Java program are not its rate.
+// run sends records for about d and returns records per second. The tool reports the rate of every
+// five seconds and the rate of the whole run; run returns the highest of them. A Java program is
+// slow in its first seconds, so the rate of the whole run would be too low.
 func (p *perfProducer) run(ctx context.Context, d time.Duration) float64 {
 	topic, remove := p.k.topic(ctx)
 	defer remove()
@@ -51,7 +52,7 @@ func (p *perfProducer) run(ctx context.Context, d time.Duration) float64 {
 	return p.guess
 }
 
-// sentRate is the best rate that kafka-producer-perf-test printed.
+// sentRate returns the highest rate that kafka-producer-perf-test printed, in records per second.
 func sentRate(out string) (best float64) {
 	for _, m := range sent.FindAllStringSubmatch(out, -1) {
 		best = max(best, rig.Must(strconv.ParseFloat(m[1], 64)))
@@ -62,16 +63,17 @@ func sentRate(out string) (best float64) {
 	return best
 }
 
-// perfConsumer is kafka-consumer-perf-test in a group of its own; it returns what
-// it calls fetch.nMsg.sec, the rate without the time of the group's rebalance.
+// perfConsumer reads n records with kafka-consumer-perf-test in a new consumer group. It returns the
+// value that the tool names fetch.nMsg.sec: records per second without the time of the group's
+// rebalance.
 func (k *kafkaBench) perfConsumer(ctx context.Context, topic string, n int64) float64 {
 	return fetchRate(k.tool(ctx, "org.apache.kafka.tools.ConsumerPerformance",
 		"--bootstrap-server", strings.Join(k.conn.Brokers, ","), "--topic", topic, "--messages", strconv.FormatInt(n, 10),
 		"--fetch-size", strconv.Itoa(4<<20), "--hide-header", "--timeout", "60000"), n)
 }
 
-// fetchRate reads the last line that kafka-consumer-perf-test printed, which must
-// be of at least n records.
+// fetchRate returns the rate in the last line that kafka-consumer-perf-test printed. It panics if
+// the line cannot be read or counts fewer than n records.
 func fetchRate(out string, n int64) float64 {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	fields := strings.Split(lines[len(lines)-1], ",")

@@ -20,22 +20,22 @@ const (
 	kafkaPartitions = 12
 	singleBytes     = 200       // a record of one notification
 	chunkBytes      = 50_000    // a record of a fan-out
-	batchBytes      = 1_048_000 // the producer's default: 1,000,000 and what a batch adds
+	batchBytes      = 1_048_000 // default of our producer: 1,000,000 B of records and the overhead of a batch
 	lingerTime      = 5 * time.Millisecond
 )
 
-// kafkaBench is one broker, or more, and the topics made for this run.
+// kafkaBench has the connection to the brokers and makes the topics of this run.
 type kafkaBench struct {
 	*bench
 	conn   log.Conn
 	admin  *log.Admin
-	name   string
-	topics int
-	remove *kadm.Client // log.Admin has no reason to remove topics
+	name   string       // prefix of topic and group names
+	topics int          // number of topics made so far
+	remove *kadm.Client // removes topics; log.Admin has no method for it
 }
 
-// kafkaFigures measures the log of a cluster: what is appended is acknowledged by
-// all in-sync replicas, by an idempotent producer, on both sides.
+// kafkaFigures measures the log of a Kafka cluster. On both sides the producer is idempotent, and
+// all in-sync replicas acknowledge each record.
 func kafkaFigures(ctx context.Context, b *bench, at string) {
 	conn := log.Conn{Brokers: []string{at}}
 	admin := rig.Must(log.NewAdmin(log.AdminConfig{Conn: conn}))
@@ -44,7 +44,7 @@ func kafkaFigures(ctx context.Context, b *bench, at string) {
 	k.remove = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(at))))
 	defer k.remove.Close()
 
-	// A Java program takes seconds to be compiled where it matters.
+	// A Java program needs some seconds until its hot code is compiled, so rounds are longer here.
 	round, rounds := b.round, b.rounds
 	b.round, b.rounds = b.length(8*time.Second, 1500*time.Millisecond), min(rounds, 3)
 	defer func() { b.round, b.rounds = round, rounds }()
@@ -68,7 +68,7 @@ func kafkaFigures(ctx context.Context, b *bench, at string) {
 	k.alone(ctx)
 }
 
-// topic makes a topic that a measurement has for itself.
+// topic makes a new topic for one measurement. The caller must call remove.
 func (k *kafkaBench) topic(ctx context.Context) (name string, remove func()) {
 	k.topics++
 	name = fmt.Sprintf("%s-%d", k.name, k.topics)
@@ -83,13 +83,14 @@ func (k *kafkaBench) topic(ctx context.Context) (name string, remove func()) {
 	}
 }
 
-// producer is the product's, as pkg/app opens it. The timeout is longer: a busy
-// machine must not end a measurement.
+// producer opens the product's producer as pkg/app does, but with a longer timeout, so that a busy
+// machine does not end a measurement.
 func (k *kafkaBench) producer() *log.Producer {
 	return rig.Must(log.NewProducer(log.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute}))
 }
 
-// produce appends requests of each records in a topic of its own.
+// produce appends records to a new topic for about d and returns records per second. Each append has
+// as many records as the parameter each says, of size bytes.
 func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, each int) float64 {
 	topic, remove := k.topic(ctx)
 	defer remove()
@@ -112,12 +113,12 @@ func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, si
 func noise(n int) []byte {
 	out := make([]byte, n)
 	for i := range out {
-		out[i] = 'a' + byte(rand.Uint32N(26)) // as the perf test makes them
+		out[i] = 'a' + byte(rand.Uint32N(26)) // the perf test makes such values, too
 	}
 	return out
 }
 
-// consumers measures the reader and a member of a group on one filled topic.
+// consumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the topic.
 func (k *kafkaBench) consumers(ctx context.Context) {
 	topic, remove := k.topic(ctx)
 	defer remove()
@@ -161,8 +162,9 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// group reads as a worker does that has nothing to do with the records. As with
-// the peer's rate, time begins when the partitions are assigned.
+// group reads total records with a log.Group, as a worker would that does nothing with the records.
+// It returns records per second. The time begins when the first partition is assigned, because the
+// peer's rate does not include the rebalance either.
 func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -178,7 +180,8 @@ func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float
 	return float64(total) / h.took.Seconds()
 }
 
-// counting marks every record it is handed.
+// counting is a handler that marks every record as done at once. It stops the group after total
+// records.
 type counting struct {
 	total int64
 	stop  func()
@@ -202,8 +205,8 @@ func (c *counting) Handle(_ context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// alone measures a request of one notification that waits for its answer, beside
-// the client library alone: no tool of Kafka's does that.
+// alone measures appends of one notification each. Each caller waits for the answer before its next
+// append. The peer is the client library alone, because Kafka has no tool for this.
 func (k *kafkaBench) alone(ctx context.Context) {
 	const callers = 512
 	topic, remove := k.topic(ctx)

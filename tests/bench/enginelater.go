@@ -17,9 +17,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// schedules are what a request of one notification for later stores: the row, its
-// three indexes and its timer. The peer stores the row and the timer in a logged
-// batch too: one without the other is what it is for.
+// schedules measures what is stored for a request of one scheduled notification: the row of the
+// schedule, its three index rows and its timer. The peer, too, stores the row and the timer in a
+// logged batch. A logged batch makes sure that both are stored in the end, or neither.
 func (c *cassandraBench) schedules(ctx context.Context) {
 	const callers = 64
 	make1 := func() (engine.Schedule, engine.Timer) {
@@ -54,8 +54,8 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 
 const triggersEach = 100
 
-// triggers are made, and then fired: claimed and ended, each by a conditional
-// write.
+// triggers measures how fast triggers are created, and then how fast they are fired. To fire a
+// trigger takes two conditional writes: the first claims the trigger and the second ends it.
 func (c *cassandraBench) triggers(ctx context.Context) {
 	made := [2]*stock{{}, {}}
 	contract := c.store.Triggers()
@@ -88,10 +88,10 @@ func (c *cassandraBench) triggers(ctx context.Context) {
 		})
 }
 
-// stock are triggers that wait to be fired.
+// stock has triggers that were created and not yet fired.
 type stock struct {
 	mu    sync.Mutex
-	calls [][]engine.Trigger
+	calls [][]engine.Trigger // each element has the triggers of one call
 }
 
 func (s *stock) put(ts []engine.Trigger) int {
@@ -101,8 +101,9 @@ func (s *stock) put(ts []engine.Trigger) int {
 	return len(ts)
 }
 
-// fire takes the triggers of one call through their steps: of version 1, the claim, and
-// of version 2, the end. It returns how many were fired, below 0 where none are left.
+// fire removes the triggers of one call from the stock and fires them. It calls swap twice: with
+// version 1 to claim the triggers, and with version 2 to end them. version is the stored version
+// that swap must replace. fire returns the number of fired triggers, or -1 if the stock is empty.
 func (s *stock) fire(swap func(ts []engine.Trigger, version uint64)) int {
 	s.mu.Lock()
 	if len(s.calls) == 0 {
@@ -135,7 +136,8 @@ func newTriggers() []engine.Trigger {
 	return ts
 }
 
-// step makes the claim (of version 1) or the end of a trigger.
+// step changes t to the state that replaces the stored version n: version 1 is replaced by the
+// claim, and version 2 by the end.
 func step(t *engine.Trigger, n uint64) {
 	now := time.Now().UnixMilli()
 	if n == 1 {
@@ -147,16 +149,16 @@ func step(t *engine.Trigger, n uint64) {
 }
 
 const (
-	bareRequest = 250 // bytes of what a trigger is asked to do
-	bareState   = 30  // and of where it stands; its log comes with its end
-	bareEnd     = 80
+	bareRequest = 250 // bytes of a trigger's request
+	bareState   = 30  // bytes of the state of an open trigger, which has no attempts yet
+	bareEnd     = 80  // bytes of the state of an ended trigger, with its log of attempts
 
-	bareListLength = 6 * 3_600_000
+	bareListLength = 6 * 3_600_000 // ms in one bucket of a list
 	bareListing    = `INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?)`
 )
 
-// bareLists are the lists that name a trigger while it is open; all but the first
-// two lose it when it ends.
+// bareLists returns the lists that contain an open trigger, and the bucket and shard of its entries.
+// When the trigger ends, it is removed from the last two lists.
 func bareLists(t *engine.Trigger) (lists [4]string, bucket int64, shard int16) {
 	return [4]string{"triggers", "triggers/" + t.Caller, "triggers_open", "triggers_open/" + t.Caller}, t.Created / bareListLength, int16(t.ID[len(t.ID)-1] % 16)
 }
@@ -172,7 +174,8 @@ func (c *cassandraBench) bareCreate(ctx context.Context, t *engine.Trigger) {
 		t.ID, int64(1), time.Now().UnixMicro(), int16(t.State), t.Ended, int64(0), noise(bareRequest), noise(bareState))
 }
 
-// bareTimed is the key of an entry of a purge.
+// bareTimed returns the id of an entry in a purge list: the time ms, and then the id of the trigger
+// or schedule. Entries are in the order of time.
 func bareTimed(ms int64, id []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(ms)^1<<63), id...)
 }
@@ -197,7 +200,7 @@ func (c *cassandraBench) bareSwap(ctx context.Context, t *engine.Trigger, old in
 	c.each(ctx, indexes)
 }
 
-// condition runs a conditional write that must be applied.
+// condition runs a conditional write. It panics if the write was not applied.
 func (c *cassandraBench) condition(ctx context.Context, cql string, args ...any) {
 	allWon([]bool{rig.Must(c.session.Query(cql, args...).MapScanCASContext(ctx, map[string]any{}))})
 }

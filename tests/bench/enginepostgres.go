@@ -24,9 +24,9 @@ const (
 	postgresCallers = 16 // the pool's default size
 )
 
-// postgresFigures measures preferences in a database of its own. The peer upserts
-// and reads the same documents by their user; it numbers no changes, so nobody
-// could follow them. P10 asks nothing of these: the lines are for information.
+// postgresFigures measures the store of preferences in a new database. The peer upserts and reads
+// the same documents by user. It does not number the changes, so no process could follow them.
+// These lines have no bound; they are for information.
 func postgresFigures(ctx context.Context, b *bench, at string) {
 	name := fmt.Sprintf("bench_%08x", rand.Uint32())
 	u := rig.Must(url.Parse(at))
@@ -73,7 +73,7 @@ func (p *postgresBench) measure(ctx context.Context) {
 	p.floods(ctx, versus{key: "postgres_import", work: "profiles imported", unit: "profiles/s", peer: "COPY into a table and from there into place", callers: 1},
 		func(ctx context.Context, _ int) int { return rig.Must(len(many), p.prefs.PutMany(ctx, many)) },
 		func(ctx context.Context, _ int) int { return p.copyIn(ctx, rows) })
-	versions := make([]atomic.Uint64, profileUsers) // as far as they are known
+	versions := make([]atomic.Uint64, profileUsers) // last known version of each user's profile; 0: not known
 	one := versus{unit: "profiles/s", callers: postgresCallers}
 	one.key, one.peer = "postgres_put", "INSERT ON CONFLICT"
 	one.work = fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers)
@@ -82,7 +82,7 @@ func (p *postgresBench) measure(ctx context.Context) {
 		pr := prof(i)
 		pr.Version = versions[i].Load()
 		v, err := p.prefs.Put(ctx, pr)
-		if notify.KindOf(err) == notify.KindConflict { // not known yet, or another caller's
+		if notify.KindOf(err) == notify.KindConflict { // the version is not known yet, or another caller has changed it
 			pr, _ = rig.Must2(p.prefs.Get(ctx, pr.User))
 			versions[i].Store(pr.Version)
 			return 0

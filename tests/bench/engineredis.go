@@ -16,10 +16,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// redisFigures measures what is shared between processes. The peers are the least
-// commands that keep such data, by the same client library in pipelines: they keep
-// no promise when Redis is emptied or fails over, and wait for nobody. P10 asks
-// nothing of them: the lines are for information.
+// redisFigures measures the data that processes share through Redis. The peers use the smallest set
+// of commands that stores such data, with the same client library and in pipelines. They guarantee
+// nothing when Redis loses its data or fails over. They never wait, neither for a replica nor for a
+// token or a message. These lines have no bound; they are for information.
 func redisFigures(ctx context.Context, b *bench, at string) {
 	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
 	store := rig.Must(redis.Open(ctx, redis.Config{Addresses: []string{at}, Prefix: prefix, Timeout: time.Minute}))
@@ -53,12 +53,13 @@ func (r *redisBench) clean(ctx context.Context) {
 	rig.Ok(it.Err())
 }
 
-// pipelined sends what f asks for at once.
+// pipelined sends the commands that f adds to p in one pipeline. It panics if a command fails.
 func (r *redisBench) pipelined(ctx context.Context, f func(p goredis.Pipeliner)) {
 	rig.Must(r.c.Pipelined(ctx, func(p goredis.Pipeliner) error { f(p); return nil }))
 }
 
-// filter is what dedup adds to and asks for each group of outcomes.
+// filter measures the filter of seen ids. Dedup adds ids to it and looks ids up in it for each group
+// of outcomes.
 func (r *redisBench) filter(ctx context.Context) {
 	const each, bits = 1000, 7
 	f := rig.Must(r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour}))
@@ -69,7 +70,8 @@ func (r *redisBench) filter(ctx context.Context) {
 		}
 		return out
 	}
-	// 200 ids in a command, as ours: a longer one keeps everybody else waiting.
+	// A command has 200 ids, as in the product. During a longer command all other clients would
+	// wait.
 	bare := func(ctx context.Context, op string) int {
 		r.pipelined(ctx, func(p goredis.Pipeliner) {
 			for range each / 200 {
@@ -98,7 +100,8 @@ func (r *redisBench) filter(ctx context.Context) {
 	}, func(ctx context.Context, _ int) int { return bare(ctx, "GET") })
 }
 
-// bareBucket is a token bucket as tutorials have it.
+// bareBucket is a simple token bucket, as in many tutorials. It does not return the time until the
+// next token.
 var bareBucket = goredis.NewScript(`
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -123,7 +126,7 @@ func (r *redisBench) limits(ctx context.Context) {
 	})
 }
 
-// claims are idempotency keys: reserved, then finished with an answer.
+// claims measures idempotency keys. Each key is reserved and then finished with an answer.
 func (r *redisBench) claims(ctx context.Context) {
 	idem := r.store.Idem()
 	answer := []byte(`{"id":"ntf_01M7ZWAJ45GWQCCJNG9P921B5R","status":"accepted"}`)
@@ -145,8 +148,9 @@ func (r *redisBench) claims(ctx context.Context) {
 	})
 }
 
-// queue is a message's life. The peer's queues belong to one caller each: theirs
-// know no visibility, no lanes, no dead letters, and nobody waits at them.
+// queue measures the delay queue: messages are enqueued, received and acknowledged. Each caller of
+// the peer has its own queue. The peer's queue has no visibility timeout, no lanes, no dead letters
+// and no waiting receivers.
 func (r *redisBench) queue(ctx context.Context) {
 	const each = 100
 	q := r.store.Queue("bench", 5)

@@ -11,22 +11,22 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// P10 asks what our use of a server costs: the same work through the product's
-// engine, and by the server's own tool or by the bare driver, in turns, on the
-// servers of make engines. The peer stores the same bytes in the same tables; what
-// the engine adds (clocks, indexes' order, retries, names of errors) is the
-// difference.
+// P10 measures the cost of our use of a server. The same work is done in turns by the product's
+// engine and by a peer, on the servers of make engines. The peer is the server's own tool or the
+// bare driver. The peer stores the same bytes in the same tables. The difference is the cost of what
+// the engine adds: clocks, a fixed order of index writes, retries, and translated errors.
 
-// engineFigures are the servers of P10, in the order in which they are measured.
+// engineFigures has the servers of P10 in the order in which they are measured.
 var engineFigures = []struct {
 	name string
 	run  func(ctx context.Context, b *bench, at string)
 }{{"kafka", kafkaFigures}, {"cassandra", cassandraFigures}, {"redis", redisFigures}, {"postgres", postgresFigures}}
 
-// engineNeed is P10's: what the product's path must hold of the peer's rate.
+// engineNeed is the bound of P10: the product must reach at least 0.7 of the peer's rate.
 var engineNeed = ratioOf(0.7)
 
-// servers measures P10 on each server that is named, "name=address" each.
+// servers measures P10 on each server of the flag -engine ("name=address"). If -chain is set, it
+// measures P11 instead.
 func servers(ctx context.Context, b *bench) {
 	at := map[string]string{}
 	for _, s := range b.engines {
@@ -48,16 +48,16 @@ func servers(ctx context.Context, b *bench) {
 	}
 }
 
-// versus is a row of P10: ours and a peer.
+// versus is a row of P10. It compares the product with a peer.
 type versus struct {
 	key, work, unit, peer string
 	need                  need
-	callers               int                           // at once, of floods
-	ours, theirs          func(d time.Duration) float64 // per second
+	callers               int                           // number of concurrent callers on each side; only floods uses it
+	ours, theirs          func(d time.Duration) float64 // each runs once, for about d if it can, and returns units per second
 }
 
-// against measures ours and a peer in turns and adds the line, unless -only names
-// other keys.
+// against measures the product and the peer in turns and adds a line to the results. It does nothing
+// if -only is set and does not contain the key of v.
 func (b *bench) against(v versus) {
 	if b.only != "" && !slices.Contains(strings.Split(b.only, ","), v.key) {
 		return
@@ -70,19 +70,19 @@ func (b *bench) against(v versus) {
 	}, v.need)
 }
 
-// job is work of one caller of a flood. It returns how much it has done, below 0 where
-// nothing is left to work on.
+// job is one call of one caller of a flood. It returns the number of units that it has done. A
+// number below 0 means that no work is left; the caller then stops.
 type job = func(ctx context.Context, caller int) int
 
-// floods is against with floods of the same number of callers on both sides.
+// floods is like against, but both sides are floods with v.callers callers.
 func (b *bench) floods(ctx context.Context, v versus, ours, theirs job) {
 	v.ours = func(d time.Duration) float64 { return flood(ctx, v.callers, d, ours) }
 	v.theirs = func(d time.Duration) float64 { return flood(ctx, v.callers, d, theirs) }
 	b.against(v)
 }
 
-// flood calls do from so many goroutines again and again for about d, and returns
-// the sum of what it says was done, per second.
+// flood starts as many goroutines as callers says. Each goroutine calls do again and again for about
+// d. flood returns the units done per second, summed over all goroutines.
 func flood(ctx context.Context, callers int, d time.Duration, do job) float64 {
 	var done atomic.Int64
 	began := time.Now()
@@ -99,8 +99,8 @@ func flood(ctx context.Context, callers int, d time.Duration, do job) float64 {
 	return float64(done.Load()) / time.Since(began).Seconds()
 }
 
-// manyOf calls fn with 0..n-1, so many at a time: the peers' way to use many
-// connections.
+// manyOf calls fn with each number from 0 to n-1. At most atOnce calls run at the same time. Peers
+// use it to keep many connections busy.
 func manyOf(ctx context.Context, n, atOnce int, fn func(i int)) {
 	rig.InSteps(ctx, n, 1, min(n, atOnce), func(_ context.Context, i, _ int) { fn(i) })
 }

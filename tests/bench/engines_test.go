@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// What the tools of Kafka 4.1.0 print.
+// TestPeersOutput parses output of the tools of Kafka 4.1.0.
 func TestPeersOutput(t *testing.T) {
 	t.Parallel()
 	rate := sentRate(`1201234 records sent, 240198.8 records/sec (45.81 MB/sec), 402.1 ms avg latency, 910.0 ms max latency.

@@ -20,41 +20,44 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// profileBytes is what the snapshot of preferences keeps a user (pkg/users).
+// profileBytes is the memory that the snapshot of preferences needs for each user (pkg/users).
 const profileBytes = 69
 
-// floor is the least that a receiver of P6 costs on this machine at this hour: the
-// bytes of its request are scanned once as JSON, a table of as many profiles is read at
-// one place that is random, and as many bytes as the chain wrote are appended to two
-// files that are fsynced, as log and history are. HTTP, validation, order, claims,
-// outcomes and the provider are what P6 adds. It takes turns with the chain.
+// floor measures the lowest cost of a receiver of P6 on this machine in this run. For each request
+// the floor scans the body once as JSON. For each receiver it reads one random place in a table with
+// the same number of profiles. It writes as many bytes as the chain wrote to two files and fsyncs
+// them, as the chain does with log and history. P6 adds HTTP, validation, order, claims, outcomes
+// and the provider. The floor and the chain run in turns.
 type floor struct {
 	dir   string
 	users uint64
 	table []byte
 
-	body      []byte  // of a request of the run
-	receivers int     // of that request
-	written   float64 // bytes a receiver, by the chain
-	nanos     float64 // processor time a receiver; of the best turn
+	body      []byte  // body of a request of the chain
+	receivers int     // number of receivers in that request
+	written   float64 // bytes that the chain wrote to disks for each receiver
+	nanos     float64 // processor time in ns per receiver in the best turn
 }
 
-// newFloor keeps its table outside of the heap: a larger heap would make the garbage
-// collector run less often during the chain. The caller ends it.
+// newFloor returns a floor with a table of users profiles. The table is outside of the Go heap,
+// because a larger heap would make the garbage collector run less often during the chain. The caller
+// must call end.
 func newFloor(dir string, users int) *floor {
 	table := rig.Must(syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE))
 	for i := range table {
-		table[i] = byte(i) // pages that were never written read as one page of zeros
+		// Without a write, all pages would map to the same page of zeros.
+		table[i] = byte(i)
 	}
 	return &floor{dir: dir, users: uint64(users), table: table}
 }
 
 func (f *floor) end() { rig.Ok(syscall.Munmap(f.table)) }
 
-// keep makes it the floor of requests like r.
+// keep stores the body and the receiver count of r. The next turns repeat this request.
 func (f *floor) keep(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body), r.Size }
 
-// turn runs the floor for a while on every processor.
+// turn runs the floor on every processor for about length. It updates nanos if this turn was the
+// best.
 func (f *floor) turn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
 		panic(errors.New("the floor knows no request of the chain"))
@@ -69,16 +72,16 @@ func (f *floor) turn(ctx context.Context, length time.Duration) {
 	}
 }
 
-// work does the floor of one request after the other and returns how many receivers
-// these had.
+// work repeats the floor of a request until the time until, and returns how many receivers the
+// requests had. The names of its two files begin with prefix.
 func (f *floor) work(prefix string, until time.Time) (receivers int64) {
-	var files [2]*os.File // log and history
+	var files [2]*os.File // stand for log and history
 	for i, name := range []string{"log", "history"} {
 		files[i] = rig.Must(os.Create(prefix + name))
 	}
 	defer func() {
 		for _, file := range files {
-			_ = errors.Join(file.Close(), os.Remove(file.Name())) // scratch
+			_ = errors.Join(file.Close(), os.Remove(file.Name())) // the files are not needed any more
 		}
 	}()
 	half := int(f.written / 2 * float64(f.receivers))
@@ -98,7 +101,7 @@ func (f *floor) work(prefix string, until time.Time) (receivers int64) {
 		copy(out, f.body)
 		out[0] = sum
 		for _, file := range files {
-			// From the start again: overwritten bytes cost the same write.
+			// After 64 turns it overwrites from the start, which costs as much as appending.
 			rig.Must(file.WriteAt(out, int64(turn%64*half)))
 			rig.Ok(file.Sync())
 		}
@@ -107,8 +110,8 @@ func (f *floor) work(prefix string, until time.Time) (receivers int64) {
 	return receivers
 }
 
-// scan calls each with every string of a JSON text and counts them. ok is false where a
-// string does not end or has a byte that JSON does not allow in one.
+// scan calls each with every string of a JSON text and returns the number of strings. ok is false if
+// a string does not end or contains a byte that JSON does not allow in a string.
 func scan(text []byte, each func([]byte)) (strings int, ok bool) {
 	from := -1
 	for i := 0; i < len(text); i++ {
@@ -130,7 +133,8 @@ func scan(text []byte, each func([]byte)) (strings int, ok bool) {
 	return strings, from < 0
 }
 
-// sampled is a target that shows the first request sent to it.
+// sampled is a target that sends all requests to Target. Before it sends the first request, it
+// passes that request to the function first.
 type sampled struct {
 	load.Target
 	once  sync.Once
@@ -142,8 +146,8 @@ func (s *sampled) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return s.Target.Send(ctx, r)
 }
 
-// writtenBytes is what this process has caused to be written to disks so far; 0 where
-// /proc does not say.
+// writtenBytes returns how many bytes this process has caused to be written to disks so far. It
+// returns 0 if /proc/self/io cannot be read.
 func writtenBytes() float64 {
 	b, err := os.ReadFile("/proc/self/io")
 	if err != nil {

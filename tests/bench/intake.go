@@ -19,7 +19,7 @@ import (
 
 const text = "Your order is on its way."
 
-// pair is a node and a bare log with the same durability.
+// pair has a node and a log without a node (raw), both with the same durability.
 type pair struct {
 	node *node
 	raw  *rawLog
@@ -45,15 +45,15 @@ func (p *pair) end() {
 	forget(append(raw, p.dir)...)
 }
 
-// rate is a side that offers a step to a node and counts what is accepted.
+// rate returns a side that sends a step to a server and measures accepted receivers per second.
 func rate(ctx context.Context, name string, cl *api.Client, st load.Step) *side {
 	st.Payload = load.Payload{Text: text}
 	return &side{name: name, run: func(d time.Duration) float64 { return offer(ctx, name, d, st, cl).Rates.Acked }}
 }
 
-// fanouts measures P2: requests of 50,000 receivers in JSON over HTTP, closed
-// loop, validated, split and acknowledged durable; delivery is not running, as
-// on a machine with the API role alone. The reference is the log without us:
+// fanouts measures P2: requests of 50,000 receivers in JSON over HTTP, in a closed loop. The node
+// validates and splits each request and answers when the records are durable. The node has only the
+// API role, so nothing is delivered. The reference is the log without a node: a client appends
 // records of 8,333 receivers.
 func fanouts(ctx context.Context, b *bench) {
 	synced, cached := b.pair(ctx, true), b.pair(ctx, false)
@@ -76,9 +76,9 @@ func fanouts(ctx context.Context, b *bench) {
 	b.add(result{ID: "P2", Work: fmt.Sprintf("making the bodies, null sink; %.0f ns", make1.cost), Value: make1.best, Unit: "receivers/s"}, info)
 }
 
-// batches measures P3: requests of 500 different notifications, acknowledged
-// fsynced. The reference is kgo into a broker with nothing of ours: records of
-// the same size and durability.
+// batches measures P3: requests of 1,000 different notifications. The node answers after the
+// records are fsynced. The reference is the log without a node: a kgo client appends records of the
+// same size and durability.
 func batches(ctx context.Context, b *bench) {
 	p := b.pair(ctx, true)
 	records := envelopes(4096, 1, text)
@@ -89,14 +89,15 @@ func batches(ctx context.Context, b *bench) {
 	b.add(result{ID: "P3", Work: fmt.Sprintf("batches of 1,000 over HTTP, fsynced, records of %d B; %.2f cores, %.0f ns; ref: kgo into kfake, %.0f ns", len(records[0]), batch.cores, batch.cost, raw.cost), Value: batch.best, Unit: "records/s", Reference: raw.best, main: true}, ratioOf(0.6))
 }
 
-// singles measures P4: one notification a request on 64 connections. The log is
-// in page-cache mode, for the reference stores nothing: a bare net/http handler
-// that parses the same JSON with the same library and answers.
+// singles measures P4: requests of one notification on 64 connections. The reference is a net/http
+// handler that parses the same JSON with the same library and answers. It stores nothing, so the
+// log of the measured node is in page-cache mode. A node with an fsynced log is measured for
+// information.
 func singles(ctx context.Context, b *bench) {
 	cached, synced := b.pair(ctx, false), b.pair(ctx, true)
 	bare := bareServer()
 	ln := rig.Must(net.Listen("tcp", "127.0.0.1:0"))
-	go func() { _ = bare.Serve(ln) }() // ends with Close below
+	go func() { _ = bare.Serve(ln) }() // ends when Close is called below
 	token, _ := cached.node.client.Token(ctx)
 	plain := client("http://"+ln.Addr().String(), token)
 	single := load.Step{Target: load.Single, Workers: 64}
@@ -109,8 +110,7 @@ func singles(ctx context.Context, b *bench) {
 	b.add(result{ID: "P4", Work: fmt.Sprintf("the same, fsynced log (the reference stores nothing); %.1f us CPU", fs.cost/1e3), Value: fs.best, Unit: "requests/s", Reference: ref.best}, info)
 }
 
-// bareServer is the reference of P4: net/http and the JSON library, nothing
-// else.
+// bareServer returns the reference of P4. It uses only net/http and the JSON library.
 func bareServer() *http.Server {
 	return &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var n api.Notification

@@ -1,14 +1,15 @@
 // Command bench measures the figures of docs/performance.md: P1 (the load
 // generator alone), P2 (fan-outs accepted), P3 (batches accepted), P4 (single
 // requests), P5 (pushes to APNs), P6 (the whole chain), P7 (timers) and P8
-// (callbacks of triggers); with -engine it measures P10 (real servers) instead, and with
-// -chain P11 (the whole chain on them). Each figure has its reference
-// measured in the same run, in turns with it where both are rates; the best of
-// the rounds counts, for the machine may be shared.
+// (callbacks of triggers). With -engine it measures P10 (real servers) instead. With
+// -engine and -chain it measures P11 (the whole chain on real servers) instead.
 //
-// It prints a table and one line of key=value pairs, and writes
-// bench/results.json. It exits 1 only when a measurement itself fails: a figure
-// below its need is said, not hidden.
+// The reference of a figure is measured in the same run. If both are rates, they are
+// measured in turns. The best round counts, because other programs may use the machine.
+//
+// bench prints a table and one line of key=value pairs, and writes
+// bench/results.json. It exits with 1 only if a measurement itself fails. If a figure
+// misses its bound, the table and the line show it, and the exit code is still 0.
 package main
 
 import (
@@ -40,13 +41,13 @@ type options struct {
 	rate    float64
 	verbose bool
 
-	engines []string // name=address
+	engines []string // each is name=address
 	chain   bool
 	java    string
 	jars    string
 }
 
-// figures measure one line of the table or more.
+// figures has the functions of P1 to P8. Each adds one or more lines to the table.
 var figures = []struct {
 	id  string
 	run func(ctx context.Context, b *bench)
@@ -91,7 +92,7 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// defaults sets what no flag has set; short runs have their own.
+// defaults sets the options that no flag has set. Short runs have other defaults.
 func (o *options) defaults() {
 	short := func(long, short int) int {
 		if o.short {
@@ -141,7 +142,7 @@ func measure(ctx context.Context, o options) {
 	b.report()
 }
 
-// figure measures one, and says under which load.
+// figure runs one measurement and prints how long it took and the load average before and after.
 func (b *bench) figure(id string, run func()) {
 	began, load := time.Now(), rig.LoadAverage()
 	if err := rig.Try(run); err != nil {
@@ -150,7 +151,7 @@ func (b *bench) figure(id string, run func()) {
 	b.notef("%s took %.0f s; load average %s before, %s after", id, time.Since(began).Seconds(), load, rig.LoadAverage())
 }
 
-// report prints the table and the line, and writes the file.
+// report prints the table and the closing line, and writes the results to the file b.out.
 func (b *bench) report() {
 	b.table(os.Stdout)
 	if b.out != "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// node is a notifyd in this process.
+// node is a notifyd node that runs in this process, and a client for it.
 type node struct {
 	*app.Node
 	url    string
@@ -42,7 +42,8 @@ func (b *background) end() {
 	rig.Ok(<-b.done)
 }
 
-// config of a node in dir, with the stub for all providers.
+// config returns the configuration of a node whose data is in dir. The node uses the stub for all
+// providers. If sync is true, the log fsyncs before it acknowledges.
 func (b *bench) config(dir string, sync bool) app.Config {
 	cfg := app.Default()
 	cfg.DataDir, cfg.Secrets.KeyFile = dir, filepath.Join(dir, "secrets-key")
@@ -50,7 +51,7 @@ func (b *bench) config(dir string, sync bool) app.Config {
 	cfg.API.Rate, cfg.API.Burst = 1e6, 1e6
 	cfg.Log.Sync, cfg.Log.CapMiB = sync, 16<<10
 	if !sync {
-		cfg.Log.Linger = 500 * time.Microsecond // no fsync to share
+		cfg.Log.Linger = 500 * time.Microsecond // without fsync, a longer linger saves nothing
 	}
 	cfg.Providers.Stub = true
 	cfg.Auth.KeyFile = filepath.Join(dir, "key.pem")
@@ -61,7 +62,8 @@ func (b *bench) config(dir string, sync bool) app.Config {
 	return cfg
 }
 
-// start opens and runs a node; prepare, if given, sees it before it runs.
+// start opens a node, runs it in the background and waits until it is ready. If prepare is not nil,
+// start calls it before the node runs.
 func (b *bench) start(ctx context.Context, cfg app.Config, role string, prepare func(*app.Node)) *node {
 	log := slog.New(slog.DiscardHandler)
 	if b.verbose {
@@ -96,19 +98,20 @@ func client(url, token string) *api.Client {
 	}
 }
 
-// folder returns a fresh one for a node.
+// folder returns the path of a new folder. It does not create the folder.
 func (b *bench) folder(name string) string {
 	b.nodes++
 	return filepath.Join(b.dir, fmt.Sprintf("%s-%d-%d", name, os.Getpid(), b.nodes))
 }
 
-// offer sends a step to a server for d; requests that fail are an error. Rates.Acked of
-// the result is how many receivers a second were accepted.
+// offer sends a step to a server for d. It panics if a request fails or is rejected. In the result,
+// Rates.Acked is the number of accepted receivers per second.
 func offer(ctx context.Context, name string, d time.Duration, st load.Step, cl *api.Client) *load.Result {
 	return run(ctx, load.One(name, d, st), load.Config{Target: &load.HTTP{Client: cl}})
 }
 
-// generated makes what a step sends, and sends it nowhere.
+// generated generates the requests of a step for d. The target of the step is load.Null, so nothing
+// is sent.
 func generated(ctx context.Context, d time.Duration, st load.Step) *load.Result {
 	return run(ctx, load.One("null", d, st), load.Config{})
 }

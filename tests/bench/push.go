@@ -27,14 +27,14 @@ const (
 	pushStreams = 1000
 	pushLatency = 50 * time.Millisecond
 	pushWindow  = 1000 // items of a call, as in a worker's claim window
-	pushCalls   = 16   // calls at a time: more items than there are streams
+	pushCalls   = 16   // calls at a time; together they have more items than there are streams
 )
 
-// pushes measures P5: pushes through the APNs client, rendered, signed and
-// answered one by one, over 10 connections of 1,000 streams to a sink that answers
-// after 50 ms. The sink is a process of its own, so that the processor time is the
-// client's alone. The reference is a loop that only copies prepared frames and counts
-// what comes back.
+// pushes measures P5: pushes through the APNs client. The client renders and signs each push, and
+// each push has its own answer. The client has 10 connections of 1,000 streams to a sink that
+// answers after 50 ms. The sink is a separate process, so that only the processor time of the
+// client is measured. The reference is a loop that only copies prepared frames and counts the
+// answers.
 func pushes(ctx context.Context, b *bench) {
 	s := startSink(ctx)
 	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -50,18 +50,19 @@ func pushes(ctx context.Context, b *bench) {
 		Value: us(ours), Unit: "us/push", Reference: us(loop)}, atMost(6, "us/push"))
 }
 
-// pushSink is the process that takes the pushes.
+// pushSink controls the sink: the process that receives and answers the pushes.
 type pushSink struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
 	out  *json.Decoder
-	sent atomic.Int64 // that came back as accepted
+	sent atomic.Int64 // pushes that the sink has answered as accepted
 
 	addr  string
 	roots *x509.CertPool
 }
 
-// sinkHello is what the sink says when it listens, and when it ends.
+// sinkHello is what the sink prints. When it begins to listen it prints Addr and CA, and when it
+// ends it prints Pushes.
 type sinkHello struct {
 	Addr, CA string
 	Pushes   int64
@@ -85,7 +86,7 @@ func (s *pushSink) hear() (h sinkHello) {
 	return h
 }
 
-// stop ends the sink, which must have seen every push.
+// stop ends the sink. It panics if the sink has answered fewer pushes than were sent.
 func (s *pushSink) stop() {
 	rig.Ok(s.in.Close())
 	if h := s.hear(); h.Pushes < s.sent.Load() {
@@ -94,7 +95,7 @@ func (s *pushSink) stop() {
 	rig.Ok(s.cmd.Wait())
 }
 
-// send pushes for d through a client of its own, and returns pushes per second.
+// send sends pushes for d through a new APNs client and returns accepted pushes per second.
 func (s *pushSink) send(ctx context.Context, b *bench, key *ecdsa.PrivateKey, d time.Duration) float64 {
 	log := slog.New(slog.DiscardHandler)
 	if b.verbose {
@@ -124,7 +125,7 @@ func (s *pushSink) send(ctx context.Context, b *bench, key *ecdsa.PrivateKey, d 
 						other.Add(1)
 						return
 					}
-					mu.Lock() // as a worker does
+					mu.Lock() // a worker has a lock for its results, too
 					n++
 					mu.Unlock()
 				}))

@@ -15,9 +15,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// loop is the floor of P5: on each connection a goroutine writes prepared frames
-// for as many streams as are free, another counts the answers. It renders nothing,
-// knows nobody to report to, and could neither time out nor try again.
+// loop measures the floor of P5 for about d and returns answered pushes per second. On each
+// connection, one goroutine writes a prepared request on every free stream, and another goroutine
+// counts the answers. loop renders no notification, reports no result of a single push, and has
+// neither timeouts nor retries.
 func (s *pushSink) loop(ctx context.Context, d time.Duration) float64 {
 	before, began := s.sent.Load(), time.Now()
 	rig.Together(ctx, pushConns, func(ctx context.Context, _ int) { s.loopConn(ctx, d) })
@@ -37,7 +38,7 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 	body := []byte(`{"aps":{"alert":{"title":"Your order","body":"It is on its way."}},"order":"12345","ntf":"ntf_01JABCDEFGHJKMNPQRSTVWXYZ0-123"}`)
 	free := make(chan int, pushStreams)
 	free <- pushStreams
-	go func() { // the reader; it ends with the connection
+	go func() { // the reader; it ends when the connection is closed
 		defer close(free)
 		br := bufio.NewReaderSize(nc, 32<<10)
 		for {
@@ -45,13 +46,13 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 			for n == 0 || br.Buffered() >= 9 {
 				h, err := br.Peek(9)
 				if err != nil {
-					return // closed by the writer, or by the sink: then streams are missing
+					return // The writer or the sink has closed the connection. If it was the sink, busy stays above 0.
 				}
 				if http2.FrameType(h[3]) == http2.FrameHeaders {
 					n++
 				}
 				if _, err := br.Discard(9 + int(uint32(h[0])<<16|uint32(binary.BigEndian.Uint16(h[1:])))); err != nil {
-					return // the same
+					return // the connection is closed, as above
 				}
 			}
 			free <- n
@@ -82,7 +83,7 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 		rig.Must(nc.Write(out))
 	}
 	_ = nc.Close()
-	for range free { // until the reader has ended
+	for range free { // wait until the reader has ended
 	}
 	s.sent.Add(answered)
 	if busy > 0 {
@@ -90,8 +91,8 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 	}
 }
 
-// preparedBlock is a header block that touches no table, and where in it the
-// device token begins.
+// preparedBlock returns an HPACK header block whose fields are not added to the dynamic table, so
+// it can be sent again and again. at is the index of the first byte of the device token.
 func preparedBlock() (block []byte, at int) {
 	var b bytes.Buffer
 	enc := hpack.NewEncoder(&b)

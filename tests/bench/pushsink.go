@@ -28,11 +28,11 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// pushSinkArg makes this program the sink of P5.
+// pushSinkArg is the argument that makes this program the sink of P5.
 const pushSinkArg = "push-sink"
 
-// pushSinkMain listens, prints its address, and answers pushes until its input ends. Then it
-// prints how many pushes it has received.
+// pushSinkMain listens, prints its address and certificate, and answers pushes until its input ends.
+// Then it prints how many pushes it has answered.
 func pushSinkMain() {
 	cert := selfSigned()
 	l := rig.Must(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true}))
@@ -65,18 +65,18 @@ func selfSigned() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// sinkConn is a connection of the sink: frames in, and 50 ms after each
-// request's end an answer out. It reads the first header block and then only
-// where requests end: the less it takes of the machine, the more is the client's.
+// sinkConn is a connection of the sink. It answers each request 50 ms after the request has ended.
+// It decodes only the first header block. Of all later requests it only detects the end, so that
+// the sink uses little of the machine and leaves more for the client.
 type sinkConn struct {
 	nc     net.Conn
-	pushes *atomic.Int64
-	wake   chan struct{}
-	end    chan struct{}
+	pushes *atomic.Int64 // answered pushes of all connections
+	wake   chan struct{} // gets a value when due or control may have new entries
+	end    chan struct{} // closed when serve ends
 
 	mu      sync.Mutex
-	due     []sinkDue
-	control []byte
+	due     []sinkDue // answers to write, in order of time
+	control []byte    // encoded control frames to write
 }
 
 type sinkDue struct {
@@ -100,7 +100,7 @@ func (c *sinkConn) serve() {
 	defer close(c.end)
 	used, first := 0, true
 	for {
-		var at time.Time // one reading of the clock for all that came together
+		var at time.Time // answer time for all frames that arrived together; the clock is read once
 		for at.IsZero() || br.Buffered() >= 9 {
 			h := rig.Must(br.Peek(9))
 			if at.IsZero() {
@@ -145,7 +145,7 @@ func (c *sinkConn) serve() {
 	}
 }
 
-// aPush ends the connection unless a header block is that of a push.
+// aPush panics, which ends the connection, if a header block does not have the fields of a push.
 func aPush(block []byte) {
 	fields := rig.Must(hpack.NewDecoder(4096, nil).DecodeFull(block))
 	for _, name := range []string{":method", ":path", "authorization", "apns-topic", "apns-id"} {
@@ -163,9 +163,10 @@ func (b *frameBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// answer writes the answers that are due, every millisecond at most.
+// answer writes the answers that are due and the control frames. Between two answers it sleeps at
+// least a millisecond, so that one write has many answers.
 func (c *sinkConn) answer() {
-	// :status 200, and an apns-id as APNs sends one.
+	// The header block has :status 200 and an apns-id, as an answer of APNs.
 	block := append([]byte{0x88, 0x10, 7}, "apns-id"...)
 	block = append(append(block, 36), "123e4567-e89b-42d3-a456-426614174000"...)
 	var out []byte

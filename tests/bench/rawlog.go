@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// rawLog is an embedded broker of its own and a plain kgo client on it: what
-// the log alone does with records of the same size and durability.
+// rawLog has a new embedded broker and a plain kgo client. It measures the log without a node, with
+// records of the same size and durability.
 type rawLog struct {
 	broker *embedded.Broker
 	client *kgo.Client
@@ -24,7 +24,7 @@ type rawLog struct {
 
 const (
 	rawTopic = "raw"
-	inFlight = 64_000 // records at a time, as in the batches of P3
+	inFlight = 64_000 // records under way at the same time, as in the batches of P3
 )
 
 func (b *bench) rawLog(ctx context.Context, d embedded.Durability, partitions int) *rawLog {
@@ -34,7 +34,7 @@ func (b *bench) rawLog(ctx context.Context, d embedded.Durability, partitions in
 		kgo.ProducerLinger(5*time.Millisecond), kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerBatchCompression(kgo.NoCompression()),
 		kgo.MaxBufferedRecords(inFlight), kgo.MaxBufferedBytes(64<<20), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 	))
-	return &rawLog{broker, client, inBackground(ctx, broker.Run)} // Run paces write-back, as in a node
+	return &rawLog{broker, client, inBackground(ctx, broker.Run)} // as in a node, Run paces the write-back of the page cache
 }
 
 func (r *rawLog) close() {
@@ -43,7 +43,7 @@ func (r *rawLog) close() {
 	_ = r.broker.Close()
 }
 
-// produce appends values in turn for about d and returns acknowledged records
+// produce appends the values in turn, again and again, for about d. It returns acknowledged records
 // per second.
 func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) float64 {
 	partitions := r.broker.Partitions(rawTopic)
@@ -52,7 +52,7 @@ func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) 
 	began := time.Now()
 	n := 0
 	for ; time.Since(began) < d && failed.Load() == nil; n += 64 {
-		for i := range 64 { // the clock is read once in 64
+		for i := range 64 { // the clock is read once for 64 records
 			r.client.Produce(ctx, &kgo.Record{Partition: int32((n + i) % partitions), Value: values[(n+i)%len(values)]}, func(_ *kgo.Record, err error) {
 				if err != nil {
 					failed.CompareAndSwap(nil, &err)
@@ -69,7 +69,7 @@ func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) 
 	return float64(acked.Load()) / time.Since(began).Seconds()
 }
 
-// envelopes makes log records with as many receivers each, as intake does.
+// envelopes makes count log records as intake does. Each has the given number of receivers.
 func envelopes(count, receivers int, body string) [][]byte {
 	out := make([][]byte, count)
 	var w notify.ReceiverWriter
@@ -88,7 +88,7 @@ func envelopes(count, receivers int, body string) [][]byte {
 	return out
 }
 
-// forget removes folders whose node has ended, so that the disk does not fill.
+// forget removes the folders of nodes that have ended, so that the disk does not fill.
 func forget(dirs ...string) {
 	for _, d := range dirs {
 		_ = os.RemoveAll(d)

@@ -16,30 +16,30 @@ import (
 // result is one line of the table and one element of results.json.
 type result struct {
 	ID        string  `json:"id"`
-	Key       string  `json:"key,omitempty"` // of the ratio in the closing line
+	Key       string  `json:"key,omitempty"` // name of the ratio in the closing line
 	Work      string  `json:"work"`
 	Value     float64 `json:"value"`
 	Unit      string  `json:"unit"`
-	Reference float64 `json:"reference"` // of the same run; 0: none
-	Ratio     float64 `json:"ratio"`     // value / reference; 0: none
-	Need      string  `json:"need"`      // empty: for information
-	Pass      *bool   `json:"pass"`      // null: for information
+	Reference float64 `json:"reference"` // measured in the same run; 0: no reference
+	Ratio     float64 `json:"ratio"`     // value / reference; 0: no reference
+	Need      string  `json:"need"`      // the bound as text; empty: no bound
+	Pass      *bool   `json:"pass"`      // true: the bound holds; false: it is missed; null: no bound
 
-	main bool // the value of the closing line
+	main bool // true: the closing line has the value, unless it has a ratio (see Key)
 }
 
-// bench collects results.
+// bench has the options and collects the results.
 type bench struct {
 	options
 	results []result
-	nodes   int
+	nodes   int // number of folders so far; see folder
 }
 
 func (b *bench) notef(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format+"\n", args...)
 }
 
-// add adds a line; need is checked against what it speaks of.
+// add adds r to the results. It computes the ratio, rounds the values, and checks the bound n.
 func (b *bench) add(r result, n need) {
 	if r.Reference > 0 {
 		r.Ratio = round(r.Value/r.Reference, 3)
@@ -52,7 +52,7 @@ func (b *bench) add(r result, n need) {
 	b.results = append(b.results, r)
 }
 
-// need is what a figure must reach.
+// need is the bound of a figure. A need with an empty text is no bound.
 type need struct {
 	text  string
 	holds func(result) bool
@@ -120,8 +120,8 @@ func (b *bench) write(path string) {
 	rig.Ok(enc.Encode(b.results))
 }
 
-// line is the last one printed: each figure's main value, or its ratio where it
-// has a key, and whether all needs hold.
+// line returns the closing line. For each result with a key it has the ratio, and for each other
+// main result the value. At the end it has the number of missed bounds.
 func (b *bench) line() string {
 	var s strings.Builder
 	s.WriteString("bench")

@@ -8,18 +8,18 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// side is one of the things measured in turns.
+// side is one of the programs that alternate measures in turns, for example ours and its reference.
 type side struct {
 	name string
 	run  func(d time.Duration) (perSecond float64)
 
-	best  float64 // per second
-	cost  float64 // CPU ns per unit, of the best round
-	cores float64
+	best  float64 // units per second in the best round
+	cost  float64 // CPU time in ns per unit in the best round
+	cores float64 // busy cores in the best round
 }
 
-// alternate runs the sides in turns after one short round each to warm up, and
-// keeps the best of each: what the machine can do when others leave it alone.
+// alternate runs the sides in turns. The first round is short and only warms up. alternate keeps the
+// best round of each side, because other programs on the machine can only slow a round down.
 func (b *bench) alternate(id string, d time.Duration, sides ...*side) {
 	for i := -1; i < b.rounds; i++ {
 		for _, s := range sides {

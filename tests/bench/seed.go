@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// seed stores the profiles of users u00000000.. in a data folder that no node
-// has open: each with a push address of 64 bytes if addresses says so, and 3%
-// with an exception: two in three of those have opted out of marketing by push,
-// the third of email. A folder that was seeded before is left as it is.
+// seed stores the profiles of the users u00000000, u00000001 and so on in a data folder. No node may
+// have the folder open. If the parameter with is inProfiles, each profile has a push address of 64
+// bytes. Of all users, 2% have opted out of marketing by push and email, and 1% of SMS. seed does
+// nothing if the folder was seeded before.
 func seed(ctx context.Context, dir string, users int, with addresses) {
 	mark := filepath.Join(dir, fmt.Sprintf("seeded-%d-%s", users, with))
 	if _, err := os.Stat(mark); err == nil {
@@ -34,12 +34,12 @@ func seed(ctx context.Context, dir string, users int, with addresses) {
 	rig.Ok(os.WriteFile(mark, nil, 0o600))
 }
 
-// addresses says where a run's addresses come from.
+// addresses says where the addresses of receivers are.
 type addresses string
 
 const (
-	inProfiles addresses = "profiles" // resolved per receiver from 5M profiles
-	inRequest  addresses = "request"  // carried by each receiver of the request
+	inProfiles addresses = "profiles" // in the stored profiles; the worker looks up each receiver
+	inRequest  addresses = "request"  // in the request, for each receiver
 )
 
 func profile(u int, with addresses) engine.Profile {
@@ -47,7 +47,7 @@ func profile(u int, with addresses) engine.Profile {
 	if with == inProfiles {
 		p.Addresses = map[string][]string{"push": {fmt.Sprintf("apns:%059x", uint64(u)*0x9e3779b97f4a7c15)}}
 	}
-	// Spread over the users: neighbours differ.
+	// The hash spreads the users with an opt-out evenly over all users.
 	switch h := uint32(u) * 2654435761 >> 8 % 300; {
 	case h < 6:
 		p.OptOut = []string{"push/marketing", "email/marketing"}

@@ -21,10 +21,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// timers measures P7: registrations, the wheel, and how late releases are at a
-// steady rate and when a minute is full. Releases go through the whole engine on
-// a store that fsyncs, up to the Publish that hands them on; what happens to
-// them after that is P6's and P8's.
+// timers measures P7: the registration of timers, the timer wheel, and the lateness of releases.
+// The lateness is measured at a steady rate, and with a full minute of timers. Releases pass the
+// whole engine, on a store that fsyncs, until the engine calls Publish. P6 and P8 measure what
+// happens after Publish.
 func timers(ctx context.Context, b *bench) {
 	b.parking(ctx)
 	b.scheduling(ctx)
@@ -33,9 +33,9 @@ func timers(ctx context.Context, b *bench) {
 	b.fullMinute(ctx)
 }
 
-const timerShards = 16 // as app.Default
+const timerShards = 16 // the same number as in app.Default
 
-// timerEngine is a running timer.Engine on a store of its own.
+// timerEngine is a running timer.Engine with its own store.
 type timerEngine struct {
 	*timer.Engine
 	*background
@@ -46,7 +46,7 @@ type timerEngine struct {
 func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, []engine.Timer) error) *timerEngine {
 	e := &timerEngine{dir: b.folder("timers")}
 	e.store = rig.Must(pebble.Open(pebble.Config{Dir: e.dir}))
-	// Everything that a node's engine has; see pkg/app/later.go.
+	// The engine is configured as in a node; see pkg/app/later.go.
 	e.Engine = timer.New(timer.Config{
 		Store: e.store.Timers(), Schedules: e.store.Schedules(), Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: "bench", Shards: timerShards, Publish: publish,
@@ -67,17 +67,17 @@ const (
 	timerBatch   = 256
 )
 
-// timerAt makes the timer of one scheduled push.
+// timerAt returns the timer of one scheduled push that is due at the time at.
 func timerAt(at time.Time, payload []byte) engine.Timer {
 	c := notify.Chunk{Base: notify.NewBase(at)}
 	return engine.Timer{FireAt: at.UnixMilli(), ID: c.TimerID(0), Kind: timer.KindEnvelope, Target: "notifications-push", Payload: payload, Head: c.Base, Weight: 1}
 }
 
-// putting stores timers, durable when it returns.
+// putting stores timers. They are durable when it returns.
 type putting = func(ctx context.Context, ts []engine.Timer)
 
-// inBatches calls put with batches of timers due within the hour after the next,
-// from several goroutines, for about d, and returns timers per second.
+// inBatches calls put with batches of timers from timerWriters goroutines for about d, and returns
+// timers per second. The timers are due between one and two hours from now.
 func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put putting) (perSecond float64) {
 	began := time.Now()
 	batches := [timerWriters][timerBatch]engine.Timer{}
@@ -91,19 +91,20 @@ func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put putt
 	})
 }
 
-// parking compares Engine.Park with Pebble alone: the same keys and values
-// (shard, time, id; kind, target, head, payload), the same batches from as many
-// goroutines, each durable before the next. Pebble shares fsyncs among them by
-// itself. Every row that was acknowledged is counted at the end.
+// parking compares Engine.Park with Pebble alone. Both sides store the same keys (shard, time, id)
+// and values (kind, target, head, payload), in the same batches, from the same number of goroutines.
+// Each goroutine waits until its batch is durable before it sends the next batch. Pebble itself
+// groups the fsyncs of several goroutines. At the end the stored rows must be as many as the
+// acknowledged timers.
 func (b *bench) parking(ctx context.Context) {
 	b.registrations(ctx, "timers parked", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) { rig.Ok(e.Park(ctx, ts)) }
 	}, putTimers)
 }
 
-// scheduling compares Engine.ParkScheduled, which stores a schedule with each
-// timer, with Pebble alone: the same rows in one batch, the schedule's and those
-// of its two indexes beside the timer's.
+// scheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a schedule with
+// each timer. Pebble alone stores the same rows in one batch: the row of the schedule, its two index
+// rows and the row of the timer.
 func (b *bench) scheduling(ctx context.Context) {
 	b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) {
@@ -156,7 +157,7 @@ func (b *bench) registrations(ctx context.Context, what string, put func(*timerE
 		Value: ours.best, Unit: "timers/s", Reference: raw.best, main: true}, ratioOf(0.7))
 }
 
-// alone is Pebble with the sizes that pkg/engine/pebble gives it.
+// alone returns the options of Pebble alone. The sizes are those of pkg/engine/pebble.
 func alone() *pebbledb.Options {
 	return &pebbledb.Options{
 		CacheSize: 128<<20 + 3*64<<20, MemTableSize: 64 << 20, MemTableStopWritesThreshold: 4,
@@ -175,7 +176,7 @@ func (silent) Fatalf(format string, args ...any) {
 	panic(fmt.Sprintf(format, args...))
 }
 
-// putTimers writes timers as the store lays them out.
+// putTimers writes timers with the same keys and values as the store.
 func putTimers(batch *pebbledb.Batch, ts []engine.Timer) {
 	var k, v []byte
 	for i := range ts {
@@ -190,8 +191,8 @@ func putTimers(batch *pebbledb.Batch, ts []engine.Timer) {
 	}
 }
 
-// putSchedules writes the schedules of timers as the store lays them out: a row,
-// and an index row each by caller and by fire time.
+// putSchedules writes the schedules of timers with the same keys and values as the store. Each
+// schedule has its row, an index row by caller and an index row by fire time.
 func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	var k, v []byte
 	for i := range ts {
@@ -212,22 +213,21 @@ func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	}
 }
 
-// releases collects how late timers are handed on.
+// releases records how late the engine passes each timer to publish.
 type releases struct {
-	want int
-	all  chan struct{} // closed when as many came
+	want int           // number of timers
+	all  chan struct{} // closed when want timers were released
 
 	mu    sync.Mutex
 	late  []time.Duration
 	seen  map[string]struct{}
 	last  time.Time
-	again int
-	bare  []time.Duration // of a sleeper beside it, sorted
+	again int             // timers that were released a second time
+	bare  []time.Duration // sorted lateness of a sleeper that ran at the same time
 }
 
-// sleeper is the reference of lateness: a goroutine that does nothing but wake
-// at every millisecond, and notes how late it was. A machine that has no
-// processor to give makes it late too.
+// sleeper is the reference of lateness. It is a goroutine that only wakes every millisecond and
+// records how late it woke. If the machine has no free processor, the sleeper is late, too.
 type sleeper struct {
 	stop chan struct{}
 	done chan []time.Duration
@@ -238,7 +238,7 @@ func startSleeper(at time.Time) *sleeper {
 	go func() {
 		var late []time.Duration
 		for ; ; at = at.Add(time.Millisecond) {
-			time.Sleep(time.Until(at)) // not before: at once
+			time.Sleep(time.Until(at)) // returns at once if at is earlier than now
 			select {
 			case <-s.stop:
 				slices.Sort(late)
@@ -276,7 +276,8 @@ func (r *releases) publish(_ context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// wait returns the sorted lateness of all timers. It panics if a timer was released early.
+// wait waits until all timers were released and returns their sorted lateness. It panics if a timer
+// was released early, twice, or not within limit.
 func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duration {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
@@ -298,8 +299,8 @@ func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duratio
 	return r.late
 }
 
-// spreadOver parks n timers due evenly over a span that begins once all are
-// stored and the loading of them has not begun, and returns when it begins.
+// spreadOver parks n timers. Their due times are spread evenly over span, beginning at start.
+// spreadOver panics if storing the timers takes until after start.
 func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
 	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
@@ -317,7 +318,8 @@ func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration,
 // storing returns the time allowed for parking n timers before the first is due.
 func storing(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
-// released runs n timers due over a span through an engine.
+// released passes n timers through a new engine. Their due times are spread over span from start. It
+// returns their sorted lateness and the cores that were busy.
 func (b *bench) released(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
 	r = newReleases(n)
 	e := b.timerEngine(ctx, r.publish)
@@ -334,12 +336,12 @@ func (b *bench) released(ctx context.Context, name string, n int, start time.Tim
 
 func inMs(d time.Duration) float64 { return round(float64(d)/1e6, 3) }
 
-// quantile of sorted values.
+// quantile returns the q quantile of sorted values; q is from 0 to 1.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// lateness releases 50,000 timers a second.
+// lateness measures how late timers are at 50,000 releases a second.
 func (b *bench) lateness(ctx context.Context) {
 	const rate = 50_000
 	span := b.length(20*time.Second, 5*time.Second)
@@ -349,8 +351,9 @@ func (b *bench) lateness(ctx context.Context) {
 		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
 }
 
-// fullMinute releases what a whole minute holds: spread over it, and for
-// information all at its first millisecond.
+// fullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
+// In the first run their due times are spread over the minute. In the second run all are due at its
+// first millisecond; this run is for information.
 func (b *bench) fullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute
 	if b.short {

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// cpu is the processor time of this process so far.
+// cpu returns the processor time that this process has used so far, in user and system mode.
 func cpu() time.Duration {
 	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for a bad pointer only
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails only for an invalid pointer
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// rss is the resident memory in MiB; 0 where /proc does not say.
+// rss returns the resident memory of this process in MiB, or 0 if /proc cannot be read.
 func rss() float64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	f := strings.Fields(string(b))
@@ -29,14 +29,15 @@ func rss() float64 {
 	return pages * float64(os.Getpagesize()) / (1 << 20)
 }
 
-// span measures what the process uses between its start and its end.
+// span measures the time and the processor time of this process between two calls: span and cores.
 type span struct {
 	began time.Time
 	cpu   time.Duration
 	stop  func()
 }
 
-// span begins a measured span; with -profile its profiles get the name.
+// span begins a measured span. If -profile is set, span also writes profiles whose file names begin
+// with name. The caller must call cores.
 func (b *bench) span(name string) *span {
 	s := &span{stop: func() {}}
 	if b.profile != "" {
@@ -46,7 +47,8 @@ func (b *bench) span(name string) *span {
 	return s
 }
 
-// cores ends the span and returns how many cores it kept busy.
+// cores ends the span. It returns how many cores this process kept busy on average, and how long the
+// span took.
 func (s *span) cores() (cores float64, took time.Duration) {
 	took = time.Since(s.began)
 	cores = float64(cpu()-s.cpu) / float64(took)
@@ -64,7 +66,7 @@ func (b *bench) profiles(name string) (stop func()) {
 	}
 	runtime.SetBlockProfileRate(int(time.Millisecond))
 	runtime.SetMutexProfileFraction(100)
-	_ = pprof.StartCPUProfile(f) // fails when one runs already
+	_ = pprof.StartCPUProfile(f) // fails if a CPU profile is already running
 	return func() {
 		pprof.StopCPUProfile()
 		_ = f.Close()

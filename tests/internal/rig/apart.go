@@ -14,9 +14,10 @@ import (
 )
 
 // Apart gives a run its own keyspace in Cassandra, database in PostgreSQL and key prefix in
-// Redis. All three have the same name, which begins with name. Apart returns a function that
-// removes them and prints what it could not remove. Topics have the same names in all
-// installations, so a run that needs topics of its own must start its own Kafka.
+// Redis. All three have the same new name, which begins with name. Apart creates only the database.
+// The returned function removes all three, and prints the name if it could not remove something.
+// Topics have the same names in all installations. So a run that needs its own topics must start its
+// own Kafka.
 func (s *Servers) Apart(ctx context.Context, name string) (remove func()) {
 	name = fmt.Sprintf("%s_%08x", name, rand.Uint32())
 	s.Keyspace, s.Database, s.Prefix = name, name, name+":"

@@ -8,17 +8,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Audit runs the audit of accepted = terminal + pending on the running server and prints its
-// findings.
+// Audit lets the running server check that accepted = terminal + pending, and prints up to 20
+// findings of the check.
 func (v *Victim) Audit(ctx context.Context) (api.Conservation, error) {
 	return v.AuditSince(ctx, time.Time{})
 }
 
-// AuditSince is like Audit for requests accepted since a time.
+// AuditSince is like Audit, but it checks only requests accepted at the time since or later.
 func (v *Victim) AuditSince(ctx context.Context, since time.Time) (api.Conservation, error) {
 	cl := *v.client
 	h := *cl.HTTPClient
-	h.Timeout = 10 * time.Minute // it reads all that was accepted
+	h.Timeout = 10 * time.Minute // the audit reads everything that was accepted
 	cl.HTTPClient = &h
 	rep, err := cl.Conservation(ctx, since)
 	if err != nil {

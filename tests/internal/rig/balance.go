@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Balancer sends requests to each API in turn, as a load balancer before an installation
-// does. If a connection fails, it tries the next API. It counts the failures that a client
-// without retries would have seen.
+// Balancer is an http.RoundTripper that sends requests to each API in turn, as the load balancer of
+// an installation does. If an attempt has no answer, it tries the next API. It counts the attempts
+// without an answer and the answers that refuse a request.
 type Balancer struct {
 	hosts []string
 	next  atomic.Uint64
@@ -25,15 +25,16 @@ type Balancer struct {
 
 	connections atomic.Int64 // attempts without an answer
 	mu          sync.Mutex
-	refused     map[string]int64 // answers of 400 and above, by status, code and route
+	refused     map[string]int64 // answers with status 400 or above, by status, error code and route
 }
 
-// NewBalancer returns a Balancer over the host:port of each API.
+// NewBalancer returns a Balancer for the APIs with these host:port addresses.
 func NewBalancer(hosts ...string) *Balancer {
 	return &Balancer{hosts: hosts, via: api.NewTransport(0), refused: map[string]int64{}}
 }
 
-// RoundTrip sends one request. A request with a body needs GetBody to be sent to the next API.
+// RoundTrip sends one request. A request with a body must have GetBody, because the body is read
+// again for the next API.
 func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 	first := b.next.Add(1)
 	for try := range b.hosts {
@@ -61,20 +62,22 @@ func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 	panic("a balancer without a host")
 }
 
-// note counts an answer that refuses a request.
+// note counts an answer that refuses a request. It reads the body of resp and replaces it with a
+// copy.
 func (b *Balancer) note(r *http.Request, resp *http.Response) error {
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	var p api.Problem
-	_ = json.Unmarshal(body, &p) // without a code it is counted by its status
+	_ = json.Unmarshal(body, &p) // an answer without an error code is counted with an empty code
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refused[fmt.Sprintf("%d %s %s %s", resp.StatusCode, p.Code, r.Method, strings.TrimRight(r.URL.Path, "0123456789ABCDEFGHJKMNPQRSTVWXYZ"))]++
 	return err
 }
 
-// Client calls the APIs through it, with the token of the first process.
+// Client returns a client that sends its requests through b, with the token of the first process. It
+// repeats a request up to 100 times.
 func (f *Fleet) Client(b *Balancer) *api.Client {
 	cl := *f.V.Client()
 	h := *cl.HTTPClient
@@ -83,10 +86,11 @@ func (f *Fleet) Client(b *Balancer) *api.Client {
 	return &cl
 }
 
-// Connections returns how many attempts could not connect or lost their connection.
+// Connections returns how many attempts had no answer: they could not connect or lost their
+// connection.
 func (b *Balancer) Connections() int64 { return b.connections.Load() }
 
-// Why describes the refused requests, a line for each status, code and route.
+// Why describes the refused requests. It has a line for each status, error code and route.
 func (b *Balancer) Why() (text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -106,7 +110,7 @@ func (b *Balancer) Refused() (n int64) {
 	return n
 }
 
-// Close ends its connections.
+// Close closes the idle connections of b.
 func (b *Balancer) Close() { b.via.CloseIdleConnections() }
 
 // HostOf returns the host:port of a URL.

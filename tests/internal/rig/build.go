@@ -19,18 +19,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Mutant breaks one mechanism by replacing a text in one file. The file must have the text
-// exactly once. File is relative to the root of the repository.
+// Mutant breaks one mechanism of notifyd. It replaces the text Old in a file by the text New. The
+// file must contain Old exactly once. File is relative to the root of the repository.
 type Mutant struct {
 	File, Old, New string
-	// By is the group of proofs that must notice the mutant, if a command has groups.
+	// By is the group of proofs that must fail with the mutant, if the program has groups.
 	By string
 }
 
 //go:embed mutants.yaml
 var mutantTable []byte
 
-// Mutants returns the mutants of a program, by their names.
+// Mutants returns the mutants that a proof program must notice, by their names.
 func Mutants(program string) (map[string]Mutant, error) {
 	var all map[string]map[string]Mutant
 	d := yaml.NewDecoder(bytes.NewReader(mutantTable))
@@ -39,7 +39,7 @@ func Mutants(program string) (map[string]Mutant, error) {
 	return all[program], err
 }
 
-// MutantFlag registers the flag that breaks a mechanism first.
+// MutantFlag registers the flag -mutant of a proof program. Its value is the name of a mutant.
 func MutantFlag(name *string, program string) {
 	flag.StringVar(name, "mutant", "", "break a mechanism first: "+strings.Join(MutantNames(program), ", "))
 }
@@ -49,8 +49,8 @@ func MutantNames(program string) []string {
 	return slices.Sorted(maps.Keys(Must(Mutants(program))))
 }
 
-// Notifyd builds notifyd from the working folder into dir, with a mutant of a program in
-// it unless its name is empty.
+// Notifyd builds notifyd from the working folder into dir and returns the path of the binary. If
+// mutant is not empty, notifyd is built with the mutant of this name of the proof program.
 func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	if mutant == "" {
 		return Build(ctx, ".", dir, nil)
@@ -66,8 +66,8 @@ func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	return Build(ctx, ".", dir, &m)
 }
 
-// NotifydOf builds notifyd as it was at a commit of the repository in the working folder,
-// into dir.
+// NotifydOf builds the notifyd of an older commit into dir. The working folder must be the root of
+// the repository. NotifydOf returns the path of the binary.
 func NotifydOf(ctx context.Context, dir, commit string) (bin string, err error) {
 	err = Try(func() {
 		src := filepath.Join(dir, "src")
@@ -91,9 +91,9 @@ func Notifyctl(ctx context.Context, dir string) (string, error) {
 	return bin, nil
 }
 
-// apply returns the path of the mutant's file and the file's text with the mechanism broken.
-// It returns an error if the file does not have the text exactly once, or if the changed file
-// does not parse as Go.
+// apply returns the path of the mutant's file and the text of the file after the replacement. It
+// returns an error if the file does not contain Old exactly once, if Old and New are equal, or if
+// the changed text does not parse as Go. It does not write the file.
 func (m Mutant) apply(root string) (file, text string, err error) {
 	file = filepath.Join(root, m.File)
 	src, err := os.ReadFile(file)
@@ -108,8 +108,8 @@ func (m Mutant) apply(root string) (file, text string, err error) {
 	return file, text, err
 }
 
-// Build builds notifyd from the repository in root into dir, with fault points, and with the
-// mutant m unless m is nil.
+// Build builds notifyd with fault points from the repository in root into dir. If m is not nil, the
+// build includes the mutant m. Build returns the path of the binary.
 func Build(ctx context.Context, root, dir string, m *Mutant) (bin string, err error) {
 	err = Try(func() {
 		root := Must(filepath.Abs(root))

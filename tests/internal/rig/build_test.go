@@ -23,8 +23,8 @@ func TestMutantsFitTheirFiles(t *testing.T) {
 	}
 }
 
-// TestMutantThatDoesNotFit checks the errors for a text that has moved, a text that the file
-// has twice, and a change that does not parse as Go.
+// TestMutantThatDoesNotFit checks the errors for a text that the file does not have, for a text that
+// the file has twice, and for a change that does not parse as Go.
 func TestMutantThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	for want, m := range map[string]Mutant{

@@ -37,47 +37,49 @@ func (v *Victim) CallbackURL(ctx context.Context) (string, error) {
 	return urls.Callback, err
 }
 
-// Taken returns how many triggers the receiver of callbacks has accepted.
+// Taken returns the number of triggers with at least one call that the receiver of callbacks
+// accepted.
 func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
 	var sum simulator.CallTotals
 	err = v.get(ctx, "/callbacks/totals", &sum)
 	return sum.Taken, err
 }
 
-// Call is one callback as the receiver recorded it.
+// Call is one callback as the receiver has recorded it.
 type Call = simulator.Call
 
-// Due returns a trigger that fires exactly at a moment. The query of its URL has the moment,
-// too, so that the receiver can measure its lateness.
+// Due returns a trigger that fires exactly at the time at. The query of its URL contains the time in
+// ms since 1970, so that the receiver can measure the lateness of the call.
 func Due(url string, at time.Time) api.Trigger {
 	at = at.UTC().Truncate(time.Millisecond)
 	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
 }
 
-// Dues has acknowledged triggers or scheduled pushes by id. The value is the due time, before
-// which they must not be sent.
+// Dues has acknowledged triggers or scheduled pushes by id. The value is the due time. A trigger or
+// push must not be sent before its due time.
 type Dues map[string]time.Time
 
-// IDs of them.
+// IDs returns the ids in no particular order.
 func (d Dues) IDs() []string { return slices.Collect(maps.Keys(d)) }
 
-// TooEarly is a trigger or push that was sent too early, and by how much.
+// TooEarly is a trigger or push that was sent before its due time. By is the time between the call
+// and the due time.
 type TooEarly struct {
 	ID string
 	By time.Duration
 }
 
-// Fired is the record of the receiver of callbacks, compared with Dues.
+// Fired is the result of comparing the calls that the receiver has recorded with Dues.
 type Fired struct {
 	First   map[string]time.Time // time of the first accepted call, by trigger
-	Lost    []string             // triggers that were never called
-	Twice   int64                // calls beyond the first of a trigger
+	Lost    []string             // triggers without an accepted call
+	Twice   int64                // calls of a trigger after its first accepted call
 	Unknown int64                // calls of triggers that are not in Dues
-	Early   []TooEarly
-	Latest  time.Duration // the greatest lateness of a first call
+	Early   []TooEarly           // calls before the due time
+	Latest  time.Duration        // greatest lateness of a first accepted call
 }
 
-// Fired compares the calls that the receiver recorded with the acknowledged triggers.
+// Fired compares the calls that the receiver has recorded with the triggers in d.
 func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	f.First = map[string]time.Time{}
 	err = v.Calls(ctx, func(c Call) {
@@ -104,8 +106,8 @@ func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	return f, err
 }
 
-// SentEarly returns the pushes that were sent to a provider before they were due, and the
-// greatest lateness of a push.
+// SentEarly returns the pushes in d that were sent to a provider before their due time, and the
+// greatest lateness of the other pushes. It returns an error if a push was never sent.
 func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, latest time.Duration, err error) {
 	for id, due := range d {
 		at, err := v.SentAt(ctx, id)
@@ -123,7 +125,7 @@ func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, lates
 	return early, latest, nil
 }
 
-// Calls passes every recorded callback to fn. Callbacks of one trigger come in the order in
+// Calls passes every recorded callback to fn. It passes the callbacks of one trigger in the order in
 // which the receiver got them.
 func (v *Victim) Calls(ctx context.Context, fn func(Call)) error {
 	b, err := fetch(ctx, &http.Client{Timeout: 5 * time.Minute}, http.MethodGet, v.control+"/callbacks/dump", "")

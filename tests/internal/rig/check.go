@@ -16,21 +16,21 @@ import (
 
 // Result has the counts of a check of Promises. All counts are of receivers, unless noted.
 type Result struct {
-	Accepted  int64 // promised
+	Accepted  int64 // acknowledged by the server
 	Terminal  int64 // in a terminal state
-	Lost      int64 // not terminal, or said to be reached and no provider was sent them
-	Unknown   int64
-	Failed    int64
-	Ambiguous int64 // calls a provider took and answered with an error
-	NoID      int64 // calls without an id
+	Lost      int64 // not terminal, or sent or delivered by their state although no provider accepted them
+	Unknown   int64 // in state UNKNOWN
+	Failed    int64 // in state FAILED
+	Ambiguous int64 // calls that a provider accepted without the caller knowing it, e.g. with an error as answer
+	NoID      int64 // receivers in calls without a notification id
 
-	Duplicates int64 // calls beyond the first of an attempt
+	Duplicates int64 // calls that a provider accepted again for the same id and address
 	Bound      int64 // most duplicates that are allowed: receivers that the rows record as resent
 	Reordered  int64 // first attempts out of their user's order
 }
 
-// Check waits until every promised id is terminal, and compares the states with the ledger of
-// the simulated providers.
+// Check waits until every acknowledged receiver has a terminal state, for limit at most. Then it
+// compares the states with the ledger of the simulated providers.
 func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (out Result, err error) {
 	defer Catch(&err)
 	var r Result
@@ -69,11 +69,11 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (o
 			}
 		}
 		ids := Must(v.ledgerBase(ctx, f))
-		r.Lost += max(took-ids, 0) // success according to the state, but not in the ledger
+		r.Lost += max(took-ids, 0) // sent or delivered by their state, but not in the ledger
 	}
 	missing := Must(v.ledgerMissing(ctx, reached))
 	r.Lost += missing + r.Accepted - r.Terminal
-	err = v.ledgerTotals(ctx, &r) // before r is copied
+	err = v.ledgerTotals(ctx, &r) // sets fields of r, so it must run before r is returned
 	return r, err
 }
 
@@ -148,9 +148,10 @@ func (v *Victim) counts(ctx context.Context, id string, want int64, deadline tim
 	}
 }
 
-// Rows reads Bound from the outcome rows: how many receivers were handed to a provider again
-// although an earlier call may have been accepted. notifyd must have stopped, because Rows
-// opens its store.
+// Rows adds to r.Bound how many receivers were sent to a provider again although the provider may
+// have accepted an earlier call. It reads the number from the outcome rows. If there are more
+// duplicates than r.Bound, it also prints them. notifyd must have stopped, because Rows opens its
+// store.
 func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	s, err := pebble.Open(pebble.Config{Dir: filepath.Join(v.cfg.Data, "data", "store")})
 	if err != nil {
@@ -159,7 +160,7 @@ func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	rows := map[notify.Base][]notify.Row{}
 	err = s.Status().Scan(ctx, 0, 1<<60, func(row *notify.Row) error {
 		r.Bound += int64(row.Resent)
-		kept := *row // the scan reuses it
+		kept := *row // the scan reuses row, so a copy is needed
 		kept.Exceptions = append([]notify.Exception(nil), row.Exceptions...)
 		rows[row.Key.Chunk.Base] = append(rows[row.Key.Chunk.Base], kept)
 		return nil

@@ -8,14 +8,15 @@ import (
 	"time"
 )
 
-// Child is a process that a proof has started. On Linux it dies with its starter.
+// Child is a process that a proof has started. On Linux the kernel kills it when the proof ends.
 type Child struct {
 	cmd    *exec.Cmd
 	exited chan struct{}
-	err    error // result of Wait; may be read once exited is closed
+	err    error // result of exec.Cmd.Wait; read it only after exited is closed
 }
 
-// Spawn starts c. A goroutine waits for its end and then closes the channel of Exited.
+// Spawn starts c. A goroutine waits until the process has ended and then closes the channel that
+// Exited returns.
 func Spawn(c *exec.Cmd) (*Child, error) { return spawn(DieWithStarter(c), c.Start) }
 
 func spawn(c *exec.Cmd, start func() error) (*Child, error) {
@@ -49,7 +50,7 @@ func (p *Child) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) 
 // Pid returns the process id.
 func (p *Child) Pid() int { return p.cmd.Process.Pid }
 
-// errStays is the error of a process that has not ended in time.
+// errStays is the error of Wait for a process that has not ended within limit.
 var errStays = errors.New("it does not end")
 
 // Wait waits until the process has ended. It returns an error if the exit code is not 0 or the
@@ -63,7 +64,8 @@ func (p *Child) Wait(limit time.Duration) error {
 	}
 }
 
-// Stop sends SIGTERM and waits for the end.
+// Stop sends SIGTERM and waits until the process has ended, for Patience at most. It returns an
+// error if the exit code is not 0.
 func (p *Child) Stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -71,8 +73,8 @@ func (p *Child) Stop() error {
 	return p.Wait(Patience)
 }
 
-// Kill sends SIGKILL and waits for the end. Afterwards Killed reports whether the process had
-// run until then.
+// Kill sends SIGKILL and waits until the process has ended. After that, Killed reports whether the
+// process was still running when SIGKILL was sent.
 func (p *Child) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

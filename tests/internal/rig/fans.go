@@ -10,11 +10,11 @@ import (
 
 // Fan has the counts of the calls for one fan-out in the providers' ledger.
 type Fan struct {
-	IDs        int64 // distinct receivers
-	Duplicates int64 // calls beyond the first of a receiver
+	IDs        int64 // distinct receivers that a provider accepted
+	Duplicates int64 // calls that a provider accepted again for the same receiver and address
 }
 
-// Fans returns the counts of each fan-out in the providers' ledger.
+// Fans returns the counts of each fan-out in the providers' ledger, by the base of its ids.
 func (v *Victim) Fans(ctx context.Context) (out map[notify.Base]Fan, err error) {
 	defer Catch(&err)
 	var list []simulator.BaseCount

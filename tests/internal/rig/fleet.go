@@ -20,12 +20,12 @@ import (
 
 // FleetConfig configures a Fleet.
 type FleetConfig struct {
-	Bin string // notifyd; see Build
-	Dir string // for logs, and the simulators' ledger
-	// Engines is the configuration of the servers, as YAML.
+	Bin string // path of notifyd; see Build
+	Dir string // folder for logs and the simulators' ledger
+	// Engines is the configuration of the servers in YAML; see Servers.YAML.
 	Engines string
-	// First has the roles of the first process, which runs notifyd dev and serves the API: api
-	// or all.
+	// First has the roles of the first process: api or all. That process runs notifyd dev and
+	// serves the API.
 	First string
 	// Env has further environment variables, KEY=value, for the first process and migrate.
 	Env []string
@@ -33,8 +33,8 @@ type FleetConfig struct {
 	Simulate []string
 }
 
-// Fleet is an installation: processes over real servers, and the simulators. V is the first
-// process.
+// Fleet is an installation: several notifyd processes on real servers, and the simulators. V is the
+// first process.
 type Fleet struct {
 	V     *Victim
 	cfg   FleetConfig
@@ -44,23 +44,23 @@ type Fleet struct {
 // Process is a process of a Fleet other than the first.
 type Process struct {
 	Name, Role string
-	Log        string // a file
+	Log        string // path of the log file
 	API, Admin string // host:port
 
 	*Child
 
 	f    *Fleet
-	env  []string
-	set  []string
+	env  []string // further environment variables, KEY=value
+	set  []string // settings, key=value
 	with Starter
 }
 
-// Starter starts a command in another way than its Start, for example in a network namespace.
-// The metrics of a process in its own network namespace cannot be read from here.
+// Starter starts a command in another way than exec.Cmd.Start, for example in a network namespace.
+// If a process has its own network namespace, Process.Metrics cannot read its metrics.
 type Starter func(*exec.Cmd) error
 
-// NewFleet migrates the servers, and starts the simulators and the first process. End
-// must be called, also after an error.
+// NewFleet migrates the servers, and starts the simulators and the first process. The caller must
+// call End, also after an error.
 func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	f := &Fleet{cfg: cfg}
 	if err := os.WriteFile(f.Engines(), []byte(cfg.Engines), 0o600); err != nil {
@@ -80,9 +80,9 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	return f, f.V.Start(ctx, "")
 }
 
-// Migrate runs migrate up. It repeats the command up to four times if the output asks for a
-// retry, because Cassandra is slow on a busy machine. A repeat continues where the last one
-// stopped.
+// Migrate runs notifyd migrate up. On a busy machine Cassandra is slow, and the output may then ask
+// for a retry. In that case Migrate repeats the command up to four times. A repeated command
+// continues where the command before it stopped.
 func (f *Fleet) Migrate(ctx context.Context) error {
 	out, err := f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
 	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
@@ -100,10 +100,11 @@ const FirstName = "fleet-first"
 // Engines returns the path of the file with the servers' configuration.
 func (f *Fleet) Engines() string { return filepath.Join(f.cfg.Dir, "engines.yaml") }
 
-// Beside returns the path of the configuration that the first process writes for the others.
+// Beside returns the path of the configuration file that the first process writes for the other
+// processes.
 func (f *Fleet) Beside() string { return filepath.Join(f.cfg.Dir, "dev", "beside.yaml") }
 
-// Command runs notifyd to its end and returns its output.
+// Command runs notifyd until it ends, for Patience at most, and returns its output.
 func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, Patience)
 	defer stop()
@@ -113,13 +114,13 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 	return string(out), err
 }
 
-// Run starts a process with the given roles and waits until it is ready. set has settings,
-// key=value, and env further environment variables.
+// Run starts a process with the given roles and waits until it is ready. The parameter set has
+// settings as key=value. The parameter env has further environment variables as KEY=value.
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
 	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, set...)
 }
 
-// RunBy is like Run, but with starts the process.
+// RunBy is like Run, but it starts the process with the parameter with.
 func (f *Fleet) RunBy(ctx context.Context, with Starter, name, role string, env []string, set ...string) (*Process, error) {
 	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: set, with: with}
 	f.procs = append(f.procs, p)
@@ -154,7 +155,7 @@ func (p *Process) start(ctx context.Context) (err error) {
 		for line := range bytes.Lines(b[before.Size():]) {
 			var said struct{ Msg, API, Admin string }
 			if json.Unmarshal(line, &said) == nil && said.Msg == "ready" {
-				p.API, p.Admin = said.API, said.Admin // so that the address stays the same over restarts
+				p.API, p.Admin = said.API, said.Admin // a restart uses the same API address
 				return true, nil
 			}
 		}
@@ -170,7 +171,8 @@ func (p *Process) Ended() error {
 	return nil
 }
 
-// Stop sends SIGTERM and waits for the end. It returns an error if the exit code is not 0.
+// Stop sends SIGTERM and waits until the process has ended. It returns an error if the process had
+// ended before, if its exit code is not 0, or if it does not end within Patience.
 func (p *Process) Stop() error {
 	if err := p.Ended(); err != nil {
 		return err
@@ -181,7 +183,7 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Remove kills a process that is not needed any more.
+// Remove kills a process and removes it from the fleet.
 func (f *Fleet) Remove(p *Process) {
 	if p.Child != nil {
 		_ = p.Kill()
@@ -202,7 +204,9 @@ func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
 	return Scrape(ctx, "http://"+p.Admin+"/metrics")
 }
 
-// Scrape reads the metrics without labels at a URL. It gives up after 10 seconds.
+// Scrape reads the metrics at a URL and returns the value of each sample. The key is the name with
+// its labels, as in the text of the metrics. Samples whose labels contain a space are left out.
+// Scrape returns an error if the request takes longer than 10 seconds.
 func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	out := map[string]float64{}
@@ -215,7 +219,8 @@ func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return out, err
 }
 
-// ScrapeSum sums the samples of a metric whose labels contain a text.
+// ScrapeSum reads the metrics at a URL. It returns the sum of all samples of the metric name whose
+// labels contain the text labels.
 func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	for line := range strings.Lines(string(b)) {
@@ -227,10 +232,10 @@ func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err 
 	return sum, err
 }
 
-// Processes returns the processes other than the first.
+// Processes returns all processes of the fleet except the first process.
 func (f *Fleet) Processes() []*Process { return slices.Clone(f.procs) }
 
-// Logs returns the output of every process.
+// Logs returns the text of all log files, one after the other.
 func (f *Fleet) Logs() (text string, err error) {
 	defer Catch(&err)
 	all := Must(filepath.Glob(filepath.Join(f.cfg.Dir, "*.log")))
@@ -242,8 +247,8 @@ func (f *Fleet) Logs() (text string, err error) {
 	return out.String(), nil
 }
 
-// Stop stops every process with SIGTERM, the first one last. It returns an error that names
-// the processes whose exit code was not 0.
+// Stop stops every process with SIGTERM. It stops the first process last. It returns an error that
+// names the processes whose exit code was not 0.
 func (f *Fleet) Stop() error {
 	var errs []error
 	for _, p := range f.procs {
@@ -257,7 +262,7 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
-// End kills the processes that still run.
+// End kills the processes that still run, and the simulators.
 func (f *Fleet) End() {
 	for _, p := range f.procs {
 		if p.Child != nil {

@@ -24,27 +24,29 @@ type Load struct {
 
 	mu       sync.Mutex
 	began    time.Time
-	now      Dues // accepted, to be sent at once, and when that was asked for
-	later    Dues // accepted pushes
-	triggers Dues
-	errs     []error // requests that were refused, after all retries
+	now      Dues    // accepted messages without a due time; the value is the time of the request
+	later    Dues    // accepted scheduled pushes
+	triggers Dues    // accepted triggers
+	errs     []error // errors of requests, after all retries
 
-	cancelled         []string // pushes whose cancel was final
+	cancelled         []string // scheduled pushes whose cancel was final
 	cancelledTriggers Dues
 }
 
 // LoadConfig configures a Load.
 type LoadConfig struct {
-	Prefix string        // of the user ids
+	Prefix string        // prefix of the user ids
 	Users  int           // number of users of each channel
 	Every  time.Duration // time between two messages to a user
-	// Ahead is the time from the registration of a schedule or trigger to its due time. A
-	// little is added for each, so that some are due at any time.
+	// Ahead is the time from the registration of a schedule or trigger to its due time. Up to 0.9
+	// Every is added, so that the due times are spread and do not come all together.
 	Ahead time.Duration
-	// Far replaces Ahead for one of four; 0: for none. Every second one of these is cancelled
-	// twice Ahead before its due time, unless the load has ended by then.
+	// Far replaces Ahead for one of four schedules and triggers; 0: for none. Half of the
+	// schedules and triggers with Far are cancelled, at twice Ahead before their due time. The
+	// cancel is not sent if the load has ended before that time.
 	Far time.Duration
-	// Later is the number of schedules and of triggers for a user each time; 0: one.
+	// Later is the number of schedules, and also of triggers, that a user gets in each interval
+	// Every; 0: one.
 	Later int
 	// Planners is the number of users who get schedules and triggers; 0: all.
 	Planners int
@@ -52,7 +54,7 @@ type LoadConfig struct {
 	Warm time.Duration
 }
 
-// Load starts the load. End must be called.
+// Load starts the load. The caller must call End.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
 	l := &Load{f: f, cl: cl, o: o, began: time.Now(), now: Dues{}, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
 	var err error
@@ -74,8 +76,9 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 	return l, nil
 }
 
-// each calls do again and again until the load ends. A request under way at that time still
-// gets its answer.
+// each starts a goroutine that calls do after each interval of o.Every until the load ends. The
+// second argument of do counts from 1. When the load ends, a request under way still gets its
+// answer.
 func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
@@ -93,20 +96,20 @@ func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)
 	})
 }
 
-// End stops the load and waits for the answers.
+// End stops the load and waits for the answers of the requests under way.
 func (l *Load) End() {
 	l.stop()
 	l.wg.Wait()
 }
 
-// Accepted returns how many messages for now have been accepted so far.
+// Accepted returns how many messages without a due time have been accepted so far.
 func (l *Load) Accepted() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.now)
 }
 
-// Address returns the address of a user. It is the same each time.
+// Address returns the address of a user for a channel. The same user always has the same address.
 func Address(channel, user string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(user))
@@ -137,8 +140,8 @@ func (l *Load) send(ctx context.Context, channel string, u, seq int) {
 	l.note(err, func() { l.now[made.NotificationID] = asked })
 }
 
-// putOff schedules a push and registers a trigger. ends is done when the load ends; ctx lives on
-// until the answers have come.
+// putOff schedules a push and registers a trigger. The context ends is cancelled when the load ends.
+// The context ctx continues, so that requests under way get their answers.
 func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	user := fmt.Sprintf("%s-later-%d-%d", l.o.Prefix, u, seq)
 	ahead, far := l.o.Ahead, l.o.Far > 0 && (u+seq)%4 == 0
@@ -162,8 +165,9 @@ func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	}
 }
 
-// cancel cancels a scheduled push and a trigger. If the cancel comes too late, because its
-// request had to be repeated, the push or trigger stays due.
+// cancel cancels a scheduled push and a trigger. A cancel may be too late, because its request had
+// to be repeated. The server then answers with a conflict, and the push or trigger must still be
+// sent.
 func (l *Load) cancel(ctx context.Context, push, trigger string) {
 	c, err := l.cl.Cancel(ctx, push)
 	if notify.KindOf(err) != notify.KindConflict {
@@ -193,17 +197,23 @@ func (l *Load) note(err error, accepted func()) {
 	accepted()
 }
 
-// Sums has the results of a load.
+// Sums has the results of a load, as Check returns them.
 type Sums struct {
 	Accepted, Scheduled, Triggers int
 	Errors                        []error // errors of requests after all retries
 	Lost                          int64   // accepted but never sent or called
-	Duplicates                    int64   // calls of a provider beyond the first of an attempt
-	Twice                         int64   // calls of a trigger beyond the first
-	Early, Reordered              int64
-	Cancelled, CancelledSent      int64         // schedules and triggers: cancels that were final, and of those sent or called
-	Latest                        time.Duration // the most that a schedule or trigger came behind its moment
-	Slowest                       time.Duration // the longest from asking for a message to its call, after Warm
+	Duplicates                    int64   // calls that a provider accepted again for the same id and address
+	Twice                         int64   // calls of a trigger after the first accepted call
+	// Early counts schedules and triggers that were sent or called before their due time. Reordered
+	// counts first attempts out of their user's order.
+	Early, Reordered int64
+	// Cancelled counts schedules and triggers whose cancel was final. CancelledSent counts
+	// the schedules and triggers of Cancelled that were sent or called nevertheless.
+	Cancelled, CancelledSent int64
+	Latest                   time.Duration // greatest lateness of a schedule or trigger
+	// Slowest is the longest time from the request for a message to its call of a provider. Messages
+	// requested within Warm are left out.
+	Slowest time.Duration
 }
 
 // Whole reports whether nothing was lost, repeated, early or out of order, and no request was
@@ -254,7 +264,7 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	return s, err
 }
 
-// explain prints what is known about some messages and triggers that never came.
+// explain prints the states of up to five messages and five triggers that were never sent or called.
 func (l *Load) explain(ctx context.Context, ids, triggers []string) {
 	for _, id := range ids[:min(len(ids), 5)] {
 		tl, err := l.cl.Timeline(ctx, id)

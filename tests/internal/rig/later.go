@@ -13,40 +13,43 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// later has the acknowledged triggers and scheduled pushes.
+// later has the acknowledged triggers and scheduled pushes by id.
 type later struct {
 	mu        sync.Mutex
 	triggers  map[string]fate
 	schedules map[string]fate
 }
 
-// fate is what the last change that was answered made of one.
+// fate is the state of a trigger or push after the last change that the server has answered.
 type fate struct {
-	due       int64 // ms since 1970: the earliest moment it may fire
-	cancelled bool
-	refused   bool // a cancel was answered with a conflict: it was never cancelled
+	due       int64 // earliest time at which it may fire, in ms since 1970
+	cancelled bool  // true: the answer to a cancel was final
+	refused   bool  // true: the answer to a cancel was a conflict, so it must not end as cancelled
 }
 
-// Each is due this long after it was registered.
+// Each trigger and push is due between laterLeast and laterMost after its registration.
 const (
 	laterLeast = 2 * time.Second
 	laterMost  = 20 * time.Second
 )
 
 const (
-	// askLimit bounds one call. What was not answered by then is asked again.
+	// askLimit is the timeout of one request. A request without an answer is sent again.
 	askLimit = 10 * time.Second
-	// insistLimit bounds how often one question is asked again over kills and
-	// starts, Patience the same once nothing is killed any more. A key whose
-	// request died is leased for 30 s.
+	// insistLimit is the longest time for which one request is repeated while the process is
+	// killed and started again. When nothing is killed any more, the limit is Patience. If the
+	// process dies during a request, the idempotency key stays leased for 30 s.
 	insistLimit = 15 * time.Minute
 )
 
-// loadLater registers triggers, one by one and in batches, and scheduled pushes,
-// rate items a second together whether the process is there or not, and cancels
-// or moves some of them. Every request is repeated, with its key, until it is
-// answered, in the next life of the process too. When issue ends nothing new is
-// begun, and what is under way is brought to its answer.
+// loadLater registers scheduled pushes and triggers, the triggers one by one and in batches. It
+// cancels or moves some of them. The parameter rate is the number of pushes and triggers per
+// second, counted together. The rate stays the same while the process is down.
+//
+// Every request is repeated with the same idempotency key until it has an answer, also after the
+// process was started again. When the context issue ends, loadLater begins no new work. It returns
+// when all requests under way have an answer. It returns an error if that takes longer than
+// Patience.
 func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, into *later) error {
 	into.triggers, into.schedules = map[string]fate{}, map[string]fate{}
 	callback, err := v.CallbackURL(issue)
@@ -56,8 +59,9 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	work, cancel := context.WithCancel(context.WithoutCancel(issue))
 	defer cancel()
 	defer context.AfterFunc(issue, func() { time.AfterFunc(Patience, cancel) })()
-	// Many: a key whose request died with the process is leased for 30 s, and
-	// holds the worker that asks for it.
+	// There are many workers, because a worker may be blocked for 30 s. If the process dies during
+	// a request, the key of the request is leased for 30 s. The worker repeats the request until
+	// the lease has ended.
 	const workers = 256
 	units := make(chan int)
 	g, failed := errgroup.WithContext(work)
@@ -101,8 +105,8 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	return g.Wait()
 }
 
-// Of five units of work one is a scheduled push, one a trigger, and three are
-// batches of triggers.
+// sizeOf returns the number of pushes or triggers in unit n. Of five units, one is a scheduled push,
+// one is a trigger, and three are batches of triggers.
 func sizeOf(n int, rate float64) int {
 	if n%5 < 2 {
 		return 1
@@ -112,7 +116,7 @@ func sizeOf(n int, rate float64) int {
 
 func batchOf(rate float64) int { return min(max(int(rate/20), 2), 100) }
 
-// laterWorker registers triggers and pushes, one unit of work after the other.
+// laterWorker registers triggers and pushes. It does one unit of work after the other.
 type laterWorker struct {
 	v        *Victim
 	callback string
@@ -131,10 +135,10 @@ func (l *laterWorker) do(ctx context.Context, n int, key string) error {
 	return l.many(ctx, key)
 }
 
-// insist asks until there is an answer, and returns it. Anything else than an
-// answer is the process between two lives: away, starting, or without its token
-// file after a power cut. An error that is no answer says what was never
-// answered, and what came instead.
+// insist calls ask until the server answers, and returns the error of that answer, or nil. Any
+// other error of ask means that the process is not there: it is down, it is starting, or it has no
+// token file after a power cut. If there is no answer within insistLimit, or before ctx ends,
+// insist returns an error with what and with the last error of ask.
 func insist(ctx context.Context, what string, ask func(context.Context) error) error {
 	began := time.Now()
 	for {
@@ -173,7 +177,8 @@ func (l *laterWorker) single(ctx context.Context, key string) error {
 	}); err != nil {
 		return err
 	}
-	// A repeat after a kill may find that it was stored long ago.
+	// If the request was repeated after a kill, the trigger may have been stored much earlier. So
+	// the due time is taken from the answer.
 	f := fate{due: made.FireAt.UnixMilli()}
 	l.into.put(l.into.triggers, made.TriggerID, f)
 	return l.changeTrigger(ctx, made.TriggerID, f, l.rng.IntN(5))
@@ -220,8 +225,9 @@ func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, what
 	})
 }
 
-// change cancels what was promised (0), moves it (1), or leaves it. cancel reports
-// whether its answer is final.
+// change cancels the trigger or push with this id if what is 0, and moves it if what is 1. Then it
+// stores the new fate in m. For any other value of what, change does nothing. The function cancel
+// reports whether the cancel is final.
 func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, what int,
 	cancel func(context.Context) (final bool, err error), move func(context.Context, time.Time) error,
 ) (err error) {
@@ -233,7 +239,8 @@ func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, 
 	case 1:
 		to := soon(l.rng)
 		err = insist(ctx, "move of "+id, func(ctx context.Context) error { return move(ctx, to) })
-		// Not answered at first, it may have fired at either time.
+		// After an error it is not known whether the move was stored. So the trigger or push may
+		// fire from the earlier due time on.
 		if was := f.due; err != nil {
 			f.due = min(was, to.UnixMilli())
 		} else {
@@ -243,7 +250,7 @@ func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, 
 		return nil
 	}
 	l.into.put(m, id, f)
-	if notify.KindOf(err) == notify.KindConflict { // it fired, or is about to
+	if notify.KindOf(err) == notify.KindConflict { // it has fired or is about to fire
 		return nil
 	}
 	return err

@@ -15,15 +15,15 @@ import (
 type LaterResult struct {
 	Triggers, Schedules int64
 	Fired               int64
-	Cancelled           int64 // of both, by an answer that said so
-	Nonterminal         int64 // not ended, or not known any more
-	Lost                int64 // said to have fired, and the receiver never saw it
-	Early               int64 // first calls before their time
-	CancelledFired      int64 // called although a cancel had been answered
-	Duplicates          int64 // further calls of a trigger that was taken
-	Bound               int64 // of them, those the state rows explain: claims beyond the first
+	Cancelled           int64 // triggers and pushes whose cancel was final
+	Nonterminal         int64 // triggers and pushes that have not ended, or that the server has lost
+	Lost                int64 // fired, delivered or sent by their state, but without a call in the ledgers
+	Early               int64 // triggers and pushes whose first call was before their due time
+	CancelledFired      int64 // called or sent despite a final cancel, or cancelled although it was refused
+	Duplicates          int64 // calls of a trigger after the first call that the receiver accepted
+	Bound               int64 // most duplicates that are allowed: claims of each trigger after its first claim
 	Unclaimed           int64 // triggers with more calls than claims
-	BadSignature        int64
+	BadSignature        int64 // calls with a wrong signature
 }
 
 // Good reports whether every promise was kept.
@@ -40,8 +40,8 @@ func endedTrigger(status string) bool {
 	return false
 }
 
-// CheckLater waits until every trigger and push has ended, and compares them with the receiver's
-// ledger.
+// CheckLater waits until every acknowledged trigger and scheduled push has ended, for limit at most.
+// Then it compares their states with the ledgers of the callback receiver and of the providers.
 func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duration) (r LaterResult, err error) {
 	defer Catch(&err)
 	l := &p.later
@@ -70,8 +70,8 @@ func (r *LaterResult) trigger(v *Victim, st api.TriggerStatus, f fate, id string
 	say := func(what string) {
 		fmt.Fprintf(v.cfg.Out, "  %s: trigger %s is %q (%s), %d claims, %d calls, due %d, next: %s\n", what, id, st.Status, st.Reason, st.Claims, len(calls), f.due, st.Next)
 	}
-	// Every claim but the last may have been followed by a call whose outcome was
-	// not written.
+	// The process may die after a call and before it writes the outcome. The trigger is then claimed
+	// and called again. So each claim after the first allows one duplicate.
 	r.Bound += max(int64(st.Claims)-1, 0)
 	if len(calls) > int(st.Claims) {
 		r.Unclaimed++
@@ -136,8 +136,9 @@ func (r *LaterResult) schedule(ctx context.Context, v *Victim, f fate, id string
 	return nil
 }
 
-// awaitTriggers returns when no trigger is waiting or being called any more, or
-// at the deadline.
+// awaitTriggers waits until no trigger is pending or in flight, or until deadline. In both cases it
+// returns nil. It looks for pending triggers twice, because a call that fails makes its trigger
+// pending again.
 func (v *Victim) awaitTriggers(ctx context.Context, deadline time.Time) error {
 	for _, state := range []string{"PENDING", "IN_FLIGHT", "PENDING"} {
 		for {

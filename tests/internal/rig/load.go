@@ -9,11 +9,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// Load starts four streams of load: ordered single pushes, batches of mail,
-// fan-outs of pushes, and triggers and scheduled pushes. rate is of single
-// pushes a second, later of triggers and scheduled pushes together; 0: a sixth
-// of rate. The function it returns stops them, brings what is under way to its
-// answer, and says what was promised.
+// Load starts four streams of load: ordered single pushes, batches of mails, fan-outs of pushes,
+// and triggers with scheduled pushes. rate is the number of single pushes per second. later is the
+// number of triggers and scheduled pushes per second, counted together; 0: a sixth of rate.
+//
+// The returned function continues the load for 3 s, stops it, and waits until every request under
+// way has an answer. It returns the promises: everything that the server has acknowledged. It
+// returns an error if a stream of load has failed.
 func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) func() (*Promises, error) {
 	if later == 0 {
 		later = rate / 6
@@ -29,7 +31,7 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 	var wg sync.WaitGroup
 	errs := make(chan error, len(steps)+1)
 	for _, st := range steps {
-		s := load.One(st.Name, time.Hour, st) // until it is stopped
+		s := load.One(st.Name, time.Hour, st) // runs until it is stopped
 		s.Seed = seed
 		run, err := load.New(s, load.Config{
 			Target: &load.HTTP{Client: v.client}, Timeout: 5 * time.Second, Patience: insistLimit,
@@ -47,8 +49,8 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 	}
 	wg.Go(func() { errs <- v.loadLater(ctx, later, seed, &p.later) })
 	return func() (*Promises, error) {
-		// A moment of undisturbed load, so that what failed meanwhile is
-		// repeated and answered.
+		// Continue without faults for 3 s, so that requests that failed before are repeated and
+		// answered.
 		select {
 		case <-time.After(3 * time.Second):
 		case <-ctx.Done():
@@ -65,7 +67,7 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 	}
 }
 
-// Promises are the ids the server answered for.
+// Promises has the ids of everything that the server has acknowledged.
 type Promises struct {
 	mu   sync.Mutex
 	ids  []string

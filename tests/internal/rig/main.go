@@ -8,13 +8,14 @@ import (
 	"syscall"
 )
 
-// Proof runs a proof of a real notifyd in the folder dir. It returns whether the promises held.
-// It ends by Ok if that could not be shown.
+// Proof tests the promises of a real notifyd, with the folder dir for data and logs. It returns true
+// if notifyd kept its promises. If the test could not be completed, Proof panics as Ok does.
 type Proof func(ctx context.Context, dir string) (ok bool)
 
-// Main runs a proof until it is over or interrupted, and ends the process: 0 what
-// was promised held, 1 it did not, 2 it could not be shown. The folder stays if keep
-// says so, or the proof was not given.
+// Main runs a proof in a new temporary folder until it ends or is interrupted. If the promises were
+// kept, Main returns. If a promise was broken, Main ends the process with exit code 1. If the test
+// could not be completed, the exit code is 2. Main removes the folder if the promises were kept
+// and keep is false, or if the folder is empty.
 func Main(name string, keep bool, proof Proof) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ok, err := inFolder(ctx, name, keep, proof)
@@ -38,7 +39,7 @@ func inFolder(ctx context.Context, name string, keep bool, proof Proof) (ok bool
 			_ = os.RemoveAll(dir)
 			return
 		}
-		if os.Remove(dir) != nil { // there is something in it
+		if os.Remove(dir) != nil { // the folder is not empty
 			fmt.Println("data and logs are in", dir)
 		}
 	}()

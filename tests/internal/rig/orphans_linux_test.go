@@ -12,11 +12,13 @@ import (
 	"time"
 )
 
-// starterEnv makes this test's program start a server and wait to be killed.
+// starterEnv is an environment variable. If it is set, the test program starts a child process and
+// waits until it is killed.
 const starterEnv = "VICTIM_TEST_STARTER"
 
-// TestServersDieWithTheirStarter kills a process that has started another one. The
-// other one holds the write end of a pipe, so the pipe ends only when both have ended.
+// TestServersDieWithTheirStarter kills a process that has started a child process. Both processes
+// have the write end of a pipe open. So the reader sees the end of the pipe only after both have
+// ended.
 func TestServersDieWithTheirStarter(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(starterEnv) != "" {

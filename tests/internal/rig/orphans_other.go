@@ -4,5 +4,5 @@ package rig
 
 import "os/exec"
 
-// DieWithStarter returns c as it is: only Linux kills a process with its starter.
+// DieWithStarter returns c unchanged. Only Linux can kill a process when its starter ends.
 func DieWithStarter(c *exec.Cmd) *exec.Cmd { return c }

@@ -5,8 +5,9 @@ import (
 	"math/rand/v2"
 )
 
-// faultPoints are where a kill can be ordered, with the highest count to draw:
-// points that are passed often are hit later.
+// faultPoints has the fault points at which notifyd can kill itself. It does so when it passes the
+// point for the nth time, and n is random from 1 to most. A point that is passed often has a larger
+// most, so that the process runs for a while before it dies.
 var faultPoints = []struct {
 	name string
 	most int
@@ -18,13 +19,14 @@ var faultPoints = []struct {
 	{"offsets-committed", 10},
 }
 
-// Point draws a fault point for Start.
+// Point returns a random fault point with a random count, in the form that Victim.Start expects.
 func Point(rng *rand.Rand) string {
 	p := faultPoints[rng.IntN(len(faultPoints))]
 	return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.most))
 }
 
-// PointAt is Point for one fault point; an error when there is none of the name.
+// PointAt is like Point, but for the fault point with this name. It returns an error if no fault
+// point has the name.
 func PointAt(rng *rand.Rand, name string) (string, error) {
 	for _, p := range faultPoints {
 		if p.name == name {

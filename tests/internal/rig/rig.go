@@ -1,7 +1,7 @@
-// Package rig has the code that the proof programs share. It builds a real notifyd, with or
-// without a mutant, and starts it beside simulated providers: one process (Victim) or an
-// installation of several (Fleet). It sends load, kills processes, and checks the promises
-// against the ledger of the simulators.
+// Package rig has the code that the proof programs share. It builds a real notifyd, with or without
+// a mutant, and starts it together with simulated providers. A Victim has one notifyd process, and
+// a Fleet has several. Package rig sends load and kills processes. Then it compares what notifyd
+// has acknowledged with the ledger of the simulators.
 package rig
 
 import (
@@ -26,38 +26,40 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Config of a Victim.
+// Config configures a Victim.
 type Config struct {
-	// Bin is the notifyd; see Build.
+	// Bin is the path of notifyd; see Build.
 	Bin string
-	// Dir keeps what must not be lost: the logs, and the simulators' ledger.
+	// Dir is the folder for the logs and the simulators' ledger. A proof that deletes or damages
+	// the data of notifyd must not touch these files.
 	Dir string
-	// Data is where notifyd keeps its own. Default: the folder dev in Dir.
+	// Data is the folder for the data of notifyd. Default: the folder dev in Dir.
 	Data string
-	// Simulate are further arguments of the simulators. Answers take 20 ms in the median
-	// and 600 ms at p99 unless they say otherwise; a few take longer than a call may.
+	// Simulate has further arguments of the simulators. By default the median time of an answer is
+	// 20 ms and the p99 is 600 ms. A few answers take longer than the timeout of a call.
 	Simulate []string
-	// Args are further arguments of notifyd dev, Env its further environment.
+	// Args has further arguments of notifyd dev. Env has further environment variables, KEY=value.
 	Args []string
 	Env  []string
-	// Out gets examples of what is wrong. Default: os.Stdout.
+	// The checks write examples of broken promises to Out. Default: os.Stdout.
 	Out io.Writer
 }
 
-// Victim is the notifyd under torture, and the simulated providers beside it,
-// which are never killed: their ledger is the proof.
+// Victim is one notifyd process that a proof kills and starts again, together with the simulated
+// providers. The simulators are never killed during a proof, because their ledger shows what notifyd
+// has really sent.
 type Victim struct {
 	cfg     Config
 	port    int
 	client  *api.Client
-	control string // of the simulators
+	control string // URL of the simulators' control API
 	sims    *Child
 	proc    *Child
 	log     *os.File
 }
 
-// New starts the simulators and returns a Victim that is not started yet. End must be called,
-// also after an error.
+// New starts the simulators and returns a Victim. It does not start notifyd; see Start. The caller
+// must call End, also after an error.
 func New(ctx context.Context, cfg Config) (v *Victim, err error) {
 	defer Catch(&err)
 	if cfg.Data == "" {
@@ -67,7 +69,7 @@ func New(ctx context.Context, cfg Config) (v *Victim, err error) {
 		cfg.Out = os.Stdout
 	}
 	v = &Victim{cfg: cfg}
-	// dev takes the API's port and the four behind it.
+	// notifyd dev uses the port of the API and the next four ports.
 	v.port = Must(freeport.Find(5))
 	v.log = Must(os.Create(filepath.Join(cfg.Dir, "notifyd.log")))
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
@@ -96,14 +98,14 @@ func (v *Victim) token(context.Context) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// Faults make providers fail now and then, so that retries, parked work and
-// ambiguous answers are under way when the process dies.
+// Faults adds rules that make a few calls of providers fail. So retries, parked messages and calls
+// with an unknown result are in progress when the process dies.
 func (v *Victim) Faults(ctx context.Context) error {
 	for _, rule := range []string{
 		`{"provider":"apns","rate":0.03,"do":"outage"}`,
 		`{"provider":"apns","rate":0.002,"do":"reset_stream"}`,
 		`{"provider":"apns","rate":0.005,"do":"error","code":"InternalServerError"}`,
-		// A wait of more than 5 s is parked in the timer store.
+		// A message that must wait more than 5 s is parked in the timer store.
 		`{"provider":"apns","rate":0.01,"do":"error","code":"TooManyRequests","retry_after":"6s"}`,
 		`{"provider":"sendgrid","rate":0.02,"do":"error","status":503}`,
 	} {
@@ -133,7 +135,7 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 		case point == "":
 			return errEnded
 		}
-		return nil // died at its fault point already
+		return nil // the process has already died at its fault point
 	}); err != nil {
 		return fmt.Errorf("notifyd does not become ready: %w (see %s)", err, v.log.Name())
 	}
@@ -142,9 +144,9 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 
 var errEnded = errors.New("it ended by itself")
 
-// Restart starts notifyd again. The process must have ended.
+// Restart starts notifyd again. If the process still runs, Restart stops it with SIGTERM first.
 func (v *Victim) Restart(ctx context.Context, point string) error {
-	if !v.proc.Gone() { // how it has ended, Die has looked at
+	if !v.proc.Gone() { // if the process has ended, Die has checked how
 		if err := v.Stop(); err != nil {
 			return err
 		}
@@ -152,8 +154,10 @@ func (v *Victim) Restart(ctx context.Context, point string) error {
 	return v.Start(ctx, point)
 }
 
-// Die lets the process live for a while and kills it, or waits for it to die at
-// its fault point.
+// Die waits until the process is dead and returns a description of when it died. If point is empty,
+// Die kills the process after the time after. If point is a fault point, Die waits up to 6 s until
+// the process has killed itself there, and then kills it. Die returns an error if the process ended
+// in another way than by SIGKILL.
 func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (string, error) {
 	began := time.Now()
 	wait := after
@@ -179,15 +183,15 @@ func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (st
 	return fmt.Sprintf("at a random moment after %.1f s", time.Since(began).Seconds()), nil
 }
 
-// Metrics of the process, see Scrape. Their port is the one behind the API's.
+// Metrics returns the metrics of the process; see Scrape. Their port is the port of the API plus 1.
 func (v *Victim) Metrics(ctx context.Context) (map[string]float64, error) {
 	return Scrape(ctx, "http://127.0.0.1:"+strconv.Itoa(v.port+1)+"/metrics")
 }
 
-// Stop sends SIGTERM, so that the process drains, and waits for its end.
+// Stop sends SIGTERM, so that the process drains, and waits until it has ended.
 func (v *Victim) Stop() error { return v.proc.Stop() }
 
-// End kills the processes that still run.
+// End kills notifyd and the simulators if they still run.
 func (v *Victim) End() {
 	for _, c := range []*Child{v.proc, v.sims} {
 		if c != nil {
@@ -205,7 +209,7 @@ func (v *Victim) End() {
 
 var httpClient = &http.Client{Timeout: 30 * time.Second}
 
-// get asks the control of the simulators.
+// get reads path from the simulators' control API and decodes the JSON answer into out.
 func (v *Victim) get(ctx context.Context, path string, out any) error {
 	return v.ask(ctx, http.MethodGet, path, "", out)
 }
@@ -218,7 +222,8 @@ func (v *Victim) ask(ctx context.Context, method, path, body string, out any) er
 	return json.Unmarshal(b, out)
 }
 
-// fetch returns an answer of 2xx, read to its end.
+// fetch sends a request and returns the whole body of the answer. It returns an error if the status
+// is not 2xx; the body is returned in that case, too.
 func fetch(ctx context.Context, cl *http.Client, method, url, body string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -236,7 +241,7 @@ func fetch(ctx context.Context, cl *http.Client, method, url, body string) ([]by
 	return b, err
 }
 
-// ledgerMissing counts the ids no provider was sent.
+// ledgerMissing counts the ids that no provider has accepted, and prints up to five of them.
 func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64, error) {
 	n, some, err := v.Missing(ctx, slices.Collect(maps.Keys(ids)))
 	for i, id := range some {
@@ -247,7 +252,7 @@ func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 	return n, err
 }
 
-// ledgerBase counts the receivers of a fan-out that a provider was sent.
+// ledgerBase counts the receivers of a fan-out that a provider has accepted.
 func (v *Victim) ledgerBase(ctx context.Context, f load.Ack) (int64, error) {
 	var out simulator.BaseReport
 	err := v.get(ctx, fmt.Sprintf("/ledger/base?base=%s&expected=%d", f.Base, f.Count), &out)
@@ -269,7 +274,7 @@ func (v *Victim) ledgerTotals(ctx context.Context, r *Result) error {
 	return err
 }
 
-// explain prints what is known of a notification.
+// explain prints the timeline of a notification.
 func (v *Victim) explain(ctx context.Context, id string) {
 	t, err := v.client.Timeline(ctx, id)
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Rule adds a rule of the simulators, in JSON.
+// Rule adds a rule to the simulators. rule is JSON.
 func (v *Victim) Rule(ctx context.Context, rule string) error {
 	return v.ask(ctx, http.MethodPost, "/control/rules", rule, nil)
 }
 
-// DropRule removes a rule; the first has number 1.
+// DropRule removes a rule from the simulators. The first rule has number 1.
 func (v *Victim) DropRule(ctx context.Context, number int) error {
 	return v.ask(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", number), "", nil)
 }
@@ -27,10 +27,11 @@ func (v *Victim) Delivered(ctx context.Context) (int64, error) {
 	return int64(out.IDs), err
 }
 
-// Totals fills in what the providers' ledger says of all calls.
+// Totals sets Duplicates, Ambiguous, Reordered and NoID in r from the providers' ledger. The counts
+// are of all calls so far.
 func (v *Victim) Totals(ctx context.Context, r *Result) error { return v.ledgerTotals(ctx, r) }
 
-// Missing counts the ids that no provider was sent, and returns some of them.
+// Missing counts the ids that no provider has accepted, and returns some of these ids.
 func (v *Victim) Missing(ctx context.Context, ids []string) (n int64, some []string, err error) {
 	var out struct {
 		Missing int64    `json:"missing_count"`
@@ -40,7 +41,8 @@ func (v *Victim) Missing(ctx context.Context, ids []string) (n int64, some []str
 	return out.Missing, out.IDs, err
 }
 
-// SentAt returns when a notification was first sent to a provider.
+// SentAt returns when a provider first accepted a notification. If no provider has accepted it yet,
+// SentAt returns the time of the first attempt. It returns an error if there was no attempt.
 func (v *Victim) SentAt(ctx context.Context, id string) (time.Time, error) {
 	var ds []simulator.Delivery
 	if err := v.get(ctx, "/ledger?id="+id, &ds); err != nil || len(ds) == 0 {

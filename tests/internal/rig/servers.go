@@ -12,21 +12,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Servers are the servers of make engines, as flags have them: addresses with commas
-// between where there may be several.
+// Servers has the addresses of the servers that make engines starts. Kafka and Cassandra may have
+// several addresses, separated by commas.
 type Servers struct {
 	Kafka, Cassandra, Redis, Postgres, Keyspace string
-	Nodes                                       int // of Kafka and of Cassandra each
+	Nodes                                       int // number of Kafka brokers, and of Cassandra nodes
 
-	// Database of PostgreSQL. Default: postgres.
+	// Database is the database in PostgreSQL. Default: postgres.
 	Database string
-	// Prefix of the keys in Redis. Default: the product's.
+	// Prefix is the prefix of the keys in Redis. Default: notifyd:, as in the product.
 	Prefix string
-	// Partitions of each topic of pushes and of mails that migrate creates. Default: 6 and 4.
+	// Partitions is the number of partitions of each topic for pushes and for mails that migrate
+	// creates. Default: 6 for pushes and 4 for mails.
 	Partitions int
 }
 
-// Flags registers a flag for each of them.
+// Flags registers a flag for each address, for Keyspace and for Nodes.
 func (s *Servers) Flags() {
 	flag.StringVar(&s.Kafka, "kafka", "127.0.0.1:19092", "addresses of the brokers, with commas between")
 	flag.StringVar(&s.Cassandra, "cassandra", "127.0.0.1:19042", "addresses of the nodes, with commas between")
@@ -36,11 +37,11 @@ func (s *Servers) Flags() {
 	flag.IntVar(&s.Nodes, "nodes", 1, "brokers of Kafka, and nodes of Cassandra: 1 or 3")
 }
 
-// InSync returns how many copies of the log must have a record before it is acknowledged.
+// InSync returns the number of replicas that must have a record before Kafka acknowledges it.
 func (s *Servers) InSync() int { return s.Nodes/2 + 1 }
 
-// YAML returns notifyd's configuration of these servers, with the time-outs of appends and of
-// Cassandra.
+// YAML returns notifyd's configuration for these servers. The parameters are the timeouts of appends
+// and of Cassandra; 0: the default of notifyd.
 func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	list := func(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
 	limit := func(key string, d time.Duration) string {
@@ -59,13 +60,14 @@ log: {partitions: {push: %d, sms: 4, email: %d}}
 		s.DSN(cmp.Or(s.Database, "postgres")), cmp.Or(s.Partitions, 6), cmp.Or(s.Partitions, 4))
 }
 
-// CassandraConfig opens the rows that the processes write.
+// CassandraConfig returns the configuration with which a proof opens the rows that notifyd writes.
 func (s *Servers) CassandraConfig(timeout time.Duration) cassandra.Config {
 	return cassandra.Config{Hosts: strings.Split(s.Cassandra, ","), Keyspace: s.Keyspace, Replication: s.Nodes, Timeout: timeout}
 }
 
-// Resent is how many receivers of requests since then were handed to a provider again
-// although an earlier call may have been taken, by their rows: the bound of duplicates.
+// Resent returns how many receivers were sent to a provider again although the provider may have
+// accepted an earlier call. That is the upper bound of duplicates. Resent reads the rows of all
+// requests accepted at the time since or later.
 func Resent(ctx context.Context, store *cassandra.Store, since time.Time) (n int64, err error) {
 	err = store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
 		n += int64(row.Resent)

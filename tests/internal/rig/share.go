@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// A group gets its share anew every period, and stands still in between once it is used
-// up. The kernel gives no less than leastQuota. The period is as short as that allows:
-// a process that stands still for longer misses the deadlines of its calls to servers.
+// A control group gets a new quota of processor time in every period. When the quota is used up,
+// its processes stop until the next period. The kernel refuses a quota below leastQuota. The period
+// is as short as leastQuota allows, because a process that stops for longer misses the deadlines of
+// its calls to servers.
 const (
 	leastQuota  = time.Millisecond
 	leastPeriod = 20 * time.Millisecond
@@ -23,9 +24,10 @@ const (
 // machine.
 type Share struct{ dir string }
 
-// NewShare makes the group of a name. It takes root, or a control group that was delegated
-// to the user; version 1 and version 2 are known. It returns an error where the kernel lets
-// no group be made. Remove must be called.
+// NewShare makes a control group with a name. The parameter cores is the share, for example 0.1 of
+// a core. NewShare supports version 1 and version 2 of control groups. It needs root, or a control
+// group that was delegated to the user. It returns an error if the group cannot be made. The caller
+// must call Remove, also after an error.
 func NewShare(name string, cores float64) (*Share, error) {
 	period := max(leastPeriod, time.Duration(float64(leastQuota)/cores))
 	quota := strconv.FormatInt(int64(math.Ceil(cores*float64(period.Microseconds()))), 10)
@@ -36,7 +38,8 @@ func NewShare(name string, cores float64) (*Share, error) {
 		first = "/sys/fs/cgroup/cpu"
 		files = map[string]string{"cpu.cfs_period_us": each, "cpu.cfs_quota_us": quota}
 	} else {
-		// Children have the controller once their parent hands it down.
+		// A child group has the cpu controller only after its parent has enabled it for child
+		// groups.
 		_ = os.WriteFile(filepath.Join(first, "cgroup.subtree_control"), []byte("+cpu"), 0o600)
 	}
 	s := &Share{dir: filepath.Join(first, name)}
@@ -52,13 +55,13 @@ func NewShare(name string, cores float64) (*Share, error) {
 	return s, nil
 }
 
-// Hold puts a process with all its threads into the group.
+// Hold moves a process with all its threads into the group.
 func (s *Share) Hold(pid int) error {
 	return os.WriteFile(filepath.Join(s.dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600)
 }
 
-// Remove removes the group. Its processes must have ended; the kernel may take a moment to
-// see that.
+// Remove removes the group. Its processes must have ended. The kernel may need a moment until the
+// group is empty, so Remove repeats the attempt for up to 5 s.
 func (s *Share) Remove(ctx context.Context) {
 	Within(context.WithoutCancel(ctx), 5*time.Second, 10*time.Millisecond, func() bool {
 		err := os.Remove(s.dir)

@@ -9,11 +9,12 @@ import (
 	"time"
 )
 
-// tick is the unit of processor time in /proc, on every Linux that Go runs on.
+// tick is the unit of processor time in /proc. It is the same on every Linux that Go supports.
 const tick = 10 * time.Millisecond
 
-// CPU is the processor time that groups of processes and their living children have used
-// since they began, by /proc. A process that is gone adds nothing.
+// CPU returns the processor time that each group of processes has used since the processes started,
+// as /proc says. The keys are the names of the groups and the values are process ids. The children
+// of these processes count, too. A process that has ended does not count.
 func CPU(groups map[string][]int) map[string]time.Duration {
 	group := map[string]string{}
 	for name, pids := range groups {
@@ -25,14 +26,14 @@ func CPU(groups map[string][]int) map[string]time.Duration {
 	all, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range all {
 		b, _ := os.ReadFile(file)
-		// The name of the program stands in parentheses and may hold anything.
+		// The name of the program is in parentheses and may contain any character.
 		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 		if len(f) < 13 {
 			continue
 		}
 		name, ok := group[filepath.Base(filepath.Dir(file))]
 		if !ok {
-			name, ok = group[f[1]] // its parent's
+			name, ok = group[f[1]] // the group of the parent
 		}
 		if ok {
 			sums[name] += ticks(f[11]) + ticks(f[12])
@@ -46,20 +47,21 @@ func ticks(text string) time.Duration {
 	return time.Duration(n) * tick
 }
 
-// MachineCPU is the processor time that everything on this machine has used since it
-// began, over all cores. Time that the host gave to others counts: it was not ours to use.
+// MachineCPU returns the processor time that was used on this machine since it started, summed over
+// all cores. It includes steal time, which the host gave to other machines, because no process here
+// could use that time.
 func MachineCPU() (sum time.Duration) {
 	b, _ := os.ReadFile("/proc/stat")
 	line, _, _ := strings.Cut(string(b), "\n")
 	for i, f := range strings.Fields(line) {
-		if i >= 1 && i <= 8 && i != 4 && i != 5 { // not idle, not waiting for a disk
+		if i >= 1 && i <= 8 && i != 4 && i != 5 { // without the fields idle and iowait
 			sum += ticks(f)
 		}
 	}
 	return sum
 }
 
-// RSS is the resident memory of a process in MiB, 0 where /proc does not say.
+// RSS returns the resident memory of a process in MiB, or 0 if /proc cannot be read.
 func RSS(pid int) int {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	fields := strings.Fields(string(b))
@@ -70,9 +72,8 @@ func RSS(pid int) int {
 	return pages * os.Getpagesize() >> 20
 }
 
-// Listeners returns the processes that listen on the ports of host:port addresses, with
-// commas between. It returns an error for a port on which no process of this machine is
-// seen to listen.
+// Listeners returns the ids of the processes that listen on addresses, a list of host:port separated
+// by commas. It returns an error if it sees no process of this machine that listens on one of them.
 func Listeners(addresses string) (pids []int, err error) {
 	for _, address := range strings.Split(addresses, ",") {
 		pid, err := listener(address)
@@ -84,8 +85,9 @@ func Listeners(addresses string) (pids []int, err error) {
 	return pids, nil
 }
 
-// listener looks for the socket in the kernel's tables, then for the process that holds it.
-// Several nodes may share a port, each at an address of its own.
+// listener returns the process that listens on address. First it finds the socket in the kernel's
+// tables, and then the process that has the socket open. It compares the whole address, because
+// several nodes may have the same port with different hosts.
 func listener(address string) (int, error) {
 	host, port, _ := strings.Cut(address, ":")
 	n, err := strconv.Atoi(port)
@@ -96,7 +98,8 @@ func listener(address string) (int, error) {
 	if _, err := fmt.Sscanf(host, "%d.%d.%d.%d", &a[0], &a[1], &a[2], &a[3]); err != nil {
 		return 0, fmt.Errorf("%q is no IPv4 address with a port: %w", address, err)
 	}
-	end := fmt.Sprintf("%02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], n) // of IPv4, and of IPv4 in IPv6
+	// The entry of an IPv4 socket, and of an IPv4 address in IPv6, ends with this text.
+	end := fmt.Sprintf("%02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], n)
 	sockets := map[string]bool{}
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		b, _ := os.ReadFile(table)

@@ -29,8 +29,8 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestShare: a process that would take a whole core is held to its share, and the time it
-// used is seen.
+// TestShare runs a process that would use a whole core in a group with 0.1 of a core. The group must
+// limit the process, and CPU must report the time that the process has used.
 func TestShare(t *testing.T) {
 	s, err := NewShare("notifyd-share-test", 0.1)
 	if err != nil {

@@ -10,19 +10,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Patience bounds a start, a stop, the draining of everything, and every other wait for
-// what must happen. It is no figure: on a machine where 20 processes run, a start on the
-// disk that forgets took 40 s.
+// Patience is the longest wait for anything that must happen: a start, a stop, the end of all
+// deliveries and so on. It is long on purpose and is not a measured bound: with 20 processes on one
+// machine, a start on the disk that simulates power loss took 40 s.
 var Patience = 5 * time.Minute
 
-// Endurance is Patience that is not used up while the machine stands still: it counts
-// the time between questions, and of each no more than a few seconds.
+// Endurance measures a wait that may last for Patience. If the whole machine is suspended, that
+// time does not count: Endurance counts at most 5 s between two calls of Over.
 type Endurance struct {
 	last  time.Time
 	spent time.Duration
 }
 
-// Over reports whether Patience is over. It is asked before each pause.
+// Over reports whether the wait has lasted longer than Patience. Call it before each pause of the
+// wait.
 func (e *Endurance) Over() bool {
 	now := time.Now()
 	if !e.last.IsZero() {
@@ -32,7 +33,8 @@ func (e *Endurance) Over() bool {
 	return e.spent > Patience
 }
 
-// Until calls ask until it returns true. It returns an error if ask does, or after Patience.
+// Until calls ask every 50 ms until ask returns true. It returns an error if ask returns an error,
+// if ask has not returned true within Patience, or if ctx ends.
 func Until(ctx context.Context, what string, ask func() (bool, error)) error {
 	var waited Endurance
 	for {
@@ -49,8 +51,8 @@ func Until(ctx context.Context, what string, ask func() (bool, error)) error {
 	}
 }
 
-// Within calls ask at intervals of every until it returns true. It reports whether that happened
-// within limit.
+// Within calls ask again and again until ask returns true, with a pause of length every between two
+// calls. It returns false if ask has not returned true within limit, or if ctx ends.
 func Within(ctx context.Context, limit, every time.Duration, ask func() bool) bool {
 	for end := time.Now().Add(limit); ; {
 		if ask() {
@@ -62,7 +64,8 @@ func Within(ctx context.Context, limit, every time.Duration, ask func() bool) bo
 	}
 }
 
-// Insist repeats what the server asks to have repeated.
+// Insist calls ask again after 50 ms while ask returns notify.KindUnavailable or
+// notify.KindThrottled, for Patience at most. It returns the last error of ask.
 func Insist(ctx context.Context, ask func() error) error {
 	var waited Endurance
 	for {
@@ -76,7 +79,7 @@ func Insist(ctx context.Context, ask func() error) error {
 	}
 }
 
-// Pause waits, unless ctx ends.
+// Pause waits for d. If ctx ends earlier, Pause returns its error at once.
 func Pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
