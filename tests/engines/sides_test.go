@@ -87,8 +87,9 @@ func (s *opener) get(of side, addr string) (*engines, error) {
 	return e, nil
 }
 
-// sides opens the engines to compare. It leaves out an engine whose server does not run. If of has
-// only two engines, it skips the test instead. With NOTIFY_REQUIRE_ENGINES=1 it fails the test.
+// sides opens the engines to compare. It leaves out an engine whose environment variable is not
+// set. If the parameter of has only two engines, sides skips the test instead. With
+// NOTIFY_REQUIRE_ENGINES=1 it fails the test.
 func sides(t *testing.T, of []side) (out []*engines) {
 	t.Helper()
 	for _, one := range of {

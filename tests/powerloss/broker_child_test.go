@@ -75,7 +75,7 @@ func appendTo(p int32, b *embedded.Broker, cl *kgo.Client, say func(string, ...a
 	for n, flying := 0, 0; ; {
 		if flying < inFlight {
 			value := fmt.Appendf(nil, "%d-%d-%d", os.Getpid(), p, n)
-			value = append(append(value, ' '), make([]byte, 200+n*37%3000)...) // so that batches end at any place in a page
+			value = append(append(value, ' '), make([]byte, 200+n*37%3000)...) // batches end anywhere in a page
 			cl.Produce(ctx, &kgo.Record{Partition: p, Value: value}, func(r *kgo.Record, err error) {
 				if err != nil {
 					errs <- err
