@@ -119,8 +119,8 @@ X: y","delay_seconds":1}`, "other case of the base": `{"callback_url":"https://h
 }
 
 // wireTries send raw requests whose end or target can be parsed in more than one way. An attacker
-// uses such requests to hide a second request from a proxy (request smuggling). Every answer
-// below 400 fails the try (unanswered).
+// uses such requests to hide a second request from a proxy (request smuggling). The server must
+// refuse each request; see unanswered.
 func (r *world) wireTries(token string) {
 	auth := "Authorization: Bearer " + token + "\r\n"
 	head := "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + auth

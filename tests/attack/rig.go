@@ -248,8 +248,9 @@ func (r *world) must(q request) answer {
 	return a
 }
 
-// caller creates a caller that may register triggers for URLs that begin with one of bases. It
-// returns the name of the caller and the answer of the server, which may refuse a base.
+// caller creates a caller that may register triggers. The URL of a trigger must begin with one of
+// the base URLs in bases. The method returns the name of the caller and the answer of the server,
+// which may refuse a base URL.
 func (r *world) caller(bases ...string) (name string, a answer) {
 	random := strings.ToLower(rand.Text())[:partLen]
 	name = "caller-" + strconv.FormatInt(r.number.Add(1), 10) + "-" + random

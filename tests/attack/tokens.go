@@ -107,8 +107,8 @@ func (k *keys) token(caller, scope string) string {
 	return k.signed("ES256", k.own, nil, claimsOf(caller, scope))
 }
 
-// with returns a copy of claims with the values of more added. A nil value in more removes the
-// claim.
+// with returns a copy of claims, changed by the values of the parameter more. A nil value removes
+// the claim.
 func with(claims map[string]any, more map[string]any) map[string]any {
 	out := maps.Clone(claims)
 	for name, v := range more {
@@ -119,8 +119,8 @@ func with(claims map[string]any, more map[string]any) map[string]any {
 	return out
 }
 
-// signed makes a token with any algorithm name and any key. more has extra fields of the header.
-// body is a map of claims, or a string with their raw text.
+// signed makes a token with any algorithm name and any key. The parameter more has extra fields of
+// the header. body is a map of claims, or a string with the raw text of the claims.
 func (k *keys) signed(alg string, key any, more map[string]any, body any) string {
 	header, err := json.Marshal(with(map[string]any{"alg": alg, "typ": "JWT"}, more))
 	if err != nil {

@@ -121,8 +121,9 @@ type program func(t *rapid.T, n int) []step
 // number counts the programs. Each program uses the hour that belongs to its number; see place.
 var number atomic.Int64
 
-// compare runs random programs on every engine in of, and fails the test if an engine answers an
-// operation in another way than the first engine. contract is the name of the subtest.
+// compare runs random programs on all engines of the parameter of. It fails the test if an engine
+// and the first engine give different answers to an operation. contract is the name of the
+// subtest.
 func compare(t *testing.T, contract string, p program, of ...side) {
 	t.Run(contract, func(t *testing.T) {
 		all := sides(t, of)
@@ -170,8 +171,8 @@ func draw(t *rapid.T, what string, most int) int { return rapid.IntRange(0, most
 // after it; see place.
 var began = time.Now().Truncate(time.Hour)
 
-// place returns the beginning of the hour of program n, in ms since 1970. It is n hours after
-// began. place(-n) is the beginning of an hour before began.
+// place returns the beginning of the hour of program n, in ms since 1970. This hour begins n hours
+// after began. place(-n) is the time n hours before began.
 func place(n int) int64 { return began.Add(time.Duration(n) * time.Hour).UnixMilli() }
 
 // base returns the request id (base) of request i of program n. Its time is in the hour place(-n).

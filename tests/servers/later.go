@@ -13,13 +13,14 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// spread returns the time of event i of n events. The events begin at the time from and are spread
-// evenly over span.
+// spread returns the time of event i of n events. Event 0 is at the parameter from. The events are
+// spread evenly over the duration span.
 func spread(from time.Time, span time.Duration, i, n int) time.Time {
 	return from.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
 }
 
-// triggers registers n triggers. Their due times are spread evenly over span, beginning at from.
+// triggers registers n triggers. Their due times are spread evenly over the duration span. The
+// first trigger is due at the parameter from.
 func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
@@ -50,7 +51,8 @@ func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error
 	return rig.Dues{made.TriggerID: *t.FireAt}, nil
 }
 
-// pushes schedules n pushes. Their due times are spread evenly over span, beginning at from.
+// pushes schedules n pushes. Their due times are spread evenly over the duration span. The first
+// push is due at the parameter from.
 func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100

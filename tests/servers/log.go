@@ -40,8 +40,9 @@ func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// logAway calls away under load, which stops the log. After c.o.down it calls again, which starts
-// the log. notifyd must refuse a request within limit after the stop.
+// logAway runs load and calls the function away, which stops the log. After the time c.o.down it
+// calls the function again, which starts the log. After the stop, notifyd must refuse a request
+// within the time limit.
 func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, away, again func()) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)

@@ -139,9 +139,10 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// prove runs one fault. If the fault fails because the machine stood still, prove repeats the
-// fault, at most until it has run tries times. It never repeats a fault that lost a message or
-// sent a message early. In the result, accepted and duplicates are sums over all runs.
+// prove runs one fault. If the fault fails and the machine stood still meanwhile, the figures do
+// not show how notifyd behaves. Then prove runs the fault again, at most tries times in total. It
+// never repeats a fault in which a message was lost or early. In the result, accepted and
+// duplicates are sums over all runs.
 func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome) {
 	var before outcome
 	for try := 1; ; try++ {

@@ -95,8 +95,8 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	return r
 }
 
-// longestGap returns the length of the longest interval between from and to that contains no time
-// of the list at.
+// longestGap returns the length of the longest interval without an event. The parameter at has the
+// times of the events. Only the time between the parameters from and to counts.
 func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 	at = slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return !t.After(from) || !t.Before(to) })
 	at = append(at, from, to)

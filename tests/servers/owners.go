@@ -60,14 +60,16 @@ func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// ownerAway calls away, which stops a worker or cuts it off. It waits until the other worker (the
-// successor) has finished all requests. Then it calls back, which lets the first worker (the old
-// owner) continue. These rules must hold:
+// ownerAway calls the function away, which stops a worker or cuts the worker off. It waits until
+// the other worker (the successor) has finished all requests. Then it calls the function back,
+// which away has returned and which lets the first worker (the old owner) continue. These rules
+// must be kept:
 //
 //   - No message is lost or out of order.
 //   - For each request, the rows record at least as many repeated receivers as were sent twice.
 //   - No row that the successor has finished changes.
-//   - After back, the old owner repeats at most slowCalls calls, which were under way before.
+//   - After the call of back, the old owner repeats at most slowCalls calls. These calls were
+//     under way at the moment of the fault.
 func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Process, *enclosure) (back func())) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -111,7 +113,8 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	overwritten := c.changed(ctx, rows)
 	beyond := c.beyondRows(ctx, append(bases, more...))
 	after := c.totals(ctx)
-	// All requests had ended before back. So the old owner has made every repeated call since then.
+	// All requests had ended before the call of back. So the old owner has made all repeated calls
+	// that happened after it.
 	late := after.Duplicates - ended.Duplicates
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates

@@ -174,7 +174,7 @@ func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 }
 
 // slowest returns the longest time from the answer 201 to the call of the provider. It considers
-// only requests that were accepted at most 3 s before or after around.
+// only requests that were accepted within 3 s before or after the parameter around.
 func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -94,7 +94,8 @@ func emptyRedis() {
 	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until calls ask until ask returns true. It panics after rig.Patience.
+// until calls the function ask repeatedly and returns when ask returns true. If this does not
+// happen within rig.Patience, until panics.
 func until(ctx context.Context, what string, ask func() bool) {
 	rig.Ok(rig.Until(ctx, what, func() (bool, error) { return ask(), nil }))
 }

@@ -71,7 +71,7 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 }
 
 // redisEmptied kills Redis, deletes its data and starts it again. This deletes the leases, the
-// seen-filter and the delay queue. The schedulers acquire the shards again and release the timers
+// seen-filter and the delay queue. The schedulers acquire the shards again, and release the timers
 // of the open minutes again. No message is sent twice to a provider, and no message is lost.
 func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)

@@ -142,8 +142,8 @@ func (n *counts) note(err error) {
 	}
 }
 
-// count counts the answers to the requests that the stream name sent at or after from and before
-// to.
+// count counts the answers of the stream with this name. It considers only requests that were sent
+// in the half-open interval [from, to).
 func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,9 +158,9 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal returns the time from after to the first answer 503. It ignores requests that were
-// sent before after, because they may have been refused for another reason. there is false if no
-// request was refused.
+// firstRefusal returns how long it took until the first answer 503 arrived. The parameter after is
+// the beginning of this time. Requests that were sent earlier are ignored, because they may have
+// been refused for another reason. The result there is false if no request was refused.
 func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -85,8 +85,8 @@ func (w *wire) forward(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// copyBytes forwards the bytes of one direction until from ends, and closes that direction. It
-// adds the number of forwarded bytes to count.
+// copyBytes forwards the bytes of one direction of a connection until the sender closes it. Then
+// it closes that direction. It adds the number of forwarded bytes to count.
 func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
 	buf := make([]byte, 64<<10)
 	for {

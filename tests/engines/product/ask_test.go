@@ -36,8 +36,8 @@ func send(t *testing.T, cl *api.Client, user string) (string, error) {
 	return made.NotificationID, err
 }
 
-// clientOf returns a copy of cl that sends its requests to the address at. It uses the token of
-// cl.
+// clientOf returns a copy of cl that sends its requests to another process. The parameter at is
+// the address (host:port) of that process.
 func clientOf(cl *api.Client, at string) *api.Client {
 	out := *cl
 	out.BaseURL = "http://" + at

@@ -205,8 +205,8 @@ func (e *estate) clockProcess(t *testing.T, f *rig.Fleet, name, off string, set 
 	return c
 }
 
-// turn sets the error of the process's clock to off. It renames a complete file, so that the
-// process never reads a half-written file.
+// turn sets the error of the process's clock to the parameter off, such as "-1h". It renames a
+// complete file, so that the process never reads a half-written file.
 func (c *clockProcess) turn(off string) {
 	c.t.Helper()
 	err := os.WriteFile(c.file+".new", []byte(off), 0o600)
@@ -253,8 +253,8 @@ func (c *clockProcess) newTrigger(due time.Time) api.Trigger {
 	return api.Trigger{CallbackURL: fmt.Sprintf("%s/clock?due=%d", url, due.UnixMilli()), FireAt: &due, Exact: true}
 }
 
-// trigger registers a trigger and returns its id. It uses the client at of another process, whose
-// clock is correct.
+// trigger registers a trigger and returns its id. The parameter at is a client of another process,
+// whose clock is correct.
 func (c *clockProcess) trigger(at *api.Client, due time.Time) string {
 	c.t.Helper()
 	made, err := at.Trigger(c.t.Context(), c.newTrigger(due), "")

@@ -61,7 +61,7 @@ func TestSecure(t *testing.T) {
 	e.tellsNothing(t, f, "")
 }
 
-// tellsNothing fails the test if the logs of f or the text more contain a secret.
+// tellsNothing fails the test if a secret is in the logs of f or in the text of the parameter more.
 func (e *estate) tellsNothing(t *testing.T, f *rig.Fleet, more string) {
 	t.Helper()
 	logs, err := f.Logs()

@@ -311,8 +311,9 @@ func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *rig
 	return f
 }
 
-// load sends a little load of each kind while do runs. Then it waits until at least 30 messages
-// were accepted, ends the load, and returns the counts of delivered, lost and repeated messages.
+// load starts a small load of each kind and calls the function do. Then it waits until at least 30
+// messages were accepted, ends the load, and waits until the messages are delivered. It returns
+// the counts of accepted, lost and repeated messages.
 func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
 	t.Helper()
 	ctx := t.Context()

@@ -65,9 +65,9 @@ type node struct {
 	low              int64              // smallest size since the last sync
 }
 
-// change is a volatile change of one name in the folder dir. Before the change, name referred to
-// the node from; since the change, it refers to the node to. nil means that the name does not
-// exist. The two changes of a rename have the same group.
+// change is a volatile change of one name in the folder dir. The field from is the node of the name
+// before the change. The field to is the node of the name after the change. A nil node means that
+// the name does not exist. The two changes of a rename have the same group.
 type change struct {
 	dir      *node
 	name     string
@@ -100,9 +100,10 @@ func (d *Disk) Syncs() int64 {
 	return d.syncs
 }
 
-// Cut cuts the power: it drops all volatile changes. If rng is not nil, it keeps a random part of
-// them. A file that is open during the cut becomes invalid: later calls on it fail with ESTALE.
-// So the caller should first kill the processes that have files open.
+// Cut cuts the power. If rng is nil, Cut drops all volatile changes. Otherwise it keeps a random
+// part of the changes. A file that is open during the cut becomes invalid: every later call that
+// uses the open file fails with ESTALE. So the caller should first kill the processes that have
+// files open.
 func (d *Disk) Cut(rng *rand.Rand) Loss {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -200,7 +201,8 @@ func set[K comparable, V any](m map[K]*V, k K, v *V) {
 	}
 }
 
-// link makes name in dir refer to the node to. If to is nil, link removes the name.
+// link assigns a node (the parameter to) to a name in dir. If the node is nil, link removes the
+// name.
 func (d *Disk) link(dir *node, name string, to *node) {
 	c := change{dir, name, dir.live[name], to, d.group}
 	for _, n := range []*node{c.from, c.to} {
@@ -219,8 +221,8 @@ func (d *Disk) link(dir *node, name string, to *node) {
 	d.pending = append(d.pending, c)
 }
 
-// settle looks for the pending changes for which which returns true. It makes their names durable,
-// together with all other pending changes of the same names.
+// settle makes pending changes durable. The function which selects the changes. If it selects one
+// change of a name, all pending changes of that name become durable.
 func (d *Disk) settle(which func(c *change) bool) {
 	type entry struct {
 		dir  *node
@@ -316,8 +318,9 @@ func (n *node) read(b []byte, off int64) int {
 	return len(b)
 }
 
-// rename moves a name. If target exists, rename replaces it, or returns the error replace if
-// replace is not 0.
+// rename moves the entry name of the folder from to the entry target of the folder to. If target
+// exists already and the parameter replace is not 0, rename returns replace as its error. With
+// replace 0, the moved entry replaces the existing entry.
 func (d *Disk) rename(from *node, name string, to *node, target string, replace syscall.Errno) syscall.Errno {
 	n := from.live[name]
 	if n == nil {

@@ -78,8 +78,8 @@ func (s *server) node(id uint64) *node {
 	return s.d.nodes[id]
 }
 
-// on calls f with the node id while it holds the lock of the disk. It returns ESTALE if the node
-// does not exist any more.
+// on calls f with the node that has this id. During the call it holds the lock of the disk. It
+// returns ESTALE if the node does not exist any more.
 func (s *server) on(id uint64, f func(n *node) fuse.Status) fuse.Status {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
