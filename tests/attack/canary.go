@@ -26,7 +26,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// domain is the attacker's domain. Each name in it encodes the addresses that it resolves to.
+// domain is the attacker's domain. Each name in the domain encodes the addresses to which the name
+// resolves; see records.
 const domain = "attack.test"
 
 // publicV4 and publicV6 are addresses that callbacks may go to.
@@ -47,7 +48,8 @@ type canary struct {
 	close []func() error
 }
 
-// open starts the listeners. end must be called, also if open fails.
+// open starts the listeners and the name server. It writes the CA certificate to caFile. The
+// caller must call end, also if open panics.
 func (c *canary) open(caFile string) {
 	c.certify(caFile)
 	for _, port := range []string{"22", "80", "443", "3128", "8080", "8443"} {
@@ -71,7 +73,8 @@ func (c *canary) end() {
 	}
 }
 
-// certify makes a certificate for all names of the domain and writes it as a CA.
+// certify creates a certificate for all names of the domain. It writes the certificate to caFile,
+// and the servers trust that file as a CA.
 func (c *canary) certify(caFile string) {
 	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	t := &x509.Certificate{

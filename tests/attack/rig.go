@@ -42,7 +42,7 @@ type world struct {
 	tries    []try // of the group that runs now
 
 	mu      sync.Mutex
-	signing []string // the secrets that callers were given
+	signing []string // the signing secrets of all callers
 	named   []string // the random ends of the callers' names
 }
 
@@ -55,7 +55,7 @@ type proc struct {
 	log   string
 }
 
-// open starts the canary and all servers. end must be called, also if open fails.
+// open starts the canary and all servers. The caller must call end, also if open panics.
 func (r *world) open(ctx context.Context) {
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 32},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -184,7 +184,7 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// when describes the answer if through is true, and returns "" otherwise.
+// when returns a description of the answer if through is true. Otherwise it returns "".
 func (a answer) when(through bool) string {
 	if through {
 		return a.String()

@@ -50,7 +50,7 @@ func TestLogWithoutFsyncIsCaught(t *testing.T) {
 
 // story has the acknowledgements that all runs of the child process have printed.
 type story struct {
-	acked     map[int32]map[int64]string // partition, offset -> value
+	acked     map[int32]map[int64]string // names of values, by partition and offset
 	committed map[int32]int64
 	trimmed   map[int32]int64
 	commits   int

@@ -28,7 +28,7 @@ const (
 // two processes, so that one process can take over the work of the other.
 var roles = []string{"worker", "worker", "scheduler", "scheduler", "dispatcher", "operator"}
 
-// cluster is notifyd over servers, with one role in each process.
+// cluster is an installation of notifyd over real servers. Each process has one role.
 type cluster struct {
 	o     *options
 	dir   string

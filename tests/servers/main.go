@@ -148,7 +148,7 @@ func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome)
 	for try := 1; ; try++ {
 		at := time.Now()
 		still.take()
-		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // continue with the other faults
+		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // run the other faults in spite of the error
 			r = outcome{line: fmt.Sprintf("error=%q", err)}
 		}
 		stood := still.take()

@@ -65,7 +65,8 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	c.postgres(ctx, "psql", "--quiet", "--command", "DROP SCHEMA public CASCADE")
 	c.postgres(ctx, "psql", "--quiet", "--command", "CREATE SCHEMA public AUTHORIZATION pg_database_owner")
 	c.postgres(ctx, "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--output", os.DevNull, "--file", dump)
-	until(ctx, "the servers are prepared", func() bool { // killed processes count as members for a while
+	// Try again, because killed processes still count as running for a while.
+	until(ctx, "the servers are prepared", func() bool {
 		answer, running = c.restoreServers(ctx, taken)
 		if running != nil && !strings.Contains(answer, "cluster_running") {
 			panic(fmt.Errorf("restore-servers: %w\n%s", running, answer))

@@ -131,7 +131,7 @@ func (w *wire) drop(conns ...net.Conn) {
 	}
 }
 
-// end closes every connection.
+// end closes every connection. After that, forward closes new connections at once.
 func (w *wire) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,7 +14,7 @@ const pageSize = 4096
 // Names says which fsync makes a name durable; see the documentation of the package.
 type Names int
 
-// The models.
+// The models of a file system.
 const (
 	// WithFile means that an fsync of the file or of its folder makes a name durable. The file
 	// systems of Linux work like this.
