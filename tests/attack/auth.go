@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// refused adds a try: a server must refuse the token.
+// refused adds a try that sends a token to a server. The server must refuse the token.
 func (r *world) refused(server, name, does, token string) {
 	r.wants(name, does, request{url: "http://" + server + "/v1/ops/callers", token: token}, 401, 403)
 }
 
-// believed fails unless the server accepts a good token. Otherwise the tries after it would
-// prove nothing.
+// believed checks that the server accepts a valid token, and panics if not. A server that accepts
+// no token at all would pass every other try.
 func (r *world) believed(server, token string) {
 	r.must(request{url: "http://" + server + "/v1/ops/callers", token: token})
 }
 
-// tokenTries are tokens for the first server, which knows one ES256 key.
+// tokenTries send forged tokens to the first server, which trusts one ES256 key.
 func tokenTries(r *world) {
 	r.believed(apiAddr, r.keys.token("op", "operate"))
 	k, good := r.keys, claimsOf("op", "operate")
@@ -54,7 +54,7 @@ func tokenTries(r *world) {
 	r.changedTries(good)
 }
 
-// claimTries are tokens signed by the right key with wrong claims.
+// claimTries send tokens that are signed by the right key but have wrong claims.
 func (r *world) claimTries(good map[string]any) {
 	add := func(name, does string, body any) {
 		r.refused(apiAddr, name, does, r.keys.signed("ES256", r.keys.own, nil, body))
@@ -93,14 +93,14 @@ func (r *world) claimTries(good map[string]any) {
 		"null":                   "null", "nothing": "", "a number": "1", "not JSON": "{", "not UTF-8": text(",\"x\":\"\xff\",\"scope\":\"operate\""),
 		"deep": text(`,"scope":"operate","x":` + strings.Repeat("[", 3000) + strings.Repeat("]", 3000)),
 	} {
-		if name == "deep" { // not wrong in itself, but longer than a token may be
+		if name == "deep" { // the claims are valid, but the token is longer than allowed
 			body = text(`,"scope":"operate","x":"` + strings.Repeat("x", 8<<10) + `"`)
 		}
 		add("claims: "+name, "has claims that can be read in two ways, or not at all", body)
 	}
 }
 
-// changedTries are changed copies of a good token.
+// changedTries send changed copies of a valid token.
 func (r *world) changedTries(good map[string]any) {
 	add := func(name, does string, change func(parts []string) string) {
 		r.refused(apiAddr, name, does, change(strings.Split(r.keys.signed("ES256", r.keys.own, nil, good), ".")))
@@ -137,7 +137,8 @@ func (r *world) changedTries(good map[string]any) {
 	add("URL-escaped", "is escaped", func(p []string) string { return p[0] + "%2e" + p[1] + "%2e" + p[2] })
 }
 
-// jwksTries are tokens for the second server, whose set has keys that must not sign.
+// jwksTries send tokens to the second server. Its key set contains keys that must not sign
+// tokens.
 func jwksTries(r *world) {
 	good := claimsOf("op", "operate")
 	r.believed(jwksAddr, r.keys.signed("ES256", r.keys.own, map[string]any{"kid": "good"}, good))
@@ -163,8 +164,9 @@ func jwksTries(r *world) {
 	add("unsigned", "has no signature", "none", "good", nil)
 }
 
-// headerTries try to avoid the token check: the token in other places, and other spellings of
-// the path. Each is a raw request, because a client library would normalise it.
+// headerTries try to avoid the check of the token. They send the token in other places, or spell
+// the path in other ways. Each try is a raw request, because a client library would normalise
+// the path.
 func headerTries(r *world) {
 	token := r.keys.token("op", "operate")
 	read := r.keys.token("op", "read")
@@ -196,7 +198,8 @@ func headerTries(r *world) {
 	}
 }
 
-// leftTries check the logs, metrics and files of the servers after all other tries.
+// leftTries run after all other tries. They check the connections that the canary recorded, and
+// the logs, metrics and files of the servers.
 func leftTries(r *world) {
 	r.try("canary", "looks at all connections the canary has seen", "none to an address that is not public", func(context.Context) string {
 		if saw := r.canary.saw(noAddr); saw != "" {

@@ -19,8 +19,8 @@ var urlTable string
 //go:embed testdata/addresses.txt
 var addressTable string
 
-// rows are the lines of a table of testdata, without comments. A row is a Go string
-// where it begins with a quote.
+// rows returns the lines of a table of testdata, without comments and empty lines. It unquotes a
+// line that begins with a quote, as a Go string.
 func rows(table string) (out []string) {
 	for line := range strings.Lines(table) {
 		line = strings.TrimRight(line, "\n")
@@ -37,8 +37,9 @@ func rows(table string) (out []string) {
 
 func addrOf(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// urlTries are spellings of URLs that notifyd must never call. Each is checked with the API,
-// used as the base URL of a trigger, and used as the outcomes URL.
+// urlTries use URLs that notifyd must never call, in many spellings. Each URL is checked with the
+// API, used as the base URL of a trigger, and used as the outcomes URL. A URL marked with ~ in
+// the table is not used as the outcomes URL, because only a look-up can refuse its name.
 func urlTries(r *world) {
 	urls := rows(urlTable)
 	for _, u := range urls {
@@ -65,8 +66,8 @@ func urlTries(r *world) {
 	}
 }
 
-// addressTries are names of the attacker that resolve to addresses that are not public, and
-// names whose answers change between look-ups.
+// addressTries make notifyd call names of the attacker's domain. The names resolve to addresses
+// that are not public, or resolve to another address at each look-up.
 func addressTries(r *world) {
 	addrs := rows(addressTable)
 	denied := func(name, does, host string, at netip.Addr) {
@@ -77,7 +78,7 @@ func addressTries(r *world) {
 				return "a connection to " + saw
 			}
 			if strings.Contains(a.body, `"class":"ok"`) && !at.IsValid() {
-				return "" // it went to the public one of its addresses
+				return "" // notifyd called the public address of the name
 			}
 			return a.when(strings.Contains(a.body, `"class":"ok"`))
 		})
@@ -113,7 +114,8 @@ func (r *world) outcomesTry() {
 		body := fmt.Sprintf(`{"callback_urls":[%q],"outcomes_url":%q,"outcomes_of":"all"}`, url, url)
 		r.must(request{method: "PUT", url: "/v1/ops/callers/" + name, token: r.keys.token("op", "operate"), body: body})
 		r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token(name, "send"), body: noteTo("nowhere", "x")})
-		// The end is told by a trigger of the caller's: it is refused once it was called.
+		// notifyd reports the outcome with a trigger of this caller. Wait until that trigger was
+		// tried once, or until notifyd denied its address.
 		told := eventually(ctx, 20*time.Second, func() bool {
 			a := r.must(request{url: "/v1/triggers?caller=" + name, token: r.keys.token("op", "observe")})
 			return strings.Contains(a.body, `"attempts":1`) || strings.Contains(a.body, logged) || strings.Contains(a.body, "denied")
@@ -128,7 +130,8 @@ func (r *world) outcomesTry() {
 	})
 }
 
-// receiverTries are answers of receivers that would keep a call open for ever.
+// receiverTries let the receiver of a callback answer with rawAnswers, which would keep the call
+// open for ever. The server must end the call.
 func receiverTries(r *world) {
 	for name := range rawAnswers {
 		r.try(name, "answers a callback so, and keeps the connection", "an end of the call within 10 s, with a time-out of 1 s", func(ctx context.Context) string {

@@ -26,7 +26,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// domain is the attacker's domain. Each name in it encodes the addresses that it resolves to.
+// domain is the attacker's domain. Each name in the domain encodes the addresses to which the name
+// resolves; see records.
 const domain = "attack.test"
 
 // publicV4 and publicV6 are addresses that callbacks may go to.
@@ -35,19 +36,20 @@ const (
 	publicV6 = "2606:2800:220:1:248:1893:25c8:1946"
 )
 
-// canary accepts connections to every address of the namespace, at the ports of servers that an
-// attacker would like to reach. It records the address of each connection.
+// canary listens on every address of the namespace, at ports that an attacker would like to
+// reach. It records the destination address of each connection.
 type canary struct {
 	mu   sync.Mutex
-	seen map[netip.Addr]int // connections, by the address that was called
-	told map[string]int     // requests, by their path
+	seen map[netip.Addr]int // number of connections, by destination address
+	told map[string]int     // number of requests, by path
 
-	asked map[string]int // look-ups of a name whose answers change
+	asked map[string]int // number of look-ups of each rebind- name, by query type and label
 	cert  tls.Certificate
 	close []func() error
 }
 
-// open starts the listeners. end must be called, also if open fails.
+// open starts the listeners and the name server. It writes the CA certificate to caFile. The
+// caller must call end, also if open panics.
 func (c *canary) open(caFile string) {
 	c.certify(caFile)
 	for _, port := range []string{"22", "80", "443", "3128", "8080", "8443"} {
@@ -71,7 +73,8 @@ func (c *canary) end() {
 	}
 }
 
-// certify makes a certificate for all names of the domain and writes it as a CA.
+// certify creates a certificate for all names of the domain. It writes the certificate to caFile,
+// and the servers trust that file as a CA.
 func (c *canary) certify(caFile string) {
 	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	t := &x509.Certificate{
@@ -103,8 +106,8 @@ func (w *watched) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// saw returns an address, other than the public ones, to which a connection was made, or "" if
-// there is none. A valid of limits it to that address.
+// saw returns the destination address of a connection, or "" if there was no connection. It
+// ignores publicV4 and publicV6. If the parameter of is valid, saw considers this address only.
 func (c *canary) saw(of netip.Addr) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,18 +126,18 @@ func (c *canary) requests(path string) int {
 	return c.told[path]
 }
 
-// answer answers as a receiver. The path of the request selects the answer.
+// answer is the HTTP handler for callbacks. The path of the request selects the answer.
 func (c *canary) answer(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	c.told[r.URL.Path]++
 	c.mu.Unlock()
 	first, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch first {
-	case "redirect": // to the target that the query says, with the status of the path
+	case "redirect": // to the URL in the query parameter to, with the status from the path
 		w.Header().Set("Location", r.URL.Query().Get("to"))
 		status := map[string]int{"301": 301, "302": 302, "303": 303, "307": 307, "308": 308}[rest]
 		w.WriteHeader(status)
-	case "raw": // an answer that net/http does not make, and a connection that stays
+	case "raw": // an answer that net/http would not write; the connection stays open for 2 min
 		conn, buf, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
@@ -150,7 +153,8 @@ func (c *canary) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rawAnswers end nothing by themselves: the receiver keeps the connection.
+// rawAnswers are answers that are incomplete or malformed. The receiver keeps the connection open
+// after each of them, so only the server can end the call.
 var rawAnswers = map[string]string{
 	"101":     "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
 	"early":   strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", 20),
@@ -187,9 +191,13 @@ func (c *canary) resolve(pc net.PacketConn) {
 	}
 }
 
-// records are the answers to a question. The first label of the name says what they
-// are: a-<hex>-<hex> addresses, rebind-<hex>-<hex> one after the other, cname-<hex> an
-// alias of a-<hex>.
+// records returns the DNS records that answer a question. The first label of the name selects
+// them:
+//
+//	a-<hex>-<hex>       all of these addresses
+//	rebind-<hex>-<hex>  one address per look-up, in order; then always the last address
+//	cname-<hex>         an alias of the name a-<hex>
+//	any other label     publicV4 and publicV6
 func (c *canary) records(q dnsmessage.Question) (out []dnsmessage.Resource) {
 	label, rest, _ := strings.Cut(strings.TrimSuffix(q.Name.String(), "."), ".")
 	if !strings.EqualFold(rest, domain) {
@@ -220,7 +228,7 @@ func (c *canary) records(q dnsmessage.Question) (out []dnsmessage.Resource) {
 		if err != nil {
 			continue
 		}
-		h := dnsmessage.ResourceHeader{Name: name, Class: q.Class} // with a life of 0
+		h := dnsmessage.ResourceHeader{Name: name, Class: q.Class} // with a TTL of 0
 		switch {
 		case len(b) == 4 && q.Type == dnsmessage.TypeA:
 			out = append(out, dnsmessage.Resource{Header: h, Body: &dnsmessage.AResource{A: [4]byte(b)}})
@@ -231,10 +239,10 @@ func (c *canary) records(q dnsmessage.Question) (out []dnsmessage.Resource) {
 	return out
 }
 
-// hexOf is an address as a label of the attacker's names has it.
+// hexOf returns the hex form of an address that labels of the attacker's names use.
 func hexOf(addr string) string { return hex.EncodeToString(netip.MustParseAddr(addr).AsSlice()) }
 
-// named is a name that resolves to addresses.
+// named returns a name that resolves to addrs.
 func named(addrs ...string) string {
 	label := "a"
 	for _, a := range addrs {
@@ -243,7 +251,8 @@ func named(addrs ...string) string {
 	return label + "." + domain
 }
 
-// dialled asks what a URL of the world answers, without the canary's certificate.
+// dialled opens a TCP connection to address and closes it. It returns an error if nothing
+// listens at the address.
 func dialled(ctx context.Context, address string) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", address)

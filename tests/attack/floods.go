@@ -17,16 +17,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Sizes of the floods. The connections are over the API's most (16,384), with slow
-// bodies over the most that are read at a time (1,024).
+// Sizes of the floods. idleConns is more than the API accepts (16,384 connections). slowBodies is
+// more than the API reads at the same time (1,024 bodies).
 const (
 	idleConns  = 17_000
 	slowBodies = 1_100
 )
 
-// floodTries occupy every place of the server without a token. Then another client sends a
-// request, which must be answered. The last tries stop the server while calls are under way
-// that would not end.
+// floodTries use up all connections of the server, or all its slots for bodies, without a token.
+// Then another client sends a request, and the server must answer it. The last try stops the
+// server during callbacks that would never end.
 func floodTries(r *world) {
 	slow := func(name, path string, then request, want int) {
 		r.try(name, fmt.Sprintf("sends the first byte of %d bodies", slowBodies), fmt.Sprintf("that another's whole request is answered with %d within 5 s", want), func(ctx context.Context) string {
@@ -67,7 +67,8 @@ func floodTries(r *world) {
 	})
 }
 
-// soon sends a request as another client. want 0 means any status but 503.
+// soon sends a request as another client. It returns "" if the server answers with the status
+// want within 5 s. If want is 0, every answer is good except a 503 whose body says busy.
 func (r *world) soon(q request, want int) string {
 	began := time.Now()
 	a, err := r.asked(q)
@@ -82,7 +83,8 @@ func (r *world) soon(q request, want int) string {
 	return ""
 }
 
-// flood opens n connections to the API, with text on each, and keeps them.
+// flood opens n connections to the API and writes text on each of them. The connections stay open
+// until stop is called.
 func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 	conns := make([]net.Conn, 0, n)
 	stop = func() {
@@ -91,7 +93,7 @@ func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 		}
 	}
 	for i := range n {
-		// Of several sources, since a source has half of the places at most.
+		// Use four source addresses: the server gives at most half of its slots to one source.
 		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i%4), 1)}}
 		c, err := d.DialContext(ctx, "tcp", apiAddr)
 		if err != nil {
@@ -120,7 +122,7 @@ func (r *world) fileTries() {
 		var open string
 		err := filepath.WalkDir(r.file("data"), func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) || path == r.file("data") {
-				return nil // removed meanwhile, or the rig's own
+				return nil // removed since the listing, or the folder that this test created
 			}
 			if err != nil {
 				return err

@@ -15,8 +15,8 @@ import (
 
 func escape(s string) string { return url.QueryEscape(s) }
 
-// raw sends text over a connection of its own and returns the first answer. status is
-// 0 where the connection was closed without one, or where none came in 3 s.
+// raw sends text over a new connection and returns the first answer. The status is 0 if the
+// server closes the connection without an answer, or does not answer within 3 s.
 func raw(address, text string) (a answer, err error) {
 	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
@@ -26,7 +26,7 @@ func raw(address, text string) (a answer, err error) {
 	if err := conn.SetDeadline(time.Now().Add(3 * time.Second)); err != nil {
 		return a, err
 	}
-	// A server may close before it has read all of it, and it may say why first.
+	// Ignore an error: a server may answer and close before it has read the whole text.
 	_, _ = conn.Write([]byte(text))
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -38,7 +38,8 @@ func raw(address, text string) (a answer, err error) {
 	return answer{resp.StatusCode, resp.Header, string(b[:n])}, nil
 }
 
-// unanswered adds a try with one raw request. Every answer but a success is a refusal.
+// unanswered adds a try with one raw request. The server refuses the request with a status of 400
+// or more, without an answer, or with a redirect to the sign-in form.
 func (r *world) unanswered(name, does, text string) {
 	r.try(name, does, "no answer below 400, but one that leads to the form to sign in", func(context.Context) string {
 		a := rig.Must(raw(apiAddr, text))
@@ -47,7 +48,7 @@ func (r *world) unanswered(name, does, text string) {
 	})
 }
 
-// get is a raw request without a body.
+// get returns the text of a raw GET request without a body.
 func get(path string, header ...string) string {
 	return fmt.Sprintf("GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n%s\r\n", path, apiAddr, lines(header))
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// badCharacters must not be in a name: on a terminal or a page they would change the text
-// around them, or make the name look like another one.
+// badCharacters are texts that no name may contain. On a terminal or a page they would change the
+// text around the name, or make the name look like another name.
 var badCharacters = map[string]string{
 	"escape": "\x1b[31m", "clipboard": "\x1b]52;c;AAAA\x07", "line end": "a\nb", "carriage return": "a\rb", "zero": "a\x00b", "delete": "a\x7fb", "C1": "a\u009bb",
 	"line separator": "a\u2028b", "right to left": "a\u202eb", "isolate": "a\u2066b", "mark": "a\u200fb",
@@ -20,7 +20,7 @@ var badCharacters = map[string]string{
 	"not UTF-8": "a\xffb", "overlong": "a\xc0\xafb", "surrogate": "a\xed\xa0\x80b",
 }
 
-// nameTries use names with badCharacters wherever the API accepts a name.
+// nameTries send badCharacters wherever the API accepts a name.
 func nameTries(r *world) {
 	op := r.keys.token("op", "operate")
 	send := r.keys.token("named", callerScopes)
@@ -53,7 +53,8 @@ func nameTries(r *world) {
 	}
 }
 
-// jsonText is s as it stands in a text of JSON; bytes that are not UTF-8 stay.
+// jsonText escapes s for a JSON string. Unlike json.Marshal, it does not change bytes that are
+// not UTF-8.
 func jsonText(s string) string {
 	var b strings.Builder
 	for i := range len(s) {
@@ -66,8 +67,8 @@ func jsonText(s string) string {
 	return b.String()
 }
 
-// requestTries are bodies and raw requests that a server and a proxy may parse differently, or
-// that cost the server much more than the client.
+// requestTries send bad bodies and raw requests. A server and a proxy may parse some of them
+// differently. Other requests cost the server much more than the client.
 func requestTries(r *world) {
 	const hooks = "https://hooks." + domain + "/"
 	token := r.keys.token(r.mustCaller(hooks), callerScopes)
@@ -117,8 +118,9 @@ X: y","delay_seconds":1}`, "other case of the base": `{"callback_url":"https://h
 	r.wireTries(token)
 }
 
-// wireTries are requests whose end or target may be parsed in different ways. A request for all
-// callers follows each. If the server answers that one, it was smuggled.
+// wireTries send raw requests whose end or target can be parsed in more than one way. An attacker
+// uses such requests to hide a second request from a proxy (request smuggling). The server must
+// refuse each request; see unanswered.
 func (r *world) wireTries(token string) {
 	auth := "Authorization: Bearer " + token + "\r\n"
 	head := "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + auth
@@ -161,9 +163,10 @@ func (r *world) wireTries(token string) {
 	}
 }
 
-// whereTries are expressions over dead letters that cost much memory or time. The server is
-// measured after each. None is as large as it could be, because with a mutant they must not
-// exhaust the machine.
+// whereTries select dead letters with expressions that cost much memory or time. The server must
+// refuse each expression within 3 s; for the expression deep, every fast answer is good. The
+// expressions are smaller than an attacker's could be, because a server with a mutant evaluates
+// them and must not exhaust the machine.
 func whereTries(r *world) {
 	token := r.keys.token("looker", "observe")
 	r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token("failing", callerScopes), body: noteTo("u-nowhere", strings.Repeat("x", 200))})
@@ -189,7 +192,8 @@ func whereTries(r *world) {
 			took := time.Since(began)
 			switch {
 			case took > 3*time.Second:
-				// What it began may go on: the next try is to find a server at rest.
+				// The server may still evaluate the expression. Restart it, so that the next try
+				// finds an idle server.
 				r.restart(ctx, "serve")
 				return fmt.Sprintf("it took %s: %v", took, err)
 			case err != nil:
@@ -202,7 +206,8 @@ func whereTries(r *world) {
 	}
 }
 
-// labelTries choose values that would become labels of metrics, and so stay in memory.
+// labelTries send values that a server could use as labels of metrics. Each new label would stay
+// in memory for ever.
 func labelTries(r *world) {
 	for name, text := range map[string]string{
 		"method": "ATTACKMETHOD%d /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "path": "GET /attackpath%d HTTP/1.1\r\nHost: x\r\n\r\n", "host": "GET /healthz HTTP/1.1\r\nHost: attackhost%d\r\n\r\n",

@@ -1,14 +1,14 @@
-// Command attack starts real servers and makes every try of a table against them: callbacks to
+// Command attack starts real servers and attacks them. A table lists the tries: callbacks to
 // addresses that are not public, forged tokens, reads of other callers' data, and input that
-// costs much memory or time. Each try defines what a refusal is.
+// costs much memory or time. Each try defines which behaviour of the server is a refusal.
 //
-// attack runs itself and the servers in a network namespace in which every address belongs to
-// this machine (world.go). So the servers run with production settings, attack sees a
-// connection to any address, and no packet leaves the machine. It needs root, or user
-// namespaces.
+// attack runs itself and the servers in a network namespace. In this namespace every address
+// belongs to this machine (world.go). So the servers run with production settings, attack sees a
+// connection to any address, and no packet leaves the machine. attack needs root, or a kernel
+// with user namespaces.
 //
-// Its last line has key=value pairs. It exits 1 if a try got through, and 2 if the tries could
-// not be made.
+// The last line of the output has key=value pairs. attack exits with 1 if the server did not
+// refuse a try, and with 2 if the tries could not be made.
 package main
 
 import (
@@ -29,7 +29,7 @@ type options struct {
 	only    string
 	keep    bool
 	verbose bool
-	inside  string // the folder of the binaries: this process is in the world already
+	inside  string // folder of the binaries; not empty: this process already runs in the namespace
 }
 
 func main() {
@@ -74,7 +74,7 @@ func (o *options) outside(ctx context.Context, dir string) (ok bool) {
 	panic(fmt.Errorf("the tries could not be made: %w", err))
 }
 
-// attack makes the tries.
+// attack makes the tries. It returns true if at least one try was made and all were refused.
 func (o *options) attack(ctx context.Context, dir string) (ok bool) {
 	began := time.Now()
 	ctx, stop := context.WithTimeout(ctx, 10*time.Minute)
@@ -88,7 +88,7 @@ func (o *options) attack(ctx context.Context, dir string) (ok bool) {
 	var t tally
 	only := o.only
 	if only == "" {
-		only = rig.Must(rig.Mutants("attack"))[o.mutant].By // "": all groups
+		only = rig.Must(rig.Mutants("attack"))[o.mutant].By // "" without a mutant: all groups
 	}
 	for _, g := range groups() {
 		if only != "" && !slices.Contains(strings.Split(only, ","), g.name) {
@@ -98,7 +98,7 @@ func (o *options) attack(ctx context.Context, dir string) (ok bool) {
 			if t.through == 0 {
 				panic(err)
 			}
-			// Something got through: that other tries could not be made is no better.
+			// A try got through, so the run has failed already. Report that failure instead.
 			fmt.Println(" ", err)
 			break
 		}

@@ -10,7 +10,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// TestMutantsNameGroups: with a mutant the tries of the group that By names are made.
+// TestMutantsNameGroups checks that the field By of each mutant names a group of tries. With a
+// mutant, attack runs only this group.
 func TestMutantsNameGroups(t *testing.T) {
 	t.Parallel()
 	mutants, err := rig.Mutants("attack")
@@ -24,7 +25,8 @@ func TestMutantsNameGroups(t *testing.T) {
 	}
 }
 
-// TestRoutesAreKnown: a new route needs a row, else make attack ends with an error.
+// TestRoutesAreKnown checks that every route of openapi.yaml that needs a token has a row in
+// testdata/routes.txt. Without the row, "make attack" ends with an error.
 func TestRoutesAreKnown(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join("..", "..", "pkg", "server", "openapi.yaml"))

@@ -30,8 +30,8 @@ func gzipped(text string) string {
 
 var formToken = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
 
-// pageTries are requests to the operator page: without a session, with a session but without
-// its form token, and with a session that may only read.
+// pageTries send requests to the operator page: without a session, with a session but without the
+// form token of that session, and with a session that may only read.
 func pageTries(r *world) {
 	form := map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
 	a := r.must(request{url: "/ui/sign-in"})
@@ -105,7 +105,7 @@ func pageTries(r *world) {
 	}
 }
 
-// joined joins headers.
+// joined returns one map with the headers of all maps. A later map overwrites an earlier one.
 func joined(maps ...map[string]string) map[string]string {
 	out := map[string]string{}
 	for _, m := range maps {
@@ -116,7 +116,7 @@ func joined(maps ...map[string]string) map[string]string {
 	return out
 }
 
-// receiptTries are events that a provider did not send, or sent long ago.
+// receiptTries send events that a provider did not sign, or that it signed at another time.
 func receiptTries(r *world) {
 	const path = "/v1/receipts/sendgrid"
 	events := `[{"event":"bounce","email":"ann@shop.example","timestamp":1,"ref":"x"}]`
@@ -143,8 +143,9 @@ func receiptTries(r *world) {
 	}
 }
 
-// listenerTries send requests to the listeners that need no token: as a web page would whose
-// name resolves to this machine (DNS rebinding), and from other machines.
+// listenerTries send requests to the listeners that need no token. Some requests have the Host
+// header of a web page whose name resolves to this machine (DNS rebinding). Other requests use an
+// address that other machines can reach.
 func listenerTries(r *world) {
 	admin := "http://127.0.0.1:" + adminPort
 	for _, host := range []string{"evil.test", "evil.test:7421", "localhost.evil.test", "127.0.0.1.evil.test", "0.0.0.0", "[::]", "10.0.0.1", "localhost:x.evil.test", "2130706433", "LOCALHOST.", "127.1"} {

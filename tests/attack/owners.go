@@ -8,30 +8,31 @@ import (
 	"time"
 )
 
-// noteTo returns the body of a notification to a user. later returns the same body, due in an
-// hour.
+// noteTo returns the body of a notification to a user.
 func noteTo(user, text string) string {
 	return fmt.Sprintf(`{"channel":"push","category":"transactional","to":{"user_id":%q},"content":{"title":"t","body":%q}}`, user, text)
 }
 
+// later returns the body of a notification with a scheduled time one hour from now.
 func later(body string) string {
 	return strings.TrimSuffix(body, "}") + fmt.Sprintf(`,"scheduled_at":%q}`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 }
 
-// noAddr is any address.
+// noAddr is the invalid address. As the argument of canary.saw it stands for all addresses.
 var noAddr netip.Addr
 
 // belongings are the resources of one caller that another caller must not reach.
 type belongings struct {
 	note, fan, schedule, trigger, campaign string
-	key                                    string // of an idempotent request
-	secret                                 string // in texts of what was sent
+	key                                    string // idempotency key of the notification note
+	secret                                 string // text of the notifications
 }
 
-// callerScopes has all scopes that a caller may have. mallory's token has them.
+// callerScopes has all scopes that a caller may have. The token of the attacker (mallory) has
+// these scopes, too.
 const callerScopes = "send read trigger users"
 
-// belong creates alice's resources.
+// belong creates the resources of the victim (alice). token is alice's token.
 func (r *world) belong() (b belongings, token string) {
 	const base = "https://hooks." + domain + "/"
 	token = r.keys.token(r.mustCaller(base), callerScopes)
@@ -50,7 +51,8 @@ func (r *world) belong() (b belongings, token string) {
 	return b, token
 }
 
-// ownerTries are requests of a caller who knows the ids of another caller's resources.
+// ownerTries send requests of a caller (mallory) that knows the ids of another caller's (alice's)
+// resources. The server must not show or change these resources.
 func ownerTries(r *world) {
 	b, alice := r.belong()
 	mallory := r.keys.token("mallory", callerScopes)
@@ -84,7 +86,7 @@ func ownerTries(r *world) {
 	}
 	r.keyTries(b, mallory)
 	r.cursorTries(alice, mallory)
-	// In the end alice's resources must be unchanged.
+	// After these tries alice's resources must be unchanged.
 	for _, path := range []string{"/v1/notifications/" + b.note, "/v1/notifications/" + b.schedule, "/v1/notifications/" + b.fan, "/v1/triggers/" + b.trigger} {
 		before := r.must(request{url: path, token: alice})
 		r.try("change of "+path, "has tried to change or cancel it", "that it is not cancelled and due when it was", func(context.Context) string {
@@ -107,9 +109,10 @@ func (r *world) keyTries(b belongings, mallory string) {
 	})
 }
 
-// cursorTries use cursors that are not the caller's, or not of the listing, or changed.
+// cursorTries list with cursors that belong to another caller or to another listing, or that were
+// changed.
 func (r *world) cursorTries(alice, mallory string) {
-	for _, body := range []string{"bb", "cc"} { // so that each listing goes on
+	for _, body := range []string{"bb", "cc"} { // so that a page with limit=1 returns a cursor
 		r.must(request{method: "POST", url: "/v1/notifications", token: alice, body: later(noteTo("alices-user", body))})
 	}
 	a := r.must(request{url: "/v1/schedules?limit=1", token: alice})
@@ -125,7 +128,7 @@ func (r *world) cursorTries(alice, mallory string) {
 	}
 }
 
-// namespaceTries are requests with a token that is bound to some users.
+// namespaceTries send requests with a token that may only use users whose ids begin with "shop:".
 func namespaceTries(r *world) {
 	token := r.keys.signed("ES256", r.keys.own, nil, with(claimsOf("shop", callerScopes), map[string]any{"users": "shop:"}))
 	r.must(request{method: "PUT", url: "/v1/users/shop:ann", token: token, body: `{}`})

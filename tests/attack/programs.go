@@ -22,14 +22,14 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// readable are the requests that the log's port answers.
+// readable are the kinds of requests that the Kafka port of the embedded log answers.
 var readable = map[kmsg.Key]bool{
 	kmsg.ApiVersions: true, kmsg.Metadata: true, kmsg.DescribeCluster: true, kmsg.Fetch: true, kmsg.ListOffsets: true, kmsg.OffsetForLeaderEpoch: true,
 	kmsg.FindCoordinator: true, kmsg.OffsetFetch: true, kmsg.DescribeGroups: true, kmsg.ListGroups: true, kmsg.DescribeConfigs: true,
 }
 
-// kafkaTries are frames for the port of the embedded log: frames that once crashed the process,
-// that would change the log, or that it would keep in memory.
+// kafkaTries send frames to the Kafka port of the embedded log. Some frames once crashed the
+// process. Other frames would change the log, or would make the server keep much memory.
 func kafkaTries(r *world) {
 	frame := func(req kmsg.Request, version int16) []byte {
 		req.SetVersion(version)
@@ -59,7 +59,7 @@ func kafkaTries(r *world) {
 			conn := rig.Must(net.DialTimeout("tcp", kafkaAddr, 5*time.Second))
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(12 * time.Second))
-			_, _ = conn.Write(b) // it may be closed meanwhile
+			_, _ = conn.Write(b) // the server may close the connection during the write
 			got, err := io.ReadAll(conn)
 			if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
 				return "the connection stays"
@@ -75,7 +75,8 @@ func kafkaTries(r *world) {
 	}
 }
 
-// clientTries are hostile servers: a client must not send them more than its request.
+// clientTries start hostile servers. Each server redirects notifyctl to another port. notifyctl
+// must not send its token to that port.
 func clientTries(r *world) {
 	for _, status := range []int{301, 302, 307, 308} {
 		r.try(fmt.Sprintf("redirect %d", status), "answers notifyctl with a redirect to another port", "that the token is not sent there", func(ctx context.Context) string {
@@ -99,7 +100,7 @@ func clientTries(r *world) {
 	}
 }
 
-// serveOn serves h until stop is called.
+// serveOn listens on addr and serves h until stop is called. at is the address of the listener.
 func serveOn(addr string, h http.HandlerFunc) (at string, stop func()) {
 	ln := rig.Must(net.Listen("tcp", addr))
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
@@ -107,7 +108,8 @@ func serveOn(addr string, h http.HandlerFunc) (at string, stop func()) {
 	return ln.Addr().String(), func() { _ = srv.Close() }
 }
 
-// run runs notifyd or notifyctl to its end and returns its output.
+// run runs notifyd or notifyctl and returns its output. It returns an error if the program still
+// runs after 20 s.
 func (r *world) run(ctx context.Context, name string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
@@ -120,7 +122,7 @@ func (r *world) run(ctx context.Context, name string, args ...string) (string, e
 	return string(out), err
 }
 
-// startTries are settings with which no server may start.
+// startTries run notifyd with unsafe settings. notifyd must refuse to start with each of them.
 func startTries(r *world) {
 	for _, name := range []string{"open.pem", "open.key"} {
 		b := rig.Must(os.ReadFile(r.file("key.pem")))
@@ -158,7 +160,7 @@ func startTries(r *world) {
 	}
 }
 
-// backupTries are files that restore must not unpack.
+// backupTries run restore on hostile backup files. restore must refuse to unpack them.
 func backupTries(r *world) {
 	const bomb = 256 << 20
 	sum := strings.Repeat("0", 64)
@@ -203,8 +205,8 @@ func backupTries(r *world) {
 	}
 }
 
-// packed returns a tar, compressed by zstd, of names and their content: a text, or a number of
-// zeros.
+// packed returns a tar file compressed with zstd. entries are pairs of a name and a content. A
+// content that is an int n stands for n zero bytes.
 func packed(entries []any) []byte {
 	var b strings.Builder
 	z, _ := zstd.NewWriter(&b)

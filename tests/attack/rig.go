@@ -22,16 +22,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Where the first server listens. The ports are free: the world is its own.
+// Addresses of the listeners. No other process can use the ports, because the namespace is new.
 const (
 	apiAddr   = "127.0.0.1:7420"
 	adminPort = "7421"
 	kafkaAddr = "127.0.0.1:7422"
-	jwksAddr  = "127.0.0.1:7520" // of the second server, whose keys are a JWK set
-	simsAddr  = "127.0.0.1:7620" // of the simulators' control
+	jwksAddr  = "127.0.0.1:7520" // API of the second server, which reads its keys from a JWK set
+	simsAddr  = "127.0.0.1:7620" // control port of the simulated providers
 )
 
-// world is its servers, and what tries ask them with.
+// world has the servers under attack, and the keys and clients that the tries use.
 type world struct {
 	bin, dir string
 	canary   *canary
@@ -39,11 +39,11 @@ type world struct {
 	keys     *keys
 	client   *http.Client
 	number   atomic.Int64
-	tries    []try // of the group whose turn it is
+	tries    []try // of the group that runs now
 
 	mu      sync.Mutex
-	signing []string // the secrets that callers were given
-	named   []string // the random ends of their names
+	signing []string // the signing secrets of all callers
+	named   []string // the random ends of the callers' names
 }
 
 // proc is a process under attack.
@@ -51,18 +51,18 @@ type proc struct {
 	*rig.Child
 
 	args  []string
-	ready string // a URL that answers 200 once it is ready
+	ready string // a URL that answers 200 once the process is ready
 	log   string
 }
 
-// open starts the canary and all servers. end must be called, also if open fails.
+// open starts the canary and all servers. The caller must call end, also if open panics.
 func (r *world) open(ctx context.Context) {
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 32},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	r.canary = &canary{seen: map[netip.Addr]int{}, told: map[string]int{}, asked: map[string]int{}}
 	r.canary.open(r.file("ca.pem"))
 	r.keys = newKeys(r)
-	// Others may look into the folder: the server itself keeps its files from them.
+	// Other users may enter this folder. So the server itself must protect its files (fileTries).
 	rig.Ok(os.Mkdir(r.file("data"), 0o755))
 	rig.Ok(os.Chmod(r.file("data"), 0o755))
 	r.procs["serve"] = &proc{
@@ -85,11 +85,11 @@ func (r *world) open(ctx context.Context) {
 	r.control(ctx)
 }
 
-// file is a path in the folder of the run.
+// file returns the path of a file in the folder of the run.
 func (r *world) file(name string) string { return filepath.Join(r.dir, name) }
 
-// environ is the servers': with a proxy, which they must not use for callbacks, and
-// the canary's CA.
+// environ returns the environment of the servers. It names a proxy, which the servers must not
+// use for callbacks, and the CA of the canary.
 func (r *world) environ() []string {
 	var out []string
 	for _, kv := range os.Environ() {
@@ -119,13 +119,13 @@ func (r *world) start(ctx context.Context, name string) {
 	}
 }
 
-// restart kills what is left of a server and starts it again.
+// restart kills a server, if it still runs, and starts it again.
 func (r *world) restart(ctx context.Context, name string) {
 	rig.Ok(r.procs[name].Kill())
 	r.start(ctx, name)
 }
 
-// ended names a server that is not there any more; "" when all are.
+// ended returns the name of a server that has ended by itself, or "" if all servers run.
 func (r *world) ended() string {
 	for name, p := range r.procs {
 		if p.Gone() {
@@ -147,7 +147,9 @@ func (r *world) end() {
 	}
 }
 
-// control checks that the rig would notice an attack: allowed requests do get through.
+// control checks that the test itself works. An allowed callback must reach the canary, and the
+// canary must record a connection to an address that is not public. Otherwise a try could pass
+// although the attack works.
 func (r *world) control(ctx context.Context) {
 	url := "https://" + named(publicV4) + "/control"
 	got := r.fire(ctx, url, url)
@@ -165,8 +167,8 @@ func (r *world) control(ctx context.Context) {
 
 // request is a request to the API.
 type request struct {
-	method, url string // url is a path where it begins with a slash
-	token       string // empty: none
+	method, url string // a url that begins with a slash is a path of the first server
+	token       string // empty: no Authorization header
 	body        string
 	header      map[string]string
 }
@@ -182,7 +184,7 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// when describes the answer if through is true, and returns "" otherwise.
+// when returns a description of the answer if through is true. Otherwise it returns "".
 func (a answer) when(through bool) string {
 	if through {
 		return a.String()
@@ -190,7 +192,7 @@ func (a answer) when(through bool) string {
 	return ""
 }
 
-// field is a text of a JSON answer.
+// field returns a text field of a JSON answer, or "" if the answer does not have it.
 func (a answer) field(name string) string {
 	var v map[string]any
 	_ = json.Unmarshal([]byte(a.body), &v)
@@ -198,7 +200,7 @@ func (a answer) field(name string) string {
 	return s
 }
 
-// ask sends a request. It ends the try if there is no answer.
+// ask sends a request. It panics if there is no answer: the try could not be made.
 func (r *world) ask(q request) answer { return rig.Must(r.asked(q)) }
 
 func (r *world) asked(q request) (answer, error) {
@@ -232,12 +234,12 @@ func (r *world) asked(q request) (answer, error) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 8<<20))
 	if t, ok := errors.AsType[net.Error](err); ok && t.Timeout() {
-		err = nil // a stream: what it began with is its answer
+		err = nil // a stream without end: the bytes so far are the answer
 	}
 	return answer{resp.StatusCode, resp.Header, string(b)}, err
 }
 
-// must sends a request of the rig itself, which has to succeed.
+// must sends a request that prepares or checks a try. It panics unless the status is 2xx.
 func (r *world) must(q request) answer {
 	a := r.ask(q)
 	if a.status/100 != 2 {
@@ -246,8 +248,9 @@ func (r *world) must(q request) answer {
 	return a
 }
 
-// caller returns the name of a fresh caller who may register triggers for URLs below
-// bases.
+// caller creates a caller that may register triggers. The URL of a trigger must begin with one of
+// the base URLs in bases. The method returns the name of the caller and the answer of the server,
+// which may refuse a base URL.
 func (r *world) caller(bases ...string) (name string, a answer) {
 	random := strings.ToLower(rand.Text())[:partLen]
 	name = "caller-" + strconv.FormatInt(r.number.Add(1), 10) + "-" + random
@@ -264,7 +267,7 @@ func (r *world) caller(bases ...string) (name string, a answer) {
 	return name, a
 }
 
-// mustCaller is caller, where the bases must be taken.
+// mustCaller creates a caller as caller does. It panics if the server refuses a base.
 func (r *world) mustCaller(bases ...string) string {
 	name, a := r.caller(bases...)
 	if a.status != http.StatusOK {
@@ -273,8 +276,9 @@ func (r *world) mustCaller(bases ...string) string {
 	return name
 }
 
-// fire registers a trigger of a fresh caller and waits for its first call. It returns
-// the refusal of the base or of the trigger, or the trigger as the call left it.
+// fire creates a caller, registers a trigger and waits for the first call of the trigger. If the
+// server refuses the base or the trigger, fire returns that refusal. Otherwise it returns the
+// state of the trigger after the call.
 func (r *world) fire(ctx context.Context, base, url string) answer {
 	name, a := r.caller(base)
 	if a.status != http.StatusOK {
@@ -291,10 +295,11 @@ func (r *world) fire(ctx context.Context, base, url string) answer {
 	return a
 }
 
-// logged is what a trigger has once it was called.
+// logged is part of the JSON of every trigger that was called at least once.
 const logged = `"log":[`
 
-// called waits until a trigger was called, or limit is over, and returns the trigger.
+// called waits until a trigger was called or limit is over. It returns the answer of the API
+// about the trigger.
 func (r *world) called(ctx context.Context, id, token string, limit time.Duration) (a answer) {
 	eventually(ctx, limit, func() bool {
 		a = r.must(request{url: "/v1/triggers/" + id, token: token})

@@ -13,8 +13,8 @@ var routeTable string
 
 var parameter = regexp.MustCompile(`\{[a-z]+\}`)
 
-// scopeTries request every route with each scope that does not open it, with all of these scopes
-// together, and with no scope.
+// scopeTries request every route without the right scope: with each single scope that does not
+// open the route, with all these scopes together, with no scope, and without a token.
 func scopeTries(r *world) {
 	lines := rows(routeTable)
 	var known []string
@@ -46,7 +46,9 @@ func scopeTries(r *world) {
 			r.wants(fmt.Sprintf("%s %s by %s", method, path, s), "asks with other scopes than the route needs", request{method: method, url: at, token: r.keys.token("scoped", s), body: bodyOf(method)}, 403)
 		}
 		r.wants(fmt.Sprintf("%s %s without", method, path), "asks without a token", request{method: method, url: at, body: bodyOf(method)}, 401)
-		if opens[0] != "observe" && opens[0] != "operate" { // who sees everybody is no token of a namespace
+		// Only routes of operators, which show the data of all users, must refuse every token that
+		// is bound to a namespace of users.
+		if opens[0] != "observe" && opens[0] != "operate" {
 			continue
 		}
 		token := r.keys.signed("ES256", r.keys.own, nil, with(claimsOf("scoped", strings.Join(scopes, " ")), map[string]any{"users": "shop:"}))
@@ -65,7 +67,7 @@ func bodyOf(method string) string {
 	return "{}"
 }
 
-// missing are the routes of an OpenAPI document that need a token and are not known.
+// missing returns the routes of an OpenAPI document that need a token and are not in known.
 func missing(document string, known []string) (lacks []string) {
 	open := []string{"POST /v1/receipts/{provider}", "GET /openapi.yaml", "GET /healthz", "GET /readyz"}
 	path := ""

@@ -48,22 +48,24 @@ func (r *world) storedTry() {
 	})
 }
 
-// partLen is the number of first bytes by which a secret is found; then the rest is compared.
+// partLen is the length in bytes of the prefix that search looks for. Where the prefix is found,
+// search compares the whole text.
 const partLen = 16
 
-// search looks for many texts in files in one pass.
+// search looks for many texts in a file in one pass.
 type search struct {
-	parts map[string]string // the first bytes of each text, and the text
-	found []string          // files
-	// names are the random ends of callers' names. Only what is random stands in a
-	// compressed file as it is.
+	parts map[string]string // each text, by its first partLen bytes
+	found []string          // the files that contain a secret, once per match
+	// names are the random ends of the callers' names. The search must find some of them;
+	// otherwise it proves nothing. Random texts are used, because a compressed file still contains
+	// a random text unchanged.
 	names map[string]bool
-	named bool // one was found
+	named bool // true once the search has found one of names
 }
 
 func (s *search) look(path string, d fs.DirEntry, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // removed meanwhile
+		return nil // removed since the folder was listed
 	}
 	if err != nil || !d.Type().IsRegular() {
 		return err

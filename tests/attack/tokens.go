@@ -22,17 +22,17 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// keys has the keys that the servers trust, and other keys.
+// keys has the keys that the servers trust, and keys that they must not trust.
 type keys struct {
-	own    *ecdsa.PrivateKey // of the first server
-	other  *ecdsa.PrivateKey // no server's
+	own    *ecdsa.PrivateKey // the signing key that both servers trust
+	other  *ecdsa.PrivateKey // no server may trust it
 	p384   *ecdsa.PrivateKey
 	rsa    *rsa.PrivateKey
-	weak   *rsa.PrivateKey
+	weak   *rsa.PrivateKey // 1,024 bits: too short
 	ed     ed25519.PrivateKey
 	sym    []byte
-	ownPEM []byte // the public half, which an attacker knows
-	events *ecdsa.PrivateKey
+	ownPEM []byte            // the public half of own, which an attacker knows
+	events *ecdsa.PrivateKey // signs the events of the provider SendGrid
 }
 
 func newKeys(r *world) *keys {
@@ -62,13 +62,13 @@ func newKeys(r *world) *keys {
 	return k
 }
 
-// jwks returns the key set of the second server. Some of its keys may sign tokens, others must
-// not.
+// jwks returns the key set of the second server. The server must accept signatures of some of
+// these keys, and must refuse signatures of the other keys.
 func (k *keys) jwks() []byte {
 	ec := func(kid string, key *ecdsa.PrivateKey, more map[string]any) map[string]any {
 		raw, err := key.PublicKey.Bytes()
 		if err != nil {
-			panic(err) // a key of our own
+			panic(err) // cannot happen: newKeys made the key
 		}
 		half := (len(raw) - 1) / 2
 		out := map[string]any{"kty": "EC", "kid": kid, "crv": key.Params().Name, "x": b64(raw[1 : 1+half]), "y": b64(raw[1+half:])}
@@ -96,18 +96,19 @@ func (k *keys) jwks() []byte {
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// claimsOf returns the claims of a good token.
+// claimsOf returns the claims of a valid token.
 func claimsOf(caller, scope string) map[string]any {
 	now := time.Now().Unix()
 	return map[string]any{"iss": "notifyd", "aud": "notifyd", "sub": caller, "scope": scope, "iat": now, "exp": now + 3600}
 }
 
-// token returns a good token.
+// token returns a valid token.
 func (k *keys) token(caller, scope string) string {
 	return k.signed("ES256", k.own, nil, claimsOf(caller, scope))
 }
 
-// with returns claims changed by more. A nil value removes a claim.
+// with returns a copy of claims, changed by the values of the parameter more. A nil value removes
+// the claim.
 func with(claims map[string]any, more map[string]any) map[string]any {
 	out := maps.Clone(claims)
 	for name, v := range more {
@@ -118,8 +119,8 @@ func with(claims map[string]any, more map[string]any) map[string]any {
 	return out
 }
 
-// signed makes a token of any kind. more is of the header, body is claims or the raw
-// text of them.
+// signed makes a token with any algorithm name and any key. The parameter more has extra fields of
+// the header. body is a map of claims, or a string with the raw text of the claims.
 func (k *keys) signed(alg string, key any, more map[string]any, body any) string {
 	header, err := json.Marshal(with(map[string]any{"alg": alg, "typ": "JWT"}, more))
 	if err != nil {
@@ -137,7 +138,7 @@ func (k *keys) signed(alg string, key any, more map[string]any, body any) string
 	return text + "." + b64(signature(key, []byte(text)))
 }
 
-// signature is of a key of any kind.
+// signature signs text with a key of any type. The signature is empty if key is nil.
 func signature(key any, text []byte) []byte {
 	sum := sha256.Sum256(text)
 	switch key := key.(type) {

@@ -15,22 +15,22 @@ import (
 
 // try is a row of the table.
 type try struct {
-	name    string // of its group alone
-	does    string
+	name    string // unique in its group
+	does    string // describes the attack
 	refused string // describes a refusal
-	// run makes the try. through says what got through; "" if the try was refused.
-	// rig.Ok ends it if the try could not be made.
+	// run makes the try. It returns "" if the server refused the try. Otherwise through describes
+	// what got through. run panics (rig.Ok) if the try could not be made.
 	run func(ctx context.Context) (through string)
 }
 
-// group has the tries of one kind. at is the number of tries that run at the same time.
+// group has the tries of one kind.
 type group struct {
 	name  string
-	at    int
-	tries func(r *world) // calls try and its like for each
+	at    int            // number of tries that run at the same time
+	tries func(r *world) // adds each try of the group to r (world.try, world.wants)
 }
 
-// groups returns the table. The last groups come last because they exhaust the servers.
+// groups returns the table. The last groups exhaust the servers, so they run after the others.
 func groups() []group {
 	return []group{
 		{"url", 8, urlTries},
@@ -58,7 +58,7 @@ func groups() []group {
 	}
 }
 
-// tally counts the tries and those that got through.
+// tally counts all tries, and the tries that got through.
 type tally struct {
 	mu             sync.Mutex
 	tried, through int
@@ -80,7 +80,7 @@ func (t *tally) run(ctx context.Context, r *world, g group, verbose bool) error 
 		}
 		names[x.name] = true
 		work.Go(func() error {
-			if err := ctx.Err(); err != nil { // the time of all tries is over, or one could not be made
+			if err := ctx.Err(); err != nil { // the run's time is over, or another try could not be made
 				return err
 			}
 			var through string
@@ -120,7 +120,8 @@ func (r *world) try(name, does, refused string, run func(ctx context.Context) st
 	r.tries = append(r.tries, try{name, does, refused, run})
 }
 
-// wants adds a try that is one request of the API: it is refused with one of the statuses.
+// wants adds a try that sends one request to the API. An answer with one of the statuses is a
+// refusal.
 func (r *world) wants(name, does string, q request, statuses ...int) {
 	r.try(name, does, fmt.Sprint("an answer of ", statuses), func(context.Context) string {
 		a := r.ask(q)
@@ -128,7 +129,8 @@ func (r *world) wants(name, does string, q request, statuses ...int) {
 	})
 }
 
-// eventually calls f until it returns true or limit is over. It reports whether f returned true.
+// eventually calls f every 20 ms until f returns true or limit is over. It reports whether f
+// returned true.
 func eventually(ctx context.Context, limit time.Duration, f func() bool) bool {
 	was := rig.Within(ctx, limit, 20*time.Millisecond, f)
 	rig.Ok(ctx.Err())

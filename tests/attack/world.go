@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// apart makes c run in namespaces of its own, of the network and of mounts.
+// apart makes c run in a new network namespace and a new mount namespace.
 func apart(c *exec.Cmd) {
 	rig.DieWithStarter(c).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWNS
 	if os.Geteuid() != 0 {
@@ -29,14 +29,15 @@ func apart(c *exec.Cmd) {
 // nameServer is the address of the name server in the namespace.
 const nameServer = "127.0.0.53"
 
-// mostMemory bounds what each process of the world may write to, in bytes.
+// mostMemory is the limit of writable memory of each process in the namespace, in bytes.
 const mostMemory = 4 << 30
 
-// enterWorld makes every address the machine's own, and this process's name server the
-// one of the world, and bounds memory. It must run in namespaces of its own (apart).
+// enterWorld prepares the namespace. It makes every address an address of this machine, sets
+// nameServer as the name server, and limits the memory of this process and of its children. The
+// process must run in its own namespaces (apart).
 func enterWorld(dir string) error {
-	// An allocation beyond it ends the server, which counts as a try that got through. A
-	// server that no longer bounds what a caller may cost must not end the machine.
+	// A server that exceeds the limit ends. This counts as a try that got through. Without the
+	// limit, a server that does not bound the cost of a caller could exhaust the machine.
 	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: mostMemory, Max: mostMemory}); err != nil {
 		return fmt.Errorf("the limit of memory: %w", err)
 	}
@@ -48,7 +49,7 @@ func enterWorld(dir string) error {
 			return fmt.Errorf("a route of family %d: %w", family, err)
 		}
 	}
-	// Mounts must not reach the world outside.
+	// Make mounts private, so that the next mount does not appear outside this namespace.
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mounts: %w", err)
 	}
@@ -63,7 +64,7 @@ func enterWorld(dir string) error {
 	return syscall.Mount(conf, target, "", syscall.MS_BIND, "")
 }
 
-// up is "ip link set name up".
+// up does what the command "ip link set <name> up" does.
 func up(name string) error {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -84,7 +85,8 @@ func up(name string) error {
 	return nil
 }
 
-// everywhere is "ip route add local 0.0.0.0/0 dev lo", or ::/0.
+// everywhere does what the command "ip route add local 0.0.0.0/0 dev lo" does. For AF_INET6 the
+// route is ::/0. After that, every address of the family belongs to this machine.
 func everywhere(family uint8) error {
 	fd, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, syscall.NETLINK_ROUTE)
 	if err != nil {

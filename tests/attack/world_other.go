@@ -11,5 +11,5 @@ const nameServer = ""
 
 func apart(*exec.Cmd) {}
 
-// enterWorld fails: only Linux has namespaces of the network.
+// enterWorld returns an error, because only Linux has network namespaces.
 func enterWorld(string) error { return errors.New("only Linux has it") }

@@ -1,5 +1,6 @@
-// Package engines tests all engines together. It runs the same random programs on memory, on
-// Pebble and on real servers and compares the results. It also runs notifyd over real servers.
+// Package engines compares all engines with each other. It runs the same random programs on the
+// memory engine, on Pebble and on real servers, and all results must be equal. It also runs
+// notifyd over real servers.
 package engines
 
 import (
@@ -25,10 +26,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Counts of programs and operations, printed in the last line.
+// sequences counts the programs and operations counts their operations. The last line of the
+// output has both numbers.
 var sequences, operations atomic.Int64
 
-// perContract is the number of programs that run for each contract.
+// perContract is the number of programs that run for each contract. perContractShort is the number
+// with -short.
 const perContract, perContractShort = 25, 3
 
 func TestMain(m *testing.M) {
@@ -44,7 +47,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	if !set["rapid.shrinktime"] { // a step takes milliseconds at a server
+	if !set["rapid.shrinktime"] { // short, because a step on a server takes milliseconds
 		_ = flag.Set("rapid.shrinktime", "20s")
 	}
 	code := m.Run()
@@ -55,7 +58,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// engines are the contracts of one side of a comparison.
+// engines has the contracts that one engine implements. A contract that the engine does not
+// implement is nil.
 type engines struct {
 	name      string
 	status    engine.Status
@@ -81,20 +85,23 @@ type engines struct {
 }
 
 // step is one operation of a program. It returns a description of the operation and its result.
-// If engines may answer an operation differently, the description leaves the difference out.
+// If engines may answer an operation in different ways, the description must not show the
+// difference.
 type step struct {
 	name string
 	do   func(ctx context.Context, e *engines, k *known) (string, error)
 }
 
-// known is what the steps before left, of one engine: numbers that engines choose
-// themselves are named by what was asked.
+// known has the values that earlier steps of a program got from one engine, for use in later
+// steps. An engine chooses these values itself (versions, receipts), so they differ between
+// engines. The keys are the same for all engines.
 type known struct {
 	numbers map[string]uint64
 	texts   map[string][]string
 }
 
-// answer describes the result of an operation, without wording that is an engine's own.
+// answer describes the result of an operation. For a *notify.Error it returns only the kind,
+// because the text of the error differs between engines.
 func answer(text string, err error) string {
 	if err == nil {
 		return text
@@ -106,15 +113,17 @@ func answer(text string, err error) string {
 	return "error " + err.Error()
 }
 
-// program draws the random operations of a contract. n differs for each program, and everything
-// that a program stores belongs to its n.
+// program draws a random sequence of operations of one contract. n is the number of the program.
+// A program may use only names and times that belong to n, so that it cannot see data of another
+// program.
 type program func(t *rapid.T, n int) []step
 
-// number counts the programs; each number has a place (see place) of its own. The places of
-// different runs do not overlap, because the stores of servers live longer than a run.
+// number counts the programs. Each program uses the hour that belongs to its number; see place.
 var number atomic.Int64
 
-// compare runs a random program on every engine that has the contract.
+// compare runs random programs on all engines of the parameter of. It fails the test if an engine
+// and the first engine give different answers to an operation. contract is the name of the
+// subtest.
 func compare(t *testing.T, contract string, p program, of ...side) {
 	t.Run(contract, func(t *testing.T) {
 		all := sides(t, of)
@@ -146,7 +155,8 @@ func compare(t *testing.T, contract string, p program, of ...side) {
 	})
 }
 
-// steps draws a program of about most operations.
+// steps draws a sequence of most/2 to 2*most operations. Each operation is drawn by a random
+// function of the parameter of.
 func steps(t *rapid.T, most int, of ...func(t *rapid.T) step) (out []step) {
 	n := rapid.IntRange(most/2, 2*most).Draw(t, "steps")
 	for range n {
@@ -157,14 +167,15 @@ func steps(t *rapid.T, most int, of ...func(t *rapid.T) step) (out []step) {
 
 func draw(t *rapid.T, what string, most int) int { return rapid.IntRange(0, most).Draw(t, what) }
 
-// began is when this run began: the times of its programs lie before and after it,
-// each program's in an hour of its own.
+// began is the hour in which this run began. Each program uses one hour before began and one hour
+// after it; see place.
 var began = time.Now().Truncate(time.Hour)
 
-// place is the beginning of program n's hour, in ms since 1970, behind now.
+// place returns the beginning of the hour of program n, in ms since 1970. This hour begins n hours
+// after began. place(-n) is the time n hours before began.
 func place(n int) int64 { return began.Add(time.Duration(n) * time.Hour).UnixMilli() }
 
-// base is one of a program's requests.
+// base returns the request id (base) of request i of program n. Its time is in the hour place(-n).
 func base(n, i int) notify.Base {
 	var b notify.Base
 	ms := place(-n) + int64(i)

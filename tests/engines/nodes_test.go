@@ -26,8 +26,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// world is a separate installation on the test servers. Its log is a separate broker, because
-// topics have the same names in all installations.
+// world is an installation of notifyd on the test servers, separate from other tests. It has its
+// own Kafka broker in this process, because the topics of all installations have the same names.
 type world struct {
 	cfg   app.Config
 	token string
@@ -168,8 +168,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestNodesOverServers checks that processes of every role over real servers deliver now and
-// later, while processes come and go, and that the audit adds up.
+// TestNodesOverServers runs nodes of every role over real servers. It checks that immediate and
+// scheduled messages are delivered while nodes start and stop, and that the audit finds no
+// difference.
 func TestNodesOverServers(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
@@ -238,7 +239,7 @@ func TestNodesOverServers(t *testing.T) {
 			t.Errorf("%s was called %v times", id, n)
 		}
 	}
-	// One of two of a role goes.
+	// Stop one of the two nodes of a role.
 	if err := first.stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestSameAnswers checks that memory, Pebble and the servers answer each operation of a random
-// program alike.
+// TestSameAnswers checks that the memory engine, Pebble and the servers give the same answer to
+// each operation of a random program.
 func TestSameAnswers(t *testing.T) {
 	stores := []side{inMemory, inPebble, onCassandra}
 	shared := []side{inMemory, inPebble, onRedis}
@@ -115,14 +115,14 @@ func showTimers(ts []engine.Timer) string {
 
 func timersProgram(t *rapid.T, n int) []step {
 	at := func(t *rapid.T) int64 { return place(n) + int64(draw(t, "minute", 2))*60_000 + int64(draw(t, "ms", 3)) }
-	shard := uint16(100 + n%60_000) // of the rows of owners
+	shard := uint16(100 + n%60_000) // the shard whose owner row this program changes
 	gone := map[engine.TimerPartition]bool{}
 	return steps(t, 14,
 		func(t *rapid.T) step {
 			var ts []engine.Timer
 			for range draw(t, "timers", 3) + 1 {
 				one := timer(t, at)
-				// Nobody writes into a minute that was dropped.
+				// Do not add a timer to a minute that was dropped. notifyd never does this.
 				if !gone[engine.TimerPartition{Bucket: one.FireAt / 60_000, Shard: engine.ShardOf(one.ID, overShards)}] {
 					ts = append(ts, one)
 				}
@@ -136,7 +136,7 @@ func timersProgram(t *rapid.T, n int) []step {
 			until, most := at(t), draw(t, "max", 3)+1
 			return step{fmt.Sprint("scan ", p, until, most), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				ts, err := e.timers.Scan(ctx, p, engine.TimerCursor{}, until, most)
-				if err == nil && len(ts) > 0 { // and on from there
+				if err == nil && len(ts) > 0 { // scan again, after the last timer
 					last := ts[len(ts)-1]
 					var more []engine.Timer
 					more, err = e.timers.Scan(ctx, p, engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}, until, 100)
@@ -149,7 +149,7 @@ func timersProgram(t *rapid.T, n int) []step {
 			s := uint16(draw(t, "shard", shards-1))
 			return step{fmt.Sprint("minutes ", s), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				ms, err := e.timers.Buckets(ctx, s, place(n)/60_000, place(n)/60_000+10)
-				var held []int64 // others may be named too
+				var held []int64 // minutes that have timers; Buckets may also return empty minutes
 				for _, m := range ms {
 					ts, serr := e.timers.Scan(ctx, engine.TimerPartition{Bucket: m, Shard: s}, engine.TimerCursor{}, (m+1)*60_000, 1)
 					if serr != nil {
@@ -347,7 +347,8 @@ func triggersProgram(t *rapid.T, n int) []step {
 			if s.New.State >= engine.TriggerFired {
 				s.New.Ended = place(-n) + int64(draw(t, "ended", 3)) + 1
 			}
-			// What a swap may change is not who a trigger is.
+			// A swap must not change the payload. Below, the step swaps with the stored payload; "0"
+			// is only shown in its description.
 			s.New.Payload = []byte("0")
 			return step{fmt.Sprint("swap ", s.Old, " for ", show(s.New)), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				was, err := e.triggers.Get(ctx, []string{s.New.ID})
@@ -398,7 +399,7 @@ func triggersProgram(t *rapid.T, n int) []step {
 func lettersProgram(t *rapid.T, n int) []step {
 	caller := func(t *rapid.T) string { return fmt.Sprint("caller-", n, "-", draw(t, "caller", 1)) }
 	id := func(t *rapid.T) notify.ID { return notify.ID{Base: base(n, draw(t, "letter", 4))} }
-	show := func(d engine.DeadLetter) string { // Ord is an engine's own number
+	show := func(d engine.DeadLetter) string { // without Ord, which each engine chooses itself
 		return fmt.Sprintf("%s/%d/#%d/%s/%s/%s/%s", d.ID, d.Epoch, d.Seq, d.Caller, d.Code, d.State, d.Job)
 	}
 	one := func(t *rapid.T) engine.DeadLetter {
@@ -446,7 +447,7 @@ func lettersProgram(t *rapid.T, n int) []step {
 						break
 					}
 				}
-				// Where pages end is an engine's own choice.
+				// Remove the page boundaries, because each engine chooses them itself.
 				return fmt.Sprint(strings.Fields(strings.NewReplacer("[", " ", "]", " ").Replace(strings.Join(all, " ")))), nil
 			}}
 		},
@@ -479,7 +480,8 @@ func lettersProgram(t *rapid.T, n int) []step {
 }
 
 func jobsProgram(t *rapid.T, n int) []step {
-	// Ids are made, never chosen: none comes again once it may have been dropped.
+	// After a job may have been dropped, its id is not used again. In notifyd ids are generated, so
+	// an id is never used for a second job.
 	var times [3]int
 	var dropped [3]bool
 	name := func(job int) string { return fmt.Sprint("job-", n, "-", job, "-", times[job]) }
@@ -593,7 +595,8 @@ func campaignsProgram(t *rapid.T, n int) []step {
 
 func cancelsProgram(t *rapid.T, n int) []step {
 	scope := func(t *rapid.T) string { return "ntf_" + base(n, draw(t, "scope", 3)).String() }
-	show := func(c engine.Cancel) string { return c.Scope + "/" + c.Caller } // a version is an engine's own number
+	// show leaves out the version, which each engine chooses itself.
+	show := func(c engine.Cancel) string { return c.Scope + "/" + c.Caller }
 	return steps(t, 10,
 		func(t *rapid.T) step {
 			c := engine.Cancel{Scope: scope(t), Caller: fmt.Sprint("caller-", draw(t, "caller", 1)), By: "me", At: place(-n)}
@@ -690,7 +693,8 @@ func prefsProgram(t *rapid.T, n int) []step {
 	}
 	return steps(t, 12,
 		func(t *rapid.T) step {
-			p, mode := one(t), draw(t, "version", 2) // 0: none, 1: the stored one, 2: another
+			// mode 0 puts no version, mode 1 the stored version, mode 2 a wrong version.
+			p, mode := one(t), draw(t, "version", 2)
 			return step{fmt.Sprint("put ", show(p), mode), func(ctx context.Context, e *engines, k *known) (string, error) {
 				p := p
 				switch mode {
@@ -723,7 +727,8 @@ func prefsProgram(t *rapid.T, n int) []step {
 					return "it was never put", nil
 				}
 				cs, err := e.prefs.Changes(ctx, v, 100)
-				// A user that changed twice may appear once: the last one counts.
+				// Compare only the last change of each user. If a user has changed twice, an engine
+				// may return only the last change.
 				last := map[string]string{}
 				for _, c := range cs {
 					last[c.Profile.User] = show(c.Profile)
@@ -814,7 +819,7 @@ func idemProgram(t *rapid.T, n int) []step {
 				if err != nil {
 					return "", err
 				}
-				if won { // who never reserved does not finish
+				if won { // the key was not reserved, so there is no request to finish
 					return "free", e.idem.Release(ctx, probe)
 				}
 				return "", e.idem.Finish(ctx, k, status, []byte(`{"ok":true}`), now+86_400_000)
@@ -825,7 +830,8 @@ func idemProgram(t *rapid.T, n int) []step {
 func queueProgram(t *rapid.T, n int) []step {
 	name := fmt.Sprint("queue-", n)
 	queue := func(e *engines) engine.Queue { return e.queue(name, 1000) }
-	// ready is how many messages may be received: the program's own account.
+	// The program itself counts the messages: ready can be received, held were received and not yet
+	// acknowledged or released, sent is the total.
 	ready, held, sent := 0, 0, 0
 	return steps(t, 10,
 		func(t *rapid.T) step {
@@ -948,7 +954,8 @@ func limitsProgram(t *rapid.T, n int) []step {
 		func(t *rapid.T) step {
 			b, k, burst := fmt.Sprint("bucket-", n, "-", draw(t, "bucket", 1)), draw(t, "tokens", 4), 6
 			return step{fmt.Sprint("take ", b, k), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				got, _, err := e.limits.Take(ctx, b, k, 0, burst) // it never refills: nothing depends on time
+				// With a rate of 0 the bucket is never refilled, so the result does not depend on time.
+				got, _, err := e.limits.Take(ctx, b, k, 0, burst)
 				return fmt.Sprint(got), err
 			}}
 		},

@@ -26,8 +26,10 @@ import (
 
 // side is one engine to compare.
 type side struct {
-	name, env string // env says where the server is; empty: in this process
-	open      func(addr string, later func(func())) (*engines, error)
+	name, env string // env: variable with the server's address; empty: runs in this process
+	// open opens the engine. It passes functions to later that close the engine at the end of all
+	// tests.
+	open func(addr string, later func(func())) (*engines, error)
 }
 
 var (
@@ -38,8 +40,8 @@ var (
 	onPostgres  = side{"postgres", enginetest.PostgresEnv, openPostgres}
 )
 
-// servers opens each engine once for all programs, and removes at the end what
-// they stored.
+// servers opens each engine once for all programs. Its method close closes the engines at the end
+// of the run, and removes the keyspaces, databases and folders of this run.
 var servers opener
 
 type opener struct {
@@ -48,7 +50,7 @@ type opener struct {
 	closers []func()
 }
 
-// compared returns the names of the engines that were used.
+// compared returns the names of the engines that were opened.
 func compared() (out []string) {
 	servers.mu.Lock()
 	defer servers.mu.Unlock()
@@ -85,8 +87,9 @@ func (s *opener) get(of side, addr string) (*engines, error) {
 	return e, nil
 }
 
-// sides opens the engines to compare. It leaves out a server that does not run, or fails the
-// test if NOTIFY_REQUIRE_ENGINES is set. It skips the test if fewer than two engines are left.
+// sides opens the engines to compare. It leaves out an engine whose environment variable is not
+// set. If the parameter of has only two engines, sides skips the test instead. With
+// NOTIFY_REQUIRE_ENGINES=1 it fails the test.
 func sides(t *testing.T, of []side) (out []*engines) {
 	t.Helper()
 	for _, one := range of {
@@ -135,10 +138,10 @@ func openPebble(_ string, later func(func())) (*engines, error) {
 	}, nil
 }
 
-// own is a name that no other run uses.
+// own is a random name for keyspaces, databases and prefixes. No other run uses it.
 var own = strings.ToLower(rand.Text()[:12])
 
-// patient is the time-out of a call to a server on a busy machine.
+// patient is the time-out of a call to a server. It allows for a busy machine.
 const patient = 30 * time.Second
 
 func openCassandra(addr string, later func(func())) (*engines, error) {
@@ -201,7 +204,7 @@ func openPostgres(dsn string, later func(func())) (*engines, error) {
 	return &engines{prefs: s.Prefs(), callers: s.Callers(), meta: s.Meta()}, nil
 }
 
-// exec runs one statement.
+// exec runs one SQL statement in the database dsn.
 func exec(dsn, sql string) error {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
@@ -214,7 +217,7 @@ func exec(dsn, sql string) error {
 	return err
 }
 
-// withDatabase is a DSN with another database in it.
+// withDatabase returns dsn with the name of its database replaced.
 func withDatabase(dsn, name string) (string, error) {
 	u, err := url.Parse(dsn)
 	if err != nil || u.Scheme == "" {

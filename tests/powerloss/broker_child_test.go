@@ -19,26 +19,26 @@ const (
 	topic      = "t"
 	group      = "g"
 	partitions = 4
-	inFlight   = 32 // records of a partition
+	inFlight   = 32 // unacknowledged records of a partition at the same time
 )
 
 func brokerConfig(dir string, durability embedded.Durability) embedded.Config {
 	return embedded.Config{
 		Dir: dir, Durability: durability, Topics: map[string]int{topic: partitions},
-		SegmentBytes: 48 << 10, // small, so that many files begin and end
+		SegmentBytes: 48 << 10, // small, so that the broker creates and closes many files
 	}
 }
 
-// beBroker runs a broker on dir, appends to it until it is killed, and prints a line for each
-// acknowledgement:
+// beBroker runs a broker on the folder dir and appends records to it until this process is killed.
+// It prints a line for each acknowledged record, for each committed offset, and for each trim:
 //
 //	ack <partition> <offset> <value>
 //	commit <partition> <offset>
-//	trim <partition> <offset>      written before it is done
+//	trim <partition> <offset>      printed before the trim
 //
-// It syncs nothing itself and flushes only its output.
+// Except for the file with the store id, beBroker syncs nothing: only the broker syncs the log.
 func beBroker(dir, durability string) error {
-	id, _ := os.ReadFile(dir + ".id") // takes the place of the database beside the log
+	id, _ := os.ReadFile(dir + ".id") // in production, the database keeps the store id
 	cfg := brokerConfig(dir, embedded.Durability(durability))
 	cfg.StoreID = string(id)
 	b, err := embedded.Open(cfg)
@@ -110,7 +110,7 @@ func appendTo(p int32, b *embedded.Broker, cl *kgo.Client, say func(string, ...a
 	}
 }
 
-// name returns the part of a value that is different in every value.
+// name returns the text before the first space of a value. Every value has a different name.
 func name(value []byte) string {
 	for i, c := range value {
 		if c == ' ' {

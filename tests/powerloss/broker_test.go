@@ -37,8 +37,8 @@ func TestLogKeepsWhatItAcknowledged(t *testing.T) {
 	t.Log(r)
 }
 
-// TestLogWithoutFsyncIsCaught runs the same test without fsync, and expects a loss. It proves
-// that the test can fail.
+// TestLogWithoutFsyncIsCaught runs the same broker without fsync and expects that records are lost.
+// So it proves that TestLogKeepsWhatItAcknowledged can fail.
 func TestLogWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
 	r := runBroker(t, lossfs.WithFile, embedded.PageCache, 4)
@@ -48,9 +48,9 @@ func TestLogWithoutFsyncIsCaught(t *testing.T) {
 	t.Log(r)
 }
 
-// story has the acknowledgements that the child printed, over all its lives.
+// story has the acknowledgements that all runs of the child process have printed.
 type story struct {
-	acked     map[int32]map[int64]string // partition, offset -> value
+	acked     map[int32]map[int64]string // names of values, by partition and offset
 	committed map[int32]int64
 	trimmed   map[int32]int64
 	commits   int
@@ -59,7 +59,7 @@ type story struct {
 type verdict struct {
 	cuts, acked, commits int
 	lost                 int // acknowledged records that are gone or have another value
-	regressed            int // committed offsets that went back
+	regressed            int // committed offsets that are smaller after the cut
 }
 
 func (v verdict) String() string {
@@ -97,8 +97,7 @@ func newStory() *story {
 	return h
 }
 
-// live runs one life of the child. It kills the child after a random number of
-// acknowledgements.
+// live starts the child process and kills it after a random number of printed lines.
 func (h *story) live(t *testing.T, dir string, durability embedded.Durability, rng *rand.Rand) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -129,7 +128,7 @@ func (h *story) live(t *testing.T, dir string, durability embedded.Durability, r
 	if err := c.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for lines.Scan() { // lines printed before the kill count, too
+	for lines.Scan() { // also record the lines that were printed before the kill
 		h.hear(t, lines.Text())
 	}
 	_, _ = io.Copy(io.Discard, pipe)
@@ -162,9 +161,10 @@ func (h *story) hear(t *testing.T, line string) {
 	}
 }
 
-// check opens a copy of the log as the cut left it and counts what is missing. It uses a copy,
-// so that the next life begins with the log after the cut, not after the graceful stop of this
-// check.
+// check opens the log on disk, which is a copy of the disk after the cut. It counts the
+// acknowledged records that are lost and the committed offsets that are smaller. It works on a
+// copy, because it stops the broker gracefully. The next run of the child must begin with the log
+// as the cut left it.
 func (h *story) check(t *testing.T, disk *lossfs.Disk, durability embedded.Durability) (lost, regressed int) {
 	t.Helper()
 	dir, unmount := mountDisk(t, disk)
@@ -218,7 +218,7 @@ func (h *story) check(t *testing.T, disk *lossfs.Disk, durability embedded.Durab
 	return lost, regressed
 }
 
-// readAll returns the values of a partition by offset.
+// readAll reads all records of a partition. It returns the name of each value by offset.
 func readAll(t *testing.T, b *embedded.Broker, p int32) map[int64]string {
 	t.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()), kgo.Dialer(b.Dial),

@@ -1,9 +1,10 @@
-// Package powerloss simulates power cuts under notifyd. The processes under test run on a file
-// system that loses everything that was not synced (package lossfs). A trial lets them work,
-// kills them with SIGKILL, cuts the power, and starts them again on the remaining data.
-// Everything that was acknowledged must still be there.
+// Package powerloss tests notifyd with simulated power cuts. The process under test runs on a file
+// system that loses all unsynced data (package lossfs). A trial lets the process work, kills it
+// with SIGKILL, cuts the power, and starts the process again on the remaining data. Everything
+// that the process has acknowledged must still exist.
 //
-// The tests need Linux, root and /dev/fuse. Without these they are skipped, or fail if
-// NOTIFY_REQUIRE_FUSE=1. POWERLOSS_TRIALS sets the number of cuts. POWERLOSS_SEED repeats the
-// random moments and torn pages of a run; the timing of the processes still differs.
+// The tests need Linux, root and /dev/fuse. Otherwise they are skipped; with
+// NOTIFY_REQUIRE_FUSE=1 they fail. POWERLOSS_TRIALS sets the number of cuts. POWERLOSS_SEED
+// repeats the random choices of a run: the moments of the cuts and the lost pages. The timing of
+// the process is still different in each run.
 package powerloss

@@ -20,8 +20,9 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// TestFilesAreThere checks that a file is there after a cut once package durable has returned,
-// with every folder above it, on a file system that gives only what POSIX requires.
+// TestFilesAreThere checks the functions of package atomicfile. After they have returned, the file
+// and every folder above it must survive a power cut. The file system gives only the guarantees
+// that POSIX requires.
 func TestFilesAreThere(t *testing.T) {
 	t.Parallel()
 	disk, dir := mount(t, lossfs.WithFolder)
@@ -52,7 +53,8 @@ func TestFilesAreThere(t *testing.T) {
 	holds(name+"2", "three")
 }
 
-// TestRestoredIsThere checks that a restored folder is there after a cut, wherever it was made.
+// TestRestoredIsThere checks that a restored folder survives a power cut, even if backup.Restore
+// had to create the folders above it.
 func TestRestoredIsThere(t *testing.T) {
 	t.Parallel()
 	disk, dir := mount(t, lossfs.WithFolder)
@@ -74,8 +76,8 @@ func TestRestoredIsThere(t *testing.T) {
 	}
 }
 
-// TestArchivedIsThere checks that, after a cut, a folder made by the archive has the files that
-// the archive's row lists as written.
+// TestArchivedIsThere checks that the files and the manifest that the archive has written survive
+// a power cut, although the archive had to create its folder.
 func TestArchivedIsThere(t *testing.T) {
 	t.Parallel()
 	disk, mnt := mount(t, lossfs.WithFolder)

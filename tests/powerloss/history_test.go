@@ -20,13 +20,13 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// TestHistoryKeepsWhatItSealed checks that, after a power cut, history still has its sealed
-// offset and every receiver below it: the log is trimmed up to that offset. The tests of
-// pkg/history cut the power between any two calls of a file system in memory. This test uses
-// the real process and real file system calls.
+// TestHistoryKeepsWhatItSealed checks that, after a power cut, the history still has its sealed
+// offset and every receiver below that offset. This matters because the log is trimmed up to the
+// sealed offset. The tests of pkg/history use a file system in memory and cut the power between
+// any two calls. This test uses a real process and real calls of the file system.
 func TestHistoryKeepsWhatItSealed(t *testing.T) {
 	t.Parallel()
-	// In this model only an fsync of the folder makes names durable: history must sync folders.
+	// In this model only an fsync of the folder makes names durable, so history must sync folders.
 	disk, mnt := mount(t, lossfs.WithFolder)
 	rng := seed(t)
 	dir := filepath.Join(mnt, "history")
@@ -70,17 +70,18 @@ func historyConfig(dir string) history.Config {
 	return history.Config{Dir: dir, SegmentReceivers: 40, BufferBytes: 512, MergeCount: 3}
 }
 
-// baseOf returns the base of the record at an offset.
+// baseOf returns the request id (base) of the record at an offset.
 func baseOf(offset int64) (b notify.Base) {
 	var ms [8]byte
-	binary.BigEndian.PutUint64(ms[:], uint64(time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli())) // far ahead, so that retention never removes it
+	binary.BigEndian.PutUint64(ms[:], uint64(time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli())) // far in the future, so that retention never removes the record
 	copy(b[:6], ms[2:])
 	binary.BigEndian.PutUint64(b[8:], uint64(offset))
 	return b
 }
 
-// beHistory records into a history from its sealed offset on, until it is killed. It prints the
-// sealed offset whenever that has moved.
+// beHistory opens the history in dir and appends records, beginning at the offset at which the
+// history must resume. It continues until this process is killed. It prints the sealed offset each
+// time that the offset increases.
 func beHistory(dir string) error {
 	s, err := history.Open(historyConfig(dir))
 	if err != nil {
@@ -151,7 +152,8 @@ func recordUntilKilled(t *testing.T, dir string, rng *rand.Rand) (sealed int64) 
 	return sealed
 }
 
-// checkHistory counts the missing receivers below the sealed offset.
+// checkHistory opens the history on disk and counts the receivers below the offset sealed that are
+// missing.
 func checkHistory(t *testing.T, disk *lossfs.Disk, sealed int64) (lost int) {
 	t.Helper()
 	mnt, unmount := mountDisk(t, disk)

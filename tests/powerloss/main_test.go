@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// Environment variables that make the test binary run as the process that is killed.
+// Environment variables that make the test binary run as a child process, which a test kills.
 const (
 	childEnv   = "POWERLOSS_BROKER"
 	historyEnv = "POWERLOSS_HISTORY"
@@ -52,7 +52,7 @@ var (
 	total      totals
 )
 
-// totals has the sums over the tests in which nothing may be lost.
+// totals has sums over all tests in which no data may be lost.
 type totals struct {
 	mu                        sync.Mutex
 	trials, cuts, acked, lost int
@@ -74,7 +74,8 @@ func (s *totals) String() string {
 		s.trials, s.cuts, s.acked, s.lost, s.duplicates, s.bound)
 }
 
-// mount mounts a disk under a new folder, or skips the test.
+// mount mounts a new disk under a new folder. If this is not possible, it skips the test, or fails
+// the test with NOTIFY_REQUIRE_FUSE=1.
 func mount(t *testing.T, names lossfs.Names) (*lossfs.Disk, string) {
 	t.Helper()
 	if err := lossfs.Available(); err != nil {
@@ -129,9 +130,9 @@ func seed(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(s, 0))
 }
 
-// torn returns rng for every second cut, which then keeps a random part of the unsynced data,
-// and nil for the others, which then lose all of it. Each way finds errors that the other
-// hides.
+// torn returns the argument for Disk.Cut. For every second cut it returns rng, so that the cut
+// keeps a random part of the unsynced data. For the other cuts it returns nil, so that the cut
+// drops all unsynced data. Each kind of cut finds errors that the other kind hides.
 func torn(trial int, rng *rand.Rand) *rand.Rand {
 	if trial%2 == 0 {
 		return nil

@@ -14,9 +14,10 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// TestProcessKeepsItsPromises checks that everything that notifyd acknowledged reaches a
-// terminal state in spite of power cuts. All its data (log, store, history, keys) is on the
-// disk that loses unsynced data. The simulated providers, whose ledger is the proof, are not.
+// TestProcessKeepsItsPromises checks that every message that notifyd has acknowledged reaches a
+// terminal state in spite of power cuts. All data of notifyd (log, store, history, keys) is on a
+// disk that loses unsynced data. The ledger of the simulated providers is on an ordinary disk,
+// because the test uses it as proof.
 func TestProcessKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	cuts := trials(t, 4)
@@ -39,8 +40,8 @@ func TestProcessKeepsItsPromises(t *testing.T) {
 	total.add(cuts, int(r.Accepted), int(r.Lost), r.Duplicates, r.Bound)
 }
 
-// TestProcessWithoutFsyncIsCaught runs the same test with a log that does not sync, and expects
-// a loss. It proves that the test can fail.
+// TestProcessWithoutFsyncIsCaught runs notifyd with a log that does not sync, and expects a loss.
+// So it proves that TestProcessKeepsItsPromises can fail.
 func TestProcessWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
 	r, _ := runProcess(t, 1, 10*time.Second, "--set", "log.sync=false")
@@ -103,7 +104,7 @@ var buildOnce = sync.OnceValues(func() (string, error) {
 	return rig.Build(background, "../..", binDir, nil)
 })
 
-// notifyd builds notifyd, once for all tests, and returns its path.
+// notifyd returns the path of the notifyd binary. It builds the binary once for all tests.
 func notifyd(t *testing.T) string {
 	t.Helper()
 	bin, err := buildOnce()

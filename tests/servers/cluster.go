@@ -17,33 +17,33 @@ import (
 )
 
 // Time-outs of notifyd's calls to the servers. They are long, because servers on a busy machine
-// are slow at times, but short enough that notifyd notices soon that the log is away and uses
-// the spill buffer.
+// are slow at times. appendTimeout is short enough that notifyd soon notices that the log is down
+// and uses the spill buffer.
 const (
 	appendTimeout    = 3 * time.Second
 	cassandraTimeout = 20 * time.Second
 )
 
-// roles has the role of each process besides the API's. Roles whose work another process can
-// take over have two.
+// roles has the role of each process except the API process. The roles worker and scheduler have
+// two processes, so that one process can take over the work of the other.
 var roles = []string{"worker", "worker", "scheduler", "scheduler", "dispatcher", "operator"}
 
-// cluster is notifyd over servers, with one role in each process.
+// cluster is an installation of notifyd over real servers. Each process has one role.
 type cluster struct {
 	o     *options
 	dir   string
 	f     *rig.Fleet
-	v     *rig.Victim // the process of the API, and the simulated providers
+	v     *rig.Victim // the API process, and the simulated providers
 	cl    *api.Client
 	store *cassandra.Store
-	urls  string // of the receiver of triggers
-	lives int
-	// forGood has the servers of which one node stays dead until the end.
+	urls  string // base URL of the receiver of callbacks
+	lives int    // number of processes that run has started
+	// forGood has the servers that have a node which stays dead until the end of the run.
 	forGood map[string]bool
 }
 
-// open starts the servers, migrates, and starts every process. end must be called, also
-// if open does not come to its end.
+// open starts the servers, creates the topics and tables, and starts every process. The caller
+// must call end, also if open panics.
 func (c *cluster) open(ctx context.Context) {
 	c.startServers(ctx)
 	bin := rig.Must(rig.Notifyd(ctx, c.dir, "faults", c.o.mutant))
@@ -59,15 +59,15 @@ func (c *cluster) open(ctx context.Context) {
 	c.settle(ctx)
 }
 
-// restartAPI stops the process of the API gracefully and starts it with another time-out for
-// appends.
+// restartAPI stops the API process gracefully and starts it again. The parameter appends is the
+// new time-out of appends to the log.
 func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(os.WriteFile(c.f.Engines(), []byte(c.o.YAML(appends, cassandraTimeout)), 0o600))
 	rig.Ok(c.v.Restart(ctx, ""))
 }
 
-// run starts a process of a role and waits until it is ready. Unless e is nil, the process runs
-// in the network e.
+// run starts a process of a role and waits until the process is ready. If e is not nil, the
+// process runs in the network e. settings are extra settings of the form key=value.
 func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings ...string) *rig.Process {
 	c.lives++
 	start := (*exec.Cmd).Start
@@ -82,7 +82,7 @@ func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings .
 	return p
 }
 
-// endProcess sends SIGTERM. The process must exit with 0.
+// endProcess sends SIGTERM to a process. It panics if the process does not exit with status 0.
 func (c *cluster) endProcess(p *rig.Process) {
 	rig.Ok(p.Stop())
 	c.f.Remove(p)
@@ -98,8 +98,8 @@ func (c *cluster) processesOf(role string) (out []*rig.Process) {
 	return out
 }
 
-// repair starts the servers and processes that a fault has stopped, except for nodes that were
-// killed for good.
+// repair starts the servers and processes that a fault has stopped. It does not start the servers
+// in forGood.
 func (c *cluster) repair(ctx context.Context) {
 	c.startServers(ctx)
 	missing := map[string]int{}
@@ -126,8 +126,8 @@ func (c *cluster) startServers(ctx context.Context) {
 	}
 }
 
-// settle waits until every process runs, every shard has an owner that releases its timers, and
-// each scheduler owns some shards.
+// settle panics if a process has ended. Then it waits until every shard has an owner and each
+// scheduler owns at least one shard.
 func (c *cluster) settle(ctx context.Context) {
 	for _, p := range c.f.Processes() {
 		rig.Ok(p.Ended())
@@ -146,8 +146,7 @@ func (c *cluster) settle(ctx context.Context) {
 	})
 }
 
-// apiMetrics returns the metrics of the API's process. Its admin port is the one after the
-// API's.
+// apiMetrics returns the metrics of the API process. Its admin port is its API port plus 1.
 func (c *cluster) apiMetrics(ctx context.Context) (map[string]float64, error) {
 	_, port, _ := strings.Cut(strings.TrimPrefix(c.v.URL(), "http://"), ":")
 	n, err := strconv.Atoi(port)
@@ -157,7 +156,7 @@ func (c *cluster) apiMetrics(ctx context.Context) (map[string]float64, error) {
 	return rig.Scrape(ctx, fmt.Sprintf("http://127.0.0.1:%d/metrics", n+1))
 }
 
-// shards returns the state of each shard as Cassandra has it.
+// shards returns the state of each of n shards, read from Cassandra.
 func (c *cluster) shards(ctx context.Context, n int) []engine.ShardState {
 	out := make([]engine.ShardState, n)
 	for i := range out {
@@ -169,10 +168,11 @@ func (c *cluster) shards(ctx context.Context, n int) []engine.ShardState {
 // owns reports whether a process owns a shard.
 func owns(p *rig.Process, s engine.ShardState) bool { return strings.HasPrefix(s.Owner, p.Name+"-") }
 
-// servers has the servers that the faults break.
+// servers has the names of the servers that faults can break.
 var servers = []string{"kafka", "cassandra", "redis", "postgres"}
 
-// end stops every process. It leaves the servers as they are.
+// end starts all servers again, also the nodes that a fault has killed, and stops every process.
+// The servers keep running.
 func (c *cluster) end() {
 	clear(c.forGood)
 	if err := rig.Try(func() { c.startServers(context.Background()) }); err != nil {

@@ -8,21 +8,22 @@ import (
 	"sync"
 )
 
-// enclosure is the network of one process: a network namespace in which only wires listen, at
-// the addresses of the servers. Brokers tell their clients to connect to advertised addresses,
-// so a client would bypass a proxy at any other address. In its own namespace the process finds
-// a proxy (wire) at the advertised address.
+// enclosure is the network of one process. It is a network namespace in which only proxies (wires)
+// listen, at the addresses of the servers. The namespace is needed because of Kafka: a broker
+// advertises its address, and clients connect to the advertised address. They would bypass a proxy
+// at another address. In the namespace the process finds a wire at the advertised address.
 type enclosure struct {
-	servers   gate // of Cassandra, Redis and PostgreSQL
-	log       gate // of Kafka
-	providers gate
+	servers   gate // cuts Cassandra, Redis and PostgreSQL
+	log       gate // cuts Kafka
+	providers gate // cuts the simulated providers
 
-	wires     map[string]*wire // by address
+	wires     map[string]*wire // by the address of the server
 	listeners []net.Listener
 	serving   sync.WaitGroup
 }
 
-// newEnclosure returns the network for one process. end must be called.
+// newEnclosure returns the network for one process. The parameters are addresses (host:port) of
+// servers, Kafka brokers and providers. The caller must call end.
 func newEnclosure(servers, log, providers []string) *enclosure {
 	e := &enclosure{wires: map[string]*wire{}}
 	for g, addresses := range map[*gate][]string{&e.servers: servers, &e.log: log, &e.providers: providers} {
@@ -35,7 +36,7 @@ func newEnclosure(servers, log, providers []string) *enclosure {
 	return e
 }
 
-// addresses of the wires.
+// addresses returns the addresses of all wires.
 func (e *enclosure) addresses() (out []string) {
 	for a := range e.wires {
 		out = append(out, a)
@@ -43,8 +44,8 @@ func (e *enclosure) addresses() (out []string) {
 	return out
 }
 
-// start starts cmd in the namespace, and the wires. cmd.Process is the program that cmd names,
-// so signals reach it.
+// start starts cmd in a new namespace and starts the wires. A signal to cmd.Process reaches the
+// program that cmd named.
 func (e *enclosure) start(ctx context.Context, cmd *exec.Cmd) error {
 	addresses := e.addresses()
 	listeners, err := startEnclosed(cmd, addresses)
@@ -68,7 +69,8 @@ func (e *enclosure) called() (n int64) {
 	return n
 }
 
-// end opens every gate and closes the remaining connections.
+// end opens every gate, closes all listeners and connections, and waits until the wires have
+// ended.
 func (e *enclosure) end() {
 	for _, g := range []*gate{&e.servers, &e.log, &e.providers} {
 		g.open()
@@ -82,8 +84,8 @@ func (e *enclosure) end() {
 	e.serving.Wait()
 }
 
-// enclosed as the first argument makes this program prepare a namespace from inside; see
-// runEnclosed.
+// enclosed is a first argument of this program. With it, the program prepares a namespace from
+// inside; see runEnclosed.
 const enclosed = "enclosed"
 
 func joined(addresses []string) string { return strings.Join(addresses, ",") }

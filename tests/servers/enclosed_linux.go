@@ -15,12 +15,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// socketFD is the file descriptor of the socket between a program in a namespace and its
-// starter.
+// socketFD is the file descriptor of the socket through which the program in the namespace sends
+// its listeners to the process that started it.
 const socketFD = 3
 
-// startEnclosed starts cmd in a network namespace of its own and returns a listener in the
-// namespace for each address. It needs root, or a kernel with user namespaces.
+// startEnclosed starts cmd in a new network namespace. It returns a listener in the namespace for
+// each address, in the order of addresses. It needs root, or a kernel with user namespaces.
 func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -54,7 +54,7 @@ func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	return listeners, err
 }
 
-// receiveListeners waits for n listeners that runEnclosed sends.
+// receiveListeners waits until runEnclosed has sent n listeners, and returns the listeners.
 func receiveListeners(socket, n int) (out []net.Listener, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*n))
 	_, got, _, _, err := unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
@@ -88,9 +88,10 @@ func receiveListeners(socket, n int) (out []net.Listener, err error) {
 	return out, err
 }
 
-// runEnclosed runs in a new network namespace, where even loopback is down. It listens
-// at the addresses, sends the listeners to its starter, and becomes the program. It
-// returns only with an error.
+// runEnclosed runs in a new network namespace, in which even the loopback interface is down. It
+// starts the interface, listens at the addresses, and sends the listeners to the process that
+// started it. Then it replaces this process with the program (exec). It returns only if one of
+// these steps fails.
 func runEnclosed(addresses string, program []string) error {
 	if err := raiseLoopback(); err != nil {
 		return fmt.Errorf("loopback of the namespace: %w", err)

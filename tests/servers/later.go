@@ -13,12 +13,14 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// spread returns the time of the i-th of n events that are spread evenly over span.
+// spread returns the time of event i of n events. Event 0 is at the parameter from. The events are
+// spread evenly over the duration span.
 func spread(from time.Time, span time.Duration, i, n int) time.Time {
 	return from.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
 }
 
-// triggers registers n triggers, due evenly over a span.
+// triggers registers n triggers. Their due times are spread evenly over the duration span. The
+// first trigger is due at the parameter from.
 func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
@@ -49,7 +51,8 @@ func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error
 	return rig.Dues{made.TriggerID: *t.FireAt}, nil
 }
 
-// pushes schedules n pushes, due evenly over a span.
+// pushes schedules n pushes. Their due times are spread evenly over the duration span. The first
+// push is due at the parameter from.
 func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
@@ -75,7 +78,7 @@ func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Ti
 	return out
 }
 
-// sentEarly counts pushes that a provider was sent before they were due.
+// sentEarly counts the pushes that reached a provider before they were due.
 func (c *cluster) sentEarly(ctx context.Context, d rig.Dues) int64 {
 	early, _ := rig.Must2(c.v.SentEarly(ctx, d))
 	for _, x := range early {
@@ -84,15 +87,15 @@ func (c *cluster) sentEarly(ctx context.Context, d rig.Dues) int64 {
 	return int64(len(early))
 }
 
-// fired has the calls that the receiver of callbacks recorded.
+// fired summarizes the calls that the receiver of callbacks recorded.
 type fired struct {
-	first map[string]time.Time // the first call of each
-	lost  int64                // triggers that were not called within patience
-	twice int64                // calls beyond the first of a trigger
-	early int64
+	first map[string]time.Time // time of the first call of each trigger, by id
+	lost  int64                // triggers that were not called within rig.Patience
+	twice int64                // repeated calls: all calls of a trigger except its first
+	early int64                // triggers that were called before they were due
 }
 
-// callbacks waits until every trigger was called.
+// callbacks waits until every trigger was called, or until rig.Patience is over.
 func (c *cluster) callbacks(ctx context.Context, d rig.Dues) fired {
 	var waited rig.Endurance
 	f := rig.Must(c.v.Fired(ctx, d))
@@ -109,7 +112,7 @@ func (c *cluster) callbacks(ctx context.Context, d rig.Dues) fired {
 	return fired{f.First, int64(len(f.Lost)), f.Twice, int64(len(f.Early))}
 }
 
-// shardsOf returns the shard of each trigger, from the rows in Cassandra.
+// shardsOf returns the shard of each trigger. It reads the timer rows in Cassandra.
 func (c *cluster) shardsOf(ctx context.Context, d rig.Dues, shards int) map[string]int {
 	ids, minutes := map[notify.Base]string{}, map[int64]bool{}
 	for id, due := range d {

@@ -9,29 +9,29 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// noticedLimit bounds the time until notifyd notices that a broker is frozen. An append has a
-// time-out of one second; the rest allows for a busy machine. A producer with the default
-// settings of its library reports nothing for the whole outage.
+// noticedLimit is the longest time until notifyd must notice that a broker is frozen. An append
+// has a time-out of one second; the other four seconds allow for a busy machine. With the default
+// settings of its library, a producer would report no error during the whole outage.
 const noticedLimit = 5 * time.Second
 
-// kafkaStopped kills the only broker. Meanwhile otp and alert are accepted through the spill
-// buffer and everything else is refused. When the broker is back, everything acknowledged is
-// delivered, each user's critical pushes in order. A worker that loses its partitions with the
-// broker gives up its calls under way. These are made again, but no more of them than the rows
-// record.
+// kafkaStopped kills the only broker. While the broker is down, notifyd accepts messages of the
+// categories otp and alert through the spill buffer, and refuses all other messages. When the
+// broker is back, every acknowledged message is delivered, and the critical pushes of each user
+// are in order. A worker that loses its partitions abandons its calls under way. The calls are
+// repeated, but not more often than the rows record.
 func kafkaStopped(ctx context.Context, c *cluster) outcome {
 	return c.logAway(ctx, "kafka", c.o.down,
 		func() { c.kill(ctx, "kafka") },
 		func() { c.start(ctx, "kafka") })
 }
 
-// kafkaFrozen stops the only broker with SIGSTOP. Its connections stay open and return no
-// errors, so only a time-out can notice it. After that, everything is as with a dead broker.
-// Appends have their default time-out.
+// kafkaFrozen stops the only broker with SIGSTOP. The connections stay open and return no errors,
+// so only a time-out can notice the fault. After that, the expectations are those of
+// kafkaStopped. The API process runs with a time-out of one second for appends, the default.
 func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	pid := c.pid("kafka")
 	c.restartAPI(ctx, time.Second)
-	// Always let the broker go on: no later fault can run with a frozen broker.
+	// Let the broker continue in any case, because no later fault can run with a frozen broker.
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
 	r = c.logAway(ctx, "frozen", noticedLimit,
 		func() { rig.Ok(syscall.Kill(pid, syscall.SIGSTOP)) },
@@ -40,8 +40,9 @@ func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// logAway calls away under load, which takes the log away, and later again, which brings it
-// back. Some request must be refused because of it within limit.
+// logAway runs load and calls the function away, which stops the log. After the time c.o.down it
+// calls the function again, which starts the log. After the stop, notifyd must refuse a request
+// within the time limit.
 func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, away, again func()) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -61,7 +62,7 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	back := time.Now()
 	again()
 	ready := time.Now()
-	// Load until other categories are accepted again, and a little longer.
+	// Continue the load until notifyd accepts the other categories again, and a little longer.
 	until(ctx, "the rest is accepted again", func() bool {
 		return t.count("rest", ready, time.Now()).accepted > 10
 	})
@@ -75,8 +76,9 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
-	// Do not count the first and last second: the log may have acknowledged requests sent just
-	// before it went away, and it acknowledges those that wait when it comes back.
+	// For the stream rest, do not count requests of the first and last second of the outage. The
+	// log may still acknowledge a request that was sent just before the stop. After the restart,
+	// it acknowledges the requests that have waited.
 	kept, rest := t.count("critical", killed, back), t.count("rest", killed.Add(time.Second), back.Add(-time.Second))
 	noticed, there := t.firstRefusal(gone)
 	whole := t.count("critical", time.Time{}, time.Now())

@@ -1,10 +1,11 @@
-// Command servers breaks the servers that notifyd uses, and notifyd's own processes, one after
-// the other, under load. Kafka, Cassandra, Redis and PostgreSQL are real, and every role has
-// processes of its own. servers compares the acknowledged messages with the ledger of the
-// simulated providers.
+// Command servers runs notifyd under load and causes faults, one after the other. A fault breaks
+// one of the servers that notifyd uses, or one of notifyd's own processes. Kafka, Cassandra, Redis
+// and PostgreSQL are real, and every role has its own processes. After each fault, servers
+// compares the acknowledged messages with the ledger of the simulated providers.
 //
-// Each fault prints its figures. The last line has key=value pairs. servers exits 1 if a
-// promise is broken. scripts/faults.sh passes the addresses of the servers.
+// servers prints the figures of each fault. The last line of the output has key=value pairs. The
+// exit status is 1 if notifyd broke a promise. scripts/faults.sh passes the addresses of the
+// servers.
 package main
 
 import (
@@ -23,7 +24,7 @@ type options struct {
 	rig.Servers
 
 	only   string
-	down   time.Duration // how long a server is away
+	down   time.Duration // time from the stop of a server to its restart
 	rate   float64       // messages a second of each kind of load
 	keep   bool
 	mutant string
@@ -31,8 +32,8 @@ type options struct {
 
 // outcome is the result of one fault.
 type outcome struct {
-	accepted, lost, duplicates, early int64 // over all tries
-	again                             int   // tries that did not count, because the machine stood still
+	accepted, lost, duplicates, early int64 // summed over all runs of the fault
+	again                             int   // repeats of the fault because the machine stood still
 	ok                                bool
 	line                              string
 }
@@ -42,7 +43,7 @@ type fault struct {
 	run  func(context.Context, *cluster) outcome
 }
 
-// faults has the faults in the order in which they run, by the number of nodes.
+// faults has the faults for each number of nodes (1 or 3), in the order in which they run.
 var faults = map[int][]fault{
 	1: {
 		{"kafka", kafkaStopped},
@@ -58,7 +59,8 @@ var faults = map[int][]fault{
 		{"frozen", kafkaFrozen},
 		{"restored", restored},
 	},
-	// Each leaves its node dead, so the second fault runs with two dead nodes.
+	// Each of these faults leaves a node dead. So the second fault runs with a dead broker and a
+	// dead Cassandra node.
 	3: {
 		{"broker", brokerLost},
 		{"node", nodeLost},
@@ -137,14 +139,16 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// prove runs one fault. If the machine stood still meanwhile, it runs the fault again, because
-// the figures then do not show how notifyd behaves. Lost and early messages count all the same.
+// prove runs one fault. If the fault fails and the machine stood still meanwhile, the figures do
+// not show how notifyd behaves. Then prove runs the fault again, at most tries times in total. It
+// never repeats a fault in which a message was lost or early. In the result, accepted and
+// duplicates are sums over all runs.
 func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome) {
 	var before outcome
 	for try := 1; ; try++ {
 		at := time.Now()
 		still.take()
-		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // continue with the other faults
+		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // run the other faults in spite of the error
 			r = outcome{line: fmt.Sprintf("error=%q", err)}
 		}
 		stood := still.take()

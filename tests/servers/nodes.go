@@ -14,22 +14,22 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// gapLimit bounds how long the service may stand still after one of three nodes is killed. It
-// allows for a machine on which six servers share two cores: brokers need some seconds to elect
-// leaders, and a consumer group must wait for a session time-out.
+// gapLimit is the longest time that the service may stand still after one of three nodes was
+// killed. Brokers need some seconds to elect leaders, and a consumer group must wait for a session
+// time-out. The limit also allows for a machine on which six servers share two cores.
 const gapLimit = time.Minute
 
-// brokerLost: of three brokers one is killed for good.
+// brokerLost kills one of three brokers and leaves it dead.
 func brokerLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "kafka") }
 
-// nodeLost: of three nodes of Cassandra one is killed for good.
+// nodeLost kills one of three Cassandra nodes and leaves it dead.
 func nodeLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "cassandra") }
 
-// oneLost kills one node of a server under load and leaves it dead. Everything acknowledged
-// before and after is delivered in order and can be read from the remaining copies. The service
-// stands still for gapLimit at most.
+// oneLost kills one node of a server under load and leaves it dead. All messages that were
+// acknowledged before or after the kill must be delivered, in order, and their state must be
+// readable from the remaining copies. The service may stand still for gapLimit at most.
 func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
-	if c.forGood[server] { // killed by an earlier try
+	if c.forGood[server] { // an earlier run of this fault has killed the node
 		delete(c.forGood, server)
 		c.startServers(ctx)
 	}
@@ -45,7 +45,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	c.forGood[server] = true
 	gone := time.Now()
 	c.kill(ctx, server)
-	// What is due later is registered meanwhile, too.
+	// While the node is dead, register triggers that become due later.
 	var later counts
 	meanwhile := rig.Dues{}
 	for time.Since(gone) < c.o.down {
@@ -56,7 +56,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 		}
 		rig.Ok(rig.Pause(ctx, 100*time.Millisecond))
 	}
-	// From here on the service must work steadily: delays because of the dead node are over.
+	// From now on the service must work without interruption.
 	steady := time.Now()
 	until(ctx, "the rest is accepted", func() bool {
 		return t.count("rest", steady, time.Now()).accepted > 50
@@ -95,7 +95,8 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	return r
 }
 
-// longestGap returns the longest time between from and to without a time in at.
+// longestGap returns the length of the longest interval without an event. The parameter at has the
+// times of the events. Only the time between the parameters from and to counts.
 func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 	at = slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return !t.After(from) || !t.Before(to) })
 	at = append(at, from, to)
@@ -106,15 +107,15 @@ func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 	return gap
 }
 
-// deliveries returns the time of the first call for each id.
+// deliveries returns, for each id, the time of its first call to a provider.
 func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
 	out := make([]time.Time, len(ids))
 	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) { out[i] = rig.Must(c.v.SentAt(ctx, ids[i])) })
 	return out
 }
 
-// unended counts the ids that have no terminal state in the store within patience. The state is
-// read from the remaining copies.
+// unended counts the ids whose notification does not reach a terminal state within rig.Patience.
+// The API reads the state from the remaining copies.
 func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
 	states := make([]string, len(ids))
 	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) {
@@ -146,8 +147,8 @@ func ended(status string) bool {
 	return ok && s.Terminal()
 }
 
-// checkCopies fails unless the topics and the keyspace have a copy on each node. Otherwise the
-// loss of one node would lose data whatever notifyd does.
+// checkCopies panics unless every topic and the keyspace have a copy on each node. With fewer
+// copies, the loss of one node could lose data, and notifyd could not prevent it.
 func (c *cluster) checkCopies(ctx context.Context) {
 	o := c.o
 	cfg := kafka.AdminConfig{Conn: kafka.Conn{Brokers: strings.Split(o.Kafka, ",")}, Replication: o.Nodes, MinInSync: o.InSync()}
@@ -155,7 +156,7 @@ func (c *cluster) checkCopies(ctx context.Context) {
 	defer a.Close()
 	want := kafka.Topics(nil)
 	for name := range want {
-		want[name] = 1 // any number of partitions will do
+		want[name] = 1 // every topic may have any number of partitions
 	}
 	seen := rig.Must(a.Describe(ctx, slices.Collect(maps.Keys(want))...))
 	replicas, insync := o.Nodes, ""

@@ -17,19 +17,20 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// The worker that goes away is slow, so that most of its fan-outs are not yet sent then. It
-// claims small windows, so that few calls may be made twice.
+// Settings of the worker that is stopped or cut off. The worker is slow, so that most of its
+// fan-outs are not yet sent at the moment of the fault. It claims small windows of receivers, so
+// that few calls can be made twice.
 const (
-	slowCalls  = 20 // receivers in calls under way at one time, at most
-	slowWindow = 10
-	slowAhead  = 2
+	slowCalls  = 20 // workers.push.in_flight: most receivers in calls at the same time
+	slowWindow = 10 // workers.push.window
+	slowAhead  = 2  // workers.push.ahead
 
 	fanouts       = 60
-	fanoutTargets = 200
+	fanoutTargets = 200 // receivers of each fan-out
 )
 
-// workerPaused stops a worker (SIGSTOP) in the middle of fan-outs, until the other worker has
-// taken over its partitions and finished everything. Then the worker goes on and still believes
+// workerPaused stops a worker with SIGSTOP in the middle of fan-outs. The other worker takes over
+// the partitions and finishes all requests. Then the first worker continues and still believes
 // that it owns the partitions.
 func workerPaused(ctx context.Context, c *cluster) outcome {
 	return c.ownerAway(ctx, "paused", func(p *rig.Process, _ *enclosure) func() {
@@ -39,8 +40,8 @@ func workerPaused(ctx context.Context, c *cluster) outcome {
 }
 
 // workerCut cuts a worker off from Kafka, Cassandra, Redis and PostgreSQL, but not from the
-// providers. Its connections stay open. Its writes of that time arrive when the network is back,
-// after everything that the other worker has written.
+// providers. The connections stay open. Writes that the worker makes during the cut arrive when
+// the network is back. By that time the other worker has made all its writes.
 func workerCut(ctx context.Context, c *cluster) outcome {
 	return c.ownerAway(ctx, "cut", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
@@ -49,8 +50,9 @@ func workerCut(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// workerCutFromLog cuts a worker off from Kafka alone. The worker could still claim and call the
-// receivers that it has read, while the other worker does the same.
+// workerCutFromLog cuts a worker off from Kafka only. The worker can still reach the store and the
+// providers. So it could claim and call the receivers that it has already read, while the other
+// worker calls the same receivers.
 func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 	return c.ownerAway(ctx, "cut-log", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
@@ -58,21 +60,26 @@ func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// ownerAway takes a worker away, waits until its successor has finished everything, and
-// lets it come back. Nothing may be lost or out of order. For each request, no more receivers
-// may be sent twice than its rows record. No row that the successor finished may change. Of
-// the receivers that the successor has finished, the old owner may call only those whose calls
-// were under way.
+// ownerAway calls the function away, which stops a worker or cuts the worker off. It waits until
+// the other worker (the successor) has finished all requests. Then it calls the function back,
+// which away has returned and which lets the first worker (the old owner) continue. These rules
+// must be kept:
+//
+//   - No message is lost or out of order.
+//   - For each request, the rows record at least as many repeated receivers as were sent twice.
+//   - No row that the successor has finished changes.
+//   - After the call of back, the old owner repeats at most slowCalls calls. These calls were
+//     under way at the moment of the fault.
 func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Process, *enclosure) (back func())) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
 	servers := append(strings.Split(c.o.Cassandra, ","), c.o.Redis, c.o.Postgres)
 	e := newEnclosure(servers, strings.Split(c.o.Kafka, ","), rig.Must(c.v.Providers(ctx)))
 	defer e.end()
-	// A slow worker in a network of its own takes the place of another one.
+	// Replace one of the workers with a slow worker that runs in the network e.
 	c.endProcess(c.processesOf("worker")[0])
 	p := c.run(ctx, e, "worker", fmt.Sprintf("workers.push.in_flight=%d", slowCalls), fmt.Sprintf("workers.push.window=%d", slowWindow), fmt.Sprintf("workers.push.ahead=%d", slowAhead))
-	defer c.f.Remove(p) // it may have ended already
+	defer c.f.Remove(p) // kills the worker if this function panics before the worker has ended
 	c.members(ctx, 2)
 	users := prefix(name)
 	t := c.traffic(ctx, users, critical)
@@ -85,7 +92,7 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	back := away(p, e)
 	c.members(ctx, 1)
 	took := time.Since(gone)
-	// Wait for its earlier calls: a call takes less than a second.
+	// Wait until the calls that the worker had begun are over. A call takes less than a second.
 	rig.Ok(rig.Pause(ctx, 2*time.Second))
 	quiet := e.called()
 	rig.Ok(rig.Pause(ctx, c.o.down))
@@ -99,14 +106,15 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	back()
 	awayFor := time.Since(gone)
 	c.members(ctx, 2)
-	// The old owner must work again and stop gracefully.
+	// The old owner must accept new work and must stop gracefully.
 	more := c.fanOut(ctx, users+"-more", 10)
 	r.lost += c.finished(ctx, nil, more)
 	c.endProcess(p)
 	overwritten := c.changed(ctx, rows)
 	beyond := c.beyondRows(ctx, append(bases, more...))
 	after := c.totals(ctx)
-	// Everything had ended, so the old owner has made all repeated calls since then.
+	// All requests had ended before the call of back. So the old owner has made all repeated calls
+	// that happened after it.
 	late := after.Duplicates - ended.Duplicates
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates
@@ -117,12 +125,12 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	return r
 }
 
-// quietBytes is the most that a worker may send to providers while it is away that long.
-// A call takes a little more than 100 bytes. A connection without calls carries pings. A
-// worker that goes on calling sends many times that.
+// quietBytes returns the number of bytes that a worker may send to providers during a fault of the
+// given length. A call needs a little more than 100 bytes, and a connection without calls carries
+// pings. A worker that continues to call receivers sends many times more.
 func quietBytes(away time.Duration) int64 { return 100 * (slowCalls + int64(away.Seconds())) }
 
-// members waits until n workers share the topic of pushes.
+// members waits until the consumer group of pushes has n members and each member has partitions.
 func (c *cluster) members(ctx context.Context, n int) {
 	cl := rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(c.o.Kafka, ",")...)))
 	defer cl.Close()
@@ -131,7 +139,7 @@ func (c *cluster) members(ctx context.Context, n int) {
 		all, err := kadm.NewClient(cl).DescribeGroups(ctx, group)
 		g := all[group]
 		if err = errors.Join(err, g.Err); err != nil || g.State != "Stable" || len(g.Members) != n {
-			return false // asked again, also after an error
+			return false // until tries again, also after an error
 		}
 		for i := range g.Members {
 			a, ok := g.Members[i].Assigned.AsConsumer()
@@ -162,7 +170,7 @@ func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []noti
 	return bases
 }
 
-// called waits until n receivers of the fan-outs were sent to providers.
+// called waits until providers have received calls for at least n receivers of the fan-outs.
 func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
 	until(ctx, fmt.Sprintf("%d receivers were called", n), func() bool {
 		fans := rig.Must(c.v.Fans(ctx))
@@ -175,7 +183,8 @@ func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
 }
 
 // finished waits until every id and every receiver of the fan-outs was sent to a provider, and
-// until the API reports the fan-outs as finished. It returns how many were not within patience.
+// until the API reports the fan-outs as finished. It returns the number of ids and receivers for
+// which this did not happen within rig.Patience.
 func (c *cluster) finished(ctx context.Context, ids []string, bases []notify.Base) (lost int64) {
 	lost = c.delivered(ctx, ids)
 	var waited rig.Endurance
@@ -210,7 +219,7 @@ func basesOf(ids []string) (out []notify.Base) {
 	return out
 }
 
-// rowsOf reads the outcome rows of requests.
+// rowsOf reads the outcome rows of requests from Cassandra.
 func (c *cluster) rowsOf(ctx context.Context, bases []notify.Base) map[notify.RowKey]notify.Row {
 	out := map[notify.RowKey]notify.Row{}
 	for _, b := range bases {
@@ -224,7 +233,7 @@ func (c *cluster) rowsOf(ctx context.Context, bases []notify.Base) map[notify.Ro
 	return out
 }
 
-// doneRows waits until all rows of requests are done, and returns them.
+// doneRows waits until every outcome row of the requests is done, and returns the rows.
 func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[notify.RowKey]notify.Row) {
 	until(ctx, "every outcome row is done", func() bool {
 		rows = c.rowsOf(ctx, bases)
@@ -238,7 +247,7 @@ func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[n
 	return rows
 }
 
-// changed counts rows that differ from their earlier value in was.
+// changed reads the rows again and counts the rows whose value is not the value in was.
 func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base
@@ -260,9 +269,9 @@ func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row)
 	return n
 }
 
-// beyondRows counts receivers that were sent again and that the rows of their request do not
-// record. It compares each request, because a total could hide them: rows also record receivers
-// that in the end were not sent twice.
+// beyondRows counts the receivers that were sent twice although the rows of their request do not
+// record it. It compares the numbers of each request. A comparison of totals could hide an error,
+// because the rows of other requests may record more receivers than were really sent twice.
 func (c *cluster) beyondRows(ctx context.Context, bases []notify.Base) (n int64) {
 	fans := rig.Must(c.v.Fans(ctx))
 	for _, base := range bases {

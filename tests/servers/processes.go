@@ -12,15 +12,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// standbyLimit bounds the time from the death of a shard's owner to the first release by the
-// next owner (P9).
+// standbyLimit is the longest time from the death of a shard's owner until the next owner releases
+// a timer (P9).
 const standbyLimit = 6 * time.Second
 
 // leaderKilled kills one of two schedulers while timers of its shards become due. The other
-// scheduler releases them within standbyLimit. None is lost, and none is early.
+// scheduler must begin to release these timers within standbyLimit. No trigger is lost, and no
+// trigger is called early.
 func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 	shards := c.shardCount(ctx)
-	// Often enough that at any time a shard of the leader has a due timer.
+	// Triggers are so frequent that at any time a shard of the leader has a due timer.
 	const each = 50 * time.Millisecond
 	lead, span := 15*time.Second, 5*time.Second+c.o.down
 	from := time.Now().Add(lead)
@@ -82,13 +83,13 @@ func ownedBy(p *rig.Process, states []engine.ShardState) map[int]bool {
 	return out
 }
 
-// schedulerPaused stops one of two schedulers (SIGSTOP) for longer than its leases. Then the
-// scheduler goes on and still believes that it owns the shards. The store must refuse every
-// write under the old terms. The test itself makes such a write for every shard, as the paused
-// process would.
+// schedulerPaused stops one of two schedulers with SIGSTOP until its leases have expired. Then the
+// scheduler continues and still believes that it owns the shards. The store must refuse every
+// write that uses an old term. schedulerPaused itself makes such a write for every shard of the
+// paused scheduler.
 func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	shards := c.shardCount(ctx)
-	const paused = 15 * time.Second // leases are of 5
+	const paused = 15 * time.Second // three times the length of a lease
 	lead, span := 15*time.Second, 30*time.Second
 	from := time.Now().Add(lead)
 	due := c.triggers(ctx, 300, from, span)
@@ -117,12 +118,13 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	}
 	rig.Ok(leader.Signal(syscall.SIGCONT))
 	calls := c.callbacks(ctx, due)
-	// The scheduler notices, gives up the shards, and gets its part again under new terms.
+	// The scheduler must notice that it has lost the shards. Later it acquires its share of the
+	// shards again, with new terms.
 	lost := 0.0
 	until(ctx, "the paused one has noticed", func() bool {
 		m, err := leader.Metrics(ctx)
 		if err != nil {
-			return false // it has just been let go on
+			return false // the process has only just continued
 		}
 		lost = m["notifyd_timer_shards_lost_total"]
 		return lost >= float64(len(was))
@@ -140,8 +142,9 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// workerKilled kills one of two workers under load. The other takes over its partitions. Nothing
-// is lost, and no more receivers are sent twice than the rows record as resent.
+// workerKilled kills one of two workers under load. The other worker takes over the partitions. No
+// message is lost. The number of receivers that are sent twice is not larger than the number that
+// the rows record as sent again.
 func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -164,13 +167,14 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// resent returns the bound of duplicates for requests since a time.
+// resent returns the number of receivers that the rows record as sent again, for requests made
+// since the given time. It is the limit for duplicates.
 func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 	return rig.Must(rig.Resent(ctx, c.store, since))
 }
 
-// slowest returns the longest time from a 201 to the call of the provider, for requests
-// accepted around a moment.
+// slowest returns the longest time from the answer 201 to the call of the provider. It considers
+// only requests that were accepted within 3 s before or after the parameter around.
 func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -15,11 +15,14 @@ import (
 // checkpoints is the longest time between two checkpoints of the consumer groups.
 const checkpoints = 65 * time.Second
 
-// restored deletes all data of Cassandra, PostgreSQL and Redis; Kafka keeps its log. Cassandra
-// and PostgreSQL are restored from copies that were taken under load, and Redis starts empty.
-// Messages accepted for now, before or after the copies, end. Schedules made before the copy of
-// Cassandra go out late and never early; those made after it are lost. Only messages sent after
-// that copy began may be repeated.
+// restored deletes all data of Cassandra, PostgreSQL and Redis. Kafka keeps its log. Then it
+// restores Cassandra and PostgreSQL from backups that were taken under load, and starts Redis
+// empty. These rules must hold:
+//
+//   - Every immediate message reaches a terminal state, also if it was accepted after the backups.
+//   - Every schedule or trigger made before the Cassandra backup is executed, perhaps late, but
+//     never early. Triggers made after the backup are lost.
+//   - Only messages sent after the begin of the Cassandra backup are repeated.
 func restored(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -27,7 +30,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, checkpoints))
-	// Due times range from before the copies until long after the loss.
+	// The due times begin before the backups and end long after the loss of the data.
 	from := time.Now().Add(5 * time.Second)
 	pushes := c.pushes(ctx, name, 200, from, 3*c.o.down)
 	triggers := c.triggers(ctx, 200, from, 3*c.o.down)
@@ -37,7 +40,8 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	c.script(ctx, "cassandra", "snapshot", name)
 	dump := filepath.Join(c.dir, name+".sql")
 	c.postgres(ctx, "pg_dump", "--file", dump)
-	// From now on some pushes wait for their next attempt as timers, which will be lost.
+	// From now on the provider rejects some pushes. Each rejected push waits for its next attempt
+	// as a timer in Cassandra. These timers will be lost.
 	rig.Ok(c.v.Rule(ctx, fmt.Sprintf(`{"provider":"apns","rate":0.1,"for":%q,"do":"error","code":"TooManyRequests","retry_after":"10m"}`, c.o.down)))
 	forgotten := c.triggers(ctx, 20, time.Now().Add(time.Hour), time.Minute)
 	rig.Ok(rig.Pause(ctx, c.o.down))
@@ -61,7 +65,8 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	c.postgres(ctx, "psql", "--quiet", "--command", "DROP SCHEMA public CASCADE")
 	c.postgres(ctx, "psql", "--quiet", "--command", "CREATE SCHEMA public AUTHORIZATION pg_database_owner")
 	c.postgres(ctx, "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--output", os.DevNull, "--file", dump)
-	until(ctx, "the servers are prepared", func() bool { // killed processes count as members for a while
+	// Try again, because killed processes still count as running for a while.
+	until(ctx, "the servers are prepared", func() bool {
 		answer, running = c.restoreServers(ctx, taken)
 		if running != nil && !strings.Contains(answer, "cluster_running") {
 			panic(fmt.Errorf("restore-servers: %w\n%s", running, answer))
@@ -77,13 +82,14 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	ids := append(t.ids(), pushes.IDs()...)
 	missing := c.delivered(ctx, ids)
 	open := int64(0)
-	if missing == 0 { // otherwise the check would wait for each missing id in turn
+	if missing == 0 { // otherwise unended would wait rig.Patience for the missing ids
 		open = c.unended(ctx, ids)
 	}
 	calls := c.callbacks(ctx, triggers)
 	drained := time.Since(ready)
 	early := c.sentEarly(ctx, pushes) + calls.early
-	// A call under way when the copy began has no row in the copy.
+	// Include calls of the last 5 s before the backup: a call that was under way at the begin of
+	// the backup has no row in the backup.
 	since := taken.Add(-5 * time.Second)
 	within := func(at []time.Time) (n int64) {
 		for _, one := range at {
@@ -114,12 +120,12 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// restoreServers runs notifyd restore-servers.
+// restoreServers runs the command "notifyd restore-servers". taken is the time of the backup.
 func (c *cluster) restoreServers(ctx context.Context, taken time.Time) (string, error) {
 	return c.f.Command(ctx, nil, "restore-servers", "--taken", taken.UTC().Format(time.RFC3339Nano), "--config", c.f.Engines())
 }
 
-// postgres runs a tool of PostgreSQL on notifyd's database.
+// postgres runs a command-line tool of PostgreSQL on the database that notifyd uses.
 func (c *cluster) postgres(ctx context.Context, tool string, args ...string) {
 	dsn := "postgres://notifyd@" + c.o.Postgres + "/postgres?sslmode=disable"
 	if out, err := exec.CommandContext(ctx, tool, append(args, dsn)...).CombinedOutput(); err != nil {

@@ -13,11 +13,11 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// scripts start and stop the servers; ports and folders are in the environment, as
-// for make engines.
+// scripts is the folder of the scripts that start and stop the servers. The scripts read ports
+// and folders from the environment, as in "make engines".
 const scripts = "scripts/engines"
 
-// enginesDir is where the scripts keep the servers' data.
+// enginesDir returns the folder in which the scripts keep the data of the servers.
 func enginesDir() string {
 	dir := os.Getenv("NOTIFY_ENGINES_DIR")
 	if dir == "" {
@@ -29,13 +29,13 @@ func enginesDir() string {
 	return dir
 }
 
-// start starts a server and returns when it answers.
+// start starts a server and returns when the server answers.
 func (c *cluster) start(ctx context.Context, name string) {
 	c.script(ctx, name, "start")
 }
 
-// script runs a server's script. Its output goes to a file: a pipe would stay open
-// for as long as the server lives.
+// script runs the script of a server. The output goes to a file. With a pipe, script would wait
+// until the server ends, because the server keeps the pipe open.
 func (c *cluster) script(ctx context.Context, name string, args ...string) {
 	out := rig.Must(os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer out.Close()
@@ -46,7 +46,7 @@ func (c *cluster) script(ctx context.Context, name string, args ...string) {
 	}
 }
 
-// kill ends a server with SIGKILL, and waits until it is gone.
+// kill ends a server with SIGKILL and waits until its process has ended.
 func (c *cluster) kill(ctx context.Context, name string) {
 	if name == "postgres" {
 		c.script(ctx, name, "kill")
@@ -59,8 +59,8 @@ func (c *cluster) kill(ctx context.Context, name string) {
 	until(ctx, name+" is gone", func() bool { return gone(pid) })
 }
 
-// pid returns the process id of a server. With three nodes it is that of the first node, whose
-// address is the first in every configuration.
+// pid returns the process id of a server. With three nodes it returns the process id of the first
+// node. Every configuration lists the address of this node first.
 func (c *cluster) pid(name string) int {
 	file := map[string]string{"kafka": "kafka/pid", "cassandra": "cassandra/node1/pid", "redis": "redis/pid"}
 	if c.o.Nodes == 3 {
@@ -94,7 +94,8 @@ func emptyRedis() {
 	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until calls ask until it returns true. It fails after rig.Patience.
+// until calls the function ask repeatedly and returns when ask returns true. If this does not
+// happen within rig.Patience, until panics.
 func until(ctx context.Context, what string, ask func() bool) {
 	rig.Ok(rig.Until(ctx, what, func() (bool, error) { return ask(), nil }))
 }

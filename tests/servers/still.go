@@ -7,15 +7,16 @@ import (
 )
 
 const (
-	// stoodStill bounds how long the machine may stand still during a fault whose figures
-	// count. It is shorter than every lease and session of notifyd.
+	// stoodStill is the longest time that the machine may stand still during a fault. After a
+	// longer stall, a failed fault is run again. The time is shorter than every lease and session
+	// of notifyd.
 	stoodStill = 2 * time.Second
-	// tries is how often a fault is run at most if the machine stands still.
+	// tries is the largest number of runs of one fault.
 	tries = 3
 )
 
 // stalls measures how long this process did not run. If the machine is suspended, all processes
-// miss the same time, and their leases and sessions have expired when they go on.
+// stand still for the same time. When they continue, their leases and sessions have expired.
 type stalls struct{ longest atomic.Int64 }
 
 // watch measures until ctx ends.
@@ -35,12 +36,12 @@ func (s *stalls) watch(ctx context.Context) {
 	}
 }
 
-// note is called by watch alone.
+// note records a stall. Only watch may call it: with two callers, the longer stall could be lost.
 func (s *stalls) note(d time.Duration) {
 	if int64(d) > s.longest.Load() {
 		s.longest.Store(int64(d))
 	}
 }
 
-// take returns the longest stall since the last call.
+// take returns the longest stall since the last call of take.
 func (s *stalls) take() time.Duration { return time.Duration(s.longest.Swap(0)) }

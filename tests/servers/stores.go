@@ -10,9 +10,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// cassandraStopped kills the only node. Meanwhile requests for later are refused and requests
-// for now are accepted. When the node is back, everything acknowledged is delivered once, and no
-// earlier schedule fires early.
+// cassandraStopped kills the only Cassandra node. While the node is down, notifyd refuses triggers
+// and scheduled pushes, and accepts immediate pushes. When the node is back, every acknowledged
+// message is delivered exactly once. No push or trigger from before the fault is early.
 func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix("cassandra")
@@ -70,9 +70,9 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// redisEmptied kills Redis, deletes its data and starts it. The leases, the seen-filter and the
-// delay queue are gone. Owners take over the shards again and release the open minutes again.
-// Nothing is sent twice to providers, and nothing is lost.
+// redisEmptied kills Redis, deletes its data and starts it again. This deletes the leases, the
+// seen-filter and the delay queue. The schedulers acquire the shards again, and release the timers
+// of the open minutes again. No message is sent twice to a provider, and no message is lost.
 func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	released := c.released(ctx)
@@ -110,7 +110,7 @@ func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// released returns how many timers the schedulers have released.
+// released returns the number of timers that all processes have released.
 func (c *cluster) released(ctx context.Context) (n float64) {
 	for _, p := range c.f.Processes() {
 		m := rig.Must(p.Metrics(ctx))
@@ -119,15 +119,16 @@ func (c *cluster) released(ctx context.Context) (n float64) {
 	return n
 }
 
-// putUser stores a user with the address that the load sends to.
+// putUser stores the profile of a user, with the address that the load uses. optOut lists the
+// channels and categories of which the user wants no messages.
 func (c *cluster) putUser(ctx context.Context, user string, optOut ...string) error {
 	_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}, OptOut: optOut})
 	return err
 }
 
-// postgresStopped kills the server. Meanwhile workers use the profiles that they have read, and
-// an opt-out is refused, never acknowledged. When the server is back, an opt-out is accepted and
-// binds.
+// postgresStopped kills the PostgreSQL server. While it is down, workers use the profiles that
+// they have read before. notifyd must refuse an opt-out during this time, and must not acknowledge
+// it. When the server is back, notifyd accepts the opt-out and sends no more pushes to that user.
 func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix("postgres")
@@ -152,13 +153,13 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	meanwhile := rig.Must(c.v.Delivered(ctx))
 	c.start(ctx, "postgres")
 	t.end()
-	// Deliver these before the opt-out, which would suppress messages under way, too.
+	// Wait until all messages are delivered. The opt-out would also suppress messages under way.
 	ids := t.ids()
 	r.lost = c.delivered(ctx, ids)
 	ready := time.Now()
 	rig.Ok(rig.Insist(ctx, func() error { return c.putUser(ctx, one, "push") }))
 	again := time.Since(ready)
-	// An opt-out must bind within a second.
+	// An opt-out must take effect within a second.
 	rig.Ok(rig.Pause(ctx, time.Second))
 	muted := c.send(ctx, stream{categories: []string{"transactional"}, profiles: true}, one, 0)
 	rig.Ok(muted.err)

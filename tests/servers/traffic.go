@@ -12,13 +12,14 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// stream sends each of its users one push after the other. It sends the next one when the one
-// before was answered, because notifyd promises to keep that order.
+// stream is one kind of load. It sends pushes to each of its users, one at a time: it waits for
+// the answer to a push before it sends the next push to that user. notifyd promises the order of
+// pushes that are sent in this way.
 type stream struct {
 	name       string
-	categories []string // in turn
-	ordered    bool     // the ledger checks the order of each user's pushes
-	profiles   bool     // the request has no address: notifyd looks it up
+	categories []string // the pushes of a user use the categories in turn
+	ordered    bool     // true: the ledger checks the order of each user's pushes
+	profiles   bool     // true: requests have no address, so notifyd reads it from the profile
 }
 
 // Streams of immediate pushes.
@@ -27,7 +28,7 @@ var (
 	rest     = stream{name: "rest", categories: []string{"transactional", "marketing"}}
 )
 
-// warm is how long load runs before a fault, so that every stage has work under way.
+// warm is the time that load runs before a fault. After it, every stage of notifyd has work.
 const warm = 3 * time.Second
 
 // prefix returns a prefix of user ids that no other run uses.
@@ -36,13 +37,13 @@ func prefix(name string) string { return fmt.Sprintf("%s-%d", name, time.Now().U
 // answer is the result of one request.
 type answer struct {
 	stream string
-	id     string // empty: refused, or not answered
-	sent   time.Time
-	at     time.Time
+	id     string    // empty: the request was refused or not answered
+	sent   time.Time // before the request
+	at     time.Time // after the answer
 	err    error
 }
 
-// traffic is load under way.
+// traffic is running load, with the answers so far.
 type traffic struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
@@ -51,11 +52,11 @@ type traffic struct {
 	answers []answer
 }
 
-// perUser is the time between two pushes to a user.
+// perUser is the time between two pushes to the same user.
 const perUser = 400 * time.Millisecond
 
-// traffic starts streams, each at the configured rate. prefix keeps the users of this fault
-// apart from those of others.
+// traffic starts streams, each at the configured rate. The user ids begin with prefix, so that
+// each fault has its own users.
 func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream) *traffic {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{stop: cancel}
@@ -82,7 +83,7 @@ func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream)
 	return t
 }
 
-// send sends one push. It waits for the answer also if the load ends meanwhile.
+// send sends one push and waits for the answer, even if the load ends in the meantime.
 func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answer {
 	n := api.Notification{
 		Channel: "push", Category: s.categories[seq%len(s.categories)], To: api.Receiver{UserID: user, Address: rig.Address("push", user)},
@@ -117,12 +118,12 @@ func (t *traffic) end() {
 
 // counts has the numbers of answers by kind.
 type counts struct {
-	accepted, refused int64
-	noRetry           int64 // refused without Retry-After
-	other             int64 // neither 201 nor 503
-	example           error // of other
-	refusal           error // of refused
-	slowest           time.Duration
+	accepted, refused int64         // answers 201, and answers 503
+	noRetry           int64         // answers 503 without Retry-After; also counted in refused
+	other             int64         // all other answers, and requests without an answer
+	example           error         // the last error counted in other
+	refusal           error         // the last error counted in refused
+	slowest           time.Duration // longest time from a request to its answer
 }
 
 func (n *counts) note(err error) {
@@ -141,7 +142,8 @@ func (n *counts) note(err error) {
 	}
 }
 
-// count counts the answers of a stream to what was sent in [from, to).
+// count counts the answers of the stream with this name. It considers only requests that were sent
+// in the half-open interval [from, to).
 func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,8 +158,9 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal returns how long after a moment the first 503 came. It looks only at requests
-// sent after the moment, because earlier ones may have been refused for another reason.
+// firstRefusal returns how long it took until the first answer 503 arrived. The parameter after is
+// the beginning of this time. Requests that were sent earlier are ignored, because they may have
+// been refused for another reason. The result there is false if no request was refused.
 func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,8 +176,8 @@ func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool)
 	return took, there
 }
 
-// accepted returns the times of the acknowledgements of the named streams, or of all streams if
-// none is named.
+// accepted returns the times at which requests of the named streams were acknowledged. Without
+// names it returns the times of all streams.
 func (t *traffic) accepted(streams ...string) (out []time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -186,7 +189,7 @@ func (t *traffic) accepted(streams ...string) (out []time.Time) {
 	return out
 }
 
-// ids returns the acknowledged ids.
+// ids returns the ids of all acknowledged requests.
 func (t *traffic) ids() (out []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,14 +201,14 @@ func (t *traffic) ids() (out []string) {
 	return out
 }
 
-// totals returns the counts of all calls in the providers' ledger.
+// totals returns the counts of all calls in the ledger of the simulated providers.
 func (c *cluster) totals(ctx context.Context) (r rig.Result) {
 	rig.Ok(c.v.Totals(ctx, &r))
 	return r
 }
 
-// delivered waits until every id was sent to a provider, and returns how many were not within
-// patience.
+// delivered waits until every id was sent to a provider. It returns the number of ids that were
+// not sent within rig.Patience.
 func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64) {
 	if len(ids) == 0 {
 		return 0

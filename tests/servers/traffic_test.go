@@ -76,7 +76,8 @@ func TestLongestGap(t *testing.T) {
 	}
 }
 
-// TestOwner: the name of a process must not pass for that of another one.
+// TestOwner checks that owns does not confuse two processes if the name of one process is a
+// prefix of the name of the other.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	p := &rig.Process{Name: "faults-1-scheduler"}

@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 )
 
-// gate stops the bytes of its wires. Wires that share a gate are cut at the same moment. While
-// the gate is shut, connections stay open and no byte is forwarded.
+// gate cuts its wires. While the gate is shut, its wires forward no bytes, and their connections
+// stay open. Several wires can share a gate, so that they are cut at the same moment.
 type gate struct {
 	mu     sync.Mutex
-	opened chan struct{} // closed when the gate opens; nil: it is open
+	opened chan struct{} // closed when the gate opens; nil: the gate is open
 }
 
 func (g *gate) shut() {
@@ -41,20 +41,20 @@ func (g *gate) pass() {
 	}
 }
 
-// wire is a TCP proxy before one address. Bytes that clients send while the gate is shut are
-// forwarded afterwards, also for a client that has closed its connection. A real network that
-// was cut does the same, because TCP sends undelivered bytes again.
+// wire is a TCP proxy for one address. When the gate opens, the wire forwards the bytes that
+// clients sent while the gate was shut, even if the client has closed its connection. A real
+// network that was cut does the same, because TCP sends undelivered bytes again.
 type wire struct {
 	gate  *gate
 	dial  func(context.Context) (net.Conn, error)
-	bytes atomic.Int64 // forwarded from clients
+	bytes atomic.Int64 // number of bytes forwarded from clients to the server
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
 	ended bool
 }
 
-// serve forwards the connections of a listener until end closes it.
+// serve forwards the connections of l until l is closed. It returns when all of them have ended.
 func (w *wire) serve(ctx context.Context, l net.Listener) {
 	var forwards sync.WaitGroup
 	defer forwards.Wait()
@@ -85,7 +85,8 @@ func (w *wire) forward(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// copyBytes forwards one direction until its end, and closes that direction.
+// copyBytes forwards the bytes of one direction of a connection until the sender closes it. Then
+// it closes that direction. It adds the number of forwarded bytes to count.
 func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -99,7 +100,7 @@ func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
 		}
 		if err != nil {
 			if half, ok := to.(interface{ CloseWrite() error }); ok {
-				_ = half.CloseWrite() // the other direction goes on
+				_ = half.CloseWrite() // the other direction stays open
 			} else {
 				to.Close()
 			}
@@ -108,7 +109,8 @@ func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
 	}
 }
 
-// keep records connections, so that end can close them. It returns false if end was called.
+// keep records connections, so that end can close them. It returns false if end was called
+// before; then the caller must close the connections.
 func (w *wire) keep(conns ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +131,7 @@ func (w *wire) drop(conns ...net.Conn) {
 	}
 }
 
-// end closes every connection.
+// end closes every connection. After that, forward closes new connections at once.
 func (w *wire) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

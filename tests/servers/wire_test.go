@@ -8,8 +8,9 @@ import (
 	"testing/synctest"
 )
 
-// TestWireCut checks that a wire whose gate is shut forwards nothing and closes nothing. Bytes
-// sent meanwhile arrive when the gate opens, also from a client that has closed its connection.
+// TestWireCut checks that a wire with a shut gate forwards no bytes and closes no connection. When
+// the gate opens, the bytes that were sent in the meantime must arrive, even if the client has
+// closed its connection.
 func TestWireCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

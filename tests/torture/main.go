@@ -1,9 +1,14 @@
-// Command torture kills a real notifyd under load, again and again, and then checks its
-// promises: every acknowledged id reaches a terminal state, the duplicates do not exceed
-// the number of receivers that the store recorded as sent again, and the first attempts
-// of each user go out in order.
+// Command torture kills a real notifyd many times under load. Then it checks the promises of
+// notifyd:
 //
-// Its last line has key=value pairs. It exits 1 if a promise is broken.
+//   - Every acknowledged id reaches a terminal state.
+//   - The number of duplicates is not larger than the number of receivers that the store has
+//     recorded as sent again.
+//   - The first attempts for each user are sent in order.
+//   - No trigger or scheduled push is lost, early, or executed after its cancellation.
+//
+// The last line of the output has key=value pairs. torture exits with 1 if notifyd broke a
+// promise.
 package main
 
 import (
@@ -52,9 +57,9 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	sent := v.Load(ctx, o.rate, o.laterRate, o.seed)
 	rng := rand.New(rand.NewPCG(o.seed, 1))
-	longest := 2 * time.Second // from a start to its kill
+	longest := 2 * time.Second // longest random part of the time from a start to its kill
 	if o.laterRate > 0 {
-		longest = 5 * time.Second // so that registered triggers and schedules become due before the kill
+		longest = 5 * time.Second // so that triggers and schedules become due before the kill
 	}
 	for k := range o.kills {
 		point := ""

@@ -16,7 +16,7 @@ func doctor(t *testing.T, cl *api.Client) []api.Finding {
 	return found
 }
 
-// find is what a doctor found of a check.
+// find returns the finding of the check with this name, or an empty finding if there is none.
 func find(fs []api.Finding, check string) api.Finding {
 	for _, f := range fs {
 		if f.Check == check {
@@ -26,7 +26,8 @@ func find(fs []api.Finding, check string) api.Finding {
 	return api.Finding{}
 }
 
-// send sends one push to a user with an address.
+// send sends one push to a user and returns the notification id. The request has an address, so
+// the user needs no profile.
 func send(t *testing.T, cl *api.Client, user string) (string, error) {
 	t.Helper()
 	made, err := cl.Send(t.Context(), api.Notification{
@@ -35,7 +36,8 @@ func send(t *testing.T, cl *api.Client, user string) (string, error) {
 	return made.NotificationID, err
 }
 
-// clientOf calls another process than the first, with its token.
+// clientOf returns a copy of cl that sends its requests to another process. The parameter at is
+// the address (host:port) of that process.
 func clientOf(cl *api.Client, at string) *api.Client {
 	out := *cl
 	out.BaseURL = "http://" + at

@@ -20,14 +20,14 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// skewed is a proxy before a Redis that changes the server's time in answers to TIME. To a
-// process behind it, the process's own clock seems to be off.
+// skewed is a proxy for a Redis server. It changes the time in the answers to the command TIME. A
+// process that uses the proxy sees a Redis whose clock is wrong.
 type skewed struct {
-	at  string
-	off atomic.Int64 // seconds that the server is ahead
+	at  string       // address of the proxy
+	off atomic.Int64 // seconds that are added to the time of the server
 }
 
-// timeReply is the answer to TIME: seconds and microseconds.
+// timeReply matches the answer to TIME: seconds and microseconds.
 var timeReply = regexp.MustCompile(`^\*2\r\n\$10\r\n(\d{10})\r\n(\$\d\r\n\d{1,6}\r\n)$`)
 
 func skew(t *testing.T, to string) *skewed {
@@ -50,7 +50,7 @@ func skew(t *testing.T, to string) *skewed {
 	return s
 }
 
-// pass copies a connection; it ends when either side does.
+// pass copies the bytes of a connection in both directions until one side closes it.
 func (s *skewed) pass(c net.Conn, to string) {
 	defer c.Close()
 	r, err := net.Dial("tcp", to)
@@ -69,7 +69,8 @@ func (s *skewed) pass(c net.Conn, to string) {
 			return
 		}
 		out := buf[:n]
-		if m := timeReply.FindSubmatch(out); m != nil { // it comes alone, in one piece
+		// An answer to TIME arrives alone and in one Read.
+		if m := timeReply.FindSubmatch(out); m != nil {
 			sec, _ := strconv.ParseInt(string(m[1]), 10, 64)
 			out = fmt.Appendf(nil, "*2\r\n$10\r\n%d\r\n%s", sec+s.off.Load(), m[2])
 		}
@@ -79,17 +80,19 @@ func (s *skewed) pass(c net.Conn, to string) {
 	}
 }
 
-// TestClockThatIsOff: a process whose clock is off by an hour, ahead or behind, owns
-// nothing and makes no call, from its start on. It is not ready, the doctor says so, and
-// it refuses what is due later; it takes what is due now. When its clock is right it does
-// all of that, and gives it up again when the clock goes.
+// TestClockThatIsOff starts a process whose clock is one hour fast, and then a process whose clock
+// is one hour slow. Such a process must own no shards and make no calls. It must not be ready, and
+// the doctor must report the clock. It must refuse triggers and scheduled pushes, and accept
+// immediate pushes. When the test corrects the clock, the process must acquire all shards and work
+// normally. When the clock becomes wrong again, the process must release all shards.
 func TestClockThatIsOff(t *testing.T) {
 	e, f := clockFleet(t)
 	for _, off := range []string{"1h", "-1h"} {
 		p := e.clockProcess(t, f, "clock"+off, off, "redis.addresses="+e.at("redis", 0))
 		due := time.Now().Add(time.Second).UTC().Truncate(time.Millisecond)
 		id := p.trigger(f.V.Client(), due)
-		// Long enough for shards to be taken, which takes a second, and for the trigger.
+		// Check for 5 s. A process with a correct clock would acquire the shards within a second and
+		// then call the trigger.
 		for range 50 {
 			if n := p.owned(); n != 0 {
 				t.Fatalf("it owns %v shards with a clock that is %s off", n, off)
@@ -141,8 +144,8 @@ func TestClockThatIsOff(t *testing.T) {
 	}
 }
 
-// TestServerWhoseClockIsOff checks that no process refuses anything if the clock of only one
-// server, Redis, is wrong.
+// TestServerWhoseClockIsOff checks that a process accepts all requests and owns all shards if only
+// the clock of one server, Redis, is wrong.
 func TestServerWhoseClockIsOff(t *testing.T) {
 	e, f := clockFleet(t)
 	for _, ahead := range []int64{3600, -3600} {
@@ -168,8 +171,8 @@ func TestServerWhoseClockIsOff(t *testing.T) {
 	}
 }
 
-// clockFleet starts a Redis without TLS, which can be skewed, and all roles but the
-// scheduler.
+// clockFleet starts a Redis without TLS, so that a skewed proxy can change its answers. It starts
+// one process with all roles except scheduler.
 func clockFleet(t *testing.T) (*estate, *rig.Fleet) {
 	t.Helper()
 	e := servers(t)
@@ -180,13 +183,13 @@ func clockFleet(t *testing.T) (*estate, *rig.Fleet) {
 	return e, f
 }
 
-// clockProcess is a process of the roles api and scheduler whose clock a test can turn.
+// clockProcess is a process with the roles api and scheduler. A test can change its clock.
 type clockProcess struct {
 	*rig.Process
 	t      *testing.T
 	f      *rig.Fleet
 	client *api.Client
-	file   string // holds how far its clock is off
+	file   string // path of a file with the error of the process's clock, such as "-1h"
 }
 
 func (e *estate) clockProcess(t *testing.T, f *rig.Fleet, name, off string, set ...string) *clockProcess {
@@ -202,7 +205,8 @@ func (e *estate) clockProcess(t *testing.T, f *rig.Fleet, name, off string, set 
 	return c
 }
 
-// turn makes the clock that far off. A rename: the process never reads half of it.
+// turn sets the error of the process's clock to the parameter off, such as "-1h". It renames a
+// complete file, so that the process never reads a half-written file.
 func (c *clockProcess) turn(off string) {
 	c.t.Helper()
 	err := os.WriteFile(c.file+".new", []byte(off), 0o600)
@@ -249,7 +253,8 @@ func (c *clockProcess) newTrigger(due time.Time) api.Trigger {
 	return api.Trigger{CallbackURL: fmt.Sprintf("%s/clock?due=%d", url, due.UnixMilli()), FireAt: &due, Exact: true}
 }
 
-// trigger makes a trigger at another process, whose clock is right.
+// trigger registers a trigger and returns its id. The parameter at is a client of another process,
+// whose clock is correct.
 func (c *clockProcess) trigger(at *api.Client, due time.Time) string {
 	c.t.Helper()
 	made, err := at.Trigger(c.t.Context(), c.newTrigger(due), "")
@@ -259,7 +264,8 @@ func (c *clockProcess) trigger(at *api.Client, due time.Time) string {
 	return made.TriggerID
 }
 
-// later asks the process itself for what is due later.
+// later registers a trigger and schedules a push at this process, both with the given due time. It
+// returns the two errors.
 func (c *clockProcess) later(due time.Time) map[string]error {
 	c.t.Helper()
 	_, trigger := c.client.Trigger(c.t.Context(), c.newTrigger(due), "")
@@ -269,7 +275,7 @@ func (c *clockProcess) later(due time.Time) map[string]error {
 	return map[string]error{"a trigger": trigger, "a schedule": schedule}
 }
 
-// called returns how often a trigger was called, and the time of its last call.
+// called returns the time of the last call of a trigger, and the number n of its calls.
 func (c *clockProcess) called(id string) (at time.Time, n int) {
 	c.t.Helper()
 	if err := c.f.V.Calls(c.t.Context(), func(v rig.Call) {

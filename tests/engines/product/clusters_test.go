@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// TestClustersOfTheirOwn: status, timers and triggers each have a cluster's address
-// and a keyspace of their own, and their rows are in no other.
+// TestClustersOfTheirOwn configures a separate Cassandra address and keyspace for each of status,
+// timers and triggers. It checks that the rows of each are in its own keyspace only.
 func TestClustersOfTheirOwn(t *testing.T) {
 	e := servers(t)
 	const name = "apart"
@@ -41,7 +41,7 @@ func TestClustersOfTheirOwn(t *testing.T) {
 	}
 }
 
-// rows counts those of a table; 0 where there is no such table.
+// rows returns the number of rows of a table, or 0 if the table does not exist.
 func (e *estate) rows(t *testing.T, table string) (n int) {
 	t.Helper()
 	s, err := e.session()
@@ -55,8 +55,8 @@ func (e *estate) rows(t *testing.T, table string) (n int) {
 	return n
 }
 
-// TestMigrateDownAndUp: what is there is dropped only where that is confirmed, and is
-// made again.
+// TestMigrateDownAndUp checks that "migrate down" deletes the data only with --yes, and that
+// "migrate up" creates the tables again.
 func TestMigrateDownAndUp(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)
@@ -93,7 +93,7 @@ func TestMigrateDownAndUp(t *testing.T) {
 	if out, err := f.Command(t.Context(), nil, "serve", "--config", f.Engines(), "--config", f.Beside(), "--role", "worker", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin="); err == nil || !strings.Contains(out, "migrate up") {
 		t.Errorf("serve without tables: %v\n%s", err, out)
 	}
-	migrate(0, "down", "--yes") // again
+	migrate(0, "down", "--yes") // a second time, without tables
 	migrate(0, "up")
 	if out := migrate(0, "status"); strings.Contains(out, "missing") {
 		t.Errorf("status after up:\n%s", out)

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestMigrateTellsOnce checks that an error that keeps Cassandra from answering is printed once,
-// with the key at fault, and that the states of the other servers are printed, too.
+// TestMigrateTellsOnce runs "migrate status" with a wrong password for Cassandra. The error must be
+// printed once and must name the wrong setting. The states of the other servers must be printed,
+// too.
 func TestMigrateTellsOnce(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)
@@ -21,8 +22,8 @@ func TestMigrateTellsOnce(t *testing.T) {
 	e.tellsNothing(t, f, out)
 }
 
-// TestAnotherPrefixMakesNoTopics: migrate up with another topic prefix than the installation
-// began with is refused before topics are made for it.
+// TestAnotherPrefixMakesNoTopics runs "migrate up" with a topic prefix that is not the prefix of
+// the installation. notifyd must refuse it before it creates topics with the new prefix.
 func TestAnotherPrefixMakesNoTopics(t *testing.T) {
 	e := servers(t)
 	f := e.fleet(t, e.main(t), "api")

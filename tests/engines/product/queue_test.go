@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 )
 
-// TestQueueInSQS: schedules and triggers go through SQS, and the doctor looks at its
-// queues: it says which is missing.
+// TestQueueInSQS checks that schedules and triggers are delivered through SQS, that the doctor
+// checks all six queues, and that no log contains the secret key.
 func TestQueueInSQS(t *testing.T) {
 	e := servers(t)
 	at := enginetest.Server(t, enginetest.SQSEnv)
@@ -47,7 +47,8 @@ func TestQueueInSQS(t *testing.T) {
 		}
 	}
 	all, err := client.ListQueues(t.Context(), &api.ListQueuesInput{QueueNamePrefix: &prefix})
-	if err != nil || len(all.QueueUrls) != 6 { // two, each with its backlog and its dead
+	// There are two queues, each with a backlog queue and a dead-letter queue.
+	if err != nil || len(all.QueueUrls) != 6 {
 		t.Fatalf("queues of the installation: %v, %v", all, err)
 	}
 	whole(t, load(t, f, "sqs", briefly(t)), "sqs")
@@ -77,7 +78,7 @@ func TestDoctorMissesAQueue(t *testing.T) {
 	e := servers(t)
 	at := enginetest.Server(t, enginetest.SQSEnv)
 	v := e.main(t)
-	f := e.fleet(t, v, "api") // migrates without SQS
+	f := e.fleet(t, v, "api") // migrates without SQS, so no SQS queue is created
 	set := values{"sqs.region": "elasticmq", "sqs.endpoint": at, "sqs.prefix": "nobody-made-" + strings.ToLower(rand.Text()[:8]) + "-"}
 	env := []string{"AWS_ACCESS_KEY_ID=x", "AWS_SECRET_ACCESS_KEY=x"}
 	p, err := f.Run(t.Context(), "api-over-sqs", "api", env, set.set()...)

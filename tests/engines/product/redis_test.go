@@ -12,12 +12,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// plainRedis starts servers of a form of Redis beside the one with TLS, and returns
-// the addresses for the configuration.
+// plainRedis starts Redis servers without TLS, in addition to the Redis with TLS. form is
+// "sentinel" or "cluster". It returns the addresses for the configuration.
 func (e *estate) plainRedis(t *testing.T, form string) []string {
 	t.Helper()
 	s := []string{"redis", "REDIS_MODE=" + form, "REDIS_SECURE=", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])}
-	// They are stopped with those of all tests: the script stops every form.
+	// estate.close stops these servers, too, because the script stops the servers of every form.
 	if err := e.script("start", s); err != nil {
 		t.Fatal(err)
 	}
@@ -35,8 +35,8 @@ func plain(more values) values {
 	}.with(more)
 }
 
-// TestRedisFailsOver: the master that three sentinels watch is killed under load; its
-// replica takes over, and nothing is lost.
+// TestRedisFailsOver kills a Redis master under load. Three sentinels watch the master. Its replica
+// must take over, and no message may be lost.
 func TestRedisFailsOver(t *testing.T) {
 	e := servers(t)
 	sentinels := e.plainRedis(t, "sentinel")
@@ -48,7 +48,7 @@ func TestRedisFailsOver(t *testing.T) {
 		}
 		return string(out)
 	}
-	// They must know the replica, and each other, before the master goes.
+	// Wait until the sentinels know the replica and each other. Only then can they fail over.
 	if err := rig.Until(t.Context(), "the sentinels know all", func() (bool, error) {
 		m := ask("master", "notifyd")
 		return strings.Contains(m, "num-slaves\n1") && strings.Contains(m, "num-other-sentinels\n2"), nil
@@ -91,8 +91,8 @@ func TestRedisFailsOver(t *testing.T) {
 		}
 	})
 	t.Logf("product case=sentinel failover_s=%.1f %s", took.Seconds(), s)
-	// A queue that fails over may hand out once more what it had handed out: then the
-	// receiver sees the same id again.
+	// Do not limit how often a trigger is called. After a failover, the queue may return a message
+	// a second time, and the receiver then sees the same trigger id twice.
 	if s.Lost != 0 || s.Early != 0 || s.Duplicates != 0 || len(s.Errors) != 0 || s.Accepted == 0 || s.Triggers == 0 {
 		t.Errorf("%s", s)
 	}
@@ -101,7 +101,8 @@ func TestRedisFailsOver(t *testing.T) {
 	}
 }
 
-// TestRedisInACluster: three nodes.
+// TestRedisInACluster runs notifyd over a Redis cluster of three nodes. It checks that every
+// message is delivered once and that each node has keys.
 func TestRedisInACluster(t *testing.T) {
 	e := servers(t)
 	nodes := e.plainRedis(t, "cluster")

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// secrets returns the texts that no process may print.
+// secrets returns all passwords. No process may print one of them.
 func (e *estate) secrets(t *testing.T) []string {
 	t.Helper()
 	out := []string{e.cassandraPassword, e.postgresPassword, wrongPassword}
@@ -27,7 +27,8 @@ func (e *estate) secrets(t *testing.T) []string {
 	return out
 }
 
-// environment is the credentials as variables, with those of files taken away.
+// environment returns the credentials of v as environment variables. without has settings that
+// remove the files with these credentials from the configuration.
 func (e *estate) environment(t *testing.T, v values) (env []string, without values) {
 	t.Helper()
 	s := e.secrets(t)
@@ -40,9 +41,10 @@ func (e *estate) environment(t *testing.T, v values) (env []string, without valu
 		}
 }
 
-// TestSecure: with every server behind verified TLS, client certificates and
-// passwords, a process that does everything, and beside it one that only dispatches
-// and schedules, whose credentials are in its environment, deliver now and later.
+// TestSecure runs two processes over servers that require TLS and passwords. The first process has
+// all roles and reads its credentials from files. The second process has the roles scheduler,
+// dispatcher and worker:push and reads its passwords from its environment. All immediate and
+// scheduled messages must be delivered, and no log may contain a password.
 func TestSecure(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)
@@ -59,7 +61,7 @@ func TestSecure(t *testing.T) {
 	e.tellsNothing(t, f, "")
 }
 
-// tellsNothing fails the test where a secret stands in the logs, or in more.
+// tellsNothing fails the test if a secret is in the logs of f or in the text of the parameter more.
 func (e *estate) tellsNothing(t *testing.T, f *rig.Fleet, more string) {
 	t.Helper()
 	logs, err := f.Logs()
@@ -73,7 +75,8 @@ func (e *estate) tellsNothing(t *testing.T, f *rig.Fleet, more string) {
 	}
 }
 
-// healthy fails the test where the doctor finds an engine that is not.
+// healthy fails the test if a check of the doctor fails, or if the doctor did not check one of the
+// four servers.
 func (e *estate) healthy(t *testing.T, f *rig.Fleet) {
 	t.Helper()
 	checks := []string{}
@@ -91,8 +94,9 @@ func (e *estate) healthy(t *testing.T, f *rig.Fleet) {
 	}
 }
 
-// TestRefused: a wrong authority, a wrong password, a certificate that is missing or
-// of somebody else: the process does not start, and its error names the key.
+// TestRefused starts processes with bad credentials: a wrong certificate authority, a wrong
+// password, or a client certificate that is missing or not trusted. Each process must not start,
+// and its error must name the setting.
 func TestRefused(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)
@@ -133,7 +137,7 @@ func TestRefused(t *testing.T) {
 		}
 		out, err := f.Command(t.Context(), c.env, args...)
 		all.WriteString(out)
-		// The error may name the section before.
+		// The error of Cassandra may have the prefix "cassandra: ".
 		if err == nil || !strings.Contains(out, "\nerror: "+c.key+": ") && !strings.Contains(out, "\nerror: cassandra: "+c.key+": ") {
 			t.Errorf("%v: %v, want an error that names %s:\n%s", c.set, err, c.key, out)
 			continue
@@ -147,8 +151,7 @@ func TestRefused(t *testing.T) {
 	e.tellsNothing(t, f, all.String())
 }
 
-// TestAwayAtTheStart checks that a process starts although a server is down, and uses the server
-// once it is back.
+// TestAwayAtTheStart checks that a process starts and delivers a message although Redis is down.
 func TestAwayAtTheStart(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)

@@ -1,6 +1,6 @@
-// Package product runs the whole product, processes and all, over real servers of its
-// own that it starts once: Kafka with SASL and TLS, Cassandra with TLS and a password,
-// Redis with TLS, a password and client certificates, PostgreSQL the same.
+// Package product tests real notifyd processes over real servers. It starts its own servers, once
+// for all tests: Kafka with SASL and TLS, Cassandra with TLS and a password, and Redis and
+// PostgreSQL, each with TLS, a password and client certificates.
 package product
 
 import (
@@ -27,11 +27,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// estate is the servers, with a role of its own at each, and the notifyd under test.
+// estate has the servers, the roles (accounts) of notifyd on these servers, and the path of the
+// notifyd binary.
 type estate struct {
 	dir, bin string
-	ports    map[string]int
-	stops    [][]string // of scripts, with their environment behind
+	ports    map[string]int // first port of each server
+	stops    [][]string     // for each started server: its script, then environment variables
 
 	cassandraRole, cassandraPassword string
 	postgresRole, postgresPassword   string
@@ -51,8 +52,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// servers starts them with the first test. Where no engines are provisioned the test
-// is skipped.
+// servers returns the servers that all tests share. The first call starts them. It skips the test
+// with -short, or if the environment variable of an engine is not set ("make engines").
 func servers(t *testing.T) *estate {
 	t.Helper()
 	for _, env := range []string{enginetest.KafkaEnv, enginetest.CassandraEnv, enginetest.RedisEnv, enginetest.PostgresEnv} {
@@ -72,7 +73,7 @@ func servers(t *testing.T) *estate {
 }
 
 func (e *estate) start() (err error) {
-	// Not t.TempDir, which the user that PostgreSQL runs as cannot enter.
+	// t.TempDir would not work: the user that runs PostgreSQL cannot enter it.
 	if e.dir, err = os.MkdirTemp("", "notifyd-product-"); err != nil {
 		return err
 	}
@@ -107,8 +108,9 @@ func (e *estate) start() (err error) {
 	return e.roles()
 }
 
-// script runs one of scripts/engines. Its output goes to a file: a pipe would stay
-// open for as long as the server lives.
+// script runs a script of scripts/engines with the argument verb. s has the name of the script and
+// environment variables for it. The output goes to a file. With a pipe, script would wait until
+// the server ends, because the server keeps the pipe open.
 func (e *estate) script(verb string, s []string) error {
 	name := filepath.Join(e.dir, s[0]+".script.log")
 	out, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
@@ -149,7 +151,8 @@ func (e *estate) file(parts ...string) string {
 	return filepath.Join(append([]string{e.dir}, parts...)...)
 }
 
-// roles makes those that notifyd works as: none of them is a superuser.
+// roles creates the accounts that notifyd uses on Cassandra and PostgreSQL, and writes their
+// password files. The accounts are not superusers.
 func (e *estate) roles() error {
 	e.cassandraRole, e.cassandraPassword = "notifyd", rand.Text()
 	e.postgresRole, e.postgresPassword = "product", rand.Text()
@@ -162,7 +165,7 @@ func (e *estate) roles() error {
 	)
 }
 
-// wrongPassword is one that nobody has.
+// wrongPassword is not the password of any account.
 const wrongPassword = "CANARY-wrong-5d1f"
 
 func errorsOf(errs ...error) error {
@@ -174,14 +177,14 @@ func errorsOf(errs ...error) error {
 	return nil
 }
 
-// session is one of Cassandra's own superuser.
+// session opens a session with Cassandra as its default superuser.
 func (e *estate) session() (*gocql.Session, error) {
 	c := gocql.NewCluster(e.at("cassandra", 0))
 	c.Timeout, c.ConnectTimeout = time.Minute, time.Minute
 	c.Authenticator = gocql.PasswordAuthenticator{Username: "cassandra", Password: "cassandra"}
 	c.SslOpts = &gocql.SslOptions{CaPath: e.file("cassandra", "tls", "ca.pem"), CertPath: e.file("cassandra", "tls", "client.pem"), KeyPath: e.file("cassandra", "tls", "client.key"), EnableHostVerification: true}
 	var s *gocql.Session
-	// Its first role is made a moment after it listens.
+	// Try again: Cassandra creates the superuser a moment after it begins to listen.
 	err := rig.Until(context.Background(), "Cassandra takes its superuser", func() (bool, error) {
 		var err error
 		s, err = c.CreateSession()
@@ -221,7 +224,7 @@ func (e *estate) sql(statements ...string) error {
 	return nil
 }
 
-// values is a configuration by its keys.
+// values is a configuration of notifyd: a value for each key, such as "redis.prefix".
 type values map[string]any
 
 func (v values) with(more values) values {
@@ -230,7 +233,8 @@ func (v values) with(more values) values {
 	return out
 }
 
-// yaml is the values as a file: JSON is YAML too.
+// yaml returns the content of a configuration file with these values. It is JSON, which is also
+// valid YAML.
 func (v values) yaml() string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -241,7 +245,7 @@ func (v values) yaml() string {
 	return b.String()
 }
 
-// set is the values for a command line.
+// set returns the values in the form key=value, for the flag --set.
 func (v values) set() (out []string) {
 	for key, value := range v {
 		out = append(out, fmt.Sprint(key, "=", value))
@@ -249,8 +253,8 @@ func (v values) set() (out []string) {
 	return out
 }
 
-// installation is the configuration of an installation of that name, whose
-// credentials are in files.
+// installation returns the configuration of the installation with this name. The credentials are
+// in files.
 func (e *estate) installation(name string) values {
 	kafka, cassandra, redis, pg := e.file("kafka", "certs"), e.file("cassandra", "tls"), e.file("redis-secure", "certs"), e.file("postgres", "tls")
 	v := values{
@@ -272,7 +276,8 @@ func (e *estate) installation(name string) values {
 	return v
 }
 
-// main is the installation that tests share, one after the other.
+// main returns the configuration of the installation that most tests use, one after the other. The
+// first call creates its database.
 func (e *estate) main(t *testing.T) values {
 	t.Helper()
 	mainOnce.Do(func() { mainErr = e.sql("CREATE DATABASE product OWNER " + e.postgresRole) })
@@ -287,7 +292,8 @@ var (
 	mainErr  error
 )
 
-// fleet starts the first process of one.
+// fleet returns a new fleet with the configuration v and starts its first process. first is the
+// list of roles of that process.
 func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *rig.Fleet {
 	t.Helper()
 	f, err := rig.NewFleet(t.Context(), rig.FleetConfig{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: first, Env: env})
@@ -305,7 +311,9 @@ func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *rig
 	return f
 }
 
-// load is a little of each kind while do runs, and checks that all of it came, once.
+// load starts a small load of each kind and calls the function do. Then it waits until at least 30
+// messages were accepted, ends the load, and waits until the messages are delivered. It returns
+// the counts of accepted, lost and repeated messages.
 func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
 	t.Helper()
 	ctx := t.Context()
@@ -316,7 +324,7 @@ func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
 		t.Fatal(err)
 	}
 	do()
-	// On a machine with other work a moment is not enough for anything.
+	// On a busy machine few messages may have been accepted while do ran.
 	if err := rig.Until(ctx, "30 messages are accepted", func() (bool, error) { return l.Accepted() >= 30, nil }); err != nil {
 		t.Error(err)
 	}
@@ -331,7 +339,7 @@ func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
 	return s
 }
 
-// whole fails the test unless everything came, once.
+// whole fails the test unless every message was delivered exactly once, in order and not early.
 func whole(t *testing.T, s rig.Sums, what string) {
 	t.Helper()
 	t.Logf("product case=%s %s", what, s)
@@ -340,7 +348,7 @@ func whole(t *testing.T, s rig.Sums, what string) {
 	}
 }
 
-// briefly lets a load run for a moment.
+// briefly returns a function for the parameter do of load. The function waits for two seconds.
 func briefly(t *testing.T) func() {
 	return func() {
 		if err := rig.Pause(t.Context(), 2*time.Second); err != nil {

@@ -11,59 +11,63 @@ import (
 
 const pageSize = 4096
 
-// Names says what makes a name durable; see the package's documentation.
+// Names says which fsync makes a name durable; see the documentation of the package.
 type Names int
 
-// The models.
+// The models of a file system.
 const (
-	// WithFile: an fsync of the file or of its folder. Linux's file systems.
+	// WithFile means that an fsync of the file or of its folder makes a name durable. The file
+	// systems of Linux work like this.
 	WithFile Names = iota
-	// WithFolder: an fsync of the folder only. The letter of POSIX.
+	// WithFolder means that only an fsync of the folder makes a name durable. POSIX requires no
+	// more than this.
 	WithFolder
 )
 
-// Disk is the file system behind a mount. It lives in memory and may be used
-// from any goroutine.
+// Disk is a file system in memory that can be mounted. Its exported methods are safe for
+// concurrent use.
 type Disk struct {
 	names Names
 
 	mu      sync.Mutex
 	root    *node
-	nodes   map[uint64]*node // those the kernel knows, by id
+	nodes   map[uint64]*node // by id: the nodes that the kernel refers to
 	lastID  uint64
-	pending []change // volatile changes of names, in their order
-	group   uint64   // of the last change; a rename's two share one
-	syncs   int64
+	pending []change // volatile changes of names, oldest first
+	group   uint64   // number of the last group of changes; see change.group
+	syncs   int64    // number of syncs so far
 }
 
-// Loss counts what a cut dropped.
+// Loss counts the changes that a cut dropped.
 type Loss struct {
-	Pages int // of files that survived
+	Pages int // changed pages of files that still exist after the cut
 	Names int // changes of names
 }
 
 type page [pageSize]byte
 
-// node is a file or a folder. Of each pair of fields, the second is what a cut
-// would leave.
+// node is a file or a folder. Some fields form pairs: live and safe, pages and safePages, size and
+// safeSize. The first field of a pair is the live state; the second is the durable state.
 type node struct {
 	id      uint64
 	dir     bool
 	mode    uint32
 	mtime   time.Time
-	lookups uint64
-	parent  *node // of the live name; nil: unlinked, or the root
-	moved   bool  // changes of its names are pending
+	lookups uint64 // number of references that the kernel has to this node
+	parent  *node  // folder of the live name; nil for the root and for a removed node
+	moved   bool   // true: Disk.pending may have changes of the names of this node
 
-	live, safe map[string]*node // of a folder
+	live, safe map[string]*node // entries of a folder
 
-	pages, safePages map[int64]*page // of a file; a page in both maps is never written to
-	size, safeSize   int64
-	dirty            map[int64]struct{} // pages that differ
+	pages, safePages map[int64]*page    // pages of a file; a page in both maps must not be modified
+	size, safeSize   int64              // bytes
+	dirty            map[int64]struct{} // pages that were changed since the last sync
 	low              int64              // smallest size since the last sync
 }
 
-// change of a name: in dir, name meant from and means to.
+// change is a volatile change of one name in the folder dir. The field from is the node of the name
+// before the change. The field to is the node of the name after the change. A nil node means that
+// the name does not exist. The two changes of a rename have the same group.
 type change struct {
 	dir      *node
 	name     string
@@ -89,16 +93,17 @@ func (d *Disk) newNode(dir bool, mode uint32) *node {
 	return n
 }
 
-// Syncs is the number of syncs so far.
+// Syncs returns the number of syncs so far.
 func (d *Disk) Syncs() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.syncs
 }
 
-// Cut drops what is volatile, or keeps part of it where rng is not nil. Files
-// that are open lose their names: what is written to them afterwards reaches
-// nothing, so the processes that hold them should be dead.
+// Cut cuts the power. If rng is nil, Cut drops all volatile changes. Otherwise it keeps a random
+// part of the changes. A file that is open during the cut becomes invalid: every later call that
+// uses the open file fails with ESTALE. So the caller should first kill the processes that have
+// files open.
 func (d *Disk) Cut(rng *rand.Rand) Loss {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,7 +112,7 @@ func (d *Disk) Cut(rng *rand.Rand) Loss {
 	if rng != nil && len(d.pending) > 0 {
 		kept = rng.IntN(len(d.pending) + 1)
 		for kept > 0 && kept < len(d.pending) && d.pending[kept].group == d.pending[kept-1].group {
-			kept++ // all of a rename or nothing
+			kept++ // keep both changes of a rename, or neither
 		}
 	}
 	for _, c := range d.pending[:kept] {
@@ -121,8 +126,7 @@ func (d *Disk) Cut(rng *rand.Rand) Loss {
 	return loss
 }
 
-// Copy returns a new disk with the data that a cut would leave of this one. It does not change
-// this one.
+// Copy returns a new disk with the data that a cut would leave of d. It does not change d.
 func (d *Disk) Copy() *Disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,8 +135,9 @@ func (d *Disk) Copy() *Disk {
 	return c
 }
 
-// revive copies what a cut leaves of n into a new node, so that nobody who
-// still holds the old one reaches it.
+// revive copies the durable state of n into a new node and returns the new node. The copy is
+// needed because a process may still have the old node open; it must not reach the new data.
+// parent is the folder of the new node. revive adds the number of dropped pages to loss.
 func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
 	r := d.newNode(n.dir, n.mode)
 	r.mtime, r.parent = n.mtime, parent
@@ -149,13 +154,13 @@ func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
 	return r
 }
 
-// tear makes a random part of a file's volatile pages durable and returns how
-// many it left out.
+// tear makes a random part of a file's changed pages durable. It returns the number of changed
+// pages that are lost. If rng is nil, all changed pages are lost.
 func (n *node) tear(rng *rand.Rand) (lost int) {
 	if rng == nil || n.low < n.safeSize && rng.IntN(2) == 0 {
 		return len(n.dirty)
 	}
-	if n.low < n.safeSize { // the truncation came through
+	if n.low < n.safeSize { // the file was truncated since the sync; make the truncation durable
 		for i := range n.safePages {
 			if i*pageSize >= n.low {
 				delete(n.safePages, i)
@@ -178,7 +183,8 @@ func (n *node) tear(rng *rand.Rand) (lost int) {
 	return lost
 }
 
-// clip writes zeros behind the durable end of the last page.
+// clip writes zeros to the last durable page, from the durable end of the file to the end of the
+// page.
 func (n *node) clip() {
 	if p := n.safePages[n.safeSize/pageSize]; p != nil {
 		c := *p
@@ -195,7 +201,8 @@ func set[K comparable, V any](m map[K]*V, k K, v *V) {
 	}
 }
 
-// link gives name in dir a new meaning; to nil removes it.
+// link assigns a node (the parameter to) to a name in dir. If the node is nil, link removes the
+// name.
 func (d *Disk) link(dir *node, name string, to *node) {
 	c := change{dir, name, dir.live[name], to, d.group}
 	for _, n := range []*node{c.from, c.to} {
@@ -214,7 +221,8 @@ func (d *Disk) link(dir *node, name string, to *node) {
 	d.pending = append(d.pending, c)
 }
 
-// settle makes the changes durable that which names, by folder and name.
+// settle makes pending changes durable. The function which selects the changes. If it selects one
+// change of a name, all pending changes of that name become durable.
 func (d *Disk) settle(which func(c *change) bool) {
 	type entry struct {
 		dir  *node
@@ -270,7 +278,8 @@ func (n *node) truncate(size int64) {
 	n.size, n.low, n.mtime = size, min(n.low, size), time.Now()
 }
 
-// writable returns page i for writing; the caller must not hold it over a sync.
+// writable returns page i for writing. It marks the page as dirty. The caller must not use the
+// returned page after the next sync, because the page is then part of the durable state.
 func (n *node) writable(i int64) *page {
 	p := n.pages[i]
 	switch p {
@@ -309,7 +318,9 @@ func (n *node) read(b []byte, off int64) int {
 	return len(b)
 }
 
-// rename moves a name, replacing what it finds.
+// rename moves the entry name of the folder from to the entry target of the folder to. If target
+// exists already and the parameter replace is not 0, rename returns replace as its error. With
+// replace 0, the moved entry replaces the existing entry.
 func (d *Disk) rename(from *node, name string, to *node, target string, replace syscall.Errno) syscall.Errno {
 	n := from.live[name]
 	if n == nil {

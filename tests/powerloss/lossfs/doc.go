@@ -1,30 +1,30 @@
-// Package lossfs is a file system for tests that loses everything unsynced when the power is
-// cut. A SIGKILL proves nothing about fsync, because the kernel keeps the pages of a dead
-// process. A Disk loses them.
+// Package lossfs is a file system for tests. It loses all unsynced data when the power is cut. A
+// SIGKILL of a process proves nothing about fsync, because the kernel keeps the unsynced pages of
+// a dead process. A Disk loses these pages.
 //
 // # The model
 //
-// A Disk has two states: what programs see, and what would be found after a
-// power cut. They meet at a sync.
+// A Disk has two states. The live state is what programs see. The durable state is what a power
+// cut would leave. A sync copies data from the live state to the durable state. Changes that were
+// not yet copied are volatile.
 //
-//   - Contents. A write is volatile until fsync or fdatasync of its file, which
-//     makes all of its pages and its size durable. sync_file_range does nothing.
-//     A truncation is volatile in the same way.
-//   - Names. A name made, moved or removed is volatile until an fsync of its
-//     folder. In the model [WithFile], an fsync of a file also makes the names
-//     durable that it got or lost since, and those of the folders above it: so
-//     do ext4, XFS and btrfs, of which the model is the weakest common part (the
-//     first two commit everything older with it). In the model [WithFolder] only
-//     an fsync of the folder does, which is all that POSIX gives.
-//   - A rename is atomic: after a cut one of the two states is found. What it
-//     replaced is there again where the rename was lost.
+//   - Contents. A write is volatile until an fsync or fdatasync of its file. This call makes all
+//     pages and the size of the file durable. A truncation is volatile in the same way.
+//     sync_file_range makes nothing durable.
+//   - Names. The creation, rename or removal of a name is volatile until an fsync of its folder.
+//     In the model [WithFolder], nothing else makes a name durable; POSIX requires no more than
+//     this. In the model [WithFile], an fsync of a file also makes durable the names that the
+//     file has received or lost since, and the names of the folders above the file. ext4, XFS
+//     and btrfs give at least this guarantee. (ext4 and XFS also commit all older changes.)
+//   - Renames. A rename is atomic: after a cut the disk has either the state before the rename or
+//     the state after it. If the rename was lost, the file that it replaced exists again.
 //
-// [Disk.Cut] ends the power: without a source of randomness it drops all that
-// is volatile; with one it keeps part of it, as a disk does that had begun to
-// write back: a prefix of the changes of names, since file systems journal them
-// in order, and any subset of the pages of 4 KiB, in which a file that grew may
-// have its new size before its contents, which then read as zeros.
+// [Disk.Cut] cuts the power. Without a random source it drops all volatile changes. With a random
+// source it keeps some of them, like a disk that had begun to write back. It keeps a prefix of the
+// changes of names, because file systems journal these changes in order. It keeps any subset of
+// the changed pages of 4 KiB. A file that has grown may have its new size without its new
+// contents; the missing contents read as zeros.
 //
-// Left out: hard and symbolic links, extended attributes, writable mappings,
-// sectors within a page, disks that lie about a flush.
+// The model does not include hard links, symbolic links, extended attributes, writable mappings,
+// sectors within a page, or disks that report a flush which they have not done.
 package lossfs

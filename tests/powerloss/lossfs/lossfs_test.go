@@ -21,7 +21,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// mount mounts a new disk, or skips the test where that cannot be.
+// mount mounts a new disk. If this is not possible, it skips the test, or fails the test with
+// NOTIFY_REQUIRE_FUSE=1.
 func mount(t *testing.T, names Names) (*Disk, string) {
 	t.Helper()
 	if err := Available(); err != nil {
@@ -43,7 +44,7 @@ func mount(t *testing.T, names Names) (*Disk, string) {
 	return d, dir
 }
 
-// script is what a test does to a folder, so that it reads as a list of calls.
+// script has methods that change files below dir. With them a test case is a list of short calls.
 type script struct {
 	t   *testing.T
 	dir string
@@ -89,7 +90,8 @@ func (s script) truncate(name string, size int64) {
 	s.ok(os.Truncate(s.path(name), size))
 }
 
-// files returns the contents of all files, and of folders that are empty.
+// files returns the contents of all files, by path. An empty folder has a path that ends in a
+// slash.
 func (s script) files() map[string]string {
 	s.t.Helper()
 	found := map[string]string{}
@@ -120,9 +122,9 @@ func TestCutLeavesWhatWasSynced(t *testing.T) {
 	type want = map[string]string
 	for name, c := range map[string]struct {
 		do     func(s script)
-		before want // what programs see
-		file   want // after a cut, where an fsync of a file carries its name
-		folder want // where it does not
+		before want // the files before the cut
+		file   want // the files after the cut, in the model WithFile
+		folder want // the files after the cut, in the model WithFolder
 	}{
 		"a file that was not synced is gone": {
 			func(s script) { s.write("a", "1") }, want{"a": "1"}, want{}, want{},
@@ -277,7 +279,8 @@ func TestCutLeavesWhatWasSynced(t *testing.T) {
 	}
 }
 
-// Of pages that were not synced, any may be there; of what was synced, all is.
+// TestCutTearsAtPages checks that after a cut all synced data exists, and that every subset of the
+// unsynced pages can exist.
 func TestCutTearsAtPages(t *testing.T) {
 	t.Parallel()
 	const pages = 8
@@ -309,14 +312,15 @@ func TestCutTearsAtPages(t *testing.T) {
 		}
 		outcomes[kept] = true
 	}
-	// 5 pages behind the synced ones: 1 outcome of the old size, 32 of the new.
+	// The file has 5 pages with unsynced data. With the old size there is 1 outcome; with the new
+	// size there are 32.
 	if len(outcomes) != 33 {
 		t.Errorf("%d outcomes, want all 33: %q", len(outcomes), slices.Sorted(maps.Keys(outcomes)))
 	}
 }
 
-// Of changes of names that were not synced a prefix is found, and never half a
-// rename.
+// TestCutKeepsAPrefixOfTheNames checks that a cut keeps a prefix of the unsynced changes of names,
+// and never only one of the two changes of a rename.
 func TestCutKeepsAPrefixOfTheNames(t *testing.T) {
 	t.Parallel()
 	outcomes := map[string]bool{}

@@ -12,8 +12,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Available is nil where a Disk can be mounted: /dev/fuse can be opened and the
-// process may mount.
+// Available returns nil if this process can mount a Disk. Otherwise its error says what is
+// missing: /dev/fuse, or root rights.
 func Available() error {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
@@ -26,8 +26,8 @@ func Available() error {
 	return nil
 }
 
-// Mount mounts d on the folder dir until unmount is called, which fails as long
-// as somebody has files open there.
+// Mount mounts d on the folder dir until unmount is called. While a process has files of d open,
+// unmount cannot succeed: it tries again for one minute and then returns an error.
 func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 	s := &server{RawFileSystem: fuse.NewDefaultRawFileSystem(), d: d, lists: map[uint64][]fuse.DirEntry{}}
 	srv, err := fuse.NewServer(s, dir, &fuse.MountOptions{
@@ -43,8 +43,8 @@ func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 		return nil, fmt.Errorf("lossfs: %w", err)
 	}
 	return func() error {
-		// A child that is just being started holds our files until it has become
-		// another program: the disk is busy for that long.
+		// A new child process has this process's files open between fork and exec. Until exec, the
+		// disk is busy. So try again.
 		err := srv.Unmount()
 		for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); err = srv.Unmount() {
 			time.Sleep(50 * time.Millisecond)
@@ -57,19 +57,20 @@ func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 	}, nil
 }
 
-// server answers the kernel. Nothing is cached there: reads and writes are
-// direct, names and attributes are asked for each time, so that a cut needs no
-// new mount.
+// server answers the requests of the kernel. The kernel caches nothing: it reads and writes
+// directly, and requests names and attributes each time. So after a cut the same mount shows the
+// new state.
 type server struct {
 	fuse.RawFileSystem
 	d *Disk
 
 	mu    sync.Mutex
-	lists map[uint64][]fuse.DirEntry // by handle of an open folder
-	last  uint64
+	lists map[uint64][]fuse.DirEntry // entries of each open folder, by file handle
+	last  uint64                     // the last handle that was given out
 }
 
-// node must be called under the disk's lock. A node of before a cut is stale.
+// node returns the node with this id. It returns nil for a node that existed before the last cut.
+// The caller must hold the lock of the disk.
 func (s *server) node(id uint64) *node {
 	if id == fuse.FUSE_ROOT_ID {
 		return s.d.root
@@ -77,7 +78,8 @@ func (s *server) node(id uint64) *node {
 	return s.d.nodes[id]
 }
 
-// on calls f with a node, under the disk's lock.
+// on calls f with the node that has this id. During the call it holds the lock of the disk. It
+// returns ESTALE if the node does not exist any more.
 func (s *server) on(id uint64, f func(n *node) fuse.Status) fuse.Status {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -214,7 +216,8 @@ func (s *server) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 
 func (s *server) FsyncDir(c <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return s.Fsync(c, in) }
 
-// Fallocate reserves nothing; it only makes a file longer when told so.
+// Fallocate reserves no space. It only makes the file longer, unless the caller has set the flag
+// FALLOC_FL_KEEP_SIZE.
 func (s *server) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	const keepSize = 1
 	return s.on(in.NodeId, func(n *node) fuse.Status {

@@ -6,8 +6,8 @@ import "errors"
 
 var errElsewhere = errors.New("lossfs: only Linux mounts it")
 
-// Available says that a Disk cannot be mounted here.
+// Available returns an error, because only Linux can mount a Disk.
 func Available() error { return errElsewhere }
 
-// Mount fails.
+// Mount returns an error, because only Linux can mount a Disk.
 func (d *Disk) Mount(string) (unmount func() error, err error) { return nil, errElsewhere }
