@@ -325,9 +325,9 @@ func stamped(r notify.Row, stamp int64, upTo uint32) notify.Row {
 	return r
 }
 
-// ownersModel lets owners take over a partition from each other, call Resume and write
-// rows. It also lets earlier owners write late. Rows that the last owner has written, or
-// that Resume has returned to it as Done, must not change.
+// ownersModel lets owners take over a partition from each other, call Resume and write rows. Earlier
+// owners also write late. Two kinds of rows must not change: rows that the last owner has written,
+// and rows that Resume has returned to the last owner as Done.
 func ownersModel(t *testing.T, open Opener[engine.Status]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, _ := open(rt)
