@@ -74,7 +74,7 @@ func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		// The sink counts a message a moment before the step counts it as acknowledged.
+		// The sink counts a message shortly before the step counts the message as acknowledged.
 		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked)
 		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}

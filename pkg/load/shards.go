@@ -121,7 +121,7 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 	var failed error
 	err = p.unfinished(func(b notify.Base, one *promise) bool {
 		if one.count == 0 {
-			ids = append(ids, (notify.ID{Base: b}).String()) // trimmed to most below
+			ids = append(ids, (notify.ID{Base: b}).String()) // the code below shortens ids to most elements
 			ids = ids[:min(len(ids), most)]
 			return len(ids) < most || len(s.list) > 1
 		}
