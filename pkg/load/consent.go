@@ -24,7 +24,7 @@ const (
 
 var errGrantOver = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_expired", Msg: "the load grant expired"}
 
-// keepConsent asks the target again and again whether its grant still holds, until ctx ends. It
+// keepConsent asks the target repeatedly whether its grant still holds, until ctx ends. It
 // stops the run and returns the reason in three cases: the target refuses, the grant expires, or
 // the target does not answer for consentSilence. After such a silence another server may use the
 // target's address.

@@ -32,8 +32,8 @@ type data struct {
 	textPool []byte    // text from which payloads are cut
 	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
-	// orderBase is added to the sequence numbers of users. It grows from run to run: the
-	// simulators compare a user's messages with those of earlier runs, too.
+	// orderBase is added to the sequence numbers of users. It is larger in each later run, because the
+	// simulators also compare a user's messages with the messages of earlier runs.
 	orderBase uint64
 	zipf      zipf
 }

@@ -13,7 +13,7 @@ import (
 
 // promiseFiles holds promises and arrivals that do not fit into memory. They are divided into parts
 // by their base, so a promise and its arrivals are in the same part. The files are deleted as soon
-// as they are open. So the disk gets their space back in whatever way the process ends.
+// as they are open. So the disk gets their space back even if the process is killed.
 // promises.joining guards promiseFiles.
 type promiseFiles struct {
 	parts   [promiseParts]promisePart

@@ -223,7 +223,7 @@ func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.Fan
 }
 
 // countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. It
-// returns the number of receivers that have none when the wait ends.
+// returns the number of receivers without a terminal state when the wait ends.
 func (o *options) countUnfinished(ctx context.Context, v *rig.Victim, all ...floodResult) (n int64) {
 	var fans []acceptedFanout
 	for i := range all {

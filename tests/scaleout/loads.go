@@ -115,8 +115,8 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	const size = 100
 	url := rig.Must(s.f.V.CallbackURL(ctx))
-	// Every request contains the due time, so the due time is chosen before the first request. The
-	// time until then is twice the time in which a slow machine registers the triggers.
+	// Every request contains the due time, so the due time is chosen before the first request. The time
+	// until the due time is twice the time in which a slow machine registers the triggers.
 	p := promised{triggers: rig.Dues{}, from: time.Now().Add(dueIn + time.Duration(n)*2*time.Millisecond)}
 	made := make([]rig.Dues, (n+size-1)/size)
 	rig.InSteps(ctx, n, size, 8, func(ctx context.Context, from, to int) {

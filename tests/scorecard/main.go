@@ -1,8 +1,8 @@
 // Command scorecard runs programs that prove the promises of the README. It writes the figures to
 // a signed file and to an HTML page. The proofs show four things. At 50,000 releases a second, the
-// p99 of their lateness is below 50 ms. No message is early or lost, and no more messages are
-// repeated than notifyd counts. A restarted process takes over the work of the killed process. A
-// replay sends each dead letter once.
+// p99 of their lateness is below 50 ms. No message is early or lost, and the number of repeated
+// messages is at most the number that notifyd counts. A restarted process takes over the work of the
+// killed process. A replay sends each dead letter once.
 //
 //	main.go   flags, the run
 //	parts.go  the proofs, their arguments, and the limits of their figures
