@@ -88,8 +88,8 @@ func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, co
 	return err
 }
 
-// readPart calls each with the rows of a part, until each returns false. For a promise, a is nil;
-// for an arrival, one is nil.
+// readPart calls the function each with each row of a part, until the function returns false. If the
+// row is a promise, the argument a is nil. If the row is an arrival, the argument one is nil.
 func (s *promiseFiles) readPart(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil

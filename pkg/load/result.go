@@ -304,9 +304,10 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 	return h
 }
 
-// exitOf returns the exit code of the command. why says why the run ended early, or is "". If
-// several codes fit, the first in this order counts: an interruption, missed thresholds, the
-// ledger. repeats is true if the scenario expects duplicates.
+// exitOf returns the exit code of the command. The parameter why is the reason why the run ended
+// early, or "". If several exit codes fit, the first in this order counts: all agents were lost, an
+// interruption, missed thresholds, the ledger. The parameter repeats is true if the scenario expects
+// duplicates.
 func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger

@@ -98,8 +98,8 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 	return s, nil
 }
 
-// global converts a request number: l counts the requests of the segment, the result counts the
-// requests of the phase. Both start at 0.
+// global converts the number of a request in the segment, l, to its number in the phase. Both numbers
+// start at 0.
 func (s Segment) global(l int64) int64 { return l*int64(s.N) + int64(s.I-1) }
 
 // local returns how many of the first g requests of the phase belong to the segment.

@@ -7,8 +7,8 @@
 // loadfleet makes four checks:
 //
 //  1. A complete run: the merged figures meet the thresholds, and no message is lost or repeated.
-//  2. Loadfleet kills an agent in the middle of a run: the verdict names the agent, and only the
-//     agent's share of the remaining load is not sent.
+//  2. Loadfleet kills an agent in the middle of a run: the verdict names the agent. The load that
+//     is not sent is about the agent's share of the rest of the run.
 //  3. Loadfleet revokes the grant in the middle of a run: more than a second later, the API answers
 //     no request of the run.
 //  4. A run has the production server as its target: no packet goes to that server.

@@ -13,9 +13,9 @@
 // priority. It measures how late it sends them.
 //
 // The last line of its output has key=value pairs. It exits 1 if a message was lost, a single
-// request was refused, or the campaign was not accepted completely. Without -short it also
-// exits 1 if a figure is outside its bound. scripts/overload.sh runs it on the embedded
-// engines and on servers.
+// request was refused, the campaign was not accepted completely, or the audit found drift.
+// Without -short it also exits 1 if a figure is outside its bound. scripts/overload.sh runs it
+// on the embedded engines and on servers.
 package main
 
 import (

@@ -257,7 +257,8 @@ func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	}
 }
 
-// everySecond returns a function that lists the times of one kind of a step, one Brief per second.
+// everySecond returns a function that lists one kind of times of a step. The list has one Brief for
+// each second.
 func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *load.StepResult) []load.Brief {
 	return func(r *load.Result, s *load.StepResult) (list []load.Brief) {
 		for i := range r.Seconds {
