@@ -197,7 +197,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// TestUsers checks that messages are spread over users as the step asks.
+// TestUsers checks that messages are spread over users as the field Users of the step says.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	const n, users = 100_000, 1000

@@ -102,8 +102,8 @@ const (
 	promisedKinds
 )
 
-// takeEncoded returns, encoded, the promises that were added since its last call, and forgets them.
-// An agent does not keep promises, because the controller asks the ledger for their arrivals.
+// takeEncoded encodes and returns the promises that were added since its last call. Then it removes
+// them. An agent does not keep promises, because the controller asks the ledger for their arrivals.
 func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	p.mu.Lock()
 	open, others := p.open, p.others

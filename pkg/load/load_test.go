@@ -28,7 +28,7 @@ type target struct {
 	ids     []string // acknowledged
 	latency time.Duration
 	fail    func(n int) error
-	stall   func(at time.Time) time.Duration // beside latency
+	stall   func(at time.Time) time.Duration // extra time of an answer, in addition to latency
 }
 
 func (t *target) Send(_ context.Context, r *Request) (Ack, error) {
@@ -323,8 +323,8 @@ func TestStopped(t *testing.T) {
 	})
 }
 
-// TestFailuresAreCounted checks that equal errors are counted together, and that a run of failures is
-// not valid.
+// TestFailuresAreCounted checks that equal errors are counted together, and that the verdict is SinkBound
+// if a fifth of the messages fail.
 func TestFailuresAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{fail: func(n int) error {

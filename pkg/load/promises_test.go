@@ -154,7 +154,7 @@ func TestShards(t *testing.T) {
 	}
 	for i, l := range ledgers {
 		sims = append(sims, &Simulators{URL: fmt.Sprintf("http://%d", i), Client: &http.Client{Transport: handled{l.Handler()}}})
-		take(i, notify.ID{Base: notify.NewBase(time.Now())}) // before the run
+		take(i, notify.ID{Base: notify.NewBase(time.Now())}) // arrives before the run
 	}
 	s := NewShards(sims...)
 	if err := s.markStart(t.Context()); err != nil {

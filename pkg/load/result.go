@@ -146,7 +146,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 		from, to = min(from, begin), max(to, end)
 		t := s.currentTally()
 		if s.sched == nil {
-			e.Intended += t.sent // in a closed loop every sent message is intended, and no others
+			e.Intended += t.sent // in a closed loop exactly the sent messages are intended
 		} else {
 			// Messages of the last 50 ms may just be on their way. Do not count them as missing.
 			e.Intended += s.intended(min(now, end+time.Hour) - 50*time.Millisecond)

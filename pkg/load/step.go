@@ -161,7 +161,7 @@ func (s *stepRun) intended(now time.Duration) int64 {
 }
 
 // send runs the workers of the step until the step ends. A request that was due before the end of
-// the phase, but was not sent, is sent late until overrun. Requests that are then still unsent
+// the phase, but was not sent, is sent late until overrun. Requests that were not sent until overrun
 // count as intended and not sent. If agents send the load, send only waits until the channel sent
 // is closed.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {

@@ -28,7 +28,8 @@ func TestVerdict(t *testing.T) {
 	f(ConcurrencyBound, "late in 2 of 10 seconds: every worker", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 1, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.5 })
-	// If the workers waited, a rate above the calibrated one was never generated.
+	// If the workers waited for answers, the generator never reached the intended rate. So the verdict
+	// ignores that this rate is above the calibrated rate.
 	f(ConcurrencyBound, "every worker", func(e *Evidence) { e.Sent, e.Waiting, e.Share = 9000, 0.97, 1.5 })
 	// A used-up CPU and late wake-ups also make the workers wait longer.
 	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Sent, e.Waiting, e.Starved = 9000, 0.97, 6 })

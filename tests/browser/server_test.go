@@ -101,7 +101,7 @@ func start(dir string) (*server, error) {
 			s.metrics = word[1]
 		}
 		if len(word) > 0 && word[0] == "Try:" {
-			go func() { _, _ = io.Copy(io.Discard, s.out) }() // ends with the process
+			go func() { _, _ = io.Copy(io.Discard, s.out) }() // the goroutine ends when the process ends
 			return s, s.readToken()
 		}
 	}

@@ -319,7 +319,8 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 	t.Run("model of owners", func(t *testing.T) { ownersModel(t, open) })
 }
 
-// stamped returns r with a stamp and with the receivers done up to the position upTo.
+// stamped returns a copy of r with the given stamp. In the copy, the receivers up to the position upTo
+// are done.
 func stamped(r notify.Row, stamp int64, upTo uint32) notify.Row {
 	r.Stamp, r.DoneUpTo, r.StartedUpTo, r.Done = stamp, upTo, max(upTo, r.StartedUpTo), upTo == r.Count
 	return r

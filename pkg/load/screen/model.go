@@ -36,7 +36,7 @@ const (
 	layerFilter
 	layerMark
 	layerStop  // asks whether the run should stop
-	layerSteer // asks whether the arrivals should change, before the first change
+	layerSteer // before the first change: asks whether the arrivals should change
 )
 
 // panel identifies a panel. panelAll shows several panels at once.
