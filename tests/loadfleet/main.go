@@ -140,7 +140,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	code := 0
 	for _, args := range [][]string{{"--grant", f.token}, {}, {"--agents", f.agentAddresses()}} {
 		c := f.command(ctx, append([]string{"load", "run", scenario, "--no-ui", "--no-keep", "--server", "http://" + prod.far + ":7420"}, args...)...)
-		_ = c.Run() // must fail, because the server gave no grant; code is checked below
+		_ = c.Run() // must fail, because the server gave no grant; only the last exit code is checked
 		code = c.ProcessState.ExitCode()
 	}
 	packets := prod.packets() - before
