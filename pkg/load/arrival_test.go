@@ -30,7 +30,7 @@ func TestSchedules(t *testing.T) {
 	for name, c := range map[string]struct {
 		a     Arrival
 		size  int
-		total float64 // requests within length
+		total float64 // number of requests due within length
 		slack float64
 	}{
 		"constant": {Arrival{Shape: "constant", Rate: 333}, 1, 3330, 1},
@@ -72,7 +72,7 @@ func TestSchedules(t *testing.T) {
 				}
 			}
 		}
-		// Another order of calls and another instance give the same times.
+		// A second schedule gives the same due times, even if the calls have another order.
 		other, err := newSchedule(&c.a, c.size, length, 42)
 		if err != nil {
 			t.Fatal(err)
@@ -101,9 +101,9 @@ func TestPoissonGaps(t *testing.T) {
 	for i := range int64(n) {
 		at := s.dueTime(i)
 		switch gap := at - last; {
-		case gap < 693: // the median of the mean 1,000 ns
+		case gap < 693: // median of an exponential distribution with a mean of 1,000 ns
 			short++
-		case gap > 2303: // the highest tenth
+		case gap > 2303: // a tenth of the gaps are longer than this
 			long++
 		}
 		last = at
@@ -173,7 +173,7 @@ func TestTraceSizes(t *testing.T) {
 	if err := os.WriteFile(file, []byte("0.1 3 10\n0.1 2 7\n0.4\n0.9 5 900\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const all = 3*10 + 2*7 + 50 + 5*50 // 900 are more than the step's size
+	const all = 3*10 + 2*7 + 50 + 5*50 // the line with size 900 counts as 50, the size of the step
 	step := Step{Target: Batch, Size: 50, Arrival: Arrival{Shape: "trace", File: file}}
 	for _, parts := range []int{1, 3} {
 		sent, numbers := int64(0), seqs{}
@@ -205,7 +205,7 @@ func TestTraceSizes(t *testing.T) {
 	}
 }
 
-// seqs collects the numbers of messages.
+// seqs is a target that stores the numbers of the messages that it gets.
 type seqs struct {
 	mu sync.Mutex
 	of []uint64

@@ -14,8 +14,8 @@ import (
 // Search finds the highest rate that holds. A rate holds if a trial with this rate meets all
 // conditions of the objective. Search doubles the rate until a rate does not hold. Then it bisects,
 // and then it confirms the result with a longer trial. Search is a state machine without side
-// effects. Call Next for the rate of the next trial and Tell with the outcome, until Next returns
-// done.
+// effects. Call Next to get the rate of the next trial, and Tell to report the outcome. Repeat this
+// until Next returns done.
 type Search struct {
 	from, most, within, least float64
 
@@ -60,9 +60,9 @@ type Trial struct {
 const maxTrials = 40
 
 // NewSearch returns a search that begins at the rate from. No rate is above most; 0 means no limit.
-// No rate is below least; 0 means 1/1024 of from. The search ends when the lowest rate that does
-// not hold is at most the share within above the highest rate that holds. within is limited to
-// 0.001 to 1. from must be above 0.
+// No rate is below least; 0 means 1/1024 of from. The search compares the lowest rate that does not
+// hold with the highest rate that holds. It ends when they differ by at most the share within: 0.05
+// means 5%. within is limited to 0.001 to 1. from must be above 0.
 func NewSearch(from, most, within, least float64) *Search {
 	if most <= 0 {
 		most = math.Inf(1)
@@ -145,9 +145,9 @@ func (s *Search) chooseNext() {
 	}
 }
 
-// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The steps of
-// the objective have this rate together. If the objective names no step, these are all steps. The
-// conditions of the objective become the thresholds.
+// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The step that the
+// objective names gets the rate. If the objective names no step, the steps of each phase share the rate
+// in proportion to their own rates. The conditions of the objective become the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -304,9 +304,10 @@ func fellBehind(r *Result) bool {
 	return false
 }
 
-// trialOf decides whether a rate held. A generator that wakes late can only make figures worse. So
-// a rate that meets the conditions in spite of it holds. A rate at which the run fell behind does
-// not hold. An objective without response times would not show this.
+// trialOf decides whether a rate held. A generator that wakes late can only make figures worse. So a
+// rate holds if it meets the conditions, even if the generator woke late. A rate does not hold if the
+// run fell behind. trialOf checks this itself, because an objective without response times would not
+// notice it.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {

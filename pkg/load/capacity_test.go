@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// search runs a search against a server that holds up to a rate.
+// search runs a search to its end. The function holds returns the outcome of each trial.
 func search(s *Search, holds func(rate float64, confirm bool) Trial) (found float64, limit Limit, tries int) {
 	for {
 		r, confirm, done := s.Next()
@@ -72,8 +72,8 @@ func TestSearchConfirms(t *testing.T) {
 	}
 }
 
-// TestSearchEnds checks that every search ends and returns only a confirmed rate, whatever the server
-// does.
+// TestSearchEnds checks that every search ends and returns only a confirmed rate, even if the outcomes of
+// the trials are random.
 func TestSearchEnds(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(500) {
@@ -116,8 +116,8 @@ func TestAtRate(t *testing.T) {
 	}
 }
 
-// TestFindCapacity checks that a rate that holds counts although the generator woke late, and that a
-// rate that missed meanwhile is tried once more.
+// TestFindCapacity checks that a rate that holds counts even if the generator woke late. If the generator
+// woke late and the rate did not hold, the rate is tried once more.
 func TestFindCapacity(t *testing.T) {
 	t.Parallel()
 	s := One("t", time.Second, Step{Rate: 100})
@@ -142,7 +142,7 @@ func TestFindCapacity(t *testing.T) {
 	if c, err := find(func(_ float64, _ int, r *Result) { r.Verdict = late }); err != nil || c.Rate != 400 || c.Limit != LimitMost || len(c.Trials) != 4 {
 		t.Errorf("late, and all holds: %+v %v", c, err)
 	}
-	// A queue that was gone before the end is no limit.
+	// A queue of requests that ended before the end of the trial does not make the rate fail.
 	if c, err := find(func(_ float64, _ int, r *Result) {
 		r.Sending, r.Verdict.Code = 10*time.Second, ConcurrencyBound
 		r.Seconds = []SecondRow{{Sent: 500, Lag: Brief{P50: int64(5 * time.Second)}}, {Sent: 500, Lag: Brief{P50: int64(time.Millisecond)}}}
@@ -178,11 +178,11 @@ func TestFindCapacity(t *testing.T) {
 			t.Errorf("%s: %+v %v", what, c, err)
 		}
 	}
-	// The lowest rate is ten messages a second: a hundred in a trial.
+	// The lowest rate is ten messages a second, which is 100 messages in a trial of 10 s.
 	if c, err = find(func(_ float64, _ int, r *Result) { miss(r) }); err != nil || c.Rate != 0 || c.Limit != LimitNothing || c.Trials[len(c.Trials)-1].Rate != 10 {
 		t.Errorf("nothing: %+v %v", c, err)
 	}
-	// The lowest rate misses, and the generator was the limit of the higher rates.
+	// The lowest rate does not hold, and at the higher rates the generator was the limit.
 	c, err = find(func(rate float64, _ int, r *Result) {
 		if miss(r); rate > 10 {
 			r.Verdict = late
@@ -196,7 +196,7 @@ func TestFindCapacity(t *testing.T) {
 	}
 }
 
-// TestSlope checks that a backlog that goes up and down with the messages in flight has no slope.
+// TestSlope checks that the slope is 0 for a backlog that only varies with the messages in flight.
 func TestSlope(t *testing.T) {
 	t.Parallel()
 	slope := func(backlogs ...int64) (float64, bool) {

@@ -84,7 +84,7 @@ func (s Scenario) Shortened() Scenario {
 		for _, n := range []*Number{&short.From, &short.Most} {
 			*n = Number(float64(*n) * sh.Rate)
 		}
-		for _, d := range []*Duration{&short.Hold, &short.Confirm} { // a slope needs at least three seconds
+		for _, d := range []*Duration{&short.Hold, &short.Confirm} { // backlogSlope needs at least three seconds
 			*d = max(Duration(float64(*d)*sh.Time), Duration(3*time.Second))
 		}
 		out.Objective = &short

@@ -24,7 +24,7 @@ const (
 
 var errGrantOver = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_expired", Msg: "the load grant expired"}
 
-// keepConsent asks the target again and again whether its grant still holds, until ctx ends. It
+// keepConsent asks the target repeatedly whether its grant still holds, until ctx ends. It
 // stops the run and returns the reason in three cases: the target refuses, the grant expires, or
 // the target does not answer for consentSilence. After such a silence another server may use the
 // target's address.
@@ -46,7 +46,8 @@ func keepConsent(ctx context.Context, r *Run) error {
 			r.abort(fmt.Errorf("the target did not confirm its load grant for %v: %w", consentSilence, err))
 		}
 	}
-	// ctx ends by abort, by the end of sending, or by the user. Only abort has a cause.
+	// ctx ends because the run was aborted, because everything was sent, or because the user stopped
+	// the run. Only an abort has a cause.
 	if cause := context.Cause(ctx); ctx.Err() != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, errAborted) {
 		return cause
 	}

@@ -17,18 +17,18 @@ import (
 
 var errRevoked = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_revoked", Msg: "the load grant was revoked"}
 
-// TestLoadEndsWithItsGrant: within a second of the moment that the grant does not hold any
-// more nothing is sent, whether the question or an answer to load says so. A target that
-// does not answer the question is left after ten seconds.
+// TestLoadEndsWithItsGrant checks that a run sends nothing more than a second after its grant has
+// ended. The run learns this from an answer to Consent or from an answer to a message. If the target
+// does not answer Consent, the run stops after ten seconds.
 func TestLoadEndsWithItsGrant(t *testing.T) {
 	t.Parallel()
 	away := &notify.Error{Kind: notify.KindUnavailable, Code: "no_answer", Msg: "no answer"}
 	const at = 3010 * time.Millisecond
 	for name, c := range map[string]struct {
 		asked, sent func(since time.Duration) error
-		last        time.Duration // when the last request may be sent; 0: to the end
+		last        time.Duration // latest time of the last request; 0: the run is not stopped
 		why         string
-		until       time.Duration // when the grant expires; 0: not
+		until       time.Duration // when the grant expires; 0: the grant does not expire
 	}{
 		"expired, and the question hangs": {asked: func(d time.Duration) error {
 			if d > time.Second {
@@ -97,8 +97,8 @@ func after(since, at time.Duration, err error) error {
 	return err
 }
 
-// TestCheckGrant: a scenario that asks for more than the grant is refused before anything
-// is sent.
+// TestCheckGrant checks that CheckGrant returns an error for a scenario that needs more than the grant
+// allows.
 func TestCheckGrant(t *testing.T) {
 	t.Parallel()
 	trace := filepath.Join(t.TempDir(), "trace")
@@ -108,7 +108,7 @@ func TestCheckGrant(t *testing.T) {
 	g := api.LoadGrant{Rate: 1000, Targets: []string{"push", "trigger"}}
 	for name, c := range map[string]struct {
 		step  Step
-		field string // empty: allowed
+		field string // field that the error names; empty: the grant allows the step
 	}{
 		"at the rate":          {Step{Rate: 1000}, ""},
 		"above the rate":       {Step{Rate: 1010}, "rate"},

@@ -301,7 +301,7 @@ func brief(h *hdrhistogram.Histogram) Brief {
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	// A token without the scope causes an error. Then the figures stay unknown.
+	// If the token lacks the scope observe, f returns an error. Then the figures stay unknown.
 	if s, err := f(ctx, last); err == nil {
 		s.Known = true
 		c.serverSaid.Store(&s)

@@ -32,8 +32,8 @@ type data struct {
 	textPool []byte    // text from which payloads are cut
 	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
-	// orderBase is added to the sequence numbers of users. It grows from run to run: the
-	// simulators compare a user's messages with those of earlier runs, too.
+	// orderBase is added to the sequence numbers of users. It is larger in each later run, because the
+	// simulators also compare a user's messages with the messages of earlier runs.
 	orderBase uint64
 	zipf      zipf
 }
@@ -43,9 +43,9 @@ type variant struct {
 	channel, category string
 	head              []byte // body up to the text
 
-	// Patterns for bodies that differ only in the user. receiver is one receiver of a fan-out, with
-	// the comma after it. tail is the end of a single message, beginning with its receiver. whole
-	// is a whole single message. A pattern without text is not used.
+	// These patterns are for bodies that differ only in the user. receiver is one receiver of a
+	// fan-out, with a comma at its end. tail is the end of the body of a single message, beginning with
+	// the receiver. whole is the whole body of a single message. A pattern without text is not used.
 	receiver, tail, whole pattern
 }
 
@@ -135,8 +135,9 @@ func words(seed uint64, n int) []byte {
 	return b
 }
 
-// zipf draws ranks. The share of a rank is proportional to rank^-skew. zipf inverts the continuous
-// form of the distribution, so it needs one random number and no state.
+// zipf draws random ranks of users. Rank 1 is the most frequent user. The share of a rank is
+// proportional to rank^-skew. zipf inverts the continuous form of the distribution, so it needs one
+// random number and no state.
 type zipf struct{ users, skew, top float64 }
 
 func newZipf(users, skew float64) zipf {

@@ -26,8 +26,8 @@ func dataOf(t *testing.T, st Step, seed uint64) *data {
 	return d
 }
 
-// TestData checks that data is a pure function of seed and sequence, and that a fan-out has no user
-// twice.
+// TestData checks that data depends only on the seed and the sequence number, and that a fan-out contains
+// no user twice.
 func TestData(t *testing.T) {
 	t.Parallel()
 	st := Step{Target: Fanout, Rate: 1, Size: 10_007, Users: Users{Count: 10_007}, Addresses: true}
@@ -147,7 +147,8 @@ func TestSingles(t *testing.T) {
 	}
 }
 
-// BenchmarkSingles compares making bodies one after the other with making each by itself.
+// BenchmarkSingles compares singleBodies, which makes bodies one after the other, with data.request, which
+// makes each body alone.
 func BenchmarkSingles(b *testing.B) {
 	s := One("t", time.Second, Step{Target: Null, Rate: 1, Payload: Payload{Text: "Your order is on its way."}}).WithDefaults()
 	d := newData(&s.Phases[0].Steps[0], 1)
@@ -196,7 +197,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// TestUsers checks that messages are spread over users as the step asks.
+// TestUsers checks that messages are spread over users as the field Users of the step says.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	const n, users = 100_000, 1000
@@ -266,7 +267,7 @@ func BenchmarkBodies(b *testing.B) {
 				n++
 			}
 			b.SetBytes(int64(len(body)))
-			// CPU time: on a shared machine the clock also counts the time of others.
+			// Report CPU time, because on a shared machine the clock also counts the time of other processes.
 			b.ReportMetric(float64(processCPU()-began)/float64(n)/float64(size), "cpu-ns/message")
 		})
 	}
@@ -288,7 +289,7 @@ func TestRunRecords(t *testing.T) {
 	recordValue(one, -5, 1)
 	r.flush()
 	a, b := QuantilesOf(one), QuantilesOf(many)
-	if a.Max, b.Max = 0, 0; a != b { // of which the exact value is kept
+	if a.Max, b.Max = 0, 0; a != b { // Max may differ, because a histogram keeps the exact maximum and not its bucket
 		t.Errorf("%+v\n%+v", a, b)
 	}
 	if fmt.Sprint(one.Distribution()) != fmt.Sprint(many.Distribution()) {
@@ -296,9 +297,9 @@ func TestRunRecords(t *testing.T) {
 	}
 }
 
-// TestOrderOverRuns: the sequence numbers of a later run are larger, so that a ledger that keeps
-// the messages of earlier runs does not take the later run's first message for a late one. The
-// processes of one run number by the same base.
+// TestOrderOverRuns checks that a later run has larger sequence numbers than an earlier run. Otherwise a
+// ledger that still has the messages of the earlier run would count messages of the later run as
+// reordered. It also checks that processes of one run use the same OrderBase.
 func TestOrderOverRuns(t *testing.T) {
 	t.Parallel()
 	number := func(cfg Config) uint64 {

@@ -10,7 +10,7 @@
 //	Scenario -> Run -> step.go     workers: make a request, wait, send, record
 //	                   coordinator.go  once a second: collects the histograms of the
 //	                                   workers, judges thresholds, asks the ledger
-//	                   snapshot.go     the immutable view of the run for everyone else
+//	                   snapshot.go     the immutable view of the run for all readers
 //	                   promises.go     matches accepted messages with their arrivals
 //	                   remote.go       if agents send: stores their frames where the
 //	                                   workers of this process would have recorded

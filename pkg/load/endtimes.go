@@ -43,7 +43,8 @@ type endTimes struct {
 
 const maxParts = 300
 
-// partOf returns the histogram for messages that were due at the time due in a run of this length.
+// partOf returns the histogram for messages that were due at the time due: the histogram of the part of
+// the run that contains this time. The parameter length is the length of the run.
 func (e *endTimes) partOf(due, length time.Duration) *hdrhistogram.Histogram {
 	i := min(max(int(due/max(length/maxParts, time.Second)), 0), maxParts-1)
 	for len(e.parts) <= i {

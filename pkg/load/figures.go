@@ -31,8 +31,8 @@ func (s *Step) category() string {
 	return s.mixedOr(s.Category, func(m Share) string { return m.Category })
 }
 
-// mixedOr returns the value that the function of returns for every part of the mix, or "mixed" if
-// the values differ. Without a mix it returns own.
+// mixedOr calls the function of for every part of the mix. If all values are equal, it returns that
+// value; otherwise it returns "mixed". If the step has no mix, it returns the parameter own.
 func (s *Step) mixedOr(own string, of func(Share) string) string {
 	for _, m := range s.Mix {
 		if own = of(m); own != of(s.Mix[0]) {

@@ -30,7 +30,7 @@ type StepFrame struct {
 	Acked    int64              `json:"acked"`
 	Rejected int64              `json:"rejected,omitempty"`
 	Failed   int64              `json:"failed,omitempty"`
-	Busy     time.Duration      `json:"busy_ns"` // as window.busy
+	Busy     time.Duration      `json:"busy_ns"` // same as window.busy
 	Own      time.Duration      `json:"own_ns"`  // as window.own
 	Lag      string             `json:"lag,omitempty"`
 	Service  string             `json:"service,omitempty"`
@@ -102,8 +102,8 @@ const (
 	promisedKinds
 )
 
-// takeEncoded returns, encoded, the promises that were added since its last call, and forgets them.
-// An agent does not keep promises, because the controller asks the ledger for their arrivals.
+// takeEncoded encodes and returns the promises that were added since its last call. Then it removes
+// them. An agent does not keep promises, because the controller asks the ledger for their arrivals.
 func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	p.mu.Lock()
 	open, others := p.open, p.others
@@ -141,8 +141,8 @@ func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	return b
 }
 
-// put adds the promises that takeEncoded returned in another process. If b is damaged, put adds no
-// promise and returns an error of notify.KindInvalid.
+// put adds the promises in b, which takeEncoded returned in another process. If b is damaged, put adds
+// no promise and returns an error of notify.KindInvalid.
 func (p *promises) put(b []byte, steps []*stepRun) error {
 	var (
 		open    = map[notify.Base]promise{}

@@ -12,7 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestPromisesTravel checks that the controller asks the ledger for what an agent promised.
+// TestPromisesTravel checks that the controller gets the promises of an agent and finds their arrivals in
+// the ledger.
 func TestPromisesTravel(t *testing.T) {
 	t.Parallel()
 	steps := []*stepRun{{}, {}}
@@ -62,7 +63,7 @@ func FuzzPromises(f *testing.F) {
 	})
 }
 
-// absent is a Remote with two agents that do nothing: the test feeds their frames.
+// absent is a Remote with two agents that send nothing. The test adds their frames itself.
 type absent struct{}
 
 func (absent) Run(context.Context, func(int, *Frame) error) {}
@@ -73,7 +74,7 @@ func (absent) Sent(context.Context, int) error { return nil }
 func (absent) Steer(SteerState)                {}
 func (absent) Agents() []Agent                 { return []Agent{{Name: "a"}, {Name: "b"}} }
 
-// TestDamagedFrame checks that nothing of a damaged frame is used.
+// TestDamagedFrame checks that no figure of a damaged frame is used.
 func TestDamagedFrame(t *testing.T) {
 	t.Parallel()
 	r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Remote: absent{}})

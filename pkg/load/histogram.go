@@ -140,7 +140,7 @@ func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 		if n == 0 || p <= 0 {
 			continue
 		}
-		// Use the next smaller number than p. So 99.9% of 1000 is 999, however 0.999 is rounded.
+		// Use the next smaller number than p. So 99.9% of 1000 is 999, even if 0.999 is rounded up.
 		p = min(math.Nextafter(p, 0), 100)
 		at[i] = 100 * max(math.Ceil(p*n/100), 1) / n
 	}

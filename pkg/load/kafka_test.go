@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestDialLoopback: a broker that another one names is dialled on loopback addresses only.
+// TestDialLoopback checks that dialLoopback connects to loopback addresses only, because a broker may name
+// a broker on another machine.
 func TestDialLoopback(t *testing.T) {
 	t.Parallel()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -183,8 +183,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	c.Delivered, c.Duplicates, c.Reordered = delivered, got.duplicates, got.reordered
 	missing := c.Expected - c.Delivered
 	open, ended := askStates(ctx, ids, r.cfg.State)
-	// The rest are missing messages about which the server was not asked. Assume that they have the
-	// same state as the others.
+	// rest is the number of missing messages about which the server was not asked. Assume that these
+	// messages have the same state as the messages about which it was asked.
 	switch rest := missing - int64(len(ids)); {
 	case rest <= 0:
 	case open > 0:

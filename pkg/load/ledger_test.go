@@ -22,21 +22,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// providers serves a control listener whose ledger is empty until a moment. From then on it holds all
-// messages except those that are to be lost.
+// providers replaces the control listener of simulators. Its ledger is empty until the time full. After
+// that it has the first n - lose messages.
 type providers struct {
-	full time.Time // zero: never
+	full time.Time // zero: the ledger stays empty
 	n    int
-	lose int // of the last ones
+	lose int // number of the last messages that never arrive
 	// foreign is how many messages of other senders arrived since the run began.
 	foreign int
-	// growing makes one more message arrive every second, up to n.
+	// If growing is set, one message arrives every second after this time, up to n messages.
 	growing time.Time
 	// reading is how long it takes to read the last arrivals.
 	reading time.Duration
-	read    []string // queries of arrivals
+	read    []string // queries of the requests for arrivals
 	asked   atomic.Bool
-	of      *target // what it is sent
+	of      *target // gets the messages of the run
 
 	mu    sync.Mutex
 	rules []string
@@ -54,7 +54,7 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 	body, status, head := "", http.StatusOK, http.Header{}
 	switch r.URL.Path {
 	case "/ledger/totals":
-		if p.asked.Swap(true) { // not what came before the run
+		if p.asked.Swap(true) { // the first request asks for the counts before the run
 			got += p.foreign
 		}
 		body = fmt.Sprintf(`{"ids":%d}`, got)
@@ -63,7 +63,7 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 		p.read = append(p.read, r.URL.RawQuery)
 		p.mu.Unlock()
 		if end, ok := r.Context().Deadline(); ok && time.Until(end) > 10*time.Second && time.Until(end) <= time.Minute {
-			time.Sleep(p.reading) // of the bubble
+			time.Sleep(p.reading) // simulated time of the bubble
 		}
 		since := before
 		if text := r.FormValue("since"); text != "end" {
@@ -116,11 +116,12 @@ func row(b notify.Base, at time.Time, n uint32) []byte {
 	return binary.LittleEndian.AppendUint32(out, n)
 }
 
-// TestDrain checks that messages that wait for a provider that is down are pending and awaited, and
-// that messages unknown to the server are lost without waiting to the end of the drain.
+// TestDrain checks two cases of missing messages. If messages wait for a provider that is down, the
+// drain waits for them and they count as pending. If the server does not know the messages, they count
+// as lost, and the drain ends early.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	const n, limit = 1500, time.Minute // more than the server is asked of
+	const n, limit = 1500, time.Minute // n is more than maxStatesAsked
 	says := func(s notify.State) StateOf {
 		return func(context.Context, string) (notify.State, error) { return s, nil }
 	}
@@ -161,8 +162,9 @@ func TestDrain(t *testing.T) {
 	f("failed", 0, says(notify.Failed), LedgerResult{Ended: n, Unexpected: n}, term.ExitPartial, limit/2, limit/2+time.Second)
 }
 
-// TestStillMoving checks that messages are pending, not lost, if others still arrive when the drain
-// ends, even if the server cannot say their state.
+// TestStillMoving checks that missing messages are pending, not lost, if other messages still arrive
+// when the drain ends. Here the run has no Config.State, so it cannot ask the server for the state of the
+// missing messages.
 func TestStillMoving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, limit = 200, time.Minute
@@ -177,11 +179,12 @@ func TestStillMoving(t *testing.T) {
 	})
 }
 
-// TestEndCostsTheRunAlone checks that a run reads only arrivals since its start, shows that it reads
-// them, and does not count the time for it.
+// TestEndCostsTheRunAlone checks that a run reads only arrivals since its start. While it reads them at
+// the end, its state is StateReading. The times of thresholds and markers do not include the time for
+// reading.
 func TestEndCostsTheRunAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(time.Hour) // in which others had the simulators
+		time.Sleep(time.Hour) // an hour in which other runs could use the simulators
 		began := time.Now()
 		const n = 300
 		s := One("t", 3*time.Second, Step{Rate: 100})
@@ -244,8 +247,8 @@ func TestBrokenWorkerLoses(t *testing.T) {
 	})
 }
 
-// TestFaults checks that a fault is a rule of the simulators for its time, removed at its end, also
-// if the run is stopped before. Both moments are markers.
+// TestFaults checks that a fault adds a rule to the simulators, and removes the rule when the fault ends
+// or the run is stopped. Both moments have a marker.
 func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &providers{full: time.Now(), n: 1 << 30}
@@ -309,13 +312,14 @@ func (p *slowProcess) Fault(_ context.Context, f *FaultSpec) (func(context.Conte
 	p.busy = true
 	p.log = append(p.log, f.Process)
 	return func(context.Context) error {
-		<-time.After(3 * time.Second) // of the bubble
+		<-time.After(3 * time.Second) // simulated time of the bubble
 		p.busy = false
 		return nil
 	}, nil
 }
 
-// TestProcessFaultsFollowEachOther checks that a fault waits until the process is back.
+// TestProcessFaultsFollowEachOther checks that a fault of the process waits until the process has
+// started again after the previous fault.
 func TestProcessFaultsFollowEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := Scenario{Name: "t", Server: ServerSpec{Mode: "process"}, Phases: []PhaseSpec{{
@@ -371,7 +375,7 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// TestLateness checks that lateness is signed: early and late messages are told apart.
+// TestLateness checks that lateness has a sign: it is below 0 for early messages.
 func TestLateness(t *testing.T) {
 	t.Parallel()
 	r := &Run{began: time.Now()}

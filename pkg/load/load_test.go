@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// target answers like the API, and remembers the bodies and when they came.
+// target answers like the API. It stores the bodies of the requests and the times of their arrival.
 type target struct {
 	mu      sync.Mutex
 	bodies  []string
@@ -28,7 +28,7 @@ type target struct {
 	ids     []string // acknowledged
 	latency time.Duration
 	fail    func(n int) error
-	stall   func(at time.Time) time.Duration // beside latency
+	stall   func(at time.Time) time.Duration // extra time of an answer, in addition to latency
 }
 
 func (t *target) Send(_ context.Context, r *Request) (Ack, error) {
@@ -42,7 +42,7 @@ func (t *target) Send(_ context.Context, r *Request) (Ack, error) {
 	if t.stall != nil {
 		d += t.stall(time.Now())
 	}
-	time.Sleep(d) // of the bubble
+	time.Sleep(d) // simulated time of the bubble
 	if t.fail != nil {
 		if err := t.fail(n); err != nil {
 			return Ack{}, err
@@ -95,8 +95,8 @@ func TestOpenLoop(t *testing.T) {
 		if res.Totals.Sent != 100 || res.Totals.Acked != 100 || res.Totals.Intended != 100 {
 			t.Fatalf("%+v", res.Totals)
 		}
-		// Five workers serve 50 a second of 100: the last one is due after 1 s
-		// and done after 2.
+		// Five workers handle 50 of 100 messages a second. So the last message is due after 1 s and done
+		// after 2 s.
 		s := &res.Steps[0]
 		if got := time.Duration(s.Response.Max); got < 950*time.Millisecond {
 			t.Errorf("response max %v hides the wait", got)
@@ -110,9 +110,10 @@ func TestOpenLoop(t *testing.T) {
 	})
 }
 
-// TestBulkSleeps checks that a bulk worker sleeps and takes a slot of messages at once, even if the
-// next message is due before the last one is made. Then the median lag is half a slot. It runs in
-// real time: in a bubble no time passes while the worker works.
+// TestBulkSleeps checks that a bulk worker sleeps, and then reserves all messages of a slot at once. This
+// also holds if the next message is due before the worker has made the previous message. Then the median
+// lag is half a slot. The test runs in real time, because in a bubble no time passes while the worker
+// works.
 func TestBulkSleeps(t *testing.T) {
 	res := drive(t, One("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
 	if s := &res.Steps[0]; s.Lag.P50 < int64(bulkSlot)/4 || res.Totals.Sent != 1_000_000 {
@@ -122,7 +123,7 @@ func TestBulkSleeps(t *testing.T) {
 	}
 }
 
-// TestBulkWorkersShare checks that each message goes to one worker, however many there are.
+// TestBulkWorkersShare checks that exactly one worker sends each message, with any number of workers.
 func TestBulkWorkersShare(t *testing.T) {
 	for _, rate := range []Number{5e6, 1e9} {
 		res := drive(t, One("t", 300*time.Millisecond, Step{Target: Null, Rate: rate, Workers: 16, Count: 1_000_000}), Config{})
@@ -132,9 +133,9 @@ func TestBulkWorkersShare(t *testing.T) {
 	}
 }
 
-// TestStallShowsInResponse stalls a sink for two seconds. The messages that were due meanwhile
-// waited, although each answer was fast. Measured from the moment of sending, only the few requests
-// under way would show the stall.
+// TestStallShowsInResponse stalls the target for two seconds. The messages that become due during the
+// stall must wait, so their response times are long. Service times are measured from the moment of
+// sending, so only the few requests under way show the stall there.
 func TestStallShowsInResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -180,7 +181,7 @@ func TestPhasesFollowEachOther(t *testing.T) {
 				t.Errorf("request %d came at %v, want %v", i, at.Sub(began), want)
 			}
 		}
-		// The second phase goes on where the first one ended: nothing is sent twice.
+		// The second phase continues the numbers of the first phase, so no message is sent twice.
 		seen := map[string]bool{}
 		for _, b := range tg.bodies {
 			if seen[b] {
@@ -194,7 +195,8 @@ func TestPhasesFollowEachOther(t *testing.T) {
 	})
 }
 
-// TestRepeatsUnderItsKey checks that with keys a failed request is repeated until it is answered.
+// TestRepeatsUnderItsKey checks that a failed request is repeated with its key until it has an answer, if
+// Config.Keys is set.
 func TestRepeatsUnderItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{fail: func(n int) error {
@@ -286,7 +288,7 @@ func TestSegments(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The null step's slots are cut where each run happened to wake.
+			// The histograms of a null step depend on when its workers woke, so they are not compared.
 			if want.Steps[i].Target != Null && !h.Equals(all) {
 				t.Errorf("step %s of %s: %+v, want %+v", want.Steps[i].Name, want.Steps[i].Phase, QuantilesOf(h), QuantilesOf(all))
 			}
@@ -321,8 +323,8 @@ func TestStopped(t *testing.T) {
 	})
 }
 
-// TestFailuresAreCounted checks that equal errors are counted together, and that a run of failures is
-// not valid.
+// TestFailuresAreCounted checks that equal errors are counted together, and that the verdict is SinkBound
+// if a fifth of the messages fail.
 func TestFailuresAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{fail: func(n int) error {

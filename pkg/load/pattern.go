@@ -16,8 +16,8 @@ type pattern struct {
 	digitsAt []int // offset of the first digit of each place
 }
 
-// newPattern joins the parts. They are written for user 0, whose digits are eight zeros. newPattern
-// finds the places of these digits.
+// newPattern joins the parts to one text. The parts must be written for user 0, whose digits are eight
+// zeros. newPattern searches for these zeros and stores their places.
 func newPattern(parts ...[]byte) (p pattern) {
 	p.text = bytes.Join(parts, nil)
 	for i := 0; ; {

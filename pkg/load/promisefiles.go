@@ -13,7 +13,7 @@ import (
 
 // promiseFiles holds promises and arrivals that do not fit into memory. They are divided into parts
 // by their base, so a promise and its arrivals are in the same part. The files are deleted as soon
-// as they are open. So the disk gets their space back in whatever way the process ends.
+// as they are open. So the disk gets their space back even if the process is killed.
 // promises.joining guards promiseFiles.
 type promiseFiles struct {
 	parts   [promiseParts]promisePart
@@ -88,8 +88,8 @@ func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, co
 	return err
 }
 
-// readPart calls each with the rows of a part, until each returns false. For a promise, a is nil;
-// for an arrival, one is nil.
+// readPart calls the function each with each row of a part, until the function returns false. If the
+// row is a promise, the argument a is nil. If the row is an arrival, the argument one is nil.
 func (s *promiseFiles) readPart(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil

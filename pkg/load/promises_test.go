@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// TestPromisesModel joins promises and arrivals in any order, from two ledgers, with room
-// in memory for all of them and for nearly none, and holds the counts against plain maps.
+// TestPromisesModel matches promises and arrivals in random order and compares the counts with a simple
+// model. It uses one or two ledgers, and memory for all promises or for almost none of them.
 func TestPromisesModel(t *testing.T) {
 	t.Parallel()
 	d := dataOf(t, Step{Target: Batch, Rate: 1}, 0)
@@ -27,14 +27,14 @@ func TestPromisesModel(t *testing.T) {
 		p.shards = rapid.IntRange(1, 2).Draw(t, "ledgers")
 		n := rapid.IntRange(1, 40).Draw(t, "bases")
 		bases := make([]notify.Base, n)
-		size := make([]uint32, n) // 0: a single
+		size := make([]uint32, n) // receivers of a fan-out; 0: a single message
 		came := make([]uint32, n)
 		promised := make([]bool, n)
 		for i := range bases {
 			bases[i] = notify.NewBase(time.Unix(int64(i), 0))
 			size[i] = uint32(rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "size"))
 		}
-		timed := map[int]int64{} // by base, which is in the time
+		timed := map[int]int64{} // index of a base -> number of times; the due time contains the index
 		took := func(d *dueMoment, at time.Time, n int64) {
 			if i := int(d.intended); at.Unix() != int64(i) || d.step != steps[i%2] {
 				t.Fatalf("base %d got the time of %d", i, at.Unix())
@@ -57,7 +57,7 @@ func TestPromisesModel(t *testing.T) {
 			switch {
 			case came[i] < max(size[i], 1):
 				came[i]++
-			case size[i] == 0 && p.shards == 2 && came[i] == 1: // a second time, at the other one
+			case size[i] == 0 && p.shards == 2 && came[i] == 1: // a single message arrives again, at the second ledger
 				came[i]++
 				from = 1
 			default:
@@ -113,7 +113,7 @@ func TestPromisesModel(t *testing.T) {
 	})
 }
 
-// TestPromisesForget checks that promises that have arrived completely take no memory.
+// TestPromisesForget checks that a promise uses no memory after all its messages have arrived.
 func TestPromisesForget(t *testing.T) {
 	t.Parallel()
 	p := &promises{keepIDs: true, shards: 1}
@@ -142,9 +142,9 @@ func (h handled) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// TestShards checks that two simulators count as one ledger. A message that arrived at both is a
-// duplicate and counts once, be it of a fan-out or a single. A message that arrived at neither is
-// missing.
+// TestShards checks that two simulators count as one ledger. A message that arrived at both simulators
+// counts once and is a duplicate, for fan-outs and for single messages. A message that arrived at no
+// simulator is missing.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	ledgers := []*simulator.Ledger{simulator.NewLedger(t.TempDir(), 1<<14), simulator.NewLedger(t.TempDir(), 1<<14)}
@@ -154,7 +154,7 @@ func TestShards(t *testing.T) {
 	}
 	for i, l := range ledgers {
 		sims = append(sims, &Simulators{URL: fmt.Sprintf("http://%d", i), Client: &http.Client{Transport: handled{l.Handler()}}})
-		take(i, notify.ID{Base: notify.NewBase(time.Now())}) // before the run
+		take(i, notify.ID{Base: notify.NewBase(time.Now())}) // arrives before the run
 	}
 	s := NewShards(sims...)
 	if err := s.markStart(t.Context()); err != nil {
@@ -165,7 +165,7 @@ func TestShards(t *testing.T) {
 	for i := range uint32(size) {
 		switch i {
 		case 700: // lost
-		case 50, 900: // at both
+		case 50, 900: // arrives at both simulators
 			take(0, notify.ID{Base: fan, Index: i, Fan: true})
 			take(1, notify.ID{Base: fan, Index: i, Fan: true})
 		default:
@@ -174,7 +174,7 @@ func TestShards(t *testing.T) {
 	}
 	take(0, notify.ID{Base: both})
 	take(1, notify.ID{Base: both})
-	take(1, notify.ID{Base: both}) // and once more at the same
+	take(1, notify.ID{Base: both}) // arrives at the second simulator again
 	p := &promises{keepIDs: true, shards: 2}
 	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: size}, 0)
 	st := &stepRun{Step: d.step, data: d}

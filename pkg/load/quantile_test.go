@@ -22,7 +22,7 @@ func TestValueAt(t *testing.T) {
 	f(50.01, 501e6)
 	f(99, 990e6)
 	f(99.9, 999e6)
-	f(99.91, 1000e6) // of 999.1 values there are 1,000
+	f(99.91, 1000e6) // 999.1 is rounded up to the 1,000th value
 	f(99.99, 1000e6)
 	f(100, 1000e6)
 	f(101, 1000e6)

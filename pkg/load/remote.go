@@ -24,8 +24,8 @@ type Remote interface {
 	// all agents that are not lost have sent the previous phase, and sends the moment to them. It
 	// returns an error if the phase cannot begin. Phase 0 can begin only if every agent takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
-	// Sent returns when each agent has sent the phase or is lost. If ctx ends, it stops the agents
-	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.
+	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents and
+	// waits for their last frames. It returns ErrNoAgents if every agent is lost.
 	Sent(ctx context.Context, phase int) error
 	// Steer sends the state of the arrivals to all agents. It does not wait for them.
 	Steer(s SteerState)
@@ -149,9 +149,9 @@ func (fs *feeds) feed(i int, f *Frame) error {
 // silence is how long the figures of the run wait for a late frame.
 const silence = 2 * time.Second
 
-// elapsed returns the run time up to which the figures are complete: the end of the newest frame.
-// If that is more than silence before now, it returns now - silence. When all last frames have
-// arrived, it returns now. It never returns less than before.
+// elapsed returns the run time up to which the figures are complete. This is the end of the newest
+// frame, but at least now - silence. After all last frames have arrived, it is now. The result never
+// decreases.
 func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -74,7 +74,7 @@ func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		// The sink counts a message a moment before the step counts it as acknowledged.
+		// The sink counts a message shortly before the step counts the message as acknowledged.
 		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked)
 		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}
@@ -146,7 +146,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 		from, to = min(from, begin), max(to, end)
 		t := s.currentTally()
 		if s.sched == nil {
-			e.Intended += t.sent // in a closed loop every sent message is intended, and no others
+			e.Intended += t.sent // in a closed loop exactly the sent messages are intended
 		} else {
 			// Messages of the last 50 ms may just be on their way. Do not count them as missing.
 			e.Intended += s.intended(min(now, end+time.Hour) - 50*time.Millisecond)
@@ -304,9 +304,10 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 	return h
 }
 
-// exitOf returns the exit code of the command. why says why the run ended early, or is "". If
-// several codes fit, the first in this order counts: an interruption, missed thresholds, the
-// ledger. repeats is true if the scenario expects duplicates.
+// exitOf returns the exit code of the command. The parameter why is the reason why the run ended
+// early, or "". If several exit codes fit, the first in this order counts: all agents were lost, an
+// interruption, missed thresholds, the ledger. The parameter repeats is true if the scenario expects
+// duplicates.
 func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger

@@ -300,7 +300,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if !r.cfg.StartAt.IsZero() {
 		waitUntil(ctx, r.cfg.StartAt)
 	}
-	if ask := r.cfg.Consent; ask != nil { // ask again, because StartAt may be a day after the last question
+	if ask := r.cfg.Consent; ask != nil { // ask again: with StartAt, the last question may be a day ago
 		if err := ask(ctx); err != nil {
 			return nil, err
 		}

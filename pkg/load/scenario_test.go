@@ -68,8 +68,8 @@ func asJSON(t *testing.T, v any) (out any) {
 	return out
 }
 
-// schemaForTest compiles the schema with a library that knows most of JSON Schema. It moves the
-// definitions to where that library expects them.
+// schemaForTest compiles the schema with a library that supports most of JSON Schema. It moves the
+// definitions to the place where that library expects them.
 func schemaForTest(t *testing.T) *openapi3.Schema {
 	t.Helper()
 	b, err := Schema()
@@ -174,7 +174,7 @@ func TestParseRefuses(t *testing.T) {
 		"name: x\nserver: {providers: stub}\nphases: [{name: p, duration: 1s}]":              {"server.providers", "mode pipeline"},
 	} {
 		_, err := ParseScenario([]byte(text))
-		if want[0] == "phases" && want[1] == "" { // an empty list is none
+		if want[0] == "phases" && want[1] == "" { // a scenario with an empty list has no phases
 			if err != nil {
 				t.Errorf("%q: %v", text, err)
 			}

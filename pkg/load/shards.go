@@ -121,7 +121,7 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 	var failed error
 	err = p.unfinished(func(b notify.Base, one *promise) bool {
 		if one.count == 0 {
-			ids = append(ids, (notify.ID{Base: b}).String()) // trimmed to most below
+			ids = append(ids, (notify.ID{Base: b}).String()) // the code below shortens ids to most elements
 			ids = ids[:min(len(ids), most)]
 			return len(ids) < most || len(s.list) > 1
 		}
@@ -155,9 +155,9 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 	return s.missingTriggers(ctx, p, most, delivered, ids)
 }
 
-// receiverBits asks all simulators at which a fan-out arrived for the receivers. all has a bit for
-// each receiver that arrived. n is the number of receivers that arrived at two simulators.
-// receiverBits calls twice with the index of each such receiver.
+// receiverBits asks each simulator that got messages of a fan-out which receivers arrived. The result
+// all has a bit for each receiver that arrived. The result n is the number of receivers that arrived
+// at two simulators. receiverBits calls the function twice with the index of each such receiver.
 func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
 	all = make([]byte, (one.count+7)/8)
 	for i, l := range s.list {

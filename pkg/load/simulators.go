@@ -32,7 +32,7 @@ type Simulators struct {
 }
 
 func (l *Simulators) markStart(ctx context.Context) (err error) {
-	// Trigger calls have times of the simulators' clock, which may be behind by up to a second.
+	// The simulators' clock sets the times of trigger calls. It may be up to a second slow.
 	l.began = time.Now().Add(-time.Second)
 	if l.before, err = l.totals(ctx, true); err != nil {
 		return err

@@ -208,7 +208,7 @@ type HeatColumn struct {
 
 // SecondRow holds the figures of one second of a run.
 type SecondRow struct {
-	Second    int    `json:"second" merge:"key"` // from 0
+	Second    int    `json:"second" merge:"key"` // number of the second, from 0
 	Phase     string `json:"phase" merge:"first"`
 	Draining  bool   `json:"draining,omitempty" merge:"and"`
 	Intended  int64  `json:"intended" merge:"sum"` // in this second; the counts below are of this second, too

@@ -83,9 +83,9 @@ func (s *steer) clockAt(t time.Duration) time.Duration {
 	return s.clockAtChange[i] + time.Duration(float64(t-s.paceChanges[i].At)*s.paceChanges[i].Pace)
 }
 
-// runTimeOf returns how long after begin the clock has advanced by c. begin counts from the run's
-// start. It returns never while the clock stands still before c. changed is closed at the next
-// change, after which the result may differ.
+// runTimeOf returns the run time that passes after begin until the clock has advanced by c. begin counts
+// from the run's start. runTimeOf returns never if the clock stands still and has not advanced by c.
+// The channel changed is closed at the next change; then the caller must call runTimeOf again.
 func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -65,7 +65,8 @@ func TestSteered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// 2 s, nothing for 3 s, 2 s, 3 s at twice the rate, and phase b.
+			// The run sends for 2 s, pauses for 3 s, sends for 2 s, and sends at twice the rate for 3 s. Then
+			// phase b follows.
 			per := map[int]int{}
 			for _, at := range tg.at {
 				per[int(at.Sub(began).Seconds())]++
@@ -101,8 +102,8 @@ func TestSteered(t *testing.T) {
 	}
 }
 
-// TestNotSteered checks that a steerable run that is not steered is the same as any other, and that a
-// segment cannot be steered.
+// TestNotSteered checks that a steerable run without changes sends the same messages as a run that cannot
+// be steered. It also checks that a segment cannot be steered.
 func TestNotSteered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -137,7 +138,7 @@ func TestPausedOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if step.Target == Null && step.Rate == 0 {
-				return // as fast as it goes: there is no time in a bubble
+				return // a closed loop to the null sink never waits, so no time would pass in the bubble
 			}
 			time.AfterFunc(1005*time.Millisecond, func() { r.Pause(true) })
 			time.AfterFunc(4005*time.Millisecond, func() { r.Pause(false) })
@@ -154,9 +155,9 @@ func TestPausedOthers(t *testing.T) {
 	}
 }
 
-// TestSteerPausedAtTheBegin checks that a phase that begins while the run is paused sends nothing
-// before the run goes on, not even messages due at its start. In a phase that began before, a
-// message that is due at the moment of the pause is due then.
+// TestSteerPausedAtTheBegin checks a phase that begins while the run is paused. It sends nothing until
+// the pause ends, not even messages that are due at the start of the phase. In a phase that began before
+// the pause, a message that is due at the moment of the pause becomes due at that moment.
 func TestSteerPausedAtTheBegin(t *testing.T) {
 	t.Parallel()
 	s := newSteer()
@@ -166,7 +167,7 @@ func TestSteerPausedAtTheBegin(t *testing.T) {
 			t.Errorf("paused since 1s, a phase from %v sends its first at %v", begin, due)
 		}
 	}
-	s.setPace(3*time.Second, true, 2) // the rate changes meanwhile
+	s.setPace(3*time.Second, true, 2) // the pace changes during the pause
 	s.setPace(5*time.Second, false, 2)
 	for begin, want := range map[time.Duration]time.Duration{
 		0: 0, time.Second: 4 * time.Second, 2 * time.Second: 3 * time.Second, 4 * time.Second: time.Second, 6 * time.Second: 0,
@@ -180,8 +181,8 @@ func TestSteerPausedAtTheBegin(t *testing.T) {
 	}
 }
 
-// TestSteeredSegments checks that the segments of a steered run send no number twice, in later phases
-// either, even if each has sent a different number of messages.
+// TestSteeredSegments checks that the segments of a steered run never send a message number twice. This
+// also holds in later phases, after each segment has sent a different number of messages.
 func TestSteeredSegments(t *testing.T) {
 	t.Parallel()
 	step := Step{Name: "one", Rate: 100, Workers: 4}

@@ -98,8 +98,8 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 	return s, nil
 }
 
-// global converts a request number: l counts the requests of the segment, the result counts the
-// requests of the phase. Both start at 0.
+// global converts the number of a request in the segment, l, to its number in the phase. Both numbers
+// start at 0.
 func (s Segment) global(l int64) int64 { return l*int64(s.N) + int64(s.I-1) }
 
 // local returns how many of the first g requests of the phase belong to the segment.
@@ -161,7 +161,7 @@ func (s *stepRun) intended(now time.Duration) int64 {
 }
 
 // send runs the workers of the step until the step ends. A request that was due before the end of
-// the phase, but was not sent, is sent late until overrun. Requests that are then still unsent
+// the phase, but was not sent, is sent late until overrun. Requests that were not sent until overrun
 // count as intended and not sent. If agents send the load, send only waits until the channel sent
 // is closed.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {

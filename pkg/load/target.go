@@ -29,7 +29,7 @@ type Request struct {
 	Size     int           // number of messages
 	Intended time.Duration // due time, since the run's start
 	Body     []byte
-	Key      string // Idempotency-Key; empty: none
+	Key      string // Idempotency-Key; empty: the request has no key
 	WantIDs  bool   // true: the caller needs the ids in the answer
 
 	kind kind

@@ -211,10 +211,10 @@ type metricSource interface {
 	value(m *metric, final bool) (v float64, known bool)
 }
 
-// judge reports in ok whether the condition holds, and returns the value v of its left metric. If
-// the value is not known, the condition counts as holding during the run and as missed at the end
-// (final is true). During the run a condition on a metric that is known only at the end counts as
-// holding.
+// judge reports in ok whether the condition holds, and returns the value v of its left metric. During
+// the run (final is false), a condition counts as holding if its value is not known, or if its metric
+// is known only at the end. At the end (final is true), a condition without a known value counts as
+// missed.
 func (c *Condition) judge(f metricSource, final bool) (v float64, known, ok bool) {
 	if !final && (c.left.knownAtEnd() || c.right != nil && c.right.knownAtEnd()) {
 		return 0, false, true

@@ -33,7 +33,7 @@ func TestThresholds(t *testing.T) {
 		"error_rate < 1%":                 true,
 		"rate >= 4.9M":                    true,
 		"rate >= 5M/s":                    false,
-		"duplicates == 0":                 false, // nothing is known of them: nothing to judge with
+		"duplicates == 0":                 false, // the metric has no value
 		"response{phase=fault}.p99 <= 1.2 * response{phase=base}.p99": true,
 		"response{phase=fault}.p99 <= 1.1 * response{phase=base}.p99": false,
 	} {
@@ -46,7 +46,7 @@ func TestThresholds(t *testing.T) {
 			t.Errorf("%s: %v", expr, ok)
 		}
 	}
-	// Metrics that are known only at the end are not judged before.
+	// A metric that is known only at the end is not judged during the run.
 	c, _ := ParseThreshold("lost == 1")
 	if _, known, ok := c.judge(have, false); known || !ok {
 		t.Error("lost was judged before the end")

@@ -129,9 +129,9 @@ func (t *trace) lineOf(i int64) int {
 	return n - 1
 }
 
-// linesAt describes all lines that have the same time as line. first is the number of requests
-// before these lines, and count the number of their requests. width is the time over which their
-// requests are spread.
+// linesAt describes all lines that have the same time as the given line. first is the number of
+// requests before these lines. count is the number of requests of these lines. width is the time over
+// which these requests are spread.
 func (t *trace) linesAt(line int) (first, count int64, width time.Duration) {
 	from, to := line, line+1
 	for from > 0 && t.begin[from-1] == t.begin[line] {

@@ -28,7 +28,8 @@ func TestVerdict(t *testing.T) {
 	f(ConcurrencyBound, "late in 2 of 10 seconds: every worker", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 1, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.5 })
-	// If the workers waited, a rate above the calibrated one was never generated.
+	// If the workers waited for answers, the generator never reached the intended rate. So the verdict
+	// ignores that this rate is above the calibrated rate.
 	f(ConcurrencyBound, "every worker", func(e *Evidence) { e.Sent, e.Waiting, e.Share = 9000, 0.97, 1.5 })
 	// A used-up CPU and late wake-ups also make the workers wait longer.
 	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Sent, e.Waiting, e.Starved = 9000, 0.97, 6 })
@@ -48,8 +49,8 @@ func TestVerdict(t *testing.T) {
 	f(GeneratorBound, "times", func(e *Evidence) { e.Share, e.BacklogSlope, e.Partial = 2, 1, true })
 }
 
-// TestLate: a wake-up is late beyond 20 ms, where that is more than a tenth of the
-// response it is part of.
+// TestLate checks that a wake-up is late if it is later than 20 ms and later than a tenth of the response
+// time.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	f := func(wake, response time.Duration, want bool) {
@@ -66,8 +67,8 @@ func TestLate(t *testing.T) {
 	f(time.Second, 10*time.Second, false)
 }
 
-// TestStalledGenerator: a generator that gets the processor 50 ms after it asked for it
-// is the limit itself, though it sends everything in the end.
+// TestStalledGenerator checks that a generator that wakes 50 ms late is the limit, although it sends all
+// messages in the end.
 func TestStalledGenerator(t *testing.T) {
 	for stall, want := range map[time.Duration]string{0: Valid, 50 * time.Millisecond: GeneratorBound} {
 		synctest.Test(t, func(t *testing.T) {
@@ -82,10 +83,10 @@ func TestStalledGenerator(t *testing.T) {
 	}
 }
 
-// TestSlowServer: requests that wait for a free worker, while all of them wait for the
-// server, are late by the server's doing, however long an answer takes. The response times
-// hold the wait. If the generator's CPU is used up, or it wakes late, it is the limit itself,
-// also when no worker waits for its time and could tell.
+// TestSlowServer checks who causes late requests. If requests wait for a free worker while all workers
+// wait for answers, the server is slow, and the verdict is ConcurrencyBound. The response times include
+// the wait for a worker. If the generator has used up its CPU or wakes late, the generator is the limit.
+// This also holds if no worker waits for a due time, so that no wake-up of a worker is measured.
 func TestSlowServer(t *testing.T) {
 	busy := func() Health { return Health{CPU: 7.9, CPUs: 8} }
 	for name, c := range map[string]struct {
@@ -95,7 +96,7 @@ func TestSlowServer(t *testing.T) {
 		stall         time.Duration
 		workers       int
 		sent          int64
-		least         time.Duration // of the longest response
+		least         time.Duration // lower bound of the longest response time
 		want, because string
 	}{
 		"answers of 3 s":   {rate: 100, latency: 3 * time.Second, workers: 8, sent: 40, least: 14 * time.Second, want: ConcurrencyBound, because: "4.0% of what was due was sent: every worker waited for an answer (100% "},
@@ -121,8 +122,8 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// A generator given too little CPU for what it is asked: no machine makes 10
-// billion messages a second. Its own null sink never makes anybody wait.
+// TestGeneratorBound asks for 10 billion messages a second, which no machine can generate. The null sink
+// causes no waits, so the generator is the limit.
 func TestGeneratorBound(t *testing.T) {
 	t.Parallel()
 	s := One("t", 300*time.Millisecond, Step{Target: Null, Rate: 1e10, Workers: 2})

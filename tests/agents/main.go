@@ -1,9 +1,10 @@
-// Command agents shows that the load of several agents adds up. First one load agent, then
-// four, send to the null sink as fast as they can. A control group (Linux, root) limits each
-// agent to the same share of a core.
+// Command agents shows that the rates of several load agents add up. First one agent sends to
+// the null sink as fast as it can, and then four agents do. A control group (needs Linux and
+// root) limits each agent to the same share of a core.
 //
-// Its last line has key=value pairs: the rates in messages a second, and the cores that the
-// agents used. It exits 1 unless four agents send at least 3.5 times as much as one.
+// The last line of its output has key=value pairs: the rates in messages a second, and the
+// number of cores that the agents used. It exits 1 unless four agents send at least 3.5 times
+// as many messages as one agent.
 package main
 
 import (
@@ -59,7 +60,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	)
 	defer func() {
 		for _, c := range children {
-			_ = c.Kill() // it may have ended
+			_ = c.Kill() // an error means that the agent has ended already
 		}
 		for _, s := range shares {
 			s.Remove(ctx)
@@ -67,7 +68,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	}()
 	for i := range 4 {
 		share, err := rig.NewShare(fmt.Sprintf("notifyd-agents-%d-%d", os.Getpid(), i), o.share)
-		shares = append(shares, share) // also after an error: the control group's folder may exist
+		shares = append(shares, share) // also after an error, because the control group's folder may exist
 		rig.Ok(err)
 		child, addr := start(ctx, bin)
 		children, names = append(children, child), append(names, addr)
@@ -93,14 +94,14 @@ func start(ctx context.Context, bin string) (child *rig.Child, addr string) {
 		addr, found = strings.CutPrefix(lines.Text(), "agent: listens at ")
 	}
 	go func() {
-		for lines.Scan() { // drain the pipe: a full one would block the agent
+		for lines.Scan() { // read everything, because a full pipe would block the agent
 		}
 	}()
 	return child, addr
 }
 
-// send runs the scenario on the agents. It returns the acknowledged rate in messages a
-// second, and the sum of the cores that the agents used in their last second.
+// send runs the scenario on the agents. It returns the rate of acknowledged messages per
+// second, and the number of cores that all agents together used in their last second.
 func send(ctx context.Context, bin, file string, agents []string) (rate, cores float64) {
 	c := exec.CommandContext(ctx, bin, "load", "run", file, "--agents", strings.Join(agents, ","), "--no-calibration", "--no-keep", "-q", "-o", "json")
 	c.Stderr = os.Stderr

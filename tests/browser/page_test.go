@@ -28,7 +28,8 @@ type tab struct {
 	ctx context.Context
 }
 
-// browser opens one without a session.
+// browser starts a browser that is not signed in, and returns its tab. The browser ends with
+// the test.
 func browser(t *testing.T) tab {
 	t.Helper()
 	opts := append(chromedp.DefaultExecAllocatorOptions[:],
@@ -40,18 +41,20 @@ func browser(t *testing.T) tab {
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(func() {
-		_ = chromedp.Cancel(ctx) // waits for the browser: its folder is removed next
+		_ = chromedp.Cancel(ctx) // waits until the browser has ended, because its folder is removed next
 		cancel()
 	})
 	b := tab{t, ctx}
-	// By the context of the tab: the browser ends with the context that it was started by.
+	// The first Do starts the browser, and the browser ends with the context of that call. So the
+	// context here must be the context of the tab.
 	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-// do runs steps for two minutes at most. On a time-out it prints what the page shows.
+// do runs the steps for at most two minutes. If a step fails or the time runs out, the test
+// fails, and the error shows the address and the text of the page.
 func (b tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -67,13 +70,13 @@ func (b tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.Fatalf("%v; the page is %q and shows %.1000q", err, where, text)
 }
 
-// press activates a button or a link by the keyboard. A click could miss the element: it goes to
-// the element's earlier position, and styles that load later may have moved it.
+// press activates a button or a link with the keyboard. A click could miss the element, because
+// styles that load late can move the element after the browser has computed its position.
 func press(css string) chromedp.Action[chromedp.Void] {
 	return chromedp.SendKeys(chromedp.CSS(css), kb.Enter)
 }
 
-// get runs an action that has a result.
+// get runs an action and returns its result.
 func get[T any](b tab, a chromedp.Action[T]) T {
 	b.Helper()
 	v, err := chromedp.Run(b.ctx, a)
@@ -83,13 +86,14 @@ func get[T any](b tab, a chromedp.Action[T]) T {
 	return v
 }
 
-// js evaluates an expression in the page; a promise is awaited.
+// js evaluates a JavaScript expression in the page. If the value is a promise, js waits for its
+// result.
 func js[T any](b tab, expression string) T {
 	b.Helper()
 	return get(b, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 }
 
-// command tells the browser something.
+// command sends the browser a command of the DevTools protocol.
 func command[P, R any](b tab, cmd cdp.Command[P, R], params P) {
 	b.Helper()
 	if _, err := chromedp.Call(b.ctx, cmd, params); err != nil {
@@ -104,7 +108,7 @@ func (b tab) look(width, height int64, scheme string) {
 	command(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
 }
 
-// open goes to a page of ours: its main part is there when it has loaded.
+// open opens a page of the operator page and waits until its element main is visible.
 func (b tab) open(path string) {
 	b.Helper()
 	b.do(chromedp.Navigate(dev.url+path), see("main"))
@@ -113,7 +117,7 @@ func (b tab) open(path string) {
 // see waits until an element is visible.
 func see(css string) chromedp.Action[chromedp.Void] { return chromedp.WaitVisible(chromedp.CSS(css)) }
 
-// signIn pastes a token as people do.
+// signIn puts a token into the sign-in form, as an operator who pastes it, and signs in.
 func (b tab) signIn(caller, scope string) {
 	b.Helper()
 	token, err := dev.token(caller, scope)
@@ -126,7 +130,8 @@ func (b tab) signIn(caller, scope string) {
 	b.do(press("button.main"), see("header.top"))
 }
 
-// pages returns all pages: those of the navigation, and the pages that they link to.
+// pages returns the paths of all pages: the pages of the navigation, and the pages that they
+// link to.
 func pages(b tab) []string {
 	b.Helper()
 	id, err := dev.ctl("dlq", "ls", "--limit", "1", "-o", "json", "--jq", ".items[0].notification_id")
@@ -150,9 +155,8 @@ var looks = []struct {
 	{"phone light", 390, 844, "light"}, {"phone dark", 390, 844, "dark"},
 }
 
-// TestEveryPage: axe-core finds nothing serious or critical on any page in any
-// look, nothing is wider than the window, and no page writes an error into the
-// console.
+// TestEveryPage checks every page in every look. axe-core finds no serious or critical
+// violation. No element is wider than the window. No page writes an error into the console.
 func TestEveryPage(t *testing.T) {
 	b := browser(t)
 	console, stop := context.WithCancel(b.ctx)
@@ -169,7 +173,8 @@ func TestEveryPage(t *testing.T) {
 		}
 		checked++
 	}
-	// axe is injected: for that the page's policy is lifted, here and nowhere else.
+	// The test injects axe, which the page's content security policy forbids. So this test, and no
+	// other test, turns the policy off.
 	command(b, cdppage.SetBypassCSP, cdppage.SetBypassCSPParams{Enabled: true})
 	for _, l := range looks {
 		b.look(l.width, l.height, l.scheme)
@@ -199,7 +204,8 @@ func TestEveryPage(t *testing.T) {
 	}
 }
 
-// widest names an element that makes the page scroll sideways.
+// widest is an expression that returns the HTML of an element that makes the page scroll
+// sideways, or "" if the page does not scroll sideways.
 const widest = `(() => {
   const w = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth <= w) return "";
@@ -208,7 +214,7 @@ const widest = `(() => {
   return "something";
 })()`
 
-// violations are what axe-core finds serious or critical.
+// violations returns the violations that axe-core rates serious or critical, one on each line.
 func (b tab) violations() string {
 	b.Helper()
 	b.do(chromedp.Evaluate[chromedp.Void](axe))
@@ -240,12 +246,12 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestKeyboard: from the list of dead letters over a plan to a job that is done,
-// with the keyboard alone, and a focus that shows.
+// TestKeyboard replays dead letters with the keyboard alone: from the list of dead letters to a
+// plan, and from the plan to a finished job. The focus is visible on each element it uses.
 func TestKeyboard(t *testing.T) {
 	b := browser(t)
 	b.signIn("sre", "operate")
-	// to presses Tab until the focus is on what text says.
+	// to presses Tab until the focus is on the element whose label or text begins with text.
 	to := func(text string) {
 		t.Helper()
 		for range 400 {
@@ -268,7 +274,7 @@ func TestKeyboard(t *testing.T) {
 	to("Skip to content")
 	to("Plan a replay of these")
 	b.do(chromedp.KeyEvent(kb.Enter), see("#o-rate"))
-	to("Canary") // its text is selected: typing replaces it
+	to("Canary") // the focus selects the text of the field, so typing replaces the text
 	b.do(chromedp.KeyEvent("0"), chromedp.KeyEvent(kb.Enter), see(`#o-canary[value="0"]`))
 	to("Reason")
 	b.do(chromedp.KeyEvent("carrier is back"))
@@ -278,20 +284,21 @@ func TestKeyboard(t *testing.T) {
 	if !strings.Contains(where, "/ui/jobs/job_") {
 		t.Fatalf("the replay led to %s", where)
 	}
-	b.do(see("h1 .state.ok")) // the page fetches itself until the job is done
+	b.do(see("h1 .state.ok")) // the page reloads its content until the job is done
 	reason, err := dev.ctl("job", "show", where[strings.LastIndex(where, "/")+1:], "-o", "json", "--jq", `.reason + "/" + .by`)
 	if err != nil || reason != "carrier is back/sre" {
 		t.Errorf("the job says %q, %v", reason, err)
 	}
 }
 
-// TestGroups: each way to fail leads to its letters, and to a plan of as many.
+// TestGroups follows the link of each group of dead letters that failed in the same way. The
+// link leads to a list of letters, and from the list to a plan that selects letters.
 func TestGroups(t *testing.T) {
 	b := browser(t)
 	b.signIn("sre", "operate")
 	b.open("/ui/dead-letters")
 	links := js[[]string](b, `[...document.querySelectorAll("[aria-labelledby=how] tbody th a")].map(a => a.getAttribute("href"))`)
-	if len(links) < 2 { // mails fail by the batch: perhaps none did
+	if len(links) < 2 { // not 3: e-mails fail by whole batches, so perhaps no e-mail failed
 		t.Fatalf("groups %v", links)
 	}
 	for _, link := range links {
@@ -307,7 +314,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestReadOnly checks that an operator who may only read sees every page and no form.
+// TestReadOnly checks that an operator who may only read sees every page, and sees no form that
+// changes anything.
 func TestReadOnly(t *testing.T) {
 	b := browser(t)
 	b.signIn("viewer", "observe")
@@ -322,7 +330,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestWithoutScript: the page works with scripts off.
+// TestWithoutScript checks that signing in and planning a replay work in a browser with scripts
+// turned off.
 func TestWithoutScript(t *testing.T) {
 	b := browser(t)
 	token, err := dev.token("sre", "operate")
@@ -335,7 +344,8 @@ func TestWithoutScript(t *testing.T) {
 		see(`#f-caller[value="billing"]`), press("p.do a.button.main"), see("form.apply"))
 }
 
-// TestPictures takes those of the README, into the folder NOTIFY_PICTURES.
+// TestPictures writes the pictures of the README to the folder in NOTIFY_PICTURES. If
+// NOTIFY_PICTURES_ALL is set, it also writes a picture of every page in every look.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv("NOTIFY_PICTURES")
 	if dir == "" {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// scene makes an afternoon: callers whose notifications fail in several ways, what
-// is due later, a circuit held open.
+// scene fills notifyd with the data of a busy afternoon: callers whose notifications fail in
+// several ways, notifications that are due later, and a circuit breaker that an operator opened.
 func (s *server) scene() error {
 	for _, rule := range [][]string{
 		{"error", "--provider", "apns", "--code", "BadTopic", "--rate", "0.3"},
@@ -75,8 +75,9 @@ func (s *server) scene() error {
 	return s.settled(len(shop) + len(billing) + len(alarm))
 }
 
-// settled waits until as many receivers have an outcome, and each that failed is
-// in the index of dead letters.
+// settled waits until sent receivers have an outcome, and the index of dead letters has every
+// receiver that failed. At least one receiver must have failed. It returns an error after
+// patience.
 func (s *server) settled(sent int) error {
 	for deadline := time.Now().Add(patience); ; {
 		ended, failed, err := s.outcomes()
@@ -97,11 +98,12 @@ func (s *server) settled(sent int) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("after %s %d of %d have an outcome; %d failed, %d are dead letters", patience, ended, sent, failed, dead)
 		}
-		time.Sleep(200 * time.Millisecond) // there is no feed of the index to wait on
+		time.Sleep(200 * time.Millisecond) // the index sends no event that settled could wait for
 	}
 }
 
-// outcomes are how many receivers ended, and how many of them failed.
+// outcomes returns how many receivers have a final outcome, and how many of them failed. It reads
+// the metrics of notifyd.
 func (s *server) outcomes() (ended, failed int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -24,13 +24,13 @@ import (
 	"time"
 )
 
-// patience is the longest anything here waits. It is for a machine that does much
-// besides; every wait ends at its signal.
+// patience is the longest time of any wait in this package. It is long because the machine may be
+// busy. Each wait ends earlier, as soon as its condition is true.
 const patience = 2 * time.Minute
 
 var (
 	chromium string  // path of the browser
-	dev      *server // one for all tests
+	dev      *server // all tests share this server
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -66,14 +66,14 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// server is a notifyd dev with its simulated providers.
+// server is a process of notifyd dev, which includes the simulated providers.
 type server struct {
 	dir, bin, url, metrics, issuer, audience, kid string
 	cmd                                           *exec.Cmd
 	out                                           io.ReadCloser
 }
 
-// start builds the product and starts it.
+// start builds notifyd and notifyctl, starts notifyd dev, and waits until it is ready.
 func start(dir string) (*server, error) {
 	s := &server{dir: dir, bin: filepath.Join(dir, "bin")}
 	build := exec.Command("go", "build", "-o", s.bin+"/", "./cmd/notifyd", "./cmd/notifyctl")
@@ -101,14 +101,14 @@ func start(dir string) (*server, error) {
 			s.metrics = word[1]
 		}
 		if len(word) > 0 && word[0] == "Try:" {
-			go func() { _, _ = io.Copy(io.Discard, s.out) }() // ends with the process
+			go func() { _, _ = io.Copy(io.Discard, s.out) }() // the goroutine ends when the process ends
 			return s, s.readToken()
 		}
 	}
 	return nil, fmt.Errorf("notifyd dev did not come up: %w\n%s", s.cmd.Wait(), log.String())
 }
 
-// stop ends it as an operator would.
+// stop stops notifyd with SIGTERM, as an operator would, and waits until it has ended.
 func (s *server) stop() {
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err == nil {
 		_ = s.cmd.Wait()
@@ -121,7 +121,7 @@ func (s *server) command(ctx context.Context, name string, args ...string) *exec
 	return c
 }
 
-// ctl runs notifyctl and returns what it wrote.
+// ctl runs notifyctl and returns its standard output without surrounding white space.
 func (s *server) ctl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -135,7 +135,8 @@ func (s *server) ctl(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// readToken learns from the developer's token what others need.
+// readToken reads the key id, the issuer and the audience from the developer's token. The tokens
+// that the method token signs need them.
 func (s *server) readToken() error {
 	b, err := os.ReadFile(filepath.Join(s.dir, "dev", "token"))
 	if err != nil {
@@ -162,7 +163,8 @@ func decode(part string, v any) error {
 	return json.Unmarshal(b, v)
 }
 
-// token signs one for a caller.
+// token returns a token for the caller with the scope, signed with the developer's key. It is valid
+// for an hour.
 func (s *server) token(caller, scope string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(s.dir, "dev", "key.pem"))
 	if err != nil {
@@ -198,7 +200,8 @@ func (s *server) token(caller, scope string) (string, error) {
 	return text + "." + base64.RawURLEncoding.EncodeToString(sig), nil
 }
 
-// post sends a body as a caller.
+// post sends a POST request as the caller and returns the body of the answer. It returns an error
+// for a status of 300 or above. The parameter kind is the content type.
 func (s *server) post(caller, path, kind, body string) ([]byte, error) {
 	token, err := s.token(caller, "send trigger read operate")
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// TestLogAtItsCap checks that intake refuses requests with Retry-After when the log is at its
-// cap, that everything accepted before is delivered, and that intake accepts requests again
-// once the log is trimmed.
+// TestLogAtItsCap fills the log up to its cap. Intake then refuses requests with Retry-After.
+// notifyd delivers everything that it accepted before. Intake accepts requests again after the log
+// was trimmed.
 func TestLogAtItsCap(t *testing.T) {
 	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Log.CapMiB, c.Intake.SpillMiB = 2, 1 })
-	n := w.start(cluster.RoleAPI) // the API role alone: nothing is delivered, so nothing is trimmed
+	n := w.start(cluster.RoleAPI) // the API role alone delivers nothing, so the log is not trimmed
 	var accepted []string
 	var refused *notify.Error
 	big := push(0)
@@ -56,8 +56,9 @@ func TestLogAtItsCap(t *testing.T) {
 	}
 }
 
-// TestFullDisk checks that with too little free space on the volume every request is refused
-// and nothing is stored.
+// TestFullDisk starts a node with too little free space on the volume. The node refuses every
+// request and stores nothing, not even the idempotency key. With enough space, notifyd delivers
+// the request with the same key.
 func TestFullDisk(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	free := w.cfg.Log.MinFreeMiB
@@ -87,8 +88,8 @@ func TestFullDisk(t *testing.T) {
 	n.status(a.NotificationID, func(s notify.State) bool { return s == notify.Delivered })
 }
 
-// TestStopUnderLoad stops a node under load and starts it again. Every acknowledged
-// notification is delivered once, before or after the restart.
+// TestStopUnderLoad stops a node under load and starts it again. It checks that every acknowledged
+// notification is delivered exactly once, before or after the restart.
 func TestStopUnderLoad(t *testing.T) {
 	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Latency: simulator.Constant(50 * time.Millisecond)}})
 	n := w.start(cluster.RoleAll)
@@ -145,9 +146,9 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 }
 
-// TestBadCredentials checks that refused credentials open the breaker with the reason
-// configuration, that no notification loses an attempt, and that everything is sent once
-// the credentials are right.
+// TestBadCredentials lets the provider refuse the credentials. The refusal opens the circuit breaker
+// with the reason configuration. notifyd sends at most 3 requests, and no notification loses an
+// attempt. After a restart, and with accepted credentials, notifyd sends everything.
 func TestBadCredentials(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	rule, err := w.sim.AddRule(simulator.Rule{Provider: simulator.SendGrid, Do: simulator.Deny})
@@ -182,8 +183,9 @@ func TestBadCredentials(t *testing.T) {
 	}
 }
 
-// TestRefusedCredentialsAreTriedAgain corrects refused credentials at the provider. The route
-// and each of its accounts try them again after providers.config_open_for.
+// TestRefusedCredentialsAreTriedAgain lets each provider refuse the credentials four times and
+// accept them afterwards. The route and each of its accounts try the credentials again after
+// providers.config_open_for, without a restart.
 func TestRefusedCredentialsAreTriedAgain(t *testing.T) {
 	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Providers.ConfigOpenFor = 100 * time.Millisecond })
 	for _, p := range []simulator.Provider{simulator.SendGrid, simulator.Twilio, simulator.APNs} {
@@ -207,13 +209,14 @@ func TestRefusedCredentialsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestAmbiguousAnswers checks calls that are never answered. Marketing mail becomes UNKNOWN and
-// is not sent again. A code is sent again under the same id, and the ledger counts it.
+// TestAmbiguousAnswers checks calls that the provider executes but does not answer. A marketing
+// e-mail becomes UNKNOWN and is not sent again. An e-mail with an otp code is sent again with the
+// same id, and the ledger counts a duplicate.
 func TestAmbiguousAnswers(t *testing.T) {
 	for _, do := range []simulator.Action{simulator.Hang, simulator.Reset} {
 		t.Run(string(do), func(t *testing.T) {
 			w := newWorld(t, simulator.Config{}, func(c *app.Config) {
-				c.Workers.CallLimit, c.Workers.BatchAge = 5*time.Second, 10*time.Millisecond // long enough for calls that are only slow
+				c.Workers.CallLimit, c.Workers.BatchAge = 5*time.Second, 10*time.Millisecond // 5 s, so that calls that are only slow do not time out
 			})
 			n := w.start(cluster.RoleAll)
 			for category, want := range map[string]notify.State{"marketing": notify.Unknown, "otp": notify.Sent} {
@@ -240,9 +243,10 @@ func TestAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// TestOptOutDuringAFanout checks that an opt-out answered with 200 binds a running fan-out of
-// 20,000 receivers. The limit of one second is tested in pkg/worker on a simulated clock. Here
-// a call that was checked before the opt-out may wait for the processor.
+// TestOptOutDuringAFanout stores opt-outs while a fan-out to 20,000 receivers runs. It checks that
+// the fan-out respects opt-outs that notifyd has answered with 200. A call may start up to a minute
+// after the answer, because a call that was checked before the opt-out may wait for the processor.
+// pkg/worker tests the limit of one second on a simulated clock.
 func TestOptOutDuringAFanout(t *testing.T) {
 	const latency = 200 * time.Millisecond
 	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Latency: simulator.Constant(latency)}}, func(c *app.Config) {
@@ -259,7 +263,7 @@ func TestOptOutDuringAFanout(t *testing.T) {
 	var writers sync.WaitGroup
 	for s := range 8 {
 		writers.Go(func() {
-			for i := 10_000 + s; i < 20_000; i += 8 * 10 { // every tenth of the second half
+			for i := 10_000 + s; i < 20_000; i += 8 * 10 { // the 8 writers together: a tenth of the second half of the receivers
 				if _, err := n.PutUser(t.Context(), api.User{UserID: push(i).To.UserID, OptOut: []string{"push"}}); err != nil {
 					t.Error(err)
 					return

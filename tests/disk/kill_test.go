@@ -17,10 +17,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// TestKillBetweenReservationAndAppend kills a process between the reservation of a request's
-// key and the append of its record. The caller repeats the request with the same key. It is
-// delivered once. The repeat does not wait for the lease of the dead process, because no other
-// process used that store.
+// TestKillBetweenReservationAndAppend kills a process after it has reserved the idempotency key of
+// a request and before it has appended the record. The caller repeats the request with the same key
+// to a new process. The notification is delivered once. The repeat does not wait until the lease of
+// the dead process expires, because no other process can have the store open.
 func TestKillBetweenReservationAndAppend(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	bin, err := rig.Build(t.Context(), "../..", t.TempDir(), nil)
@@ -55,7 +55,7 @@ func TestKillBetweenReservationAndAppend(t *testing.T) {
 	}
 }
 
-// process is a notifyd in a separate process. It calls the simulators of its world.
+// process is a notifyd in a separate process. It calls the simulated providers of its world.
 type process struct {
 	*api.Client
 	exited chan struct{}

@@ -1,5 +1,5 @@
-// Package disk_test breaks parts of whole nodes (the disk, the log, the providers, the process
-// itself) and checks what callers and receivers see.
+// Package disk_test causes faults in whole nodes: in the disk, in the log, in the providers and in
+// the process itself. It checks what callers and receivers see.
 package disk_test
 
 import (
@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world has the data folder and the simulated providers, which outlive a node.
+// world holds the data folder and the simulated providers. They stay when a node ends.
 type world struct {
 	t   *testing.T
 	dir string
@@ -88,10 +88,11 @@ func newWorld(t *testing.T, sc simulator.Config, change ...func(*app.Config)) *w
 	return w
 }
 
-// patience bounds every wait. It is long because the machine may be busy; no test measures it.
+// patience is the longest time of any wait. It is long because the machine may be busy. No test
+// measures how long a wait takes.
 const patience = 3 * time.Minute
 
-// node is one life of notifyd.
+// node is one notifyd from its start to its stop. It runs inside the test process.
 type node struct {
 	*api.Client
 	w    *world
@@ -161,7 +162,7 @@ func (n *node) eventually(what string, ok func() bool) {
 	}
 }
 
-// status waits until ok holds of a notification's state, and returns it.
+// status waits until ok returns true for the state of the notification, and returns its status.
 func (n *node) status(id string, ok func(notify.State) bool) (out api.Status) {
 	n.w.t.Helper()
 	n.eventually(id+" comes to its state", func() bool {
@@ -175,7 +176,8 @@ func (n *node) status(id string, ok func(notify.State) bool) (out api.Status) {
 	return out
 }
 
-// counts waits until a fan-out is in terminal states and returns them.
+// counts waits until every receiver of a fan-out has a terminal state. It returns the number of
+// receivers in each state.
 func (n *node) counts(id string) map[string]int {
 	n.w.t.Helper()
 	id = strings.TrimSuffix(id, "-0")

@@ -1,12 +1,15 @@
 // Command growth raises the number of timer shards and the number of partitions of an
-// installation under load. Kafka, Cassandra, Redis and PostgreSQL are real, and each of three
-// processes runs every role. The load registers schedules and triggers before the raise,
-// between its announcement and its effect, and after it.
+// installation under load. Kafka, Cassandra, Redis and PostgreSQL are real servers. Three
+// processes run, each with every role. The load registers schedules and triggers before the
+// raise is announced, between its announcement and its effect, and after its effect.
 //
-// growth checks that each schedule and trigger comes once and on time unless it was
-// cancelled, that each user's messages come in order, that no message is held long, and
-// that no request is refused. Its last line has key=value pairs. It exits 1 if a check
-// fails. scripts/growth.sh passes the addresses of the servers.
+// growth checks six things. The provider or receiver gets each schedule and trigger once and
+// on time, unless it was cancelled. It gets the messages of each user in order. No message
+// waits longer than maxHeld. No request is refused. At the end
+// every timer shard has an owner. The audit finds no drift.
+//
+// The last line of its output has key=value pairs. It exits 1 if a check fails.
+// scripts/growth.sh passes the addresses of the servers.
 package main
 
 import (
@@ -30,13 +33,15 @@ type options struct {
 }
 
 const (
-	// announced is the time between notifyd migrate up and the moment the raise takes effect.
+	// announced is the time from notifyd migrate up until the raise takes effect.
 	announced = 60 * time.Second
-	// maxLateness bounds the time from a schedule's or trigger's due time to its call.
+	// maxLateness bounds the time from the due time of a schedule or trigger until the provider
+	// or receiver gets its call.
 	maxLateness = 2 * time.Second
 	// warm is how long the load runs before notifyd migrate up.
 	warm = 10 * time.Second
-	// maxHeld bounds the time from a message's request to its call, once warm is over.
+	// maxHeld bounds the time from the request for a message until the provider gets its call.
+	// Messages that were requested before warm is over do not count.
 	maxHeld = 2 * time.Second
 )
 
@@ -58,7 +63,7 @@ func main() {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
 	began := time.Now()
-	defer o.Apart(ctx, "growth")() // a raised number cannot be lowered: other runs need their own names
+	defer o.Apart(ctx, "growth")() // own names on the servers: other runs cannot lower a raised number
 	sizeEnv := func(shards, partitions int) []string {
 		return []string{
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),

@@ -2,8 +2,8 @@ package main
 
 import "testing"
 
-// TestLedger runs the proof with a hundredth of the ids. The ledgers get so little memory
-// that most ids are on disk.
+// TestLedger runs the proof with 10 million ids, a hundredth of the usual number. The ledgers get
+// so little memory that they write most ids to disk.
 func TestLedger(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")

@@ -1,18 +1,19 @@
-// Command ledger shows that the ledger of a load run counts a billion notifications exactly,
-// in bounded memory and disk. A run sends them to a target in this process. The target makes
-// errors at known places and records everything else in two ledgers of simulated providers.
-// Only the network is left out: the run reads the ledgers through their HTTP handlers and
-// settles them as always.
+// Command ledger shows that the ledger of a load run counts a billion notifications exactly, and
+// that it needs a bounded amount of memory and disk space. A run sends the notifications to a
+// target in this process. The target records them in two ledgers of simulated providers, and makes
+// errors at known places. Only the network is missing: the run calls the HTTP handlers of the
+// ledgers directly. Everything else works as in a normal run.
 //
-// Of twenty notifications nineteen are receivers of fan-outs and one is a single. Half of the
-// singles are scheduled for later. The errors: a notification is lost, comes twice (at once,
-// long after, or at the other ledger), out of its user's order, early, or was never accepted.
-// The program prints
+// Nineteen of twenty notifications are receivers of fan-outs, and one is a single message. Half of
+// the single messages are scheduled for later. The target makes these errors. It loses a
+// notification. It delivers a notification twice: at once, much later, or at the other ledger. It
+// delivers a message out of its user's order, or before its due time. It delivers a message that it
+// never accepted. The program prints
 //
 //	ledger ids=1000000000 lost=.. duplicated=.. reordered=.. unexpected=.. early=.. rss_mib=.. disk_mib=.. seconds=.. ok=true
 //
-// and exits 1 if a count differs from the errors made, if an end-to-end time is missing, or
-// if memory or disk are above their bounds.
+// and exits 1 if a count differs from the number of errors that the target made, if an end-to-end
+// time is missing, or if memory or disk space is above its bound.
 package main
 
 import (
@@ -34,18 +35,18 @@ import (
 const (
 	// rssMost bounds the resident memory of the whole process, in bytes.
 	rssMost = 1 << 30
-	// diskMost bounds the disk space for each receiver, in bytes.
+	// diskMost bounds the disk space for each notification, in bytes.
 	diskMost = 64
 
-	ledgerMemory  = 192 << 20 // of each of the two
-	promiseMemory = 64 << 20
+	ledgerMemory  = 192 << 20 // bytes of memory of each of the two ledgers
+	promiseMemory = 64 << 20  // bytes of memory for messages that were accepted and have not arrived
 )
 
 func main() {
 	n := flag.Int64("n", 1_000_000_000, "number of notifications")
 	dir := flag.String("dir", os.TempDir(), "folder of the ledgers' unnamed files; about 20 GB for a billion notifications")
 	flag.Parse()
-	// Without a limit, the heap may grow to twice its live size before it is collected.
+	// Without a limit, the heap may grow to twice its live size before Go collects garbage.
 	debug.SetMemoryLimit(rssMost * 9 / 10)
 	p, err := prove(context.Background(), *n, *dir, ledgerMemory, promiseMemory)
 	if err != nil {
@@ -62,7 +63,8 @@ func main() {
 	}
 }
 
-// proof is the result of a run: the ledger's counts, and where they are wrong.
+// proof is the result of a run. It holds the counts of the ledger; wrong describes each count or
+// figure that is not as expected.
 type proof struct {
 	ids       int64
 	ledger    load.LedgerResult
@@ -77,7 +79,8 @@ func (p *proof) line(ok bool) string {
 		p.ids, l.Lost, l.Duplicates, l.Reordered, l.Unexpected, l.Early, p.rss>>20, p.disk>>20, p.took.Seconds(), ok)
 }
 
-// prove sends n notifications, rounded up to whole requests.
+// prove sends n notifications, rounded up to whole requests, and judges the result. The parameters
+// memory and promises are the bytes of memory for each ledger and for the run.
 func prove(ctx context.Context, n int64, dir string, memory, promises int) (*proof, error) {
 	fans, batches := (n*19/20+fanSize-1)/fanSize, (n/40+batchSize-1)/batchSize
 	t := &target{rounds: max(batches/10, 1)}

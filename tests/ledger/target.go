@@ -15,27 +15,28 @@ import (
 const (
 	fanSize   = 10_000
 	batchSize = 1000
-	// keepFor is the number of kept ids. A kept id comes again after as many others were
-	// kept; by then the ledger has written the first one to disk.
+	// keepFor is the number of kept ids. The target delivers a kept id again after it has kept
+	// keepFor newer ids. Before that, the ledger has written the first delivery to disk.
 	keepFor = 500
 )
 
-// injected counts the errors that the target made on purpose.
+// injected counts the accepted notifications, and the errors that the target made on purpose.
 type injected struct {
 	accepted, lost, duplicated, reordered, unexpected, early int64
 }
 
-// target accepts every request and records its messages in the ledgers, in place of notifyd
-// and its providers. It counts the errors that it makes.
+// target replaces notifyd and its providers. It accepts every request and records its messages in
+// the ledgers. It makes errors and counts them.
 type target struct {
 	ledgers [2]*simulator.Ledger
-	// rounds is the number of batches after which the users of a step come again.
+	// rounds is the number of batches in which each user of a step gets one message. After so many
+	// batches the same users get their next message.
 	rounds int64
 
 	mu   sync.Mutex
 	done injected
-	old  []string // ring of ids that come again later
-	next int      // index in old
+	old  []string // ring of ids that the target delivers again later
+	next int      // index in old of the id that was exchanged last
 }
 
 // Send implements load.Target.
@@ -61,8 +62,8 @@ func (t *target) Send(_ context.Context, r *load.Request) (load.Ack, error) {
 	return ack, err
 }
 
-// fanout delivers a fan-out to one of the ledgers. Of each hundredth fan-out, one ledger gets
-// the lower half and the other ledger the upper half.
+// fanout delivers a fan-out to one of the ledgers. It splits every hundredth fan-out: one ledger
+// gets the lower half of the receivers, and the other ledger gets the upper half.
 func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	b := notify.NewBase(time.Now())
 	prefix := append([]byte(notify.ID{Base: b}.String()), '-')
@@ -83,7 +84,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 		case i == 17 && r.N%3 == 0:
 			wrong.lost++
 			continue
-		case i == 64 && split: // at both ledgers
+		case i == 64 && split: // both ledgers get this receiver
 			take(t.ledgers[1-shard], i)
 			wrong.duplicated++
 		}
@@ -93,7 +94,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 			wrong.duplicated++
 		}
 	}
-	if r.N%4 == 0 && r.Size > 99 { // an id that was kept long before comes again
+	if r.N%4 == 0 && r.Size > 99 { // deliver again an id that exchange kept much earlier
 		one.ID = string(strconv.AppendInt(prefix, 99, 10))
 		if again := t.exchange(one.ID); again != "" {
 			one.ID = again
@@ -104,8 +105,8 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	return load.Ack{Accepted: r.Size, Base: b, Count: r.Size}
 }
 
-// exchange keeps id and returns the id that was kept keepFor calls before, or "" until the
-// ring is full.
+// exchange stores id in the ring and returns the id that it replaces, which was stored keepFor calls
+// before. It returns "" while the ring is not full.
 func (t *target) exchange(id string) (old string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,8 +119,8 @@ func (t *target) exchange(id string) (old string) {
 	return old
 }
 
-// batch delivers single messages. All messages of a user go to one ledger, with rising
-// sequence numbers.
+// batch delivers single messages. All messages of a user go to the same ledger. Their sequence
+// numbers increase, except for the errors that batch makes.
 func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 	items := notify.NewBase(time.Now()).Items()
 	l := t.ledgers[r.N%t.rounds%2]
@@ -146,7 +147,7 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 		case i == 6 && scheduled:
 			one.At = due.Add(-20 * time.Millisecond)
 			wrong.early++
-		case i == 7 && r.N >= t.rounds: // below the user's latest sequence number
+		case i == 7 && r.N >= t.rounds: // 1 is lower than the user's latest sequence number
 			one.Seq = 1
 			wrong.reordered++
 		}
@@ -155,7 +156,7 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 			l.Take(&one)
 			wrong.duplicated++
 		}
-		if i == 9 && r.N%3 == 0 { // at the other ledger, too
+		if i == 9 && r.N%3 == 0 { // the other ledger also gets the message
 			t.ledgers[1-r.N%t.rounds%2].Take(&one)
 			wrong.duplicated++
 		}
@@ -168,7 +169,8 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 	return ack, nil
 }
 
-// dueOf returns the due time of a request's messages; scheduled is false if they have none.
+// dueOf returns the due time of the messages in a request body. The result scheduled is false if
+// the messages have no due time.
 func dueOf(body []byte) (due time.Time, scheduled bool, err error) {
 	_, rest, ok := bytes.Cut(body, []byte(`"scheduled_at":"`))
 	if !ok {

@@ -1,16 +1,20 @@
-// Command loadfleet loads an installation of notifyd from three agents under a load grant,
-// and shows that the load stays within the grant. The installation has two processes with
-// the API and two with the other roles, over the servers of make engines. Each agent has a
-// network namespace of its own with a cable to the installation. So does a "production
-// server", which gave no grant.
+// Command loadfleet sends load to an installation of notifyd from three agents under a load grant.
+// It shows that the load stays within the grant. The installation has two processes with the API
+// role and two processes with the other roles. It uses the servers of make engines. Each agent has
+// its own network namespace, connected to the installation by a virtual cable. A "production
+// server", which gave no grant, also has such a namespace.
 //
-//  1. A whole run: its thresholds hold on the merged figures, and no message is lost or repeated.
-//  2. An agent is killed in the middle: the verdict names the agent and its share of the load.
-//  3. The grant is revoked in the middle: a second later no request of the run comes in.
-//  4. A run is aimed at the production server: no packet goes there.
+// loadfleet makes four checks:
 //
-// Its last line has key=value pairs. It exits 1 if a check fails. scripts/loadfleet.sh
-// passes the addresses of the servers.
+//  1. A complete run: the merged figures meet the thresholds, and no message is lost or repeated.
+//  2. Loadfleet kills an agent in the middle of a run: the verdict names the agent. The load that
+//     is not sent is about the agent's share of the rest of the run.
+//  3. Loadfleet revokes the grant in the middle of a run: more than a second later, the API answers
+//     no request of the run.
+//  4. A run has the production server as its target: no packet goes to that server.
+//
+// The last line of its output has key=value pairs. It exits 1 if a check fails.
+// scripts/loadfleet.sh passes the addresses of the servers.
 package main
 
 import (
@@ -40,7 +44,7 @@ type options struct {
 
 const (
 	agents = 3
-	// runFor is how long a run sends. Kills and revocations happen at middle.
+	// runFor is how long a run sends. The kill and the revocation happen after the time middle.
 	runFor = 20 * time.Second
 	middle = 8 * time.Second
 )
@@ -54,16 +58,16 @@ func main() {
 	rig.Main("loadfleet", o.keep, o.run)
 }
 
-// fleet is the installation under load, the agents and their networks.
+// fleet holds the installation under load, the agents and their networks.
 type fleet struct {
 	*rig.Fleet
-	ctl    string // notifyctl
-	dir    string
+	ctl    string   // path of notifyctl
+	dir    string   // folder of the run
 	ctlEnv []string // environment of notifyctl
 	target string   // URL of the API under load
 	nets   []*network
 	agents []*rig.Child
-	token  string // file of the grant
+	token  string // path of the file with the grant
 }
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
@@ -100,7 +104,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	grant := f.mustCtl(ctx, "load", "grant", "--for", "20m", "--rate", fmt.Sprint(3*o.rate), "--targets", "push,email", "--providers", "simulated", "--out", f.token, "-o", "json", "--jq", ".id")
 	grant = strings.Trim(strings.TrimSpace(grant), `"`)
 
-	f.start(ctx, scenario, "--duration", "10s").result() // warm-up: servers are slow just after their start
+	f.start(ctx, scenario, "--duration", "10s").result() // warm-up, because servers are slow just after their start
 	whole := f.start(ctx, scenario)
 	w := whole.result()
 	wholeOK := w.Exit == 0 && w.Ledger.Checked && w.Ledger.Lost == 0 && w.Ledger.Duplicates == 0 && w.Totals.Sent == w.Totals.Intended && w.Totals.Acked == w.Totals.Sent
@@ -113,7 +117,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	k := killed.result()
 	named := strings.Contains(strings.Join(k.Verdict.Reasons, "; "), f.nets[1].far)
 	share := 1 - float64(k.Totals.Sent)/float64(k.Totals.Intended)
-	// The killed agent had a third of the load, so that share of the rest of the run is not sent.
+	// The killed agent had a third of the load. So a third of the load after the kill is not sent.
 	wantShare := (1 - middle.Seconds()/runFor.Seconds()) / agents
 	killedOK := named && k.Ledger.Lost == 0 && k.Ledger.Duplicates == 0 && share > wantShare/2 && share < 1.5*wantShare
 	fmt.Printf("killed: verdict %s, %.1f%% not sent, lost %d, duplicates %d, unexpected %d: %s\n", k.Verdict.Code, 100*share, k.Ledger.Lost, k.Ledger.Duplicates, k.Ledger.Unexpected, strings.Join(k.Verdict.Reasons, "; "))
@@ -133,14 +137,14 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	prod := f.nets[agents]
 	before := prod.packets()
-	code := 0
+	refused := true
 	for _, args := range [][]string{{"--grant", f.token}, {}, {"--agents", f.agentAddresses()}} {
 		c := f.command(ctx, append([]string{"load", "run", scenario, "--no-ui", "--no-keep", "--server", "http://" + prod.far + ":7420"}, args...)...)
 		_ = c.Run() // fails: the server gave no grant
-		code = c.ProcessState.ExitCode()
+		refused = refused && c.ProcessState.ExitCode() != 0
 	}
 	packets := prod.packets() - before
-	ok = wholeOK && killedOK && revokedOK && packets == 0 && code != 0
+	ok = wholeOK && killedOK && revokedOK && packets == 0 && refused
 	fmt.Printf("loadfleet agents=%d sent=%d accepted=%d lost=%d duplicates=%d killed_named=%v killed_not_sent=%.3f killed_lost=%d revoked_late=%.0f packets_without_grant=%d seconds=%.0f ok=%v\n",
 		agents, w.Totals.Sent, w.Totals.Acked, w.Ledger.Lost, w.Ledger.Duplicates, named, share, k.Ledger.Lost, late, packets, time.Since(began).Seconds(), ok)
 	return ok
@@ -178,7 +182,7 @@ func (f *fleet) mustCtl(ctx context.Context, args ...string) string {
 
 const agentPort = "7431"
 
-// agentAddresses returns the agents' addresses, separated by commas.
+// agentAddresses returns the addresses of all agents, separated by commas.
 func (f *fleet) agentAddresses() string {
 	var all []string
 	for _, n := range f.nets[:agents] {
@@ -217,11 +221,11 @@ func (f *fleet) startAgent(ctx context.Context, i int) {
 	}))
 }
 
-// loadRun is a load run under way.
+// loadRun is a process of notifyctl load run.
 type loadRun struct {
-	ctx  context.Context //nolint:containedctx // of the run
-	out  string
-	log  string
+	ctx  context.Context //nolint:containedctx // context of the run
+	out  string          // path of the result file
+	log  string          // path of the log file
 	proc *rig.Child
 }
 
@@ -262,7 +266,8 @@ func (r *loadRun) result() *load.Result {
 	return &res
 }
 
-// answeredSends returns how many sending requests the API under load has answered.
+// answeredSends returns how many requests to send notifications the API under load has answered so
+// far.
 func (f *fleet) answeredSends(ctx context.Context) float64 {
 	for _, p := range f.Processes() {
 		if p.Name == "api-2" {

@@ -11,22 +11,24 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// network is a network namespace with one cable (a veth pair) to the namespace of this
-// program. It reaches every address of that namespace, and no other namespace.
+// network is a network namespace. A virtual cable (a veth pair) connects it to the namespace of this
+// program. A process in the network reaches every address of the program's namespace, and no other
+// namespace.
 type network struct {
 	name      string
-	near, far string // the addresses of the cable's ends, here and there
-	cable     string // the end here
+	near, far string // addresses of the two ends of the cable: in this program's namespace, in the network
+	cable     string // interface name of the end in this program's namespace
 }
 
-// newNetwork makes a namespace and its cable, the k-th. It needs root and the program ip.
+// newNetwork makes network number k: a namespace and its cable. It needs root and the program ip.
 func newNetwork(ctx context.Context, k int) *network {
 	n := &network{
 		name: fmt.Sprintf("notifyd%d-%d", os.Getpid(), k), cable: fmt.Sprintf("nd%d-%d", os.Getpid()%100_000, k),
 		near: fmt.Sprintf("10.78.%d.1", k), far: fmt.Sprintf("10.78.%d.2", k),
 	}
 	ip(ctx, "netns", "add", n.name)
-	// IPv6 sends neighbour discovery packets by itself, which would be counted as the run's.
+	// Turn IPv6 off, because the kernel sends IPv6 neighbour discovery packets. The method packets
+	// would count them as packets of the run.
 	n.inside(ctx, "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	ip(ctx, "link", "add", n.cable, "type", "veth", "peer", "name", "eth0", "netns", n.name)
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+n.cable+"/disable_ipv6", []byte("1"), 0o600) // fails if the kernel has no IPv6
@@ -40,7 +42,7 @@ func newNetwork(ctx context.Context, k int) *network {
 }
 
 func (n *network) remove() {
-	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { // no ctx: it must run after ctx has ended, too
+	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { // without a ctx, because it must also work after the run's ctx has ended
 		fmt.Printf("network %s is left behind: %v %s\n", n.name, err, out)
 	}
 }
@@ -56,7 +58,7 @@ func (n *network) inside(ctx context.Context, args ...string) {
 	}
 }
 
-// packets returns how many packets have been sent into the network so far.
+// packets returns how many packets this program's namespace has sent into the network so far.
 func (n *network) packets() int {
 	b := rig.Must(os.ReadFile("/sys/class/net/" + n.cable + "/statistics/tx_packets"))
 	return rig.Must(strconv.Atoi(strings.TrimSpace(string(b))))

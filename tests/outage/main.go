@@ -1,9 +1,9 @@
-// Command outage stops a real notifyd, in real time, while triggers become due, and starts
-// it again. It checks that every trigger fires, that none fires early, that the backlog is
-// caught up with in the time that its pacing promises, and that the backlog does not delay
-// triggers that become due after the start.
+// Command outage kills a real notifyd, waits while triggers become due, and starts notifyd again.
+// Time is not simulated. It checks four things. Every trigger fires. No trigger fires early.
+// notifyd works off the backlog within the time that its pacing promises. The backlog does not
+// delay triggers that become due after the start.
 //
-// Its last line has key=value pairs. It exits 1 if a check fails.
+// The last line of its output has key=value pairs. It exits 1 if a check fails.
 package main
 
 import (
@@ -31,19 +31,20 @@ func (o *options) rateName() string {
 	return fmt.Sprintf("%d/s", o.rate)
 }
 
-// minCatchUpRate is the least rate, in triggers a second, at which a deep backlog is caught
-// up with, however slow the receiver of the callbacks is. trigger.BacklogPace promises it.
+// minCatchUpRate is the lowest rate, in triggers a second, at which notifyd works off a deep
+// backlog, even if the receiver of the callbacks is slow. trigger.BacklogPace promises this rate.
 const minCatchUpRate = 2000
 
 // takeOver bounds the time from a start until every timer shard has an owner.
 const takeOver = 6 * time.Second
 
-// minStop is the shortest outage that leaves a backlog: triggers due in the last ten
-// seconds before a start count as on time (timer.Config.CatchUpAfter).
+// minStop is the shortest outage that the program accepts. It must leave a backlog, and notifyd
+// does not count triggers due in the last ten seconds before a start as backlog
+// (timer.Config.CatchUpAfter).
 const minStop = 15 * time.Second
 
-// onTimeLimit bounds the p99 lateness of triggers that become due after the start, while
-// notifyd catches up with the backlog.
+// onTimeLimit bounds the p99 of how late triggers fire that become due after the start, while
+// notifyd works off the backlog.
 const onTimeLimit = time.Second
 
 func main() {

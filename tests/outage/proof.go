@@ -15,20 +15,21 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// proof is one outage: the process, and the triggers that were acknowledged before and after.
+// proof is one outage. It holds the process, and the triggers that notifyd acknowledged before and
+// after the outage.
 type proof struct {
 	v   *rig.Victim
 	o   options
-	url string // of the receiver
+	url string // base URL of the receiver of the callbacks
 
 	mu  sync.Mutex
-	due map[string]promise // by trigger id
+	due map[string]promise // trigger id -> promise
 }
 
 // promise is an acknowledged trigger.
 type promise struct {
-	due    int64 // ms since 1970, as it was asked for
-	ontime bool
+	due    int64 // requested due time, in ms since 1970
+	ontime bool  // true: registered after the start, so it must fire on time
 	acked  time.Time
 }
 
@@ -43,7 +44,8 @@ func registrationLimit(n int) time.Duration { return 5*time.Second + time.Durati
 
 func (r *proof) run(ctx context.Context) (ok bool) {
 	r.url = rig.Must(r.v.CallbackURL(ctx))
-	// All due times lie between the kill and the start, however long registering takes.
+	// All due times lie between the kill and the start, even if registering takes as long as
+	// registrationLimit allows.
 	from := time.Now().Add(registrationLimit(r.o.n))
 	r.register(ctx, from, r.o.stop-time.Second)
 	if left := time.Until(from); left < 0 {
@@ -65,7 +67,8 @@ func (r *proof) run(ctx context.Context) (ok bool) {
 	return r.check(ctx, outage, ready)
 }
 
-// register registers the triggers. They are due at random times within span, from from on.
+// register registers the triggers of the backlog. They become due at random times. The first
+// possible due time is the parameter from, and span is the length of the range.
 func (r *proof) register(ctx context.Context, from time.Time, span time.Duration) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -105,9 +108,10 @@ func (r *proof) drainLimit() time.Duration {
 	return time.Duration(r.o.n)*time.Second/time.Duration(rate) + takeOver
 }
 
-// drain registers triggers that are due soon until all overdue triggers have fired, for at
-// least ten seconds. Then it waits for the last of them. It gives up on triggers that have
-// not fired long after their time; check reports them as lost.
+// drain registers on-time triggers, due in 2 to 5 s, until all overdue triggers have fired, and for
+// at least ten seconds. Then it waits up to 15 s for the last on-time triggers. It stops
+// registering twice the drain limit plus 20 s after the start, even if overdue triggers have not
+// fired; check reports triggers that have not fired as lost.
 func (r *proof) drain(ctx context.Context, ready time.Time) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)
@@ -145,7 +149,7 @@ func (r *proof) drain(ctx context.Context, ready time.Time) {
 	rig.Ok(ctx.Err())
 }
 
-// countDueBy counts the promises whose due time is not after a moment.
+// countDueBy returns the number of promises whose due time is at or before the parameter at.
 func (r *proof) countDueBy(at time.Time) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,8 +161,8 @@ func (r *proof) countDueBy(at time.Time) (n int64) {
 	return n
 }
 
-// check compares the promises with the receiver's ledger and with the state rows. It prints
-// the last line and returns true if every promise was kept.
+// check compares the promises with the receiver's ledger and with the stored states of the
+// triggers. It prints the last line of the output. It returns true if every promise was kept.
 func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +181,8 @@ func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time
 	var late []time.Duration
 	for id, at := range f.First {
 		if p := r.due[id]; p.ontime {
-			// A trigger that was due before its acknowledgement is late from the acknowledgement on.
+			// The lateness of a trigger counts from its due time, or from its acknowledgement if the
+			// acknowledgement came later.
 			late = append(late, at.Sub(laterOf(due[id], p.acked)))
 		} else {
 			fired++
@@ -198,9 +203,9 @@ func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time
 	return ok
 }
 
-// countOpen counts triggers that are PENDING, IN_FLIGHT, FAILED or EXPIRED, at most 100 of
-// each state. It waits up to 10 s for the count to become 0, because the dispatcher writes
-// an outcome after the receiver has answered.
+// countOpen returns the number of triggers in the states PENDING, IN_FLIGHT, FAILED and EXPIRED. It
+// counts at most 100 triggers of each state. It waits up to 10 s for the count to become 0, because
+// the dispatcher writes an outcome after the receiver has answered.
 func (r *proof) countOpen(ctx context.Context) (n int) {
 	rig.Within(ctx, 10*time.Second, 100*time.Millisecond, func() bool {
 		n = 0

@@ -21,27 +21,30 @@ import (
 
 // bulk is the configuration of the process that sends the bulk load.
 type bulk struct {
-	URL, Token string // URL of the API; file with the token
+	URL, Token string // URL of the API; path of the file that holds the token
 	Receivers  int    // number of receivers of each fan-out
 	Seconds    float64
-	AtOnce     int     // closed loop: number of requests under way; the next begins when one is answered
-	Rate       float64 // open loop: number of requests that begin each second, whether answered or not
+	// AtOnce, if above 0, runs a closed loop: so many requests are under way, and a new request
+	// begins when a request is answered.
+	AtOnce int
+	// Rate, if above 0, runs an open loop: so many requests begin each second, even if the
+	// earlier requests are not answered yet.
+	Rate float64
 }
 
-// floodResult is the result that the process prints at its end.
+// floodResult is the result that the process prints, as JSON, when it ends.
 type floodResult struct {
-	Offered, Accepted int64 // receivers
-	Refused           int64 // answers of 429 and 503
-	Timeouts          int64 // requests without an answer in time
-	GivenUp           int64 // fan-outs that were not accepted before the end
+	Offered, Accepted int64 // numbers of receivers
+	Refused           int64 // number of answers with status 429 or 503
+	Timeouts          int64 // number of requests without an answer in time
+	GivenUp           int64 // number of fan-outs that were not accepted before the end
 	Took              float64
 	Fans              []acceptedFanout
 }
 
-// acceptedFanout is an accepted fan-out.
 type acceptedFanout struct {
-	ID       string // id of its first receiver, without the index
-	Accepted int
+	ID       string // id of the first receiver, without the receiver's index
+	Accepted int    // number of receivers
 }
 
 func (f floodResult) String() string {
@@ -49,7 +52,8 @@ func (f floodResult) String() string {
 		float64(f.Accepted)/f.Took, float64(f.Offered)/f.Took, f.Refused, f.Timeouts, f.GivenUp)
 }
 
-// run sends the bulk load from a process of its own, with the lowest priority.
+// run starts another process, which sends the bulk load with the lowest priority, and waits
+// for its result.
 func (b bulk) run(ctx context.Context) (out floodResult) {
 	what := rig.Must(json.Marshal(b))
 	var said bytes.Buffer
@@ -61,7 +65,8 @@ func (b bulk) run(ctx context.Context) (out floodResult) {
 	return out
 }
 
-// answers counts the answers to every try of a request, which the client would hide.
+// answers counts refusals and missing answers. It counts every try of a request; the client
+// reports only the last try.
 type answers struct {
 	http.RoundTripper
 	refused, unanswered atomic.Int64
@@ -79,7 +84,8 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// flood sends the bulk load that what describes, as JSON of bulk, and writes a floodResult to to.
+// flood sends the bulk load. The parameter what is the JSON of a bulk. flood writes a
+// floodResult as JSON to the parameter to.
 func flood(ctx context.Context, what string, to io.Writer) error {
 	var b bulk
 	if err := json.Unmarshal([]byte(what), &b); err != nil {
@@ -140,8 +146,8 @@ func flood(ctx context.Context, what string, to io.Writer) error {
 	return json.NewEncoder(to).Encode(out)
 }
 
-// bodyOf returns the body of every fan-out. All fan-outs share one, because making a body
-// costs more than sending it.
+// bodyOf returns the request body of a fan-out. All fan-outs use the same body, because making
+// a body costs more than sending it.
 func bodyOf(receivers int) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"channel":"push","category":"marketing","content":{"body":"Everything must go."},"receivers":[`)

@@ -1,18 +1,21 @@
-// Command overload sends a real notifyd far more fan-outs than it can accept. It shows that
-// notifyd works on under overload: it accepts as much as before, single requests of otp and
-// alert stay fast, fan-outs are refused at once with Retry-After, and a campaign that is sent
-// meanwhile with the client library is accepted as a whole.
+// Command overload sends a real notifyd many more fan-outs than notifyd can accept. It shows
+// four things. Under overload notifyd accepts almost as many receivers a second as before.
+// Single requests of the categories otp and alert stay fast. notifyd refuses excess fan-outs
+// at once, with Retry-After. A campaign that the client library sends during the overload is
+// accepted completely.
 //
 // overload first measures single requests at rest. Then it measures the capacity: how many
-// receivers of fan-outs notifyd accepts a second. Then it offers several times the capacity
-// for a while. The providers are inside the process of notifyd and accept at once. The bulk
-// load comes from a process of its own with the lowest priority, so that it takes no
-// processor time from notifyd. The single requests come from this process, with the highest
-// priority; it measures how late it sends them.
+// receivers of fan-outs notifyd accepts a second. Then it offers -times times the capacity for
+// the time -for. The providers run inside the process of notifyd and accept at once.
 //
-// Its last line has key=value pairs. It exits 1 if a message was lost or refused for good,
-// or, without -short, if a figure is outside its bound. scripts/overload.sh runs it on the
-// embedded engines and on servers.
+// A process of its own sends the bulk load. It has the lowest priority, so that it takes no
+// processor time from notifyd. This process sends the single requests with the highest
+// priority. It measures how late it sends them.
+//
+// The last line of its output has key=value pairs. It exits 1 if a message was lost, a single
+// request was refused, the campaign was not accepted completely, or the audit found drift.
+// Without -short it also exits 1 if a figure is outside its bound. scripts/overload.sh runs it
+// on the embedded engines and on servers.
 package main
 
 import (
@@ -46,15 +49,17 @@ type options struct {
 }
 
 const (
-	// minGoodput is the least accepted rate under overload, as a share of the capacity.
+	// minGoodput is the lowest allowed rate of accepted receivers under overload, as a share of
+	// the capacity.
 	minGoodput = 0.8
-	// maxSlowdown bounds the p99 of single requests under overload, as a multiple of that at rest.
+	// maxSlowdown bounds the p99 of single requests under overload. It is a multiple of the p99
+	// at rest.
 	maxSlowdown = 2
-	// minIdleP99 is the least p99 at rest that the bound is taken from. Below it the kernel's
-	// timers decide the figure.
+	// minIdleP99 replaces a smaller p99 at rest when the bound is computed. A p99 below 5 ms
+	// depends mainly on the timers of the kernel.
 	minIdleP99 = 5 * time.Millisecond
-	// receivers is the size of each fan-out of the bulk load, campaignPart that of each part
-	// of the campaign.
+	// receivers is the number of receivers of each fan-out of the bulk load. campaignPart is the
+	// number of receivers of each part of the campaign.
 	receivers, campaignPart = 10_000, 5_000
 	campaignParts           = 20
 )
@@ -93,7 +98,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	raisePriority()
 	began := time.Now()
-	warm := probe(ctx, v.Client(), 3*time.Second) // connections and code of the first requests
+	warm := probe(ctx, v.Client(), 3*time.Second) // not measured: the first requests open connections and are slow
 	idle := probe(ctx, v.Client(), rest)
 	fmt.Printf("at rest:  %s\n", idle)
 	f := bulk{URL: v.URL(), Token: v.TokenFile(), Receivers: receivers, AtOnce: 8, Seconds: 3}
@@ -136,7 +141,8 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// start starts one notifyd with all roles and with providers inside the process.
+// start starts one notifyd with all roles and with providers inside the process. The caller
+// must call end, which ends notifyd and removes what start has set up.
 func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, end func()) {
 	env := []string{"NOTIFYD__PROVIDERS__STUB=true", "NOTIFYD__LOGGING__LEVEL=info"}
 	for _, kv := range strings.Fields(o.set) {
@@ -176,23 +182,25 @@ func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, en
 	return v, end
 }
 
-// raisePriority gives this process the highest priority. It stands for callers on other machines,
-// so its waits for a core must not count as notifyd's latency. Without root the priority
-// stays; generator_late_p99_ms then shows the waits. It must run after notifyd has started,
-// which would inherit the priority.
+// raisePriority gives this process the highest priority. This process plays the callers on
+// other machines, so the time that it waits for a core must not count as latency of notifyd.
+// Without root the priority does not change; then generator_late_p99_ms shows how long this
+// process waits. Call raisePriority after notifyd has started, because notifyd would inherit
+// the priority.
 func raisePriority() {
-	threads, err := os.ReadDir("/proc/self/task") // the priority of each counts, on Linux
+	threads, err := os.ReadDir("/proc/self/task") // on Linux each thread has its own priority
 	if err != nil {
 		return
 	}
 	for _, t := range threads {
 		if tid, err := strconv.Atoi(t.Name()); err == nil {
-			_ = syscall.Setpriority(syscall.PRIO_PROCESS, tid, -20) // see above
+			_ = syscall.Setpriority(syscall.PRIO_PROCESS, tid, -20) // fails without root
 		}
 	}
 }
 
-// campaign sends a fan-out in parts through the client library, as a caller would.
+// campaign waits for the time after. Then it sends a fan-out in parts through the client
+// library, as a caller would.
 func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.FanoutTotal, error) {
 	if err := rig.Pause(ctx, after); err != nil {
 		return api.FanoutTotal{}, err
@@ -214,8 +222,8 @@ func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.Fan
 	})
 }
 
-// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state, and returns
-// how many never get one.
+// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. It
+// returns the number of receivers without a terminal state when the wait ends.
 func (o *options) countUnfinished(ctx context.Context, v *rig.Victim, all ...floodResult) (n int64) {
 	var fans []acceptedFanout
 	for i := range all {

@@ -11,15 +11,15 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// probeEvery is the time between two otp requests of a probe. With every second one the
-// probe also sends an alert.
+// probeEvery is the time between two otp requests of a probe. The probe also sends an alert
+// request together with every second otp request.
 const probeEvery = 20 * time.Millisecond
 
-// probeResult has the latencies and refusals of the single requests of a probe.
+// probeResult holds the latencies and the number of refusals of the single requests of a probe.
 type probeResult struct {
 	otp, alert times
-	late       time.Duration // p99 of how late this process sent them
-	ids        []string      // of accepted requests
+	late       time.Duration // p99 of how late this process sent the requests
+	ids        []string      // notification ids of the accepted requests
 }
 
 type times struct {
@@ -33,11 +33,12 @@ func (p probeResult) String() string {
 		len(p.otp.took), ms(p.otp.p99), len(p.alert.took), ms(p.alert.p99), p.otp.failed+p.alert.failed, ms(p.late))
 }
 
-// probe sends single requests for a while and returns when all are answered. Each request
-// begins at its planned time, whether the earlier ones are answered or not (open loop).
+// probe sends single requests for the time long, and returns when all requests are answered.
+// Each request begins at its planned time, even if earlier requests are not answered yet (open
+// loop).
 func probe(ctx context.Context, cl *api.Client, long time.Duration) (p probeResult) {
 	one := *cl
-	one.Retries = 0 // refusals are counted, not repeated
+	one.Retries = 0 // probe counts a refused request instead of repeating it
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var late []time.Duration
@@ -84,7 +85,7 @@ func p99(all []time.Duration) time.Duration {
 	return all[(len(all)*99+99)/100-1]
 }
 
-// countUndelivered returns how many accepted single requests do not end as DELIVERED.
+// countUndelivered returns how many accepted single requests do not reach the state DELIVERED.
 func countUndelivered(ctx context.Context, cl *api.Client, all ...probeResult) (n int64) {
 	var ids []string
 	for i := range all {

@@ -1,9 +1,9 @@
-// Command replay makes many notifications fail for good, repairs their provider, and
-// replays the dead letters at a given rate. Meanwhile it kills notifyd, and the notifyctl
-// that started the replay, again and again. It checks that each dead letter is sent once
-// more and that none is lost.
+// Command replay makes many notifications fail for good, repairs their provider, and replays the dead
+// letters at a given rate. During the replay it repeatedly kills notifyd, and the notifyctl that
+// waits for the replay. It checks that each dead letter is sent once more and that no dead letter is
+// lost. notifyd may send a few letters twice, but not more than it counts.
 //
-// Its last line has key=value pairs. It exits 1 if a check fails.
+// The last line of its output has key=value pairs. It exits 1 if a check fails.
 package main
 
 import (
@@ -58,14 +58,14 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	planned := time.Since(began)
 	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
 
-	// The operator makes the plan with a command of its own and gives the replay a name.
-	// With the name, a repeat of the command joins the same job, however the earlier
-	// command ended.
+	// The operator makes the plan with one command, and starts the replay with a second command that
+	// has a name. Because of the name, a repeat of the second command joins the same job, even if
+	// the earlier command was killed.
 	file := filepath.Join(dir, "plan.json")
 	op.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file)
 	replay := []string{"dlq", "replay", "--plan", file, "--name", "proof", "--reason", "proof", "--yes"}
 
-	// The provider still refuses, so the canary's guard stops the job.
+	// The provider still refuses the notifications, so the guard of the canary stops the job.
 	op.run(term.ExitGuard, replay...)
 	jobs, err := cl.Jobs(ctx, 10)
 	if err != nil || len(jobs) != 1 {
@@ -80,13 +80,13 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	for k := range o.kills {
-		// Each life of the process replays its share of the letters first, so that every kill
-		// meets a running job.
+		// Wait until this process has replayed its share of the letters, so that the job is running
+		// at every kill.
 		from := job.Position
 		joined := op.start(replay...)
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
 		job = waitForJob(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" })
-		// Kill notifyctl alternately before notifyd is killed and while notifyd is down.
+		// Kill notifyctl before notifyd at even k, and while notifyd is down at odd k.
 		if k%2 == 0 {
 			joined.kill()
 		}
@@ -97,7 +97,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
 		rig.Ok(v.Restart(ctx, ""))
 	}
-	// The last command joins the same job and prints its end.
+	// The last command joins the same job, waits for its end and prints the result.
 	out := op.run(0, replay...)
 	fmt.Print(out)
 	job = waitForJob(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
@@ -143,10 +143,11 @@ func waitForJob(ctx context.Context, cl *api.Client, id string, o *options, read
 	}
 }
 
-// judge compares the dead letter index, the job's sums and the provider's ledger. It prints
-// the last line and returns true if they agree.
+// judge compares the index of dead letters, the sums of the job and the ledger of the provider. It
+// prints the last line of the output, and returns true if they agree.
 func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, canaryHeld bool, planned time.Duration) bool {
-	// Canary letters that failed again are dead letters of the next epoch, outside the plan.
+	// Letters of the canary failed again. They became dead letters of the next epoch, which the plan
+	// does not include. So the provider does not accept them.
 	want := int64(o.letters - canary)
 	var led rig.Result
 	ids := int64(0)

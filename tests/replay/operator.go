@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// operator runs the real notifyctl. Its commands can be killed.
+// operator runs the real notifyctl, as an operator would. The test can kill each command.
 type operator struct {
 	bin, dir, server, token string
 }
@@ -35,7 +35,8 @@ func (o *operator) start(args ...string) *command {
 	return c
 }
 
-// run runs notifyctl to its end and panics unless it exits with code want.
+// run runs notifyctl, waits until it has ended, and returns its output. It panics unless the exit
+// code is want.
 func (o *operator) run(want int, args ...string) (out string) {
 	c := o.start(args...)
 	<-c.Exited()

@@ -1,14 +1,15 @@
-// Command rolling restarts the processes of an installation under load, one after the
-// other, as the rollout of a release does. Kafka, Cassandra, Redis and PostgreSQL are real,
-// and every role has two processes. rolling checks that a graceful stop loses no message and
-// repeats none, and that a client with retries sees no refused request.
+// Command rolling restarts the processes of an installation under load, one after the other, as the
+// rollout of a release does. Kafka, Cassandra, Redis and PostgreSQL are real servers. Every role has
+// two processes. rolling checks that a graceful stop loses no message and repeats no message, and
+// that a client with retries sees no refused request.
 //
-// With -from the installation starts from another commit, which creates the tables and
-// stores the first data. Then every process is upgraded to this commit, taken back to the
-// other commit, and upgraded again. Both commits run side by side each time.
+// With -from the installation starts with the program of another commit. That program creates the
+// tables and stores the first data. Then rolling upgrades every process to this commit, downgrades
+// it to the other commit, and upgrades it again. In each round, processes of both commits run at the
+// same time.
 //
-// Its last line has key=value pairs. It exits 1 if a check fails. scripts/rolling.sh passes
-// the addresses of the servers.
+// The last line of its output has key=value pairs. It exits 1 if a check fails. scripts/rolling.sh
+// passes the addresses of the servers.
 package main
 
 import (
@@ -45,15 +46,16 @@ func main() {
 	rig.Main("rolling", o.keep, o.run)
 }
 
-// roles has the role of each process that runs beside the first API process. With that
-// one, every role has two processes, and every channel has two workers.
+// roles lists the role of each process that runs in addition to the first API process. Together with
+// the first API process, every role has two processes, and every channel has two workers.
 var roles = []string{
 	"api", "worker:push", "worker:push", "worker:sms,worker:email", "worker:sms,worker:email",
 	"scheduler", "scheduler", "dispatcher", "dispatcher", "operator", "operator",
 }
 
-// install replaces the program at to by a copy of from. It renames the copy into place,
-// because a program that runs cannot be written to.
+// install replaces the program at the path to by a copy of the program at the path from. It writes
+// the copy to a new file and renames that file, because the system refuses writes to a running
+// program.
 func install(from, to string) error {
 	b, err := os.ReadFile(from)
 	if err == nil {
@@ -64,7 +66,7 @@ func install(from, to string) error {
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "rolling", o.mutant))
-	releases := []string{bin} // the program of round i is releases[i%2]; without -from it is not read
+	releases := []string{bin} // round i installs the program releases[i%2]; only used with -from
 	if o.from != "" {
 		o.rounds = 3
 		this, before := filepath.Join(dir, "this"), rig.Must(rig.NotifydOf(ctx, filepath.Join(dir, "before"), o.from))
@@ -98,7 +100,8 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		took := time.Since(at)
 		restarts, slowest = restarts+1, max(slowest, took)
 		fmt.Printf("restarted %-24s in %.1f s\n", what, took.Seconds())
-		// The process takes over its partitions and shards before the next one stops.
+		// Wait, so that the new process takes over its partitions and shards before the next process
+		// stops.
 		return rig.Pause(ctx, 2*time.Second)
 	}
 	for round := range o.rounds {

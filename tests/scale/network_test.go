@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The modelled network between a process and a server: a call takes 0.5 to 3 ms. One answer
-// of a thousand is lost after the server has executed the request. A client gives up after
-// netTimeout, which is the default of redis.timeout.
+// These constants describe the modelled network between a process and a server. A call takes
+// 0.5 to 3 ms. One of 1,000 answers is lost after the server has executed the request. Then the
+// client fails after netTimeout, which is the default of redis.timeout.
 const (
 	netLeast   = 500 * time.Microsecond
 	netSpread  = 2500 * time.Microsecond
@@ -25,7 +25,7 @@ const (
 type traffic struct {
 	redis     atomic.Int64 // requests to Redis, including those about leases
 	leases    atomic.Int64 // requests to Redis about leases of timer shards
-	members   atomic.Int64 // members in the answers of Redis
+	members   atomic.Int64 // members of heartbeat groups that Redis listed in its answers
 	cassandra atomic.Int64 // requests to Cassandra, including those about timer shards
 	shards    atomic.Int64 // requests to Cassandra about timer shards
 }
@@ -36,7 +36,7 @@ type network struct {
 
 	mu   sync.Mutex
 	rng  *rand.Rand
-	dead bool // the process was killed: it sends and receives nothing any more
+	dead bool // true: the process was killed, and sends and receives nothing
 }
 
 func (n *network) kill() {
@@ -45,7 +45,8 @@ func (n *network) kill() {
 	n.dead = true
 }
 
-// call sends one request to a server and counts it in each of counters.
+// call sends one request to a server: it waits for the modelled time and calls do. It adds 1 to
+// each counter. It returns an error after netTimeout if the process is dead or the answer is lost.
 func (n *network) call(ctx context.Context, do func(ctx context.Context) error, counters ...*atomic.Int64) error {
 	n.mu.Lock()
 	dead, took, lost := n.dead, netLeast+time.Duration(n.rng.Int64N(int64(netSpread))), n.rng.Float64() < netLoss

@@ -1,6 +1,6 @@
-// Package scale simulates 10, 100 and 1,000 processes over the code that decides which
-// process owns what: pkg/timer and pkg/cluster, with servers in memory, a modelled network
-// and simulated time.
+// Package scale simulates installations of 10, 100 and 1,000 processes. The processes run the
+// code that decides which process owns a timer shard or a share of a limit: pkg/timer and
+// pkg/cluster. The servers are in memory. The network is modelled, and time is simulated.
 package scale
 
 import (
@@ -27,16 +27,19 @@ import (
 )
 
 const (
-	shards = 64 // timers.shards of a distributed notifyd
-	// limit is a caller's limit of calls under way, which the dispatchers divide.
+	shards = 64 // value of timers.shards in a distributed notifyd
+	// limit is the number of calls that a caller may have under way. The dispatchers divide it
+	// among themselves.
 	limit = 100_000
-	// callsTake is how long a new dispatcher waits for calls that began under the old shares.
+	// callsTake is how long a new dispatcher waits until calls that began under the old shares
+	// have ended.
 	callsTake = 10 * time.Second
-	// soloParts is the number of parts that run in one process at a time (cluster.Alone) and
-	// that a process with all roles competes for, besides the two figures.
+	// soloParts is the number of components that only one process at a time runs
+	// (cluster.Alone). A process with all roles competes for each of them. The two figures, lags
+	// and deferred, are not counted.
 	soloParts = 9
 	// takeOver bounds the time from a kill until the shards of the killed process have another
-	// owner: 6 s, plus the time-outs of two lost answers.
+	// owner. It is 6 s plus the time-outs of two lost answers.
 	takeOver = 6*time.Second + 2*netTimeout
 )
 
@@ -51,8 +54,8 @@ type world struct {
 	processes map[string]*process
 
 	mu     sync.Mutex
-	owner  map[uint16]string // by shard: the process that took the shard over last
-	taken  int               // take-overs of shards since the start
+	owner  map[uint16]string // shard -> the process that took the shard over last
+	taken  int               // number of take-overs of shards since the start
 	faults []string
 }
 
@@ -61,7 +64,7 @@ type process struct {
 	name   string
 	net    *network
 	peers  *cluster.Peers
-	calls  atomic.Bool // the dispatcher of the process runs
+	calls  atomic.Bool // true: the dispatcher of the process makes calls
 	killed bool
 	stop   context.CancelFunc
 	parts  sync.WaitGroup
@@ -74,7 +77,8 @@ func newWorld(t *testing.T) *world {
 	}
 }
 
-// start starts the parts of the i-th process that own shards or shares of a limit.
+// start starts process number i. It runs only the components that own timer shards or a share of a
+// limit.
 func (w *world) start(i int) {
 	p := &process{name: fmt.Sprintf("notifyd-%04d", i)}
 	p.net = &network{all: &w.sent, rng: rand.New(rand.NewPCG(uint64(i), 18))}
@@ -112,9 +116,9 @@ func (w *world) run(p *process, ctx context.Context, parts ...func(context.Conte
 	}
 }
 
-// chores starts, in each process, the parts that own nothing a kill would free, and returns
-// a function that stops them. They run only while requests at rest are counted, because they
-// slow down each simulated minute.
+// chores starts the other components in each process. They own neither shards nor shares, so a kill
+// has no effect on them. chores returns a function that stops them. They run only while the test
+// counts the requests at rest, because they make each simulated minute slow to compute.
 func (w *world) chores() (stop func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	quiet := slog.New(slog.DiscardHandler)
@@ -140,7 +144,7 @@ func (w *world) chores() (stop func()) {
 	return stop
 }
 
-// follow reads the operators' changes once a second, as pkg/app does.
+// follow reads the changes that operators have made, once a second, as pkg/app does.
 func (w *world) follow(ctx context.Context, of engine.Meta, quiet *slog.Logger) error {
 	var lanes *cluster.Lanes
 	var holds *cluster.CampaignHolds
@@ -155,11 +159,11 @@ func (w *world) follow(ctx context.Context, of engine.Meta, quiet *slog.Logger) 
 		case circuits == nil:
 			circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{Meta: of, Logger: quiet})
 		default:
-			_, _, _ = lanes.Follow(ctx), holds.Follow(ctx), circuits.Follow(ctx) // errors: the next second tries again
+			_, _, _ = lanes.Follow(ctx), holds.Follow(ctx), circuits.Follow(ctx) // after an error, follow tries again a second later
 			notify.Sleep(ctx, time.Second)
 			continue
 		}
-		if err != nil { // it is nil then
+		if err != nil { // start again from the first of the three
 			lanes, holds, circuits = nil, nil, nil
 		}
 	}
@@ -181,7 +185,7 @@ func (w *world) kill(p *process) {
 
 func (w *world) close() {
 	for _, p := range w.processes {
-		p.net.kill() // all processes at once, so that none hands its shards over
+		p.net.kill() // kills every network first, so that no process can hand over its shards
 		p.stop()
 	}
 	for _, p := range w.processes {
@@ -192,7 +196,8 @@ func (w *world) close() {
 	}
 }
 
-// owned returns how many shards each living process owns, and how many all of them own.
+// owned returns, by process name, how many shards each living process owns, and how many shards
+// all living processes own together.
 func (w *world) owned() (by map[string]int, all int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -212,8 +217,8 @@ func (w *world) moved() int {
 	return w.taken
 }
 
-// checkShares fails the test if the dispatchers' shares add up to more than the limit. At
-// rest the shares must add up to the whole limit.
+// checkShares fails the test if the dispatchers' shares add up to more than the limit. If rest is
+// true, the shares must add up to exactly the limit.
 func (w *world) checkShares(when string, rest bool) {
 	w.t.Helper()
 	sum := 0
@@ -227,7 +232,7 @@ func (w *world) checkShares(when string, rest bool) {
 	}
 }
 
-// wait lets simulated time pass and checks the shares meanwhile.
+// wait lets the simulated time d pass. It checks the shares every 10 s of that time.
 func (w *world) wait(when string, d time.Duration) {
 	w.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
@@ -247,22 +252,23 @@ func (w *world) victim() (p *process) {
 	return p
 }
 
-// result has the figures of one number of processes.
+// result holds the figures that were measured with one number of processes.
 type result struct {
 	processes              int
 	redis, cassandra       float64 // requests a second at rest
-	leases, rows           float64 // the part of redis and of cassandra that is about timer shards
-	members                float64 // members a second that Redis answered with at rest
+	leases, rows           float64 // requests about timer shards, as included in redis and in cassandra
+	members                float64 // members a second that Redis listed in its answers at rest
 	takeover               time.Duration
-	freed, movedAtKill     int // shards of the killed processes; shards that moved because of the kill
+	freed, movedAtKill     int // shards that the killed processes owned; shards that moved because of the kills
 	moved                  int // shards that moved when a process joined
 	readAtKill, readAtJoin int64
 }
 
-// bottleneck returns the resource that saturates first, of one Redis and a few nodes of Cassandra,
-// and how busy it is. The costs are those of docs/performance-cluster.md: a beat or a lease takes
-// Redis about 0.12 ms, and an answer with 1,000 members 2.5 ms. Cassandra answers 20,000
-// small reads a second. Every process reads a change of the members within a second.
+// bottleneck returns the server that saturates first, and how busy it is. The installation has one
+// Redis and a few nodes of Cassandra. The costs come from docs/performance-cluster.md: Redis needs
+// about 0.12 ms for a beat or a lease, and 2.5 ms for an answer with 1,000 members. Cassandra
+// answers 20,000 small reads a second. After a member joins or leaves, every process reads the new
+// list of members within a second.
 func (r *result) bottleneck() string {
 	busy := map[string]float64{
 		"redis_at_rest":     r.redis * 120e-6,
@@ -281,7 +287,7 @@ func measure(t *testing.T, n int) (r result) {
 			w.start(i)
 			time.Sleep(5 * time.Second / time.Duration(n))
 		}
-		w.wait("started", 140*time.Second) // with each beat an eighth of the shards moves to its owner
+		w.wait("started", 140*time.Second) // each beat moves an eighth of the shards to their final owners
 		stop := w.chores()
 		w.wait("before the rest", 10*time.Second)
 		if by, all := w.owned(); all != shards {
@@ -334,10 +340,10 @@ func measure(t *testing.T, n int) (r result) {
 	return r
 }
 
-// TestScale checks, for each number of processes: the shards of a killed process have another
-// owner in time. The requests at rest grow with the number of processes and with the number
-// of shards, not with their product or a square. A process that joins or leaves moves only
-// its own shards.
+// TestScale checks three promises for each number of processes. After a kill, the shards of the
+// killed process get another owner within takeOver. The number of requests at rest grows with the
+// number of processes plus the number of shards; it does not grow with their product or with a
+// square. When a process joins or leaves, only the shards of that process move.
 func TestScale(t *testing.T) {
 	sizes := []int{10, 100, 1000}
 	if testing.Short() {

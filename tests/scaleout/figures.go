@@ -8,17 +8,23 @@ import (
 	"time"
 )
 
-// processes is the key, in figures by name, of the processes whose number a step changes.
+// processes is the key of the processes whose number a step changes. It is used in maps of processor
+// time and of cores.
 const processes = "processes"
 
 // Limits of a step.
 const (
-	needed     = 0.8  // least rate of n processes, as a share of n times the rate of one
-	fullCores  = 0.95 // share of the machine's cores in use from which the machine counts as full
-	fullServer = 0.95 // cores in use from which Redis counts as full: one thread runs its commands
+	// needed is the lowest allowed rate of n processes, as a share of n times the rate of one process.
+	needed = 0.8
+	// fullCores is the share of the machine's cores. If at least this share is in use, the machine
+	// counts as full.
+	fullCores = 0.95
+	// fullServer is a number of cores. If Redis uses at least this number, Redis counts as full,
+	// because only one thread of Redis runs commands.
+	fullServer = 0.95
 )
 
-// figures has the measurements of one step.
+// figures holds the measurements of one step.
 type figures struct {
 	load      string
 	processes int
@@ -26,16 +32,17 @@ type figures struct {
 	share     float64 // share of a core that each process has
 	machine   float64 // cores of the machine
 	samples   []sample
-	from      time.Time          // when the processes could begin to work
+	from      time.Time          // when the processes could begin to work on the messages
 	asked     map[string]float64 // increase of the processes' metrics under load
 	calm      []sample           // two samples without load
-	rest      map[string]float64 // increase of the processes' metrics between these two
+	rest      map[string]float64 // increase of the processes' metrics between the two samples in calm
 
 	ended, lost, twice int64
 	rss                []int // MiB
 }
 
-// reached returns the time at which n messages were done. It interpolates between samples.
+// reached returns the time at which n messages were done. It interpolates between samples. If fewer
+// messages were done, it returns the time of the last sample.
 func (f *figures) reached(n float64) time.Time {
 	for i := 1; i < len(f.samples); i++ {
 		a, b := f.samples[i-1], f.samples[i]
@@ -47,14 +54,16 @@ func (f *figures) reached(n float64) time.Time {
 	return f.samples[len(f.samples)-1].at
 }
 
-// perSecond returns the rate over the middle four fifths of the messages. At the beginning
-// messages are still being accepted, and at the end some processes have nothing left to do.
+// perSecond returns the number of messages done per second. It leaves out the first and the last
+// tenth of the messages: at the beginning notifyd still accepts messages, and at the end some
+// processes have no messages left.
 func (f *figures) perSecond() float64 {
 	n := float64(f.count)
 	return 0.8 * n / max(f.reached(0.9*n).Sub(f.reached(0.1*n)).Seconds(), 0.001)
 }
 
-// between returns the average number of cores in use between two samples, by user.
+// between returns the average number of cores in use between two samples. The keys are the names of
+// the groups of processes, e.g. "kafka".
 func between(a, b sample) map[string]float64 {
 	out := map[string]float64{}
 	for name, used := range b.cpu {
@@ -63,7 +72,8 @@ func between(a, b sample) map[string]float64 {
 	return out
 }
 
-// cores returns the cores in use over the middle four fifths of the messages.
+// cores returns the average number of cores in use, without the first and the last tenth of the
+// messages.
 func (f *figures) cores() map[string]float64 {
 	n := float64(f.count)
 	first, last := f.reached(0.1*n), f.reached(0.9*n)
@@ -72,8 +82,9 @@ func (f *figures) cores() map[string]float64 {
 	return between(f.samples[min(i, j-1)], f.samples[j])
 }
 
-// full names the bottleneck: redis, or the largest user of a machine without free cores. It
-// returns "none" if only the shares of the processes are used up.
+// full returns the name of the bottleneck. It is "redis" if Redis is full. If the machine has no free
+// cores, it is the name of the group that uses most cores, other than the processes of the step.
+// Otherwise full returns "none": only the processes' shares of a core limit the rate.
 func (f *figures) full() string {
 	cores, sum := f.cores(), 0.0
 	if cores["redis"] >= fullServer {
@@ -92,7 +103,8 @@ func (f *figures) full() string {
 	return "none"
 }
 
-// requests sums the processes' requests of some kinds to a server.
+// requests returns how many requests of the given kinds the processes sent to a server. The
+// parameter m holds metrics of the processes.
 func requests(m map[string]float64, server string, kinds ...string) (n float64) {
 	for _, k := range kinds {
 		n += m[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, k, server)]
@@ -102,14 +114,15 @@ func requests(m map[string]float64, server string, kinds ...string) (n float64) 
 
 var statements = []string{"swap", "serial_read", "read", "write", "logged_batch", "scattered_batch"}
 
-// measure is a line of the table: its name, its value and its format.
+// measure is a row of the table: its key and its description, and the format and the function of its
+// value.
 type measure struct {
 	key, about, format string
 	of                 func(*figures) float64
 }
 
-// measures has the figures that a step prints as key=value pairs and that the table shows for
-// all steps.
+// measures lists the figures of a step. A step prints them as key=value pairs. The table shows them
+// for all steps.
 var measures = []measure{
 	{"per_second", "ended a second", "%.0f", (*figures).perSecond},
 	{"end_p99_s", "s until 99% of what came at once had ended", "%.1f", func(f *figures) float64 {
@@ -156,7 +169,8 @@ func restOf(server string, kinds ...string) func(*figures) float64 {
 	}
 }
 
-// line returns the line of key=value pairs of one step.
+// line returns the figures of one step as a line of key=value pairs. The parameter times is the
+// step's rate as a multiple of the rate of one process.
 func (f *figures) line(times float64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "load=%s processes=%d share=%.2f count=%d times=%.2f", f.load, f.processes, f.share, f.count, times)
@@ -167,15 +181,16 @@ func (f *figures) line(times float64) string {
 	return b.String()
 }
 
-// With n times the processes a figure has n^e times its value. It "grows" from e = growsFrom
-// on and "stays" if e is between -staysTo and staysTo; see trend.
+// These are limits of an exponent e. If n times as many processes make a figure n^e times as large,
+// the figure "grows" if e is growsFrom or more. It "stays" if e is between -staysTo and staysTo. See
+// trend.
 const (
 	growsFrom = 0.75
 	staysTo   = 0.25
 )
 
-// table returns a Markdown table with a row for each measure of a load and a column for each
-// step.
+// table returns a Markdown table of the steps of one load. It has a row for each measure and a column
+// for each step.
 func table(steps []figures) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s |", steps[0].load)
@@ -194,7 +209,9 @@ func table(steps []figures) string {
 	return b.String()
 }
 
-// trend says how a figure changes from one step to another that has times as many processes.
+// trend describes how a figure changes if the number of processes is multiplied by the parameter
+// times. The parameters from and to are the figure before and after. trend returns "" if it cannot
+// compare them.
 func trend(from, to, times float64) string {
 	if from <= 0 || to <= 0 || times <= 1 {
 		return ""
@@ -214,17 +231,17 @@ func trend(from, to, times float64) string {
 
 // verdict collects the steps of a run and decides whether the run has passed.
 type verdict struct {
-	judge  bool // the ratios count, too
-	broken bool
+	judge  bool // true: the run also fails if a step is slow
+	broken bool // true: a message was lost or sent twice, or a step had no message
 
-	steps map[string][]figures
-	loads []string // names of the steps' loads, in order
-	times map[string][]string
-	slow  []string // steps below the needed rate although nothing was full
+	steps map[string][]figures // name of a load -> its steps
+	loads []string             // names of the loads, in the order of their first steps
+	times map[string][]string  // name of a load -> the ratio of each step, as text
+	slow  []string             // steps below the needed rate for which full returns "none" or others
 }
 
-// add adds a step. It returns the step's rate as a multiple of the rate of the first step of
-// the same load, which has one process.
+// add adds a step. It returns the step's rate as a multiple of the rate of one process. The first
+// step of each load must have one process.
 func (v *verdict) add(f figures) (times float64) {
 	if v.steps == nil {
 		v.steps, v.times = map[string][]figures{}, map[string][]string{}
@@ -247,8 +264,8 @@ func (v *verdict) add(f figures) (times float64) {
 	return times
 }
 
-// line returns the key=value pairs with the ratios of each load and the slow steps. ok is
-// false if a promise is broken.
+// line returns the ratios of each load and the slow steps as key=value pairs. The result ok is false
+// if the run has failed.
 func (v *verdict) line() (text string, ok bool) {
 	for _, name := range v.loads {
 		text += fmt.Sprintf("%s=%s ", name, strings.Join(v.times[name], ","))

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// run returns the figures of a step of n processes with a thousand messages, perSecond of them
-// a second, while each user in used took as many cores as it says.
+// run returns the figures of a step with n processes and 1,000 messages. The rate is perSecond
+// messages a second. The map used holds the number of cores that each group of processes uses.
 func run(n int, perSecond float64, used map[string]float64) figures {
 	f := figures{load: "singles", processes: n, count: 1000, share: 0.1, machine: 2}
 	began := time.Unix(1_000_000, 0)
@@ -33,7 +33,7 @@ func TestRate(t *testing.T) {
 	if got := f.perSecond(); got < 79.9 || got > 80.1 {
 		t.Errorf("%.2f a second, want 80", got)
 	}
-	// The slow beginning and end do not count.
+	// A slow last message does not change the rate.
 	last := f.samples[len(f.samples)-1]
 	last.done, f.samples[len(f.samples)-1].done = 1000, 999
 	last.at = last.at.Add(time.Minute)

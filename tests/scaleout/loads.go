@@ -15,19 +15,19 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// kind is a load, and the role whose processes give its messages their outcome.
+// kind describes a load, and the role whose processes work on the messages of the load.
 type kind struct {
 	name, role string
-	count      int     // messages of a step with -scale 1
-	share      float64 // share of a core of each process: four must not fill the machine
-	group      string  // consumer group of the processes; empty: none
+	count      int     // number of messages of a step with -scale 1
+	share      float64 // share of a core of each process, so small that four processes do not fill the machine
+	group      string  // consumer group of the processes; empty: the processes have no group
 	step       load.Step
-	// ended returns the number of durable outcomes in the processes' metrics.
+	// ended returns the number of durable outcomes according to the processes' metrics.
 	ended func(metrics map[string]float64) float64
 }
 
-// dueIn is the least time from the beginning of a step until its triggers are due. All are due
-// at one moment.
+// dueIn is the shortest time from the beginning of a step until its triggers are due. All triggers of
+// a step are due at the same time.
 const dueIn = 15 * time.Second
 
 var kinds = []kind{
@@ -36,8 +36,8 @@ var kinds = []kind{
 		step: load.Step{Target: load.Batch, Size: 500, Workers: 4, Addresses: true, Category: "transactional"},
 	},
 	{
-		// Mails, because one call carries a thousand of them. With one call for each message, the
-		// simulator would need ten times the processor time of the worker.
+		// The fan-outs are e-mails, because one call to the provider carries 1,000 e-mails. With one
+		// call for each message, the simulator would need ten times the processor time of the worker.
 		name: "fanouts", role: "worker:email", count: 2_000_000, share: 0.1, group: notify.Lane{Channel: notify.Email, Bulk: true}.Group(), ended: outcomes,
 		step: load.Step{Target: load.Fanout, Size: 20_000, Workers: 4, Addresses: true, Channel: notify.Email.String()},
 	},
@@ -47,8 +47,8 @@ var kinds = []kind{
 	},
 }
 
-// outcomes returns the number of receivers with a durable terminal state. A receiver that is
-// retried counts only once it has ended.
+// outcomes returns the number of receivers with a durable terminal state. A receiver in the state
+// DEFERRED, which notifyd tries again, does not count yet.
 func outcomes(m map[string]float64) (n float64) {
 	for name, v := range m {
 		if strings.HasPrefix(name, "notifyd_outcomes_total{") && !strings.Contains(name, `"DEFERRED"`) {
@@ -73,17 +73,17 @@ func pick(names string) (out []kind, err error) {
 	return out, nil
 }
 
-// promised has the accepted messages of a step.
+// promised holds the accepted messages of a step.
 type promised struct {
 	count    int64
-	ids      []string // of singles
-	bases    map[notify.Base]int64
+	ids      []string              // ids of single messages
+	bases    map[notify.Base]int64 // base of a fan-out -> number of its accepted receivers
 	triggers rig.Dues
-	from     time.Time // when its processes may begin
+	from     time.Time // when the processes may begin to work on the messages
 }
 
-// offer sends the messages of a step as fast as they are accepted. Triggers are due some time
-// after the last one is accepted.
+// offer sends the messages of a step as fast as notifyd accepts them. For a load of triggers, it
+// registers triggers that are due after notifyd has accepted the last trigger.
 func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 	if k.role == "dispatcher" {
 		return s.offerTriggers(ctx, n)
@@ -115,8 +115,8 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	const size = 100
 	url := rig.Must(s.f.V.CallbackURL(ctx))
-	// The due time is part of every request, so it is fixed before the first is sent. It
-	// allows twice the time that a slow machine takes to register the triggers.
+	// Every request contains the due time, so the due time is chosen before the first request. The time
+	// until the due time is twice the time in which a slow machine registers the triggers.
 	p := promised{triggers: rig.Dues{}, from: time.Now().Add(dueIn + time.Duration(n)*2*time.Millisecond)}
 	made := make([]rig.Dues, (n+size-1)/size)
 	rig.InSteps(ctx, n, size, 8, func(ctx context.Context, from, to int) {
@@ -145,8 +145,8 @@ func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	return p
 }
 
-// done returns how many messages of a load have been sent, or triggers called, in all steps so
-// far.
+// done returns how many messages the providers have received in all steps so far. For a load of
+// triggers, it returns how many triggers the receiver has got.
 func (s *scaleout) done(ctx context.Context, k kind) int64 {
 	if k.role == "dispatcher" {
 		return rig.Must(s.f.V.Taken(ctx))
@@ -154,8 +154,9 @@ func (s *scaleout) done(ctx context.Context, k kind) int64 {
 	return rig.Must(s.f.V.Delivered(ctx))
 }
 
-// check compares the accepted messages with the ledger. It returns how many are missing, and
-// how many calls were repeated beyond the number that the rows of this step record.
+// check compares the accepted messages with the ledger. The result lost is the number of missing
+// messages. The result twice is the number of repeated calls, minus the repeats that the stored rows
+// of this step record.
 func (s *scaleout) check(ctx context.Context, p promised) (lost, twice int64) {
 	if p.triggers != nil {
 		f := rig.Must(s.f.V.Fired(ctx, p.triggers))

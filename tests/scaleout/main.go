@@ -1,15 +1,17 @@
-// Command scaleout gives the same load to 1, 2 and 4 processes of a role over real servers.
-// Each process is limited to a share of a core. scaleout shows which figures grow with the
-// number of processes: the rate of outcomes, the requests of each process to the servers, and
-// the processor time of the servers.
+// Command scaleout gives the same load to 1, 2 and 4 processes of a role over real servers. Each
+// process is limited to a share of a core. scaleout shows which figures grow with the number of
+// processes: the rate of outcomes, the requests of each process to the servers, and the processor
+// time of the servers.
 //
-// The load comes all at once, when the processes have their partitions and wait. Workers get
-// single pushes and fan-outs. Dispatchers get triggers that are due at one moment. The ledger
-// of the simulated providers shows whether a message was lost or sent twice.
+// scaleout sends the load as fast as notifyd accepts it, after the processes own their partitions.
+// Push workers get single pushes. E-mail workers get fan-outs. Dispatchers get triggers that are all
+// due at the same time. The ledger of the simulated providers shows whether a message was lost or
+// sent twice.
 //
-// Its last line has key=value pairs. It exits 1 if a message was lost or sent twice, or if n
-// processes had less than 0.8 n times the rate of one although no server was full.
-// scripts/scaleout.sh passes the addresses of the servers.
+// The last line of its output has key=value pairs. It exits 1 if a message was lost or sent twice.
+// Without -short it also exits 1 if n processes reached less than 0.8 n times the rate of one
+// process, although no server was the bottleneck; see figures.full. scripts/scaleout.sh passes the
+// addresses of the servers.
 package main
 
 import (
@@ -48,22 +50,22 @@ func main() {
 	rig.Main("scaleout", o.keep, o.run)
 }
 
-// partitions is the number of partitions of each topic of pushes and of mails. It divides
-// evenly among 1, 2 and 4 workers.
+// partitions is the number of partitions of each topic for pushes and e-mails. 1, 2 or 4 workers can
+// share 12 partitions evenly.
 const partitions = 12
 
-// counts has the number of processes of each step.
+// counts lists the number of processes of each step.
 var counts = []int{1, 2, 4}
 
-// scaleout is one run.
+// scaleout is one run of the program.
 type scaleout struct {
 	*options
 	f      *rig.Fleet
 	adm    *kadm.Client
-	pids   map[string][]int // processes by name, without those that a step starts
+	pids   map[string][]int // name of a group -> ids of its processes; without the processes that a step starts
 	spent  int              // number of processes that the steps have started so far
-	shares []*rig.Share     // control groups of the processes that run
-	twice  int64            // repeated calls to providers in all steps so far
+	shares []*rig.Share     // control groups of the running processes
+	twice  int64            // number of repeated calls to providers in all steps so far
 }
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
@@ -84,7 +86,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	fmt.Printf("servers, the API and the process of other roles are ready in %.0f s\n", time.Since(began).Seconds())
 	v := verdict{judge: !o.short}
 	for _, k := range picked {
-		s.step(ctx, k, counts[len(counts)-1], 0.1) // warm-up: the servers are slow at first
+		s.step(ctx, k, counts[len(counts)-1], 0.1) // warm-up, because the servers are slow at first
 		for _, n := range counts {
 			f := s.step(ctx, k, n, 1)
 			fmt.Println(f.line(v.add(f)))
@@ -100,7 +102,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// open starts the processes whose number does not change.
+// open starts the processes whose number does not change, and finds the process ids of the servers.
 func (s *scaleout) open(ctx context.Context, dir string) {
 	s.Partitions = partitions
 	s.adm = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(s.Kafka, ",")...))))
@@ -116,7 +118,7 @@ func (s *scaleout) open(ctx context.Context, dir string) {
 	}
 }
 
-// end kills the processes that still run.
+// end kills the processes that still run, and removes their control groups.
 func (s *scaleout) end(ctx context.Context) {
 	if s.f != nil {
 		s.f.End()

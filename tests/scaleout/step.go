@@ -13,12 +13,13 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// sampleEvery is the time between samples of a step. Samples come from /proc and the ledger,
-// not from the processes' metrics, because a scrape would use a part of their share.
+// sampleEvery is the time between two samples of a step. Samples read /proc and the ledger. They do
+// not read the metrics of the processes, because a scrape would use part of their shares of a core.
 const sampleEvery = 250 * time.Millisecond
 
-// step starts n processes of a load's role, sends them messages, and stops the processes once
-// all messages have ended. part scales the usual number of messages.
+// step starts n processes of the load's role, sends the messages, and stops the processes after all
+// messages have ended. The parameter part multiplies the usual number of messages. step returns the
+// figures.
 func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figures {
 	count := max(int(float64(k.count)*s.scale*part), 100)
 	procs := s.start(ctx, k, n)
@@ -28,11 +29,11 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figure
 		pids[processes] = append(pids[processes], p.Pid())
 	}
 
-	// Measure at rest: the requests of processes that have nothing to do.
+	// Measure at rest: how many requests the processes send while they have no messages.
 	before := s.metrics(ctx, procs)
 	calm := []sample{take(pids, 0)}
 	rig.Ok(rig.Pause(ctx, s.calm()))
-	calm = append(calm, take(pids, 0)) // the metrics are read before and after
+	calm = append(calm, take(pids, 0)) // the two calls of s.metrics are outside the two samples
 	rest := s.metrics(ctx, procs)
 
 	base := s.done(ctx, k)
@@ -80,7 +81,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figure
 	f.lost, f.twice = s.check(ctx, p)
 	f.lost += max(p.count-f.ended, 0)
 	f.twice += max(f.ended-p.count, 0)
-	f.lost += int64(count) - p.count // refused for good
+	f.lost += int64(count) - p.count // messages that notifyd refused for good
 	for _, one := range procs {
 		rig.Ok(one.Stop())
 		s.f.Remove(one)
@@ -89,7 +90,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figure
 	return f
 }
 
-// calm returns how long the processes are measured without load.
+// calm returns how long a step measures the processes without load.
 func (s *scaleout) calm() time.Duration {
 	if s.short {
 		return 3 * time.Second
@@ -97,8 +98,8 @@ func (s *scaleout) calm() time.Duration {
 	return 10 * time.Second
 }
 
-// start starts n processes, waits until the partitions are divided evenly among them, and then
-// limits each to its share of a core.
+// start starts n processes and waits until each has the same number of partitions. Then it limits
+// each process to its share of a core.
 func (s *scaleout) start(ctx context.Context, k kind, n int) (procs []*rig.Process) {
 	for range n {
 		s.spent++
@@ -126,7 +127,7 @@ func (s *scaleout) removeShares(ctx context.Context) {
 	s.shares = nil
 }
 
-// balanced reports whether a group is at rest and n members have the same number of
+// balanced reports whether a consumer group is stable and has n members with the same number of
 // partitions of each topic.
 func (s *scaleout) balanced(ctx context.Context, group string, n int) (bool, error) {
 	all, err := s.adm.DescribeGroups(ctx, group)
@@ -151,7 +152,7 @@ func (s *scaleout) balanced(ctx context.Context, group string, n int) (bool, err
 	return true, nil
 }
 
-// metrics returns the metrics, summed over the processes.
+// metrics returns the sum of each metric over the processes.
 func (s *scaleout) metrics(ctx context.Context, procs []*rig.Process) map[string]float64 {
 	sum := map[string]float64{}
 	for _, p := range procs {
@@ -170,11 +171,11 @@ func minus(a, b map[string]float64) map[string]float64 {
 	return out
 }
 
-// sample has the messages done and the processor time used up to a moment.
+// sample holds how many messages were done, and how much processor time was used, until the time at.
 type sample struct {
 	at   time.Time
 	done int64
-	cpu  map[string]time.Duration // by user; others: everything else on the machine
+	cpu  map[string]time.Duration // name of a group of processes -> its processor time
 }
 
 func take(pids map[string][]int, done int64) sample {
@@ -186,5 +187,5 @@ func take(pids map[string][]int, done int64) sample {
 	return s
 }
 
-// others is the name for everything on the machine that is not part of the run.
+// others is the name of the group with all processes of the machine that are not part of the run.
 const others = "others"

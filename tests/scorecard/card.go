@@ -25,16 +25,16 @@ import (
 type Card struct {
 	Schema  int       `json:"schema"`
 	Commit  string    `json:"commit"`
-	Changed bool      `json:"changed"` // the working tree differs from the commit
-	Minutes float64   `json:"minutes"` // the flag -minutes
+	Changed bool      `json:"changed"` // true: the working tree differs from the commit
+	Minutes float64   `json:"minutes"` // value of the flag -minutes
 	Started time.Time `json:"started_at"`
 	Ended   time.Time `json:"ended_at"`
 	Machine Machine   `json:"machine"`
 	Parts   []Part    `json:"parts"`
 	Pass    bool      `json:"pass"`
 
-	// Signature is an Ed25519 signature of the card's JSON, as encoding/json writes it with an
-	// empty Signature.
+	// Signature is the Ed25519 signature of the card's JSON. The signed JSON has an empty Signature
+	// and the form that json.Marshal writes.
 	Signer    string `json:"signer"`    // public key, base64
 	Signature string `json:"signature"` // base64
 }
@@ -48,7 +48,7 @@ type Machine struct {
 	CPUs   int    `json:"cpus"`
 	Memory string `json:"memory,omitempty"`
 	Go     string `json:"go"`
-	Load   string `json:"load_before,omitempty"` // load average of one minute
+	Load   string `json:"load_before,omitempty"` // load average of one minute, before the proofs
 }
 
 func thisMachine() Machine {
@@ -63,7 +63,8 @@ func thisMachine() Machine {
 	return m
 }
 
-// field returns the first value of a name in a file of /proc, or "" if there is none.
+// field returns the value of the first line "name: value" in a file of /proc. It returns "" if the
+// file has no such line or cannot be read.
 func field(file, name string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -77,7 +78,7 @@ func field(file, name string) string {
 	return ""
 }
 
-// commit sets the commit that is measured, or "" if the folder is not a checkout.
+// commit sets c.Commit and c.Changed. c.Commit stays empty if the folder is not a checkout.
 func (c *Card) commit(ctx context.Context) {
 	head, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
 	if err != nil {
@@ -88,8 +89,8 @@ func (c *Card) commit(ctx context.Context) {
 	c.Changed = err != nil || len(changes) > 0
 }
 
-// openKey reads the key in file. If there is no file, it makes a key and a file that only its
-// owner can read.
+// openKey reads the key in file. If the file does not exist, openKey makes a key and writes it to a
+// file that only the owner can read.
 func openKey(file string) (ed25519.PrivateKey, error) {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +134,7 @@ func makeKey(file string) (ed25519.PrivateKey, error) {
 	return key, errors.Join(err, f.Close())
 }
 
-// sign signs the card and returns the content of the file.
+// sign sets Signer and Signature, and returns the content of scorecard.json.
 func (c *Card) sign(key ed25519.PrivateKey) ([]byte, error) {
 	public, _ := key.Public().(ed25519.PublicKey)
 	c.Signer, c.Signature = base64.StdEncoding.EncodeToString(public), ""
@@ -146,9 +147,9 @@ func (c *Card) sign(key ed25519.PrivateKey) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// verify decodes a file and checks its signature. signer is the public key that must have
-// signed it; empty accepts the key in the file. It returns an error if the file has a JSON key
-// that the signature does not cover.
+// verify decodes the content of a file and checks its signature. The file must have been signed
+// with the key signer; if signer is empty, verify accepts the signer that the file names. It also
+// returns an error if the file has an unknown JSON key, because the signature does not cover it.
 func verify(b []byte, signer string) (*Card, error) {
 	var c Card
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -179,7 +180,8 @@ func verify(b []byte, signer string) (*Card, error) {
 	return &c, nil
 }
 
-// closing returns the last line of the output.
+// closing returns the last line of the program's output: the result of each proof, as key=value
+// pairs.
 func (c *Card) closing(file string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "scorecard commit=%.12s changed=%t seconds=%.0f", c.Commit, c.Changed, c.Ended.Sub(c.Started).Seconds())

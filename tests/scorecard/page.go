@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// bar is one line of a chart: a figure and its limit.
+// bar is one line of a chart. It shows a figure and its limit.
 type bar struct {
 	Name, Value, Need string
-	Width, Limit      float64 // percent; Limit 0: no limit is shown
+	Width, Limit      float64 // percent of the chart's width; Limit 0: the chart shows no limit
 	Pass              bool
 }
 
-// bars returns the chart of a part's figures. Figures of one unit share a scale.
+// bars returns the chart of a proof's figures. All figures with the same unit have the same scale.
 func (p *Part) bars() (out []bar) {
 	most := map[string]float64{}
 	for _, f := range p.Figures {
@@ -25,7 +25,7 @@ func (p *Part) bars() (out []bar) {
 			if v <= 0 {
 				return 0
 			}
-			// A square-root scale, so that a hundred duplicates are visible beside a million messages.
+			// The square root keeps a bar of 100 duplicates visible beside a bar of a million messages.
 			return math.Round(1000*math.Sqrt(v/most[f.Unit])) / 10
 		}
 		b := bar{Name: f.Name, Value: write(f.Value, f.Unit), Need: f.Need, Width: scale(f.Value), Pass: f.Pass}
@@ -46,7 +46,7 @@ func write(v float64, unit string) string {
 	return s
 }
 
-// page returns the card as an HTML page that needs no other file.
+// page returns the card as an HTML page. The page loads no other file.
 func (c *Card) page() ([]byte, error) {
 	var b bytes.Buffer
 	err := pageTemplate.Execute(&b, c)

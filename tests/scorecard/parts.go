@@ -15,21 +15,23 @@ import (
 	"time"
 )
 
-// part is one proof.
+// part describes one proof: a program under tests/ that shows that notifyd keeps a promise.
 type part struct {
 	name    string
 	promise string
 	command []string
-	begin   string // how the closing line begins
+	begin   string // the first characters of the closing line, the line with the proof's figures
 	needs   []need
-	results bool // the figures are in the results file of tests/bench, not in a closing line
+	results bool // true: the figures are in the results file of tests/bench, not in a closing line
 }
 
-// need is the limit of a figure of a closing line. than is a number or another key of the line.
+// need is the limit of one figure of a closing line. The field than is a number, or another key of
+// the closing line, or a difference such as "replayed - canary".
 type need struct{ key, name, op, than string }
 
-// partsOf returns the proofs, with arguments for which all together take about minutes. only
-// picks proofs by name; empty picks all.
+// partsOf returns the proofs. It chooses their arguments so that all proofs together run for about
+// the given minutes. The parameter only lists the names of the wanted proofs, separated by spaces;
+// if it is empty, partsOf returns all proofs.
 func partsOf(minutes float64, only string, getenv func(string) string) ([]part, error) {
 	long := minutes >= 15
 	kills := max(3, int(minutes*60*0.35/4.5)) // a kill of torture takes 4.5 s
@@ -70,7 +72,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 			needs: append(slices.Clone(bounded), need{"replayed", "replayed", "==", "letters"}, need{"delivered", "delivered or in the canary", ">=", "replayed - canary"}),
 		},
 	}
-	if getenv("NOTIFY_TEST_KAFKA") != "" && getenv("NOTIFY_TEST_CASSANDRA") != "" { // set if the servers of make engines run
+	if getenv("NOTIFY_TEST_KAFKA") != "" && getenv("NOTIFY_TEST_CASSANDRA") != "" { // the variables are set if the servers of make engines run
 		all = append(all, part{
 			name: "take-over-servers", promise: "A scheduler that dies is taken over within its leases, on real servers",
 			command: []string{"env", "ONLY=leader", "SHORT=1", "scripts/faults.sh"}, begin: "fault=leader ",
@@ -98,7 +100,7 @@ type Part struct {
 	Exit    int      `json:"exit"`
 	Line    string   `json:"line,omitempty"` // closing line
 	Figures []Figure `json:"figures"`
-	Error   string   `json:"error,omitempty"` // why there are no figures
+	Error   string   `json:"error,omitempty"` // the reason if figures are missing or the proof failed
 	Pass    bool     `json:"pass"`
 }
 
@@ -107,12 +109,13 @@ type Figure struct {
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit,omitempty"`
-	Need  string  `json:"need,omitempty"`  // empty: for information
-	Limit float64 `json:"limit,omitempty"` // of the need
+	Need  string  `json:"need,omitempty"`  // operator and limit, e.g. "<= 5"; empty: the figure has no limit
+	Limit float64 `json:"limit,omitempty"` // the number in Need
 	Pass  bool    `json:"pass"`
 }
 
-// prove runs the proof. It returns an error if the proof could not be run or was stopped.
+// prove runs the proof and reads its figures. It returns an error if the proof could not run or was
+// stopped. If figures are missing, Part.Error says why, and prove returns no error.
 func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Part, error) {
 	out := Part{Name: p.name, Promise: p.promise, Command: p.command}
 	command, file := p.command, ""
@@ -121,7 +124,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 		if err != nil {
 			return out, err
 		}
-		defer os.RemoveAll(dir) // the results in it have been read by then
+		defer os.RemoveAll(dir) // prove reads the results in it before it returns
 		file = filepath.Join(dir, "results.json")
 		command = append(slices.Clone(command), "-out", file)
 	}
@@ -140,7 +143,8 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 		out.Line = lastLine(string(text), p.begin)
 		out.Figures, err = figuresOf(out.Line, p.needs)
 	}
-	// bench exits 1 also if a figure misses its limit that is not a promise of the README.
+	// bench also exits 1 if another figure misses its limit. Such a figure is no promise of the
+	// README, so exit code 1 of bench does not break this proof.
 	out.Pass = err == nil && (exit == 0 || file != "" && exit == 1)
 	if err != nil {
 		out.Error = err.Error()
@@ -151,7 +155,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	return out, nil
 }
 
-// lastLine returns the last line of text that begins with begin and has key=value pairs.
+// lastLine returns the last line of text that begins with the parameter begin and contains "ok=".
 func lastLine(text, begin string) string {
 	for _, line := range slices.Backward(strings.Split(text, "\n")) {
 		if strings.HasPrefix(line, begin) && strings.Contains(line, "ok=") {
@@ -161,8 +165,8 @@ func lastLine(text, begin string) string {
 	return ""
 }
 
-// figuresOf reads the figures of a closing line. It returns an error if a figure is missing,
-// or if the line does not have ok=true.
+// figuresOf reads the figures in needs from a closing line. It returns an error if the line is
+// empty, if a figure is missing, or if the line does not have ok=true.
 func figuresOf(line string, needs []need) (out []Figure, err error) {
 	if line == "" {
 		return nil, errors.New("the proof printed no closing line")
@@ -223,7 +227,7 @@ func holds(v float64, op string, limit float64) bool {
 
 var others = regexp.MustCompile(`p50 (\S+) p99\.9 (\S+) max (\S+) ms, (\d+) early`)
 
-// lateness reads the figures of the steady releases from the results of bench.
+// lateness reads from the results of bench how late releases are at 50,000 releases a second.
 func lateness(b []byte) ([]Figure, error) {
 	var results []struct {
 		ID, Work, Unit, Need string
@@ -250,7 +254,7 @@ func lateness(b []byte) ([]Figure, error) {
 			}
 			out = append(out, Figure{Name: name, Value: v, Unit: r.Unit, Pass: true})
 		}
-		// On a busy machine, a goroutine that only sleeps wakes late, too.
+		// The reference: a goroutine that only sleeps. On a busy machine it also wakes late.
 		out = append(out, Figure{Name: "a bare sleeper, p99", Value: r.Reference, Unit: r.Unit, Pass: true})
 		early, err := strconv.ParseFloat(m[4], 64)
 		return append(out, Figure{Name: "early", Value: early, Need: "== 0", Pass: early == 0}), err

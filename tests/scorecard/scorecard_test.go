@@ -21,8 +21,8 @@ const (
 {"id":"P7","work":"lateness at 50K releases/s for 5 s, p99; p50 0.7 p99.9 64.5 max 73.2 ms, 0 early; 0.25 cores; ref: a bare sleeper beside it, max 11.9 ms","value":27.3,"unit":"ms","reference":2.06,"need":"< 50 ms","pass":true}]`
 )
 
-// proofs returns an execution that prints the closing lines of passing proofs, or the lines in
-// replace.
+// proofs returns an execution that runs no command. It prints the closing line of a proof that
+// passes. If replace has a line for the proof, it prints that line instead.
 func proofs(t *testing.T, replace map[string]string) execution {
 	return func(_ context.Context, command []string, _ io.Writer) ([]byte, int, error) {
 		name := strings.TrimPrefix(command[2], "./tests/")
@@ -34,7 +34,7 @@ func proofs(t *testing.T, replace map[string]string) execution {
 			if err := os.WriteFile(command[slices.Index(command, "-out")+1], []byte(text), 0o600); err != nil {
 				t.Error(err)
 			}
-			return nil, 1, nil // another figure missed
+			return nil, 1, nil // as if another figure of bench missed its limit
 		}
 		exit := 0
 		if !strings.HasSuffix(text, "ok=true") {
@@ -89,7 +89,7 @@ func TestScorecard(t *testing.T) {
 		t.Errorf("the page needs %q", found)
 	}
 
-	// The same key signs again, and its file says who signed.
+	// A second card signed with the same key file names the same signer.
 	again, err := openKey(filepath.Join(dir, "scorecard.key"))
 	if err != nil {
 		t.Fatal(err)
@@ -141,8 +141,8 @@ func TestChangedFileIsFound(t *testing.T) {
 	}
 }
 
-// TestBrokenPromisesAreFound checks that a figure outside its limit, or a missing one, breaks
-// the promise, also if the proof's line has ok=true.
+// TestBrokenPromisesAreFound checks that a figure outside its limit breaks the promise, and that a
+// missing figure does, even if the proof's closing line has ok=true.
 func TestBrokenPromisesAreFound(t *testing.T) {
 	t.Setenv("NOTIFY_TEST_KAFKA", "")
 	for _, c := range []struct{ proof, was, is string }{

@@ -1,11 +1,11 @@
-// Command users20m shows that the memory of a worker grows with its share of the users, not
-// with the number of all users. It fills a database of its own with 20 million users and
-// starts 4 worker processes, whose consumer groups divide the partitions of a topic among
-// them. For each worker it measures how many users it holds and how long it takes to load
-// them. It also measures how long an opt-out takes to reach every worker. Then one worker
-// ends, its users move to the others, and the measurements are repeated.
+// Command users20m shows that the memory of a worker depends on the worker's share of the users, not
+// on the number of all users. It fills a database of its own with 20 million users. Then it starts
+// 4 worker processes. Their consumer groups divide the partitions of each topic among the workers.
+// users20m measures how many users each worker holds and how long the worker takes to load them. It
+// also measures how long an opt-out takes to reach every worker. Then one worker ends, and its users
+// move to the other workers. users20m repeats the measurements.
 //
-// Its last line has key=value pairs. It exits 1 if a figure is above its limit.
+// The last line of its output has key=value pairs. It exits 1 if a figure is outside its limit.
 package main
 
 import (
@@ -32,15 +32,19 @@ import (
 type options struct {
 	users, workers, partitions int
 	kafka, postgres            string
-	worker                     bool // this process is one
+	worker                     bool // true: this process is a worker
 	topics                     string
 	owner                      string
 }
 
 // Limits of a run.
 const (
-	optOutLimit = time.Second // from the answer to an opt-out until every worker refuses to send
-	mostBytes   = 110         // heap bytes a user: 69 are packed data, the rest allows for variation between GC cycles
+	// optOutLimit bounds the time from the answer to an opt-out until every worker refuses to send
+	// to the user.
+	optOutLimit = time.Second
+	// mostBytes bounds the heap bytes per user. 69 bytes are packed data. The rest allows for
+	// differences between garbage collections.
+	mostBytes = 110
 )
 
 func main() {
@@ -82,7 +86,8 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 	o.seed(ctx, u.String())
 	fmt.Printf("%d users are stored in %.0f s\n", o.users, time.Since(began).Seconds())
 
-	// Two topics, as a channel has: each worker reads both, and holds its users once.
+	// A channel has two topics. Each worker reads both topics, and must hold each of its users only
+	// once.
 	topics := []string{name + "-fast", name + "-bulk"}
 	brokers := rig.Must(log.NewAdmin(log.AdminConfig{Conn: log.Conn{Brokers: []string{o.kafka}}}))
 	defer brokers.Close()
@@ -105,7 +110,7 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 	api := rig.Must(users.New(store.Prefs(), users.Config{Shares: true}))
 	calm := o.measureOptOuts(ctx, api, fleet, 36, 0)
 
-	// The last worker ends. While the others load its users, opt-outs are written.
+	// The last worker ends. users20m stores opt-outs while the other workers load its users.
 	rig.Ok(fleet[o.workers-1].stop())
 	rest := fleet[:o.workers-1]
 	moving := o.measureOptOuts(ctx, api, rest, 36, 36)
@@ -114,7 +119,7 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 
 	most := (o.partitions + o.workers - 1) / o.workers
 	share := float64(slices.Max(first.held)) / float64(o.users)
-	fetchedWhileMoving := second.sum() - o.users // users fetched one by one while they moved to another worker
+	fetchedWhileMoving := second.sum() - o.users // users that workers fetched singly during the move, and so hold in addition
 	ok = first.sum() == o.users && fetchedWhileMoving >= 0 && fetchedWhileMoving <= 72*len(rest) && share < 1.1*float64(most)/float64(o.partitions) &&
 		slices.Max(first.bytes) < mostBytes && calm < optOutLimit && moving < optOutLimit
 	fmt.Printf("users20m users=%d workers=%d partitions=%d bytes_a_user=%.0f held=%s rss_mib=%s load_s=%s optout_ms=%d move_held=%s move_load_s=%s move_optout_ms=%d seconds=%.0f ok=%v\n",
@@ -125,8 +130,8 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 
 func userOf(i int) string { return fmt.Sprintf("user%08d", i) }
 
-// seed stores the users with SQL statements that generate them in the server, not through
-// notifyd.
+// seed stores the users with SQL statements that generate the users inside the server. It does not
+// use notifyd.
 func (o *options) seed(ctx context.Context, dsn string) {
 	const step = 250_000
 	rig.InSteps(ctx, o.users, step, 2, func(ctx context.Context, from, to int) {
@@ -142,11 +147,12 @@ func (o *options) seed(ctx context.Context, dsn string) {
 	rig.Must(c.Exec(ctx, `ANALYZE profiles`))
 }
 
-// workerFigures has the figures of each worker, once it holds all users of its partitions.
+// workerFigures holds the figures of each worker. They are measured after each worker has loaded all
+// users of its partitions.
 type workerFigures struct {
-	held, rss []int
-	bytes     []float64 // heap bytes for each user held
-	load      []time.Duration
+	held, rss []int           // number of users in memory; resident memory in MiB
+	bytes     []float64       // heap bytes per user in memory
+	load      []time.Duration // duration of the latest load
 }
 
 func (s workerFigures) sum() (n int) {
@@ -160,7 +166,8 @@ func (s workerFigures) String() string {
 	return fmt.Sprintf("held %s, RSS %s MiB, loaded in %s s", join(s.held), join(s.rss), joinSeconds(s.load))
 }
 
-// measureWorkers waits until the workers have all partitions and hold their users.
+// measureWorkers waits until the workers own all partitions and have loaded their users. Then it
+// returns the figures of the workers.
 func (o *options) measureWorkers(ctx context.Context, fleet []*child) (out workerFigures) {
 	rig.Ok(rig.Until(ctx, "every partition has a worker that holds its users", func() (bool, error) {
 		parts := 0
@@ -181,9 +188,10 @@ func (o *options) measureWorkers(ctx context.Context, fleet []*child) (out worke
 	return out
 }
 
-// measureOptOuts stores opt-outs of n users, one in each hundredth of all users, beginning with
-// hundredth from. It returns the longest time from the answer to an opt-out until every
-// worker refused to send to the user.
+// measureOptOuts stores opt-outs of n users, one after the other. It divides all users into 100 equal
+// ranges and uses the first user of n ranges; the parameter from is the index of the first range.
+// measureOptOuts returns the longest time from the answer to an opt-out until every worker refused
+// to send to the user.
 func (o *options) measureOptOuts(ctx context.Context, api *users.Service, fleet []*child, n, from int) (longest time.Duration) {
 	for i := range n {
 		user := userOf((from + i) * (o.users / 100))

@@ -25,20 +25,21 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// state is a worker's answer to a line of its input. The lines are: state; collect, which
-// runs the garbage collector first; decide USER, which also sets OptedOut.
+// state is a worker's answer to a line of its input. The line "state" requests all fields except
+// Bytes and OptedOut. The line "collect" first runs the garbage collector and also sets Bytes. The
+// line "decide USER" sets only OptedOut.
 type state struct {
-	Partitions int           // assigned partitions, of all topics
-	Loaded     bool          // the users of all these partitions are loaded
-	Held       int           // users in memory
-	RSS        int           // MiB
-	Bytes      float64       // heap bytes for each user held
+	Partitions int           // number of assigned partitions of all topics
+	Loaded     bool          // true: the users of all assigned partitions are loaded
+	Held       int           // number of users in memory
+	RSS        int           // resident memory in MiB
+	Bytes      float64       // heap bytes per user in memory
 	Load       time.Duration // how long the latest load took
-	OptedOut   bool          // after decide: the worker would not send to the user
+	OptedOut   bool          // true: the worker would not send to the user
 }
 
-// member is a member of consumer groups that loads the users of its assigned partitions, as
-// a worker of notifyd does. The topics have no records.
+// member is a member of one consumer group for each topic. It loads the users of its assigned
+// partitions, as a worker of notifyd does. The topics have no records.
 type member struct {
 	prefs      *users.Service
 	partitions int
@@ -78,7 +79,7 @@ func heapNow() float64 {
 	return float64(m.HeapAlloc)
 }
 
-// work runs a worker until its input ends or it gets a signal to stop.
+// work runs a worker until its standard input ends or the process gets SIGTERM.
 func (o *options) work() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -116,7 +117,7 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 		decide := func() users.Action {
 			return m.prefs.Snapshot().Decide([]byte(user), notify.Push, notify.Marketing, time.Now()).Action
 		}
-		if decide() == users.Unknown { // ask again after the fetch, as a worker does for a user it does not hold
+		if decide() == users.Unknown { // not in memory: fetch the user and decide again, as a worker of notifyd does
 			rig.Ok(m.prefs.Fetch(ctx, notify.Push, [][]byte{[]byte(user)}))
 		}
 		s.OptedOut = decide() == users.OptedOut
@@ -136,7 +137,7 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 	return s
 }
 
-// child is the process of a worker, as its starter sees it.
+// child is a worker's process, as the process that started it sees the worker.
 type child struct {
 	*rig.Child
 
@@ -177,7 +178,7 @@ func (c *child) end() {
 	}
 }
 
-// dropTopics deletes the run's topics from the brokers.
+// dropTopics deletes the run's topics and consumer groups from the brokers. It only prints a failure.
 func (o *options) dropTopics(ctx context.Context, topics []string) {
 	cl, err := kgo.NewClient(kgo.SeedBrokers(o.kafka))
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// startListener starts a listener of a channel. The channel heard gets the messages of the
-// listener. stop ends the listener and returns the error of Listen.
+// startListener starts a listener on a broadcast channel. It sends each message that the listener
+// gets to the Go channel heard. The function stop ends the listener and returns the error of Listen.
 func startListener(t T, b engine.Broadcast, channel string) (heard chan string, stop func() error) {
 	ctx, cancel := context.WithCancel(bg)
 	heard = make(chan string, 100)

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// The suite of store.Filter expects that its opener sets these values.
+// Openers of the suite Filter must open a store.Filter with these values.
 const (
 	FilterRate   = 100.0 // ids per second
 	FilterWindow = time.Minute
@@ -32,8 +32,8 @@ func filterIDs(from, to int) (ids []uint64) {
 	return ids
 }
 
-// countSeen returns how many of the ids Seen reports as perhaps added, and since when the
-// filter is complete.
+// countSeen calls Seen for the ids. The result known is the number of ids that Seen reports as
+// perhaps added. The result complete is the time from which the filter knows all ids.
 func countSeen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	t.Helper()
 	maybe, complete, err := f.Seen(bg, ids)

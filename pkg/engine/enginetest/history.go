@@ -58,7 +58,8 @@ func (h *History[I, O]) add(client int, in I, call, ret int64, out O) {
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
-// Operations returns those operations for whose input keep returns true.
+// Operations returns the operations for which keep returns true. The argument of keep is the input
+// of the operation.
 func (h *History[I, O]) Operations(keep func(I) bool) (out []porcupine.Operation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -131,8 +132,8 @@ func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, his
 	}
 }
 
-// CheckFindsIllegal creates up to n histories of a broken store. It fails the test if all
-// of them are linearizable. So it proves that the check can find an error.
+// CheckFindsIllegal creates up to n histories of a broken store. It fails the test if all histories
+// are linearizable. So it proves that the check can find an error.
 func CheckFindsIllegal(t *testing.T, model porcupine.Model, n int, history func(seed uint64) []porcupine.Operation) {
 	t.Helper()
 	for seed := range n {

@@ -77,7 +77,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			s = reopen()
 		}
 		n := val(s.Purge(bg, r.Expires))(t)
-		same(t, "purged", n, 0) // the expiry of the old reservation does not count any more
+		same(t, "purged", n, 0) // Purge must not use the expiry of the replaced reservation
 		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, other)
 	})
@@ -110,7 +110,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			seen[i] = got.Owner
 		})
 		same(t, "winners", won.Load(), int32(1))
-		if reopen != nil { // no caller may have got an owner that is lost when the power fails
+		if reopen != nil { // an owner that a caller has got must not be lost when the power fails
 			got, _ := readReservation(t, reopen(), reservation("k").Key)
 			same(t, "owner after a restart", got.Owner, winner.Load())
 		}
@@ -197,7 +197,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		}
 		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, want)
-		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // it is kept until the expires of Finish
+		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // the row is kept until the expiry that Finish set
 		same(t, "purged later", val(s.Purge(bg, 500_000))(t), 1)
 		wantKind(t, s.Finish(bg, r.Key, 201, nil, 1), notify.KindNotFound)
 	})

@@ -61,7 +61,7 @@ func (q *modelQueue) receive(max int, visibility time.Duration) (out []engine.De
 	return out
 }
 
-// held returns the messages that are received and whose valid receipt is in receipts.
+// held returns the messages that a receiver owns and whose valid receipt is in receipts.
 func (q *modelQueue) held(receipts []string) []*modelMessage {
 	return slices.DeleteFunc(q.inState("held"), func(m *modelMessage) bool { return !slices.Contains(receipts, m.Receipt) })
 }

@@ -118,7 +118,7 @@ func deadSuite(run runQueue) {
 					}
 					must(t, q.Release(bg, d.Receipt, 0))
 				case "dies late":
-					must(t, q.Extend(bg, []string{d.Receipt}, 2*time.Second)) // visibility ends
+					must(t, q.Extend(bg, []string{d.Receipt}, 2*time.Second)) // the visibility ends in 2 s
 				default:
 					must(t, q.Release(bg, d.Receipt, time.Second))
 				}

@@ -43,8 +43,8 @@ func receiveNone(t T, q engine.Queue, wait time.Duration) {
 
 func sortedBodies(ds []engine.Delivery) []string { return sorted(bodies(ds), cmp.Compare[string]) }
 
-// eventually calls ok again and again until ok returns true. It is needed because the
-// counts of a service are delayed.
+// eventually calls ok repeatedly until ok returns true. Tests use it because the counts of a service
+// are delayed.
 func eventually(t T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
@@ -218,7 +218,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 	run("Ack removes messages; it ignores receipts that are not valid any more", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
 		first := gather(t, q, 2, time.Second)
-		time.Sleep(1100 * time.Millisecond) // their visibility ends
+		time.Sleep(1100 * time.Millisecond) // the visibility of a and b ends
 		must(t, q.Ack(bg, receipts(first)))
 		second := gather(t, q, 2, time.Hour)
 		same(t, "received again", sortedBodies(second), []string{"a", "b"})
@@ -242,7 +242,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 		second := gather(t, q, 1, time.Hour)
 		checkElapsed(t, start, 2*time.Second)
 		same(t, "receives", second[0].Receives, 2)
-		must(t, q.Release(bg, first[0].Receipt, 0)) // ignored
+		must(t, q.Release(bg, first[0].Receipt, 0)) // ignored, because the receipt is not valid any more
 		must(t, q.Release(bg, "nonsense", 0))
 		receiveNone(t, q, 2*time.Second)
 		must(t, q.Ack(bg, receipts(second)))

@@ -391,8 +391,7 @@ type Scheduling struct {
 	Schedules engine.Schedules
 }
 
-// Scheduled runs the suite of those methods of engine.Schedules that store or remove
-// timers.
+// Scheduled runs the suite of the methods of engine.Schedules that also store or remove timers.
 func Scheduled(t *testing.T, open Opener[Scheduling]) {
 	const minute = 60_000
 	shards := notify.SpreadOver(2)

@@ -319,15 +319,16 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 	t.Run("model of owners", func(t *testing.T) { ownersModel(t, open) })
 }
 
-// stamped returns r with a stamp and with the receivers done up to the position upTo.
+// stamped returns a copy of r with the given stamp. In the copy, the receivers up to the position upTo
+// are done.
 func stamped(r notify.Row, stamp int64, upTo uint32) notify.Row {
 	r.Stamp, r.DoneUpTo, r.StartedUpTo, r.Done = stamp, upTo, max(upTo, r.StartedUpTo), upTo == r.Count
 	return r
 }
 
-// ownersModel lets owners take over a partition from each other, call Resume and write
-// rows. It also lets earlier owners write late. Two kinds of rows must not change: rows that
-// the last owner has written, and rows that Resume has returned to the last owner as Done.
+// ownersModel lets owners take over a partition from each other, call Resume and write rows. Earlier
+// owners also write late. Two kinds of rows must not change: rows that the last owner has written,
+// and rows that Resume has returned to the last owner as Done.
 func ownersModel(t *testing.T, open Opener[engine.Status]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, _ := open(rt)

@@ -92,8 +92,8 @@ func base(ms int64, n uint64) (b notify.Base) {
 	return b
 }
 
-// together calls fn(0) to fn(n-1) in n goroutines that start at the same moment. It waits
-// until all have ended.
+// together calls fn(0) to fn(n-1) in n goroutines that start at the same moment. It waits until all
+// goroutines have ended.
 func together(n int, fn func(i int)) {
 	var wg sync.WaitGroup
 	start := make(chan struct{})

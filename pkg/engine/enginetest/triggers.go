@@ -347,7 +347,7 @@ func purgeTriggers(t *testing.T, open Opener[engine.Triggers]) {
 		val(s.Create(bg, []engine.Trigger{x}))(t)
 	}
 	moveTrigger(t, s, triggerID(7), engine.TriggerFired, 1004) // terminal by a swap, not by Create
-	moveTrigger(t, s, triggerID(6), engine.TriggerFired, 5000) // now it has ended later
+	moveTrigger(t, s, triggerID(6), engine.TriggerFired, 5000) // the time of its end is now later
 	same(t, "none", val(s.Purge(bg, math.MaxInt64, 0))(t), 0)
 	same(t, "nothing that old", val(s.Purge(bg, 1002, 10))(t), 0)
 	same(t, "max", val(s.Purge(bg, 1005, 2))(t), 2)

@@ -152,7 +152,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 						if err == nil && !strings.Contains(string(now), add) {
 							stored, err = s.SwapMeta(bg, "set", now, []byte(string(now)+add))
 						} else if err == nil {
-							stored = true // it was stored by a swap that returned an error
+							stored = true // a swap that returned an error has stored the value
 						}
 						if err != nil && notify.KindOf(err) != notify.KindUnavailable {
 							t.Errorf("%s: %v", add, err)

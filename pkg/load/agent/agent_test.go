@@ -11,13 +11,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// uneven makes answers of a message's own length.
+// uneven returns a response time between 1 and 97 ms that depends only on the message's number.
 func uneven(seq uint64) (time.Duration, error) {
 	return time.Duration(seq*7919%97+1) * time.Millisecond, nil
 }
 
-// TestMerged: three agents count what one generator counts, to the last bucket of its
-// histograms, and the ledger finds all of it.
+// TestMerged checks that three agents together have the same counts and the same histograms as one
+// generator, and that the ledger finds all their messages.
 func TestMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b", "c")
@@ -55,7 +55,7 @@ func TestMerged(t *testing.T) {
 				t.Errorf("%+v", a)
 			}
 		}
-		// Every second has one frame of each agent in it.
+		// The figures of every second contain one frame of each agent.
 		for i := range 5 {
 			if row := &got.Seconds[i]; row.Sent < 280 || row.Sent > 340 || row.Intended < 290 || row.Intended > 340 {
 				t.Errorf("second %d: %d intended, %d sent", i, row.Intended, row.Sent)
@@ -67,17 +67,18 @@ func TestMerged(t *testing.T) {
 	})
 }
 
-// TestThresholdsOfAll: a threshold that no agent misses is missed by all of them together,
-// and one that an agent alone misses is met by all.
+// TestThresholdsOfAll checks that thresholds are judged on the sum of all agents. The run misses the
+// first threshold, which each agent alone would meet. It meets the second threshold, which agent c
+// alone would miss.
 func TestThresholdsOfAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b", "c")
 		for _, f := range w.agents {
 			f.answer = func(seq uint64) (time.Duration, error) {
-				if seq%100 < 3 { // four of each agent's 166
+				if seq%100 < 3 { // about 5 of the 166 messages of each agent
 					return time.Millisecond, errors.New("refused")
 				}
-				if f.name == "c" && seq%50 == 11 { // 2.4% of c's, 0.8% of all
+				if f.name == "c" && seq%50 == 11 { // 2.4% of the messages of agent c, 0.8% of all messages
 					return 100 * time.Millisecond, nil
 				}
 				return time.Millisecond, nil
@@ -90,8 +91,8 @@ func TestThresholdsOfAll(t *testing.T) {
 	})
 }
 
-// TestThresholdAborts: a threshold is judged within a second of what misses it, and then the
-// agents stop. What they had under way is in the figures.
+// TestThresholdAborts checks that a missed threshold with Abort stops the agents, within about a
+// second of the first failures. The figures include the requests that were under way.
 func TestThresholdAborts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b", "c")
@@ -114,7 +115,7 @@ func TestThresholdAborts(t *testing.T) {
 		for _, f := range w.agents {
 			sent += len(f.sent())
 		}
-		for _, a := range res.Agents { // they were told to stop
+		for _, a := range res.Agents { // the controller has stopped the agents, so none of them is lost
 			if a.State != load.AgentDone {
 				t.Errorf("%+v", a)
 			}
@@ -125,8 +126,9 @@ func TestThresholdAborts(t *testing.T) {
 	})
 }
 
-// TestAgentDies: the others go on, and the verdict says which one died, when, and how much
-// of the load was not sent. What it sent after its last frame is no surprise.
+// TestAgentDies checks that the other agents continue if one agent dies. The verdict names the dead
+// agent, the time, and the share of the load that was not sent. Messages that the dead agent sent
+// after its last frame do not count as unexpected.
 func TestAgentDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b", "c")
@@ -156,8 +158,8 @@ func TestAgentDies(t *testing.T) {
 	})
 }
 
-// TestAgentIsStopped: an agent that ends early by itself is named, too. All that it sent is
-// known.
+// TestAgentIsStopped checks that the verdict also names an agent that a user stopped. The controller
+// gets the figures of all messages that this agent sent.
 func TestAgentIsStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")
@@ -174,8 +176,8 @@ func TestAgentIsStopped(t *testing.T) {
 	})
 }
 
-// TestAgentIsSilent: an agent whose connection stands, and that says nothing for 3 s, is
-// lost.
+// TestAgentIsSilent checks that an agent is lost if it sends nothing for 3 s, although its connection
+// is open.
 func TestAgentIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")
@@ -186,7 +188,7 @@ func TestAgentIsSilent(t *testing.T) {
 		if b.State != load.AgentLost || b.LostAt < 7*time.Second || b.LostAt > 8*time.Second || b.LostBecause != "it was silent for 3s" || b.NotSent == 0 || res.Totals.Sent != 1200-b.NotSent {
 			t.Errorf("%+v, %+v", b, res.Totals)
 		}
-		// Whose second is missing holds the others' figures up for no longer than that.
+		// After the silent agent was lost, the figures of the other agent are complete again.
 		for i, row := range res.Seconds[:11] {
 			if row.Second != i || i > 8 && (row.Sent < 45 || row.Sent > 55) {
 				t.Errorf("%+v", row)
@@ -195,7 +197,7 @@ func TestAgentIsSilent(t *testing.T) {
 	})
 }
 
-// TestAllAgentsDie: the run ends, and its figures are kept.
+// TestAllAgentsDie checks that the run ends when all agents have died, and returns its figures.
 func TestAllAgentsDie(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")
@@ -209,7 +211,7 @@ func TestAllAgentsDie(t *testing.T) {
 	})
 }
 
-// TestAgentIsBound: an agent that is the limit is named.
+// TestAgentIsBound checks that the verdict names the agent that limits the rate.
 func TestAgentIsBound(t *testing.T) {
 	t.Parallel()
 	e := load.Evidence{Intended: 1000, Sent: 1000, Messages: 1000, Sending: time.Minute, Seconds: 60, Waiting: 1}
@@ -221,8 +223,8 @@ func TestAgentIsBound(t *testing.T) {
 	}
 }
 
-// TestSteer: what is changed at the controller changes at every agent, and is in the
-// result.
+// TestSteer checks that a pause and a change of the pace at the controller reach every agent, and that
+// the result lists them.
 func TestSteer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")
@@ -252,7 +254,8 @@ func TestSteer(t *testing.T) {
 	})
 }
 
-// TestPhases: a phase begins on all agents once all have sent the one before.
+// TestPhases checks that a phase begins on all agents at the same time, after all agents have sent the
+// previous phase.
 func TestPhases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")
@@ -270,8 +273,8 @@ func TestPhases(t *testing.T) {
 	})
 }
 
-// TestClocks: an agent whose clock is off begins with the others; one whose clock is off
-// by more, or cannot be known, is refused.
+// TestClocks checks that an agent with a clock that is 700 ms wrong begins at the same moment as the
+// other agent. Dial refuses an agent whose clock differs too much or is not known exactly enough.
 func TestClocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")

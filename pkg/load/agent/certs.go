@@ -31,10 +31,10 @@ const (
 const certificatesFor = 90 * 24 * time.Hour
 
 // WriteCertificates makes a certificate authority and two certificates that the authority signs.
-// They are valid for 90 days. The first certificate is for agents on the hosts, which are names or
-// addresses. The second is for the controller. WriteCertificates does not store the key of the
-// authority, so the authority cannot sign anything else later. It returns an error if one of the
-// files exists.
+// All certificates are valid for 90 days. The first certificate is for agents. It is valid on the
+// hosts, which are names or addresses. The second certificate is for the controller.
+// WriteCertificates does not store the key of the authority, so the authority can sign no further
+// certificate. WriteCertificates returns an error if one of the files exists.
 func WriteCertificates(dir string, hosts []string, now time.Time) error {
 	if len(hosts) == 0 {
 		return notify.Invalid("bad_agents", "hosts", "are at least one name or address by which controllers reach agents")

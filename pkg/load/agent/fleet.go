@@ -21,7 +21,8 @@ type Options struct {
 	// Token returns the newest bearer token. The controller sends it to the agents, and the agents
 	// send it to the server under load. nil: no token.
 	Token func(ctx context.Context) (string, error)
-	// Job describes what each agent runs. Dial sets its protocol. Run sets its segment and token.
+	// Job describes what each agent runs. Dial sets Job.Protocol. Fleet.Run sets the segment and the
+	// token for each agent.
 	Job Start
 
 	dial func(ctx context.Context, network, addr string) (net.Conn, error) // for tests
@@ -221,8 +222,8 @@ func (f *Fleet) announce() {
 	}
 }
 
-// wait waits until is(link) returns true for every link. It returns an error if ctx ends first. It
-// holds mu while it calls the function.
+// wait waits until the function is returns true for every link. It returns an error if ctx ends
+// first. It holds mu while it calls the function.
 func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	for {
 		f.mu.Lock()

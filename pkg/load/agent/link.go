@@ -48,8 +48,8 @@ func (l *link) lose(why error) {
 	})
 }
 
-// roundTrips is how many times compareClocks asks an agent. It uses the shortest round trip,
-// because that is the most exact.
+// roundTrips is how many times compareClocks asks an agent for its time. compareClocks uses the
+// answer with the shortest round trip, because that answer has the smallest error.
 const roundTrips = 8
 
 // compareClocks asks the agent for its time and computes how far the agent's clock differs. It
@@ -179,8 +179,8 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	l.lose(err)
 }
 
-// events starts the run at the agent and calls take with each event. When the agent's answer ends,
-// it returns an error that says why.
+// events starts the run at the agent and calls the function take with each event. When the agent's
+// answer ends, events returns an error that says why.
 func (l *link) events(ctx context.Context, take func(*Event) error) error {
 	job := l.fleet.opt.Job
 	job.Segment = load.Segment{I: l.index + 1, N: len(l.fleet.links)}

@@ -18,7 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// controller speaks with agent a of a world by hand.
+// controller replaces the real controller. A test uses it to send single requests to the first agent of
+// a world.
 type controller struct {
 	*world
 	client *http.Client
@@ -49,8 +50,8 @@ func (c *controller) do(ctx context.Context, method, path string, body any) *htt
 	return resp
 }
 
-// begun starts a run of a minute at 100/s, and returns its events. It has begun when begun
-// returns, and the controller says nothing more.
+// begun starts a run of a minute at 100/s and returns the events of the agent. The run has begun when
+// begun returns. After that the controller sends nothing.
 func (c *controller) begun(ctx context.Context) *json.Decoder {
 	c.t.Helper()
 	s := scenario(100, time.Minute)
@@ -74,7 +75,8 @@ func (c *controller) begun(ctx context.Context) *json.Decoder {
 	return events
 }
 
-// TestControllerIsSilent: the agent stops, and says why.
+// TestControllerIsSilent checks that the agent stops after 3 s without a request from the controller,
+// and that its last event says why.
 func TestControllerIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
@@ -94,7 +96,8 @@ func TestControllerIsSilent(t *testing.T) {
 	})
 }
 
-// TestControllerDies: the agent stops at once, and is free for the next run.
+// TestControllerDies checks that the agent stops at once when the connection ends, and that it then
+// accepts the next run.
 func TestControllerDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
@@ -113,8 +116,9 @@ func TestControllerDies(t *testing.T) {
 	})
 }
 
-// TestRefusals: an agent does one run at a time, of its protocol, for JSON from this
-// machine, and says what is wrong with the rest.
+// TestRefusals checks which requests an agent refuses: a second run at the same time, another version
+// of the protocol, a scenario that it cannot send, orders for an unknown run, and requests that a web
+// page could send. The error says what is wrong.
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
@@ -168,7 +172,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestToken: with a Check only its tokens may start a run.
+// TestToken checks that, if Server.Check is set, only a token that Check accepts can start a run.
 func TestToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
@@ -199,8 +203,9 @@ func TestToken(t *testing.T) {
 	})
 }
 
-// TestMutualTLS: an agent with certificates takes the controller of its authority, no one
-// without a certificate, and none of another authority.
+// TestMutualTLS checks that an agent with certificates accepts only a controller with a certificate of
+// the same authority. It refuses a controller without a certificate, and a controller with a
+// certificate of another authority. A controller also refuses an agent of another authority.
 func TestMutualTLS(t *testing.T) {
 	t.Parallel()
 	dir, other := t.TempDir(), t.TempDir()
@@ -223,7 +228,7 @@ func TestMutualTLS(t *testing.T) {
 	a.StartTLS()
 	defer a.Close()
 	for name, c := range map[string]struct {
-		ca, cert string // folders; empty: none
+		ca, cert string // folders of the certificates; cert "": the controller has no certificate
 		good     bool
 	}{
 		"its own": {dir, dir, true}, "no certificate": {dir, "", false},
@@ -245,7 +250,7 @@ func TestMutualTLS(t *testing.T) {
 			fleet.Close()
 		}
 	}
-	// The agent's own certificate is none of a controller.
+	// A controller cannot use the certificate of an agent.
 	connect, err := ClientTLS(in(dir, CAFile), in(dir, AgentFile), in(dir, AgentKeyFile))
 	if err != nil {
 		t.Fatal(err)

@@ -73,12 +73,13 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 		return err
 	}
 	defer end()
-	// The controller reads the ledger and the server's figures, and makes the faults.
+	// The agent must not do these things, because the controller does them: read the ledger, ask the
+	// server for figures, cause faults and run actions.
 	cfg.Ledger, cfg.State, cfg.Faults, cfg.Server, cfg.Actions = nil, nil, nil, nil, nil
 	cfg.Callback, cfg.Segment, cfg.OrderBase, cfg.Promises, cfg.Steerable = s.aim.Callback, st.Segment, st.OrderBase, st.Promises, st.Steerable
 	var failed error
 	cfg.Report = func(f *load.Frame, err error) {
-		if err != nil { // the frame is lost, so the run ends and the controller gets the error
+		if err != nil { // the controller will miss this frame, so end the run and send the error
 			failed = err
 			s.cancel(err)
 			return

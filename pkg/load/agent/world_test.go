@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is agents and a controller in one bubble, and the server they send to. The
-// network is net.Pipe.
+// world holds agents, and the server to which they send, in one bubble of synctest. The connections of
+// the controller to the agents are made with net.Pipe.
 type world struct {
 	t      *testing.T
 	seen   *load.Observer
@@ -30,7 +30,7 @@ type world struct {
 	names  []string
 }
 
-// fake is an agent whose server is in the bubble.
+// fake is an agent. It is also the target of the agent's messages.
 type fake struct {
 	*world
 	Server
@@ -41,14 +41,14 @@ type fake struct {
 	accept chan net.Conn
 	http   *http.Server
 	dead   bool
-	stop   func() // as Ctrl-C does
+	stop   func() // stops the agent as Ctrl-C does
 	frozen atomic.Bool
-	thaw   chan struct{} // ends what a frozen agent does
+	thaw   chan struct{} // closed when a frozen agent must end, so that its blocked writes continue
 	conns  []net.Conn
-	busy   sync.WaitGroup // answers under way
+	busy   sync.WaitGroup // requests that the handler has not answered yet
 
 	sending sync.Mutex
-	times   []time.Time // of what it sent
+	times   []time.Time // when the agent sent each message
 }
 
 func (f *fake) sent() []time.Time {
@@ -84,7 +84,7 @@ func (f *fake) open(context.Context, *load.Scenario, *Aim, func(context.Context)
 	return load.Config{Target: f}, func() {}, nil
 }
 
-// Send implements load.Target: what it takes is delivered when it answers.
+// Send implements load.Target. An accepted message counts as delivered when Send returns.
 func (f *fake) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	f.sending.Lock()
 	f.times = append(f.times, time.Now())
@@ -115,7 +115,7 @@ func (f *fake) Accept() (net.Conn, error) {
 func (f *fake) Close() error   { return nil }
 func (f *fake) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// die ends an agent as a kill does: its connections end, and it sends nothing more.
+// die ends an agent as a kill does: its connections close, and it sends nothing after that.
 func (f *fake) die() {
 	f.world.mu.Lock()
 	defer f.world.mu.Unlock()
@@ -146,7 +146,8 @@ func (w *world) dial(_ context.Context, _, addr string) (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// icy is a connection of an agent that may be frozen: it stays open, and says nothing.
+// icy is a connection of an agent. While the agent is frozen, the connection stays open, but sends
+// nothing.
 type icy struct {
 	net.Conn
 	f *fake
@@ -159,7 +160,7 @@ func (c icy) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// options are those of a fleet of all agents.
+// options returns the Options of a Fleet with all agents of the world.
 func (w *world) options(s *load.Scenario) Options {
 	src, err := s.Source()
 	if err != nil {
@@ -168,7 +169,8 @@ func (w *world) options(s *load.Scenario) Options {
 	return Options{Agents: w.names, dial: w.dial, Job: Start{Scenario: src.YAML, Promises: true, Steerable: true}}
 }
 
-// run drives a scenario with all agents. during is called with the run in it.
+// run runs the scenario with all agents and returns the result. If during is not nil, run calls it
+// before the run begins; during can set timers that act during the run.
 func (w *world) run(ctx context.Context, s load.Scenario, during func(*load.Run)) *load.Result {
 	w.t.Helper()
 	fleet, err := Dial(ctx, w.options(&s))

@@ -23,15 +23,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// elsewhere is an address that is not loopback. The test has it in a network of its own.
+// elsewhere is an address that is not a loopback address. The test uses it in a network namespace of its
+// own.
 const elsewhere = "10.77.0.1"
 
-// inNetwork marks the process that a test started in a network of its own.
+// inNetwork is an environment variable. It is set in the process that the test starts in a network
+// namespace of its own.
 const inNetwork = "NOTIFYD_TEST_IN_NETWORK"
 
-// TestNoPacketWithoutAGrant: in a network of its own, whose packets are counted, nothing
-// leaves for a host that gave no grant. With one, load goes there, and ends within a
-// second of its end.
+// TestNoPacketWithoutAGrant runs in a network namespace of its own and counts the packets there. Without
+// a valid grant, no packet goes to the host. With a grant, the run sends load to the host. It stops
+// within a second after the host has revoked the grant.
 func TestNoPacketWithoutAGrant(t *testing.T) {
 	if os.Getenv(inNetwork) == "" {
 		t.Parallel()
@@ -111,7 +113,7 @@ func TestNoPacketWithoutAGrant(t *testing.T) {
 	}
 }
 
-// again runs the test in a process in a network of its own.
+// again runs the test again, in a process that has a network namespace of its own.
 func again(t *testing.T) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestNoPacketWithoutAGrant$", "-test.v")
@@ -124,7 +126,7 @@ func again(t *testing.T) {
 	}
 	out, err := cmd.CombinedOutput()
 	if _, started := errors.AsType[*exec.ExitError](err); err != nil && !started {
-		if os.Getuid() == 0 { // as in CI: there it is promised
+		if os.Getuid() == 0 { // root can always make a network namespace, for example in CI
 			t.Fatalf("a network of its own: %v", err)
 		}
 		t.Skipf("this machine gives no network of its own: %v", err)
@@ -155,7 +157,7 @@ func raise(name, address string) error {
 	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
 }
 
-// packets is how many packets went over this network so far.
+// packets returns how many packets went over the loopback interface of this network namespace so far.
 func packets(t *testing.T) (n int) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/net/dev")
@@ -182,7 +184,7 @@ type staging struct {
 	opened        int
 	taken         int
 	unmarked      int
-	vague         bool // it answers everything with an empty object
+	vague         bool // true: the server answers every request with an empty JSON object
 	revoked, last time.Time
 }
 
@@ -235,7 +237,7 @@ func (s *staging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "{}")
 	case r.URL.Path == "/v1/load-grant":
 		_ = json.NewEncoder(w).Encode(api.LoadGrant{ID: "lg_1", State: api.GrantActive, Hosts: []string{s.host}})
-	case r.Method == http.MethodPost: // load is taken to the end: only the answers to the question stop it
+	case r.Method == http.MethodPost: // accepts load even after the revocation, so that only the answer about the grant can stop the run
 		s.taken, s.last = s.taken+1, time.Now()
 		if s.taken == 200 {
 			s.revoked = s.last

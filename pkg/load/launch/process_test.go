@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// TestOwned: a notifyd that does not stop is killed, and one that ends by itself is
-// noticed, with what it said last.
+// TestOwned checks that a notifyd that does not stop is killed, and started again. If a notifyd ends by
+// itself, died returns an error with the last line that it wrote.
 func TestOwned(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

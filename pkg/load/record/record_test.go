@@ -57,7 +57,7 @@ func hour(rng *rand.Rand) (ms []Message) {
 				Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), DueAfter: time.Second, Bytes: 99})
 		}
 	}
-	for _, size := range []int{400, 1300, 90} { // in chunks
+	for _, size := range []int{400, 1300, 90} { // sizes of the chunks of the campaign
 		base := notify.NewBase(t0)
 		for range 10 {
 			ms = append(ms, Message{Fanout: true, Base: base, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", Count: size / 10, Accepted: at(size%20, 500), Bytes: 200})
@@ -85,13 +85,13 @@ func record(t *testing.T, ms []Message) (*Recorder, string) {
 	return r, file
 }
 
-// replayed counts the messages that arrive.
+// replayed is a target that counts the messages that it gets.
 type replayed struct {
 	mu       sync.Mutex
 	began    time.Time
-	arrivals map[string][]int // by channel and category, a second each
-	users    map[string]int   // of push-transactional
-	sizes    map[int]bool     // of fan-outs
+	arrivals map[string][]int // channel and category -> messages of each second
+	users    map[string]int   // user -> messages of push-transactional
+	sizes    map[int]bool     // sizes of the fan-outs
 }
 
 func (r *replayed) Send(_ context.Context, q *load.Request) (load.Ack, error) {
@@ -115,8 +115,9 @@ func (r *replayed) Send(_ context.Context, q *load.Request) (load.Ack, error) {
 	return load.Ack{Accepted: q.Size}, nil
 }
 
-// A replay sends what was recorded: within 1% in each second of each channel and category, or
-// within one message if a second has fewer than 100.
+// TestReplayArrivesAsRecorded checks that a replay sends the recorded traffic. For each channel and
+// category, the number of messages in each second differs by at most 1%. If a second has fewer than 100
+// messages, it differs by at most one message.
 func TestReplayArrivesAsRecorded(t *testing.T) {
 	ms := hour(rand.New(rand.NewPCG(1, 2)))
 	_, file := record(t, ms)
@@ -172,7 +173,7 @@ func TestReplayArrivesAsRecorded(t *testing.T) {
 			byUser[notify.HashUser([]byte(user))] = uint32(n)
 		}
 		was, is := skewOf(users), skewOf(byUser)
-		if math.Abs(was.Top1Pct-is.Top1Pct) > 0.06 || is.Top1Pct < 0.1 { // the input has no exponent
+		if math.Abs(was.Top1Pct-is.Top1Pct) > 0.06 || is.Top1Pct < 0.1 { // the input is no Zipf distribution, so the fit is not exact
 			t.Errorf("1%% of the users had %.3f of the messages, and have %.3f", was.Top1Pct, is.Top1Pct)
 		}
 	})
@@ -184,7 +185,8 @@ func (sink) Send(_ context.Context, q *load.Request) (load.Ack, error) {
 	return load.Ack{Accepted: q.Size}, nil
 }
 
-// A scenario holds the kinds of messages, the lengths of texts and the delays of scheduled ones.
+// TestScenarioSaysWhatWasRecorded checks that a scenario contains the kinds of messages, the lengths of
+// texts and the delays of scheduled messages.
 func TestScenarioSaysWhatWasRecorded(t *testing.T) {
 	t.Parallel()
 	_, file := record(t, hour(rand.New(rand.NewPCG(1, 2))))
@@ -218,8 +220,9 @@ func TestScenarioSaysWhatWasRecorded(t *testing.T) {
 	}
 }
 
-// Two messages of one trace are a batch. Messages without one are a batch from the number
-// that was given.
+// TestBatches checks which messages count as a batch: two or more messages with the same trace id.
+// Messages without a trace id count as a batch only if there are at least as many as the parameter batch
+// of New.
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	f := func(n int, trace func(i int) string, want string) {
@@ -247,7 +250,7 @@ func TestBatches(t *testing.T) {
 	f(6, func(i int) string { return fmt.Sprint(i) }, "http-single 6 of 0; ")
 }
 
-// No file holds any text of the input.
+// TestNothingStandsInClear checks that no written file contains a text of the input.
 func TestNothingStandsInClear(t *testing.T) {
 	t.Parallel()
 	var ms []Message
@@ -296,8 +299,8 @@ func envelope(n int, text string) notify.Envelope {
 	}
 }
 
-// The fit finds the exponent of messages that were drawn by Zipf, and none for an even
-// distribution.
+// TestSkewIsFitted checks that skewOf finds the exponent of users that were drawn by a Zipf
+// distribution. For an even distribution the exponent is 0.
 func TestSkewIsFitted(t *testing.T) {
 	t.Parallel()
 	const users, messages = 20_000, 400_000
@@ -371,7 +374,7 @@ func outcomes(t *testing.T, written time.Time, lines ...archive.Outcome) fs.FS {
 	return fstest.MapFS{"outcomes/d/10-1.json": {Data: manifest}, "outcomes/d/10-1.ndjson.zst": {Data: []byte(raw.String())}}
 }
 
-// An archive and a server give the same scenario for the same messages.
+// TestArchiveAndServer checks that an archive and a server give the same scenario for the same messages.
 func TestArchiveAndServer(t *testing.T) {
 	t.Parallel()
 	var lines []archive.Outcome
@@ -418,7 +421,7 @@ func TestArchiveAndServer(t *testing.T) {
 	}
 }
 
-// pages is a server whose history has seven messages a page.
+// pages is a server that returns seven messages of its history on each page.
 type pages struct{ items []api.Status }
 
 func (p *pages) Notifications(_ context.Context, q api.NotificationQuery) (api.UserHistory, error) {

@@ -20,9 +20,9 @@ import (
 // caused by retries.
 const minLater = 2 * time.Second
 
-// Log records the messages in the log. A scheduled message comes into the log only when it is due.
-// So Log reads from the start of the period until the time due after its end. short is true if the
-// log begins within the period, so that messages may be missing.
+// Log records the messages in the log. A scheduled message is appended to the log only when it is due.
+// So Log reads from the start of the period until its end plus the parameter due. The result short is
+// true if the log begins within the period, so that messages may be missing.
 func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration) (short bool, err error) {
 	conn := log.Conn{Brokers: brokers}
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), load.Socket); ok {
@@ -66,14 +66,15 @@ func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conser
 		if err := notify.DecodeEnvelope(rec.Value, &env); err != nil || env.Derived() {
 			// A damaged record cannot be counted. A derived record, such as a retry, is not part of
 			// the load.
-			return nil //nolint:nilerr // see above
+			return nil //nolint:nilerr // the comment above says why
 		}
 		r.addEnvelope(&env, rec.Time)
 		return nil
 	})
 }
 
-// addEnvelope counts the messages of a record. came is when the record was appended.
+// addEnvelope counts the messages of a record. The parameter came is the time at which the record was
+// appended.
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
 		Fanout: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,

@@ -45,7 +45,7 @@ type axis struct {
 type tick struct {
 	value float64
 	text  string
-	less  bool // true: hidden on a phone
+	less  bool // true: the page hides the label on a phone
 }
 
 type label struct {

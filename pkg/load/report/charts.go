@@ -58,8 +58,8 @@ func newFrame(r *load.Result) *timeFrame {
 // than most.
 func groupSize(n, most int) int { return max(1, (n+most-1)/most) }
 
-// groupBounds returns the seconds at which a group begins and ends. The group does not contain the
-// second to.
+// groupBounds returns the seconds at which a group begins and ends. The second in the result to is not
+// part of the group.
 func groupBounds(g []load.SecondRow) (from, to float64) {
 	return float64(g[0].Second), float64(g[len(g)-1].Second + 1)
 }

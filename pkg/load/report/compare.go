@@ -141,9 +141,10 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 	}
 }
 
-// addRow appends a row and judges it. If the figure of B is from low to high, the change is Same.
-// If the figure is lower, the change is the parameter below. If it is higher, the change is the
-// parameter above. If why is not empty, the row is Unjudged for that reason.
+// addRow appends a row and judges it. If the figure of B is between low and high, or equal to one of
+// them, the change is Same. If the figure is lower than low, the change is the parameter below. If the
+// figure is higher than high, the change is the parameter above. If why is not empty, the row is
+// Unjudged for that reason.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
 	row.Change, row.UnjudgedBecause = Same, why
 	switch {
@@ -157,8 +158,8 @@ func (c *Comparison) addRow(row Row, why string, low, high float64, below, above
 	c.Rows = append(c.Rows, row)
 }
 
-// addLessIsBetter appends a row of a figure for which less is better. The row is Same if the figure
-// differs by at most Percent, or by at most the amount beyond.
+// addLessIsBetter appends a row of a figure for which a lower value is better. The row is Same if the
+// figure differs by at most Percent, or by at most the parameter beyond.
 func (c *Comparison) addLessIsBetter(row Row, why string, beyond float64) {
 	limit := 1 + c.Rules.Percent/100
 	c.addRow(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
@@ -256,7 +257,8 @@ func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	}
 }
 
-// everySecond returns a function that lists the times of one kind of a step, one Brief per second.
+// everySecond returns a function that lists one kind of times of a step. The list has one Brief for
+// each second.
 func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *load.StepResult) []load.Brief {
 	return func(r *load.Result, s *load.StepResult) (list []load.Brief) {
 		for i := range r.Seconds {

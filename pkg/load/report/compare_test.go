@@ -44,7 +44,8 @@ func TestCompare(t *testing.T) {
 	f("p50 by the floor", func(b *load.Result) { b.Steps[1].Response.P50 = a.Steps[1].Response.P50 + 90_000 }, Rules{Percent: 1})
 	f("p50", func(b *load.Result) { b.Steps[1].Response.P50 *= 2 }, Rules{}, "steady/push response p50")
 	f("service", func(b *load.Result) { b.Steps[1].Service.P50 *= 2 }, Rules{}, "steady/push service p50")
-	// A lane stood for three seconds, and answers were as fast as before.
+	// A lane was blocked for three seconds, so deliveries were late, although the server answered as fast
+	// as before.
 	f("end to end", func(b *load.Result) { b.Steps[1].EndToEnd.P50 *= 9; b.Steps[1].EndToEnd.P99 *= 90 }, Rules{}, "steady/push end to end p50", "steady/push end to end p99")
 	f("backlog", func(b *load.Result) { b.Seconds[30].Backlog += 5000 }, Rules{}, "backlog peak")
 	f("a little backlog", func(b *load.Result) { b.Seconds[30].Backlog += 20 }, Rules{})
@@ -56,8 +57,8 @@ func TestCompare(t *testing.T) {
 	f("sink bound", func(b *load.Result) { b.Verdict.Code = load.SinkBound; b.Totals.Lost = 5 }, Rules{}, "lost")
 }
 
-// TestCompareFindsSlowness checks that answers that take 30% longer are worse, although the seconds
-// of the runs differ by chance. In the other direction they are better, and 3% are the same.
+// TestCompareFindsSlowness checks that answers that take 30% longer are Worse, although the seconds of the
+// runs differ by chance. If the runs are exchanged, they are Better. A difference of 3% is Same.
 func TestCompareFindsSlowness(t *testing.T) {
 	t.Parallel()
 	a, b := segmentOf(t, 1, 1, 1), segmentOf(t, 1, 1, 1.3)
@@ -81,7 +82,8 @@ func TestCompareFindsSlowness(t *testing.T) {
 	}
 }
 
-// TestCompareKnowsNoise checks that the same change counts as chance if seconds differ widely.
+// TestCompareKnowsNoise checks that the same change counts as noise if the seconds of the runs differ
+// widely.
 func TestCompareKnowsNoise(t *testing.T) {
 	t.Parallel()
 	of := func(p99 float64, seconds ...int64) *load.Result {
@@ -105,7 +107,8 @@ func TestCompareKnowsNoise(t *testing.T) {
 	}
 }
 
-// TestCompareKnowsNoiseOfDelivery checks that end-to-end times have a noise of their own.
+// TestCompareKnowsNoiseOfDelivery checks that the noise of end-to-end times is computed from their own
+// seconds.
 func TestCompareKnowsNoiseOfDelivery(t *testing.T) {
 	t.Parallel()
 	of := func(p99 float64, parts ...int64) *load.Result {
@@ -142,7 +145,8 @@ func TestCompareText(t *testing.T) {
 	}
 }
 
-// TestMerge checks that three segments merge to what one generator would have counted.
+// TestMerge checks that the merged result of three segments has the figures that one generator would have
+// counted.
 func TestMerge(t *testing.T) {
 	t.Parallel()
 	whole := fixture(t)
@@ -154,7 +158,8 @@ func TestMerge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Figures of the server depend on all segments, figures of the generators do not.
+	// Delivered and Backlog are figures of the server. They depend on all segments together, so they are
+	// not compared.
 	whole.Totals.Delivered, whole.Totals.Backlog, m.Totals.Delivered, m.Totals.Backlog = 0, 0, 0, 0
 	if m.Totals != whole.Totals {
 		t.Errorf("totals %+v, want %+v", m.Totals, whole.Totals)
@@ -166,7 +171,7 @@ func TestMerge(t *testing.T) {
 		got, want := &m.Steps[i], &whole.Steps[i]
 		for k := range kinds {
 			g, w := quantiles(&got.StepSnapshot, k), quantiles(&want.StepSnapshot, k)
-			g.Mean, w.Mean = g.Mean/1000, w.Mean/1000 // of floats
+			g.Mean, w.Mean = g.Mean/1000, w.Mean/1000 // sums of floats may differ in the last digits
 			if g != w {
 				t.Errorf("%s %s: %+v, want %+v", stepName(&got.StepSnapshot), kindNames[k], g, w)
 			}
@@ -205,7 +210,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestMergeOfOneServer checks that counts which each segment read for all of them are not added.
+// TestMergeOfOneServer checks that Merge does not add counts of a shared server, because each segment has
+// read the counts of all segments.
 func TestMergeOfOneServer(t *testing.T) {
 	t.Parallel()
 	merge := func(server string) *load.Result {

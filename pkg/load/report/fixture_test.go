@@ -128,8 +128,8 @@ func (b *builder) second(sec int) {
 		one := load.NewHistogram()
 		sent := load.SecondStep{Name: p.name}
 		for k := range p.rate {
-			// Every segment draws all values and keeps its own, so a value depends on its
-			// sequence number only.
+			// Every segment draws the values of all segments and keeps only its own values. So a value
+			// depends only on its sequence number.
 			lag := b.skewed(50 * time.Microsecond)
 			service := time.Duration(float64(b.skewed(2500*time.Microsecond)) * b.slow)
 			if hang && p.name == "push" && k%7 == 0 {

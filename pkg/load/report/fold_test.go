@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// TestEveryFieldHasARule checks the merge tags: a field without one would be lost in a merge.
+// TestEveryFieldHasARule checks that every field has a merge tag. Merge would lose a field without a tag.
 func TestEveryFieldHasARule(t *testing.T) {
 	t.Parallel()
 	seen := 0

@@ -33,7 +33,7 @@ func TestHTMLStandsAlone(t *testing.T) {
 	t.Parallel()
 	for name, r := range map[string]*load.Result{"fixture": fixture(t), "nasty": nasty(t), "empty": {}} {
 		out := page2(t, r)
-		// Texts may speak of anything; tags and attributes may not.
+		// These strings may occur in texts, but not in tags and attributes.
 		for _, bad := range []string{`<script`, `<link`, `<img`, `<iframe`, `<object`, `@import`, `url(`, `<a `, "ZgotmplZ"} {
 			if strings.Contains(strings.ToLower(out), bad) {
 				t.Errorf("%s: the page has %s", name, bad)
@@ -69,7 +69,7 @@ func TestHTMLStandsAlone(t *testing.T) {
 	}
 }
 
-// TestHTMLOfLongRun: a day of seconds is drawn in groups.
+// TestHTMLOfLongRun checks that the page of a run of one day draws its seconds in groups.
 func TestHTMLOfLongRun(t *testing.T) {
 	t.Parallel()
 	r := fixture(t)
@@ -85,7 +85,8 @@ func TestHTMLOfLongRun(t *testing.T) {
 	}
 }
 
-// TestHLogReadsBack: the Go reader finds the percentiles of each step and kind.
+// TestHLogReadsBack checks that the Go reader of HdrHistogram finds the percentiles of each step and kind
+// in the log.
 func TestHLogReadsBack(t *testing.T) {
 	t.Parallel()
 	r := fixture(t)
@@ -162,7 +163,7 @@ func writeForJava(out string, log []byte, r *load.Result) error {
 	return os.WriteFile(out, log, 0o600)
 }
 
-// TestHLogHostileNames: no name breaks a line or a tag.
+// TestHLogHostileNames checks that no name of a step can break a line or a tag of the log.
 func TestHLogHostileNames(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
@@ -210,7 +211,7 @@ func TestStore(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, st, err)
 		}
 	}
-	// The rest of an interrupted save, and a damaged run.
+	// Add the folder that an interrupted Save leaves, and a damaged run.
 	if err := os.Mkdir(filepath.Join(s.Dir, ".new-123"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +256,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// TestSaveIsWhole: a save that fails leaves no run behind.
+// TestSaveIsWhole checks that a Save that fails leaves no run in the store.
 func TestSaveIsWhole(t *testing.T) {
 	t.Parallel()
 	s := Store{Dir: t.TempDir()}

@@ -58,7 +58,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMetricsAreDocumented: docs/metrics-load.md has each, and no other.
+// TestMetricsAreDocumented checks that docs/metrics-load.md lists every metric, and no other metric.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../../docs/metrics-load.md")

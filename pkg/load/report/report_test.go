@@ -65,8 +65,8 @@ func agents() []load.Agent {
 	}
 }
 
-// nasty has every text that a scenario or a server may choose filled with what
-// terminals and browsers act on.
+// nasty returns a result with dangerous texts in every field that a scenario or a server may choose.
+// The texts contain HTML, and control characters that change a terminal.
 func nasty(t *testing.T) *load.Result {
 	r := fixture(t)
 	const bad = "\x1b[31m\x1b]0;owned\a</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\"'`{{.}}\r\n\x9b2J=" + "javascript:alert(1) Tag=x,1,2,3"

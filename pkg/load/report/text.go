@@ -146,8 +146,8 @@ func (p *textPage) writeLatency(r *load.Result) {
 	}
 }
 
-// percentileOrDash formats a percentile. One of this many values is above the percentile: the
-// parameter of. If fewer than ten of all values are above it, percentileOrDash returns "-".
+// percentileOrDash formats a percentile. The parameter of says that one of so many values is above the
+// percentile: 1000 for p99.9. If fewer than ten of all values are above the percentile, it returns "-".
 func percentileOrDash(count, of, ns int64) string {
 	if count < 10*of {
 		return "-"

@@ -19,7 +19,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// result returns the run that the tests of package report keep as a file.
+// result returns the run from a file in the testdata of package report.
 func result(t testing.TB) *load.Result {
 	t.Helper()
 	r, err := report.Store{}.Open("../report/testdata/run.json")
@@ -29,7 +29,7 @@ func result(t testing.TB) *load.Result {
 	return r
 }
 
-// at returns the snapshot of the run after so many seconds.
+// at returns the snapshot of the run after the given number of seconds.
 func at(t testing.TB, second int) *load.Snapshot {
 	t.Helper()
 	if s, ok := snapshots.Load(second); ok {
@@ -48,9 +48,9 @@ func at(t testing.TB, second int) *load.Snapshot {
 	return &again
 }
 
-var snapshots sync.Map // second to *load.Snapshot
+var snapshots sync.Map // second -> *load.Snapshot
 
-// fake is an invented run that remembers what it was asked to do.
+// fake is a run that does nothing. It stores the calls of its methods.
 type fake struct {
 	*Feed
 	stops   int
@@ -61,7 +61,7 @@ type fake struct {
 func (f *fake) Pause(paused bool)  { f.steered = append(f.steered, fmt.Sprintf("paused %t", paused)) }
 func (f *fake) Pace(times float64) { f.steered = append(f.steered, fmt.Sprintf("times %.2f", times)) }
 
-// steerable lets keys change the arrivals, which are already paused.
+// steerable lets the user change the arrivals of the run. The run is already paused.
 func steerable(o *Options) {
 	f := o.Source.(*fake)
 	snap := *f.Latest()
@@ -72,7 +72,7 @@ func steerable(o *Options) {
 	o.Steer = f
 }
 
-// withAgents has three agents send the load, of which one is the limit and one is lost.
+// withAgents adds three agents to the run. One agent is the limit, and one agent is lost.
 func withAgents(o *Options) {
 	f := o.Source.(*fake)
 	snap := *f.Latest()
@@ -87,7 +87,7 @@ func withAgents(o *Options) {
 func (f *fake) Stop()            { f.stops++ }
 func (f *fake) Mark(text string) { f.marks = append(f.marks, text) }
 
-// screen is a model with a clock that stands still.
+// screen is a model with a clock that does not advance.
 type screen struct {
 	*model
 	t    testing.TB
@@ -298,7 +298,7 @@ func TestNamesAreHarmless(t *testing.T) {
 	}
 }
 
-// BenchmarkView draws a frame from a new snapshot, as four times a second.
+// BenchmarkView draws a frame from a new snapshot. The screen does this four times a second.
 func BenchmarkView(b *testing.B) {
 	for _, size := range [][2]int{{80, 24}, {160, 48}} {
 		b.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(b *testing.B) {
@@ -313,7 +313,7 @@ func BenchmarkView(b *testing.B) {
 				s.Update(tickMsg{})
 				s.View()
 			}
-			// CPU time: on a busy machine it is less than the time that passed.
+			// Report CPU time, because on a busy machine the elapsed time includes other processes.
 			b.ReportMetric((cpu(b)-before).Seconds()/float64(b.N)*4*100, "%core-at-4Hz")
 		})
 	}
@@ -328,7 +328,7 @@ func cpu(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestWidth compares the fast count of columns with the exact one.
+// TestWidth compares the fast count of columns with the exact count.
 func TestWidth(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{"", "abc", "\x1b[1;38;2;1;2;3mabc\x1b[m", "⣀⣀ ▶✓✗…·│─█░▒▓", "日本", "e\u0301", "▶\ufe0f", "\x1b]0;x\aabc", "\x1b[", "\x1b[3", "a\x1b[2Jb", "👩‍👩‍👧", "\x1b[1mé\x1b[0m"} {
@@ -338,7 +338,7 @@ func TestWidth(t *testing.T) {
 	}
 }
 
-// long returns a snapshot with the most seconds that one can have.
+// long returns a snapshot with load.KeepSeconds seconds, the most that a snapshot can have.
 func long(s *load.Snapshot) *load.Snapshot {
 	out := *s
 	out.Seconds, out.Heat = nil, nil

@@ -36,7 +36,7 @@ const (
 	layerFilter
 	layerMark
 	layerStop  // asks whether the run should stop
-	layerSteer // asks whether the arrivals should change, before the first change
+	layerSteer // before the first change: asks whether the arrivals should change
 )
 
 // panel identifies a panel. panelAll shows several panels at once.
@@ -81,7 +81,7 @@ type model struct {
 	messageAt time.Time
 
 	stopping        bool   // true: the run is being stopped
-	pendingSteerKey string // the key that asked for a change of the arrivals; layerSteer asks about it
+	pendingSteerKey string // the key with which the user wants to change the arrivals, while layerSteer is open
 	left            Left
 	frame           string // the last frame; empty: the frame must be drawn again
 }

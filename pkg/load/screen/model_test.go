@@ -45,7 +45,7 @@ func TestStopAsksFirst(t *testing.T) {
 func TestCtrlC(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 48, nil)
-	s.press("/", "x", "ctrl+c") // whatever has the keys
+	s.press("/", "x", "ctrl+c") // ctrl+c also works while the input line is open
 	if s.fake.stops != 1 || s.quit {
 		t.Fatalf("once: stopped %d times, quit %t", s.fake.stops, s.quit)
 	}
@@ -107,7 +107,8 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// TestSteer checks that only the first change asks for confirmation, as it ends the measurement.
+// TestSteer checks that only the first change of the arrivals asks for confirmation. After this change
+// the run does not measure the planned rate.
 func TestSteer(t *testing.T) {
 	t.Parallel()
 	got := func(s *screen) string { return strings.Join(s.fake.steered, ", ") }
@@ -242,7 +243,7 @@ func TestStretch(t *testing.T) {
 	same(resample([]float64{1, 2, 3}, 3, 3), 1, 2, 3)
 	same(resample([]float64{1, 2, 3}, 6, 3), 1, 1, 2, 2, 3, 3)
 	same(resample([]float64{1, 3, 5, 7}, 2, 4), 2, 6)
-	same(resample([]float64{5, 6}, 4, 4), 5, 6) // the first half is not there yet
+	same(resample([]float64{5, 6}, 4, 4), 5, 6) // 2 of 4 seconds have values, so only half of the dots do
 	same(resample(nil, 4, 4))
 }
 
@@ -257,7 +258,7 @@ func TestHeatKeepsEverything(t *testing.T) {
 		}
 	}
 	lo, hi := heatRange(cols)
-	for _, cells := range []int{1, 7, 30, 57} { // of 57 seconds: none stands for less than one
+	for _, cells := range []int{1, 7, 30, 57} { // 57 seconds: each cell stands for at least one second
 		for each := 1; each < 5; each++ {
 			lines := (hi - lo + each) / each
 			var got int64
@@ -433,8 +434,8 @@ func TestLinesEnd(t *testing.T) {
 	})
 }
 
-// TestRun runs the program as a terminal would: keys come as bytes, and the screen
-// is left as it was.
+// TestRun runs the program as a terminal would: it sends keys as bytes. At the end Run restores the
+// terminal.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	feed := &fake{Feed: NewFeed()}
@@ -478,10 +479,10 @@ type Feed struct {
 // NewFeed returns a Feed without a snapshot.
 func NewFeed() *Feed { return &Feed{done: make(chan struct{})} }
 
-// Put publishes a snapshot, which must not be changed any more. It never waits.
+// Put publishes a snapshot. It never waits. The caller must not change the snapshot after the call.
 func (f *Feed) Put(s *load.Snapshot) { f.latest.Store(s) }
 
-// End says that no snapshot will follow.
+// End closes the channel of Done. The caller must not call Put after End.
 func (f *Feed) End() { f.once.Do(func() { close(f.done) }) }
 
 // Latest implements Source.

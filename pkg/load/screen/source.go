@@ -54,8 +54,8 @@ type Player interface {
 // terminal and returns how the user left. in and out are the terminal. env is the environment in
 // the form of os.Environ. It shows which abilities the terminal has.
 //
-// If ctx ends, something else must stop the run. The screen stays until the source is done, so that
-// the user sees the drain. A replay ends when ctx ends.
+// Run does not stop the load run when ctx ends; the caller must stop it. The screen stays until the
+// source is done, so that the user sees the drain. A replay ends when ctx ends.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) (Left, error) {
 	m := newModel(o)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler(), tea.WithFPS(10))
