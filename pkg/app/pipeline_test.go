@@ -2,6 +2,8 @@ package app
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -69,5 +71,41 @@ func TestPipelineRefuses(t *testing.T) {
 	_, err := NewPipeline(t.Context(), PipelineConfig{Dir: t.TempDir(), Set: map[string]any{"log.lingr": "1ms"}})
 	if err == nil || !strings.Contains(err.Error(), `did you mean "log.linger"`) {
 		t.Error(err)
+	}
+}
+
+// TestLocalLoadNeedsHarmlessProviders: over loopback, an embedded notifyd accepts the load of a run
+// without a grant only if it calls no real providers.
+func TestLocalLoadNeedsHarmlessProviders(t *testing.T) {
+	for _, simulated := range []bool{true, false} {
+		t.Run(fmt.Sprintf("simulated %v", simulated), func(t *testing.T) {
+			p, err := NewPipeline(t.Context(), PipelineConfig{Dir: t.TempDir(), Set: map[string]any{"providers.simulated": simulated}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- p.Run(ctx) }()
+			defer func() {
+				stop()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}()
+			if err := p.Ready(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			transport := api.NewTransport(0)
+			defer transport.CloseIdleConnections()
+			cl := &api.Client{
+				BaseURL: p.URL, Load: api.LoadLocal, HTTPClient: &http.Client{Transport: transport},
+				Token: func(context.Context) (string, error) { return p.Token, nil },
+			}
+			_, err = cl.Notification(t.Context(), notify.ID{Base: notify.NewBase(time.Now())}.String())
+			e, ok := errors.AsType[*notify.Error](err)
+			if refused := ok && e.Code == "load_grant_missing"; refused == simulated {
+				t.Errorf("with simulated providers %v: %v", simulated, err)
+			}
+		})
 	}
 }
