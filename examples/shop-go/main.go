@@ -151,11 +151,11 @@ func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// refuse answers 422 where the same request again cannot help, and else 503: notifyd calls
-// again.
+// refuse answers 422 if the same request, sent again, gets the same error. Otherwise it answers
+// 503, and notifyd calls again.
 func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusServiceUnavailable
-	if notify.KindOf(err) == notify.KindInvalid {
+	if final(err) {
 		status = http.StatusUnprocessableEntity
 	}
 	http.Error(w, err.Error(), status)
@@ -201,9 +201,16 @@ func (s *shop) fallBack(ctx context.Context, failed *api.DeadLetter) error {
 		Channel: "email", Category: failed.Category, To: api.Receiver{UserID: failed.UserID},
 		Content: api.Content{Title: "We could not reach your phone", Body: sent.Content.Body},
 	}, "fallback-"+failed.NotificationID)
-	if notify.KindOf(err) == notify.KindInvalid {
+	if final(err) {
 		log.Printf("%s failed by SMS, and email is refused: %v", failed.NotificationID, err)
-		return nil // reading it again cannot help
+		return nil
 	}
 	return err
+}
+
+// final reports whether the same request, sent again, gets the same error: its content is
+// refused, or its key was used with other content.
+func final(err error) bool {
+	kind := notify.KindOf(err)
+	return kind == notify.KindInvalid || kind == notify.KindMismatch
 }
