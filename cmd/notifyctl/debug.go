@@ -145,7 +145,7 @@ func (b *bundle) addJSON(name string, v any, err error) {
 }
 
 func (b *bundle) addText(name, text string) {
-	masked, n := term.RedactTold(text)
+	masked, n := term.RedactText(text)
 	b.addRedacted(n)
 	b.addPart(name, []byte(masked))
 }

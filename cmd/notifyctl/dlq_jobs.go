@@ -305,8 +305,8 @@ func planFields(p *program, plan *api.Plan) term.Table {
 		approval = "another operator must approve the job"
 	}
 	unreachable := ""
-	if len(plan.Unreach) > 0 {
-		unreachable = countsText(plan.Unreach) + ", by their profiles as they are now"
+	if len(plan.Unreachable) > 0 {
+		unreachable = countsText(plan.Unreachable) + ", by their profiles as they are now"
 	}
 	maybe := ""
 	if n := plan.Counts["class"][notify.ClassAmbiguous.String()]; n > 0 && plan.Spec.Kind == "replay" {

@@ -59,7 +59,7 @@ func TestExamples(t *testing.T) {
 	}
 	code := regexp.MustCompile(`dlq .* --code ([^ ]+)`)
 	for _, line := range examples {
-		if m := code.FindStringSubmatch(line); len(m) == 2 && len(codes.Of(m[1])) == 0 {
+		if m := code.FindStringSubmatch(line); len(m) == 2 && len(codes.Find(m[1])) == 0 {
 			t.Errorf("%s: there is no code %s", line, m[1])
 		}
 		t.Run(line, func(t *testing.T) {

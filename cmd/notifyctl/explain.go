@@ -68,14 +68,14 @@ func runExplainAll(ctx context.Context, p *program, kind string) error {
 
 func runExplain(p *program, code, kind string) error {
 	var found []codes.Entry
-	for _, e := range codes.Of(code) {
+	for _, e := range codes.Find(code) {
 		if kind == "" || e.Kind == kind {
 			found = append(found, e)
 		}
 	}
 	if len(found) == 0 {
 		msg := fmt.Sprintf("there is no code %q", code)
-		if near := codes.Near(code, term.Distance); len(near) > 0 {
+		if near := codes.Similar(code, term.Distance); len(near) > 0 {
 			msg += "; did you mean " + strings.Join(near, " or ") + "?"
 		}
 		return &term.Error{Exit: term.ExitNotFound, Err: fmt.Errorf("%s", msg), Next: []string{"notifyctl explain      (lists them)"}}

@@ -200,7 +200,7 @@ func (p *program) clientOf(t *target) *api.Client {
 	return &api.Client{
 		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,
 		HTTPClient: &http.Client{Transport: api.NewTransport(16), Timeout: p.global.timeout},
-		Audited:    p.audited,
+		OnAudit:    p.audited,
 	}
 }
 

@@ -22,7 +22,7 @@ func jobFields(p *program, j *api.Job) term.Table {
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
 		{"context", j.Context}, {"reason", j.Reason}, {"plan", j.Digest}, {"filter", string(filter)},
 		{"position", fmt.Sprintf("%s of %s", count(j.Position), count(j.Planned))}, {"done", count(j.Done)}, {"skipped", countsOrEmpty(j.Skipped)},
-		{"exhausted", count(j.Exhaust)}, {"failed", count(j.Failed)},
+		{"exhausted", count(j.Exhausted)}, {"failed", count(j.Failed)},
 	}
 	if j.Kind == "replay" {
 		t = append(t, []string{"outcomes", j.Outcomes.Text(count[int])},
@@ -192,7 +192,7 @@ func printJobSummary(p *program, j *api.Job) error {
 	if j.Position < j.Planned {
 		of = "of"
 	}
-	line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  %s planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), of, count(j.Planned))
+	line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  %s planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhausted), count(j.Failed), of, count(j.Planned))
 	if err := p.printer().Print(j, term.Table{{line}}); err != nil {
 		return err
 	}

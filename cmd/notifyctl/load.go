@@ -134,12 +134,12 @@ func newLoadValidate(p *program) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if _, err := load.New(s, load.DryConfig()); err != nil {
+				if _, err := load.New(s, load.CompileOnlyConfig()); err != nil {
 					return err
 				}
 				length := "until its counts are sent"
 				if d := s.Length(); d > 0 {
-					length = term.Span(d)
+					length = term.FormatDuration(d)
 				}
 				fmt.Fprintf(p.out, "%s  %s, %s, %s\n", term.Clean(s.Name), length, plural(len(s.Phases), "phase"), plural(len(s.Thresholds), "threshold"))
 			}

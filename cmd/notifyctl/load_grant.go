@@ -97,7 +97,7 @@ Scope operate.`,
 			}
 			in.Hosts = []string{host}
 		}
-		what := fmt.Sprintf("allow %s messages a second to %s for %s, with %s providers", rate, strings.Join(in.Hosts, ", "), term.Span(length), in.Providers)
+		what := fmt.Sprintf("allow %s messages a second to %s for %s, with %s providers", rate, strings.Join(in.Hosts, ", "), term.FormatDuration(length), in.Providers)
 		return confirmAndChange(p, changes, what, *reason, func(cl *api.Client) (api.LoadGrant, error) { return cl.Grant(c.Context(), in) },
 			func(g *api.LoadGrant) error { return printGrant(p, g, out) })
 	}

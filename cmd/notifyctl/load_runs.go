@@ -67,7 +67,7 @@ func runRow(p *program, e *report.Entry) []string {
 		p99 = report.Nanos(e.P99)
 	}
 	return []string{
-		e.ID, p.timeText(e.Started), report.Seconds(e.Sending), verdict, report.Short(e.AcceptedPS), p99,
+		e.ID, p.timeText(e.Started), report.FormatSeconds(e.Sending), verdict, report.FormatCount(e.AcceptedPS), p99,
 		term.Count(e.Lost), term.Count(e.Duplicates), fmt.Sprint(e.Exit),
 	}
 }

@@ -65,7 +65,7 @@ func (p *program) optionalTimeText(t *time.Time) string {
 }
 
 // span returns a duration in words, with its two largest units.
-func span(d time.Duration) string { return term.Span(d) }
+func span(d time.Duration) string { return term.FormatDuration(d) }
 
 // parseTime parses a time: RFC 3339, "now", a day in the form of parseDay, or a duration from now
 // such as "+10m", "in 10m", "-2h" or "2h ago". In a duration, "d" means days.

@@ -226,7 +226,7 @@ func TestHowFar(t *testing.T) {
 // code while it waits.
 func TestAdvice(t *testing.T) {
 	t.Parallel()
-	e := &codes.Of("twilio_20429")[0]
+	e := &codes.Find("twilio_20429")[0]
 	f := func(status, event, want string) {
 		t.Helper()
 		tl := api.Timeline{Status: api.Status{NotificationID: "ntf_1", Status: status}, Events: []api.TimelineEvent{{Type: event}}}

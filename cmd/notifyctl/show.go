@@ -287,7 +287,7 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		return err
 	}
 	_, err = fmt.Fprintf(p.out, "\n%s\n", term.Clean(t.Next))
-	if found := codes.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
+	if found := codes.Find(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
 		e := &found[0]
 		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", term.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), codeAdvice(e, &t))
 	}

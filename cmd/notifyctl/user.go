@@ -275,7 +275,7 @@ The address is suppressed again if a provider reports it as dead again.`,
 			if err := p.printer().Record(out, term.Table{{"address", out.Address}, {"lifted from", count(out.Lifted) + " profiles"}}); err != nil {
 				return err
 			}
-			if out.Still {
+			if out.StillSuppressed {
 				p.note("another profile still suppresses the address: notifyctl suppression show %s", term.Quote(out.Address))
 			}
 			return nil

@@ -42,9 +42,9 @@ type Client struct {
 	// Context and Reason are stored in the server's audit log with an operator's changes. Context
 	// is the operator's name for this server. Reason is the reason of the change.
 	Context, Reason string
-	// Audited is called with the id of the audit row of each change, even if the change was then
+	// OnAudit is called with the id of the audit row of each change, even if the change was then
 	// refused. Any goroutine may call it. nil: no call.
-	Audited func(id string)
+	OnAudit func(id string)
 	// UserAgent is the name of the program; empty: "notifyd-client".
 	UserAgent string
 	// Load marks all requests as part of a load run. It is the token of the run's load grant, or
@@ -166,8 +166,8 @@ func (cl *Client) sendOnce(ctx context.Context, c call) (Reply, error) {
 		return Reply{}, err
 	}
 	defer resp.Body.Close()
-	if id := resp.Header.Get(HeaderAuditID); id != "" && cl.Audited != nil {
-		cl.Audited(id)
+	if id := resp.Header.Get(HeaderAuditID); id != "" && cl.OnAudit != nil {
+		cl.OnAudit(id)
 	}
 	body, err := readBody(resp)
 	reply := Reply{

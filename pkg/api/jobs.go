@@ -132,11 +132,11 @@ type Plan struct {
 	Counts  map[string]map[string]int `json:"counts"` // letters by class, caller, channel, provider, template and code
 	// Entries of Send that would be suppressed now, by error code. The check uses the profile, not
 	// an address of the request.
-	Unreach   map[string]int  `json:"unreachable,omitempty"`
-	EndsSoon  int             `json:"ends_soon"`        // entries that retention removes within a day
-	EtaMs     int64           `json:"eta_ms"`           // estimated duration at the rate, without the canary
-	Approval  bool            `json:"approval"`         // another operator must approve the job
-	Reconcile json.RawMessage `json:"report,omitempty"` // only for reconcile: the findings
+	Unreachable map[string]int  `json:"unreachable,omitempty"`
+	EndsSoon    int             `json:"ends_soon"`        // entries that retention removes within a day
+	EtaMs       int64           `json:"eta_ms"`           // estimated duration at the rate, without the canary
+	Approval    bool            `json:"approval"`         // another operator must approve the job
+	Reconcile   json.RawMessage `json:"report,omitempty"` // only for reconcile: the findings
 }
 
 // JobRequest asks the server to run the job of a plan.
@@ -152,28 +152,28 @@ type JobRequest struct {
 // Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhaust and
 // Failed add up to Planned.
 type Job struct {
-	ID       string         `json:"job_id"` // job_<ULID>
-	Kind     string         `json:"kind"`
-	Name     string         `json:"name"`
-	State    string         `json:"state"` // waiting, running, paused, stopped, failed, done, cancelled
-	Why      string         `json:"why,omitempty"`
-	By       string         `json:"by"`
-	Approved string         `json:"approved_by,omitempty"`
-	Context  string         `json:"context,omitempty"`
-	Reason   string         `json:"reason,omitempty"`
-	Digest   string         `json:"digest"`
-	Spec     JobSpec        `json:"spec"`
-	Planned  int            `json:"planned"`
-	Position int            `json:"position"` // entries that the job has processed
-	Done     int            `json:"done"`     // replayed, discarded, exported or repaired
-	Skipped  map[string]int `json:"skipped"`
-	Exhaust  int            `json:"exhausted"`
-	Failed   int            `json:"failed"`
-	Outcomes Outcomes       `json:"outcomes"`
-	ActiveMs int64          `json:"active_ms"` // how long the job has run
-	Reached  float64        `json:"reached"`   // letters a second while the job ran
-	Created  int64          `json:"created_ms"`
-	Updated  int64          `json:"updated_ms"`
+	ID        string         `json:"job_id"` // job_<ULID>
+	Kind      string         `json:"kind"`
+	Name      string         `json:"name"`
+	State     string         `json:"state"` // waiting, running, paused, stopped, failed, done, cancelled
+	Why       string         `json:"why,omitempty"`
+	By        string         `json:"by"`
+	Approved  string         `json:"approved_by,omitempty"`
+	Context   string         `json:"context,omitempty"`
+	Reason    string         `json:"reason,omitempty"`
+	Digest    string         `json:"digest"`
+	Spec      JobSpec        `json:"spec"`
+	Planned   int            `json:"planned"`
+	Position  int            `json:"position"` // entries that the job has processed
+	Done      int            `json:"done"`     // replayed, discarded, exported or repaired
+	Skipped   map[string]int `json:"skipped"`
+	Exhausted int            `json:"exhausted"`
+	Failed    int            `json:"failed"`
+	Outcomes  Outcomes       `json:"outcomes"`
+	ActiveMs  int64          `json:"active_ms"` // how long the job has run
+	Reached   float64        `json:"reached"`   // letters a second while the job ran
+	Created   int64          `json:"created_ms"`
+	Updated   int64          `json:"updated_ms"`
 }
 
 // JobChanges lists the changes that an operator can make to a job, by the job's state.

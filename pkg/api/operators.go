@@ -123,9 +123,9 @@ type SuppressionLift struct {
 
 // SuppressionLifted is the result of lifting a suppression.
 type SuppressionLifted struct {
-	Address string `json:"address"`
-	Lifted  int    `json:"lifted"`     // number of profiles that listed it
-	Still   bool   `json:"suppressed"` // another profile still suppresses it
+	Address         string `json:"address"`
+	Lifted          int    `json:"lifted"`     // number of profiles that listed it
+	StillSuppressed bool   `json:"suppressed"` // another profile still suppresses it
 }
 
 // Suppressions lists the suppressed addresses by user and address. It needs the scope observe.

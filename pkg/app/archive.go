@@ -39,7 +39,7 @@ func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 		past = ownHistory{n.embedded.history}
 	} else {
 		past = archive.OverLog{
-			Offsets: n.admin, Topics: notify.FirstTopics(), Read: conserve.OverLog{Admin: n.admin, Reader: n.reader}.Read,
+			Offsets: n.admin, Topics: notify.FirstTopics(), Read: conserve.WorkerLog{Admin: n.admin, Reader: n.reader}.Read,
 			Skipped: func(p history.Part, from, to int64) {
 				n.log.Error("records were removed from the log before they were archived", "partition", p.String(), "from", from, "to", to)
 			},

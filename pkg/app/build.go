@@ -91,7 +91,7 @@ func (n builder) build() error {
 	}
 	n.admission = newAdmission(n.Node)
 	n.intake, err = intake.New(intake.Stores{
-		Log: n.intakeLog(), Partitions: func(topic string, base notify.Base) int { return n.st.spread(topic).Of(base[:]) }, Idem: n.st.idem, Campaigns: n.st.campaigns,
+		Log: n.intakeLog(), Partitions: func(topic string, base notify.Base) int { return n.st.spread(topic).PartsOf(base[:]) }, Idem: n.st.idem, Campaigns: n.st.campaigns,
 		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: traceLater(n.tracer, n.later.schedules), LaterGate: gate(n.st.laterGate),
 		Clock: gate(n.clock.Err), BulkGate: bulkGate(n.st.bulkGate),
 	}, intake.Config{
@@ -132,14 +132,14 @@ func (n builder) lane(l notify.Lane, calls *callShare) error {
 			group, opening, wait = l.Group(), openingOf(n.Node, l), 0 // 0: the default of the group
 		}
 		if opening != nil {
-			hasty = opening.Hasty
+			hasty = opening.NeedsCommit
 		}
 		w := worker.New(worker.Config{
 			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.st.holds, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.committer,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.campaignHolds, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.firstCopyReceivers, Tells: n.outcomeCallers.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.campaignHolds, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, ChunkIndexes: n.firstCopyReceivers, HasOutcomesURL: n.outcomeCallers.Tells, Tracer: n.tracer,
 		})
 		c := log.GroupConfig{Group: group, FetchWait: wait, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison}
 		if role == worker.First {
@@ -184,7 +184,7 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 		return err
 	}
 	n.circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{
-		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.embedded != nil, Logger: n.log,
+		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, SingleProcess: n.embedded != nil, Logger: n.log,
 	})
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 	}
 	c.Rates.Settings = []api.ProcessSettings{n.settings()}
 	c.Accounts = n.accounts()
-	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.makesCallsOf(one.Name) })
+	c.Circuits = slices.DeleteFunc(n.circuits.Local(), func(one api.Circuit) bool { return !n.makesCallsOf(one.Name) })
 	n.groups.partitions(func(group string, p *log.PartitionStats) {
 		k := slices.IndexFunc(c.Groups, func(w cluster.GroupWork) bool { return w.Group == group && w.Topic == p.TP.Topic })
 		if k < 0 {

@@ -28,17 +28,17 @@ func (c *Config) cassandra(part cassandra.Cluster, logger *slog.Logger) (cassand
 		out.Keyspace = part.Keyspace
 	}
 	var err error
-	out.Password, err = secrets.Of("cassandra.password_file", out.Password, out.PasswordFile)
+	out.Password, err = secrets.FromConfig("cassandra.password_file", out.Password, out.PasswordFile)
 	return out, err
 }
 
 func (c *Config) redis(logger *slog.Logger) (out redis.Config, err error) {
 	out = c.Redis
 	out.Logger = logger
-	if out.Password, err = secrets.Of("redis.password_file", out.Password, out.PasswordFile); err != nil {
+	if out.Password, err = secrets.FromConfig("redis.password_file", out.Password, out.PasswordFile); err != nil {
 		return out, err
 	}
-	out.SentinelPassword, err = secrets.Of("redis.sentinel_password_file", "", out.SentinelFile)
+	out.SentinelPassword, err = secrets.FromConfig("redis.sentinel_password_file", "", out.SentinelFile)
 	return out, err
 }
 
@@ -48,7 +48,7 @@ func (c *Config) postgres() (postgres.Config, error) {
 	if err := errors.Join(checkSecret("postgres.password_file", out.PasswordFile), checkSecret("postgres.key_file", out.KeyFile)); err != nil {
 		return out, err
 	}
-	dsn, err := secrets.Of("postgres.dsn_file", out.DSN, out.DSNFile)
+	dsn, err := secrets.FromConfig("postgres.dsn_file", out.DSN, out.DSNFile)
 	out.DSN = strings.TrimSpace(dsn)
 	return out, err
 }

@@ -32,7 +32,7 @@ func newAuditor(n *Node) *conserve.Auditor {
 		lost = n.embedded.isLost
 	}
 	return conserve.New(conserve.Config{
-		Log: conserve.OverLog{Admin: n.admin, Reader: n.reader, Gone: lost}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
+		Log: conserve.WorkerLog{Admin: n.admin, Reader: n.reader, Gone: lost}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
 		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.shards.Now, First: notify.FirstTopics(), Settle: n.seams.settle,
 		Apart: n.embedded == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: held,
 		Waiting: n.later.census.Set, Producer: n.producer, Away: away, Logger: n.log, Hit: killpoint.Hit,

@@ -117,7 +117,7 @@ func TestAuditFindsDrift(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "its record is committed", func() bool {
-		b, err := conserve.OverLog{Admin: l.admin, Reader: l.reader}.Bounds(ctx)
+		b, err := conserve.WorkerLog{Admin: l.admin, Reader: l.reader}.Bounds(ctx)
 		return err == nil && b[log.TopicPartition{Topic: found.Topic, Partition: found.LogPart}].Committed > found.Offset
 	})
 	rows, err := l.embedded.store.Status().Chunk(ctx, found.Envelope.Chunk)
@@ -318,7 +318,7 @@ func TestReadOfTheLogEnds(t *testing.T) {
 		t.Fatalf("the log ends at %v", ends)
 	}
 	n := 0
-	err = conserve.OverLog{Admin: l.admin, Reader: l.reader}.Read(ctx, from, to, func(tp log.TopicPartition, rec *log.Record) error {
+	err = conserve.WorkerLog{Admin: l.admin, Reader: l.reader}.Read(ctx, from, to, func(tp log.TopicPartition, rec *log.Record) error {
 		if n++; rec.Offset >= to[tp] {
 			t.Errorf("%s@%d, asked for those below %d", tp, rec.Offset, to[tp])
 		}

@@ -140,7 +140,7 @@ func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog
 	}
 	stored, err := shards.Now()
 	switch {
-	case err != nil || stored.Had(want):
+	case err != nil || stored.HadParts(want):
 		return shards, err
 	case !alone && want > stored.Most():
 		logger.Warn("timers are spread over fewer shards than configured; notifyd migrate up raises their number", "timers.shards", want, "shards", stored.Most())

@@ -285,7 +285,7 @@ func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Dire
 	}
 	m := Migration{Engine: "meta", Step: shardsMeta, Applied: shards.Most() > 0}
 	switch {
-	case cfg.Timers.Shards < shards.Most() && !shards.Had(cfg.Timers.Shards):
+	case cfg.Timers.Shards < shards.Most() && !shards.HadParts(cfg.Timers.Shards):
 		return out, otherShards(cfg.Timers.Shards, shards.Most())
 	case cfg.Timers.Shards > shards.Most() && m.Applied:
 		m.Step, m.Applied = fmt.Sprintf("%s from %d to %d", shardsMeta, shards.Most(), cfg.Timers.Shards), false

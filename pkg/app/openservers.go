@@ -106,7 +106,7 @@ func (h cassandraHistory) Append(ctx context.Context, recs ...history.Record) er
 	return h.to.AppendHistory(ctx, out...)
 }
 
-func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]history.Span, fn func(*engine.Found) error) error {
+func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]history.OffsetRange, fn func(*engine.Found) error) error {
 	return h.to.EachHistory(ctx, func(p cassandra.HistoryPart, offset int64) bool {
 		s := offsets[history.Part(p)]
 		return offset >= s.From && offset < s.Below

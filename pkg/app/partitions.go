@@ -116,7 +116,7 @@ func usePartitions(n *Node, s spreads) {
 			return 0, nil
 		}
 		spread, err := of[topic].Now()
-		return spread.At(time.Now()), err
+		return spread.PartsAt(time.Now()), err
 	}
 	for _, ch := range notify.Channels {
 		if want, most := n.cfg.partitions(ch), s[ch].Last().Most(); want > most {

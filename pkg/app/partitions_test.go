@@ -77,7 +77,7 @@ func TestMigrateRaisesPartitions(t *testing.T) {
 			t.Errorf("%s: keys over %d, %v; want %d", topic, got, err, want)
 		}
 	}
-	if got := n.st.spread("notifications-push-bulk"); got.Most() != 6 || got.At(now) != 3 || got.At(now.Add(2*time.Minute)) != 6 {
+	if got := n.st.spread("notifications-push-bulk"); got.Most() != 6 || got.PartsAt(now) != 3 || got.PartsAt(now.Add(2*time.Minute)) != 6 {
 		t.Errorf("the spread is %s", got)
 	}
 	if err := meta.PutMeta(ctx, partitionsMeta(notify.SMS), []byte("2,4@1")); err != nil {

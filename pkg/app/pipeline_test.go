@@ -22,7 +22,7 @@ func TestPipeline(t *testing.T) {
 		Dir: t.TempDir(), Stub: true, Profiles: 1000, Set: map[string]any{"log.linger": "1ms"},
 		Taken: func(c *notify.Call) {
 			for i := range c.Items {
-				if c.Items[i].Fan && len(c.Items[i].Address) == len("apns:")+64 {
+				if c.Items[i].FanOut && len(c.Items[i].Address) == len("apns:")+64 {
 					fans.Add(1)
 				}
 			}

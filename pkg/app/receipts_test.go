@@ -381,7 +381,7 @@ func TestSuppressionLifted(t *testing.T) {
 	listed(true)
 	l.becomes(t, send(), "SUPPRESSED")
 	out, err := l.client.LiftSuppression(t.Context(), api.SuppressionLift{Address: strings.ToUpper(box)})
-	if err != nil || out.Lifted != 1 || out.Still {
+	if err != nil || out.Lifted != 1 || out.StillSuppressed {
 		t.Fatalf("%+v, %v", out, err)
 	}
 	listed(false)

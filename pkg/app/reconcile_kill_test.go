@@ -56,7 +56,7 @@ func TestReconcileSurvivesKills(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "all is committed", func() bool {
-		b, err := conserve.OverLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
+		b, err := conserve.WorkerLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
 		for i := range rows {
 			if err != nil || b[log.TopicPartition{Topic: rows[i].Topic, Partition: rows[i].LogPart}].Committed <= rows[i].Offset {
 				return false

@@ -66,7 +66,7 @@ func (l *life) repaired(t *testing.T, plan api.Plan, name string) api.Job {
 	t.Helper()
 	var row string
 	asked := *l.client
-	asked.Audited = func(id string) { row = id }
+	asked.OnAudit = func(id string) { row = id }
 	job, err := asked.StartJob(t.Context(), api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Name: name, Report: plan.Reconcile})
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestReconcileNotifications(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, user+" is committed", func() bool {
-			b, err := conserve.OverLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
+			b, err := conserve.WorkerLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
 			return err == nil && b[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
 		})
 		rows, err := l.embedded.store.Status().Chunk(ctx, f.Envelope.Chunk)
@@ -196,7 +196,7 @@ func TestReconcileNotifications(t *testing.T) {
 		passed += int(r.Count - r.StartedUpTo)
 	}
 	eventually(t, "the fan-out is committed", func() bool {
-		b, err := conserve.OverLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
+		b, err := conserve.WorkerLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
 		return err == nil && !slices.ContainsFunc(chunks, func(r notify.Row) bool {
 			return b[log.TopicPartition{Topic: r.Topic, Partition: r.LogPart}].Committed <= r.Offset
 		})
@@ -334,7 +334,7 @@ func TestReconcileBehindAPausedLane(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "its record is committed", func() bool {
-		b, err := conserve.OverLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
+		b, err := conserve.WorkerLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
 		return err == nil && b[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
 	})
 	if _, err := l.client.SetLane(ctx, "push", true, ""); err != nil {

@@ -171,7 +171,7 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 	if do.Dispatcher {
 		ps["dispatcher"] = n.later.dispatcher.Run
 		if n.servers != nil {
-			ps["dispatcher"] = n.servers.dispatchers.After(n.cfg.Triggers.Timeout, n.later.dispatcher.Run)
+			ps["dispatcher"] = n.servers.dispatchers.DelayStart(n.cfg.Triggers.Timeout, n.later.dispatcher.Run)
 		}
 	}
 	for _, l := range do.Lanes {
@@ -203,7 +203,7 @@ func partError(ctx context.Context, err error) error {
 
 // alone makes a part run in only one process at a time.
 func (n runner) alone(name string, run func(context.Context) error) func(context.Context) error {
-	return cluster.Alone(n.st.lease, n.owner, name, run)
+	return cluster.Exclusive(n.st.lease, n.owner, name, run)
 }
 
 // Idle reports whether no work waits. It returns true if every group of this process was assigned its

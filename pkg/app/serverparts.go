@@ -22,7 +22,7 @@ type servers struct {
 	probe       *log.Probe // nil: only appends show whether the log is available
 	historian   history.Historian
 	dispatchers *cluster.Peers
-	standings   *cluster.Standings
+	standings   *cluster.LaneStops
 	tails       *cluster.Tails
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes the follower of preferences on a change; nil: the follower reads at intervals
@@ -91,7 +91,7 @@ func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	deferred := &cluster.Figure[worker.DeferredCount]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "deferred", Log: n.log}
 	if do.API || do.Operator {
 		ps["lags"] = lags.Find(lagsEvery, n.groups.readLags)
-		ps["deferred seen"] = deferred.Follow(n.deferred.Take)
+		ps["deferred seen"] = deferred.Follow(n.deferred.Set)
 	}
 	if do.Operator {
 		ps["deferred"] = deferred.Find(cmp.Or(n.deferred.Pause, deferredEvery), func(ctx context.Context) (worker.DeferredCount, error) { return n.deferred.Count(ctx, time.Now()) })

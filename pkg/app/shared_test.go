@@ -90,7 +90,7 @@ func (r *recorded) Append(_ context.Context, recs ...history.Record) error {
 	return nil
 }
 
-func (r *recorded) Between(_ context.Context, offsets map[history.Part]history.Span, fn func(*engine.Found) error) error {
+func (r *recorded) Between(_ context.Context, offsets map[history.Part]history.OffsetRange, fn func(*engine.Found) error) error {
 	r.mu.Lock()
 	all := slices.Clone(r.chunks)
 	r.mu.Unlock()

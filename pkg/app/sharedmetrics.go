@@ -49,8 +49,8 @@ func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d 
 	}
 	gauge(descSeenOff, boolGauge(seen.Off))
 	count(descLimitFail, limits.Failed)
-	count(descLimitOwn, limits.Alone)
-	gauge(descLimitOff, boolGauge(limits.Off))
+	count(descLimitOwn, limits.LocalOnly)
+	gauge(descLimitOff, boolGauge(limits.Suspended))
 	for r, n := range requests() {
 		count(descRequests, uint64(n), r.server, r.kind)
 	}

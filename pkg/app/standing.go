@@ -25,20 +25,20 @@ func (n *Node) Ready(context.Context) error {
 
 // standing returns the reason why no call of a lane can be made now, in this process or in another
 // process. ok is false if calls can be made.
-func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
+func (n *Node) standing(l notify.Lane) (server.LaneStop, bool) {
 	st, ok := n.ownStanding(l)
 	if !ok && n.servers != nil {
-		return n.servers.standings.Of(l, time.Now())
+		return n.servers.standings.Find(l, time.Now())
 	}
 	return st, ok
 }
 
 // ownStanding returns the reason why this process can make no call of a lane now. ok is false if it
 // can.
-func (n *Node) ownStanding(l notify.Lane) (server.Standing, bool) {
+func (n *Node) ownStanding(l notify.Lane) (server.LaneStop, bool) {
 	routes := n.provs.routes(l.Channel)
-	c, ok := n.health.Standing(&routes, time.Now())
-	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
+	c, ok := n.health.StoppedBy(&routes, time.Now())
+	return server.LaneStop{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
 }
 
 // standingText returns the reason of standing as a text, or "" if calls can be made.

@@ -77,7 +77,7 @@ type tracedLog struct {
 }
 
 func (l tracedLog) Append(ctx context.Context, recs []log.Record) error {
-	s := l.tracer.Start("append", trace.Of(ctx))
+	s := l.tracer.Start("append", trace.FromContext(ctx))
 	s.Int("notifyd.records", len(recs))
 	err := l.Log.Append(ctx, recs)
 	return endSpan(&s, err)
@@ -90,7 +90,7 @@ type tracedLater struct {
 }
 
 func (l tracedLater) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
-	s := l.tracer.Start("park", trace.Of(ctx))
+	s := l.tracer.Start("park", trace.FromContext(ctx))
 	s.Int("notifyd.timers", len(ts))
 	err := l.Later.Put(ctx, ss, ts)
 	return endSpan(&s, err)
@@ -110,7 +110,7 @@ type tracedRows struct {
 }
 
 func (l tracedRows) Put(ctx context.Context, ts []engine.Timer) error {
-	s := l.tracer.Start("park", trace.Of(ctx))
+	s := l.tracer.Start("park", trace.FromContext(ctx))
 	s.Int("notifyd.timers", len(ts))
 	err := l.Later.Put(ctx, ts)
 	return endSpan(&s, err)
@@ -142,7 +142,7 @@ func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) erro
 				continue
 			}
 			parent, state := notify.PeekTrace(ts[i].Payload)
-			if s := t.Start("release", trace.Context{Parent: parent, State: state}); s.On() {
+			if s := t.Start("release", trace.Context{Parent: parent, State: state}); s.Recording() {
 				s.Int("notifyd.due_ms", int(ts[i].FireAt))
 				spans = append(spans, s)
 			}

@@ -429,7 +429,7 @@ func addOutcomes(env *notify.Envelope, rows []notify.Row, add func(any) error) e
 	for pos := uint32(0); rd.Next(&r); pos++ {
 		out := notify.Fold(rows, r.Index, pos)
 		line := Outcome{
-			ID: notify.ID{Base: env.Chunk.Base, Index: r.Index, Fan: env.Fan}.String(), Caller: env.Caller, Campaign: env.Campaign,
+			ID: notify.ID{Base: env.Chunk.Base, Index: r.Index, FanOut: env.FanOut}.String(), Caller: env.Caller, Campaign: env.Campaign,
 			Channel: env.Channel.String(), Category: env.Category.String(), User: string(r.User), Template: env.Content.Template,
 			Status: out.State.String(), Code: out.Code, Epoch: out.Epoch, Attempts: int(out.Attempt) + 1,
 			Accepted: time.UnixMilli(env.Accepted).UTC(),

@@ -16,10 +16,10 @@ const (
 	aloneRenew = 2 * time.Second
 )
 
-// Alone wraps run so that only one process at a time runs it. A lease with this name guards it. If
+// Exclusive wraps run so that only one process at a time runs it. A lease with this name guards it. If
 // lease is nil, there is no other process. The lease only avoids double work; it is no fencing. Two
 // processes may run the part at the same time for a short while, and run must be safe then.
-func Alone(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
+func Exclusive(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run
 	}

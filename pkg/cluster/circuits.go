@@ -46,10 +46,10 @@ type CircuitConfig struct {
 	Routes  []string // routes of all providers
 	Health  *worker.Health
 	Callers *trigger.Dispatcher
-	// Alone means that no other process makes callbacks. Then pins are not stored, and they are
+	// SingleProcess means that no other process makes callbacks. Then pins are not stored, and they are
 	// lost when the process ends.
-	Alone  bool
-	Logger *slog.Logger
+	SingleProcess bool
+	Logger        *slog.Logger
 }
 
 // Circuits shows the circuit breakers of this process: circuits of providers' routes and of callers'
@@ -105,8 +105,8 @@ func (c *Circuits) applyPins(stored map[string]circuitPin) {
 // IsProviderCircuit reports whether a circuit with this name belongs to a provider's route.
 func IsProviderCircuit(name string) bool { return strings.HasPrefix(name, providerPrefix) }
 
-// Own returns the circuit breakers of this process, sorted by name.
-func (c *Circuits) Own() []api.Circuit {
+// Local returns the circuit breakers of this process, sorted by name.
+func (c *Circuits) Local() []api.Circuit {
 	var out []api.Circuit
 	for _, r := range c.cfg.Health.Circuits(time.Now()) {
 		one := api.Circuit{Name: providerPrefix + r.Route, State: r.State, Pinned: r.Held, Reason: r.Reason, Code: r.Code, Since: timeOrNil(r.Since)}
@@ -186,7 +186,7 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 	}); err != nil {
 		return api.Circuit{}, err
 	}
-	for _, one := range c.Own() {
+	for _, one := range c.Local() {
 		if one.Name == providerPrefix+route {
 			return one, nil
 		}
@@ -197,7 +197,7 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 // storePin stores a pin, so that the other processes apply it. If other processes store pins at the
 // same time, no pin is lost.
 func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
-	if c.cfg.Alone {
+	if c.cfg.SingleProcess {
 		return nil
 	}
 	return c.pins.set(ctx, func(all map[string]circuitPin) bool {

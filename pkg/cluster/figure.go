@@ -34,7 +34,7 @@ func (f *Figure[T]) groupName() string { return "figure:" + f.Name }
 // publishes the result to the other processes. After an error of ask, the other processes keep the
 // last value.
 func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, error)) func(context.Context) error {
-	return Alone(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
+	return Exclusive(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
 		for ctx.Err() == nil {
 			v, err := ask(ctx)
 			var raw []byte

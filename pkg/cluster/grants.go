@@ -257,9 +257,9 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	return x, nil
 }
 
-// Look reads the stored grants and then does the same as Check. It also returns an error if a
+// CheckStored reads the stored grants and then does the same as Check. It also returns an error if a
 // process calls a worse kind of providers than the grant names.
-func (g *Grants) Look(ctx context.Context, token, host string) (api.LoadGrant, error) {
+func (g *Grants) CheckStored(ctx context.Context, token, host string) (api.LoadGrant, error) {
 	if err := g.Follow(ctx); err != nil {
 		return api.LoadGrant{}, err
 	}

@@ -49,7 +49,7 @@ func TestGrantOfTwoProcesses(t *testing.T) {
 	if _, err := b.Check(made.Token, host); codeOf(err) != "load_grant_unknown" {
 		t.Errorf("before it looked: %v", err)
 	}
-	if _, err := b.Look(ctx, made.Token, host); err != nil {
+	if _, err := b.CheckStored(ctx, made.Token, host); err != nil {
 		t.Error(err)
 	}
 	for name, bad := range map[string]string{
@@ -149,7 +149,7 @@ func TestLookSeesTheProviders(t *testing.T) {
 		t.Fatal(err)
 	}
 	mode = api.ProvidersReal
-	if _, err := g.Look(t.Context(), made.Token, made.Hosts[0]); codeOf(err) != "load_providers" {
+	if _, err := g.CheckStored(t.Context(), made.Token, made.Hosts[0]); codeOf(err) != "load_providers" {
 		t.Error(err)
 	}
 }

@@ -25,7 +25,7 @@ type Peers struct {
 	group string
 	self  string
 
-	// version is the group's version from the last read. The goroutine of After owns it until After
+	// version is the group's version from the last read. The goroutine of DelayStart owns it until DelayStart
 	// starts the goroutine of Run. From then on the goroutine of Run owns it.
 	version int64
 
@@ -36,7 +36,7 @@ type Peers struct {
 	names    []string             // alive, gone and self, sorted
 }
 
-// NewPeers returns the peers of a group for the process self. Before After or Run, the list
+// NewPeers returns the peers of a group for the process self. Before DelayStart or Run, the list
 // contains only self.
 func NewPeers(beats engine.Heartbeats, group, self string) *Peers {
 	return &Peers{beats: beats, group: group, self: self, gone: map[string]time.Time{}, names: []string{self}}
@@ -125,11 +125,11 @@ func (p *Peers) Share(limit int) int {
 	return max(part, 1)
 }
 
-// After wraps a part that uses shares of a limit. If there are other processes, it delays run until
+// DelayStart wraps a part that uses shares of a limit. If there are other processes, it delays run until
 // two conditions hold: all other processes have seen this process, and the calls that they began
 // with larger shares have ended. calls is the longest time of a call. If there are no other
 // processes, it starts run at once.
-func (p *Peers) After(calls time.Duration, run func(context.Context) error) func(context.Context) error {
+func (p *Peers) DelayStart(calls time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {
 			notify.Sleep(ctx, peerBeat)

@@ -27,7 +27,7 @@ func TestSharesAddUp(t *testing.T) {
 			o := &one{Peers: NewPeers(beats, "dispatchers", name), stop: stop, done: make(chan struct{})}
 			go func() {
 				defer close(o.done)
-				_ = o.After(10*time.Second, func(ctx context.Context) error {
+				_ = o.DelayStart(10*time.Second, func(ctx context.Context) error {
 					o.running.Store(true)
 					<-ctx.Done()
 					o.running.Store(false)

@@ -245,7 +245,7 @@ func TestTimerShardsGrow(t *testing.T) {
 		cut.meta.cut.Store(true)
 		time.Sleep(time.Second)
 		raised, err := RaiseSpread(ctx, g.store.Meta(), spreadRow, 32, time.Now())
-		if err != nil || raised.Most() != 32 || raised.Of(nil) != 4 {
+		if err != nil || raised.Most() != 32 || raised.PartsOf(nil) != 4 {
 			t.Fatalf("raised to %s, %v", raised, err)
 		}
 		if again, err := RaiseSpread(ctx, g.store.Meta(), spreadRow, 32, time.Now().Add(time.Hour)); err != nil || again.String() != raised.String() {
@@ -309,7 +309,7 @@ func TestSpread(t *testing.T) {
 	t.Parallel()
 	at := time.UnixMilli(1_790_000_000_000)
 	s, err := notify.SpreadOver(16).Raised(256, at)
-	if err != nil || s.String() != "16,256@1790000000000" || s.Most() != 256 || !s.Had(16) || s.Had(64) || !s.Since().Equal(at) {
+	if err != nil || s.String() != "16,256@1790000000000" || s.Most() != 256 || !s.HadParts(16) || s.HadParts(64) || !s.Since().Equal(at) {
 		t.Fatalf("%s, %v", s, err)
 	}
 	for _, c := range []struct {
@@ -317,8 +317,8 @@ func TestSpread(t *testing.T) {
 		want int
 	}{{time.UnixMilli(0), 16}, {at.Add(-time.Millisecond), 16}, {at, 256}, {at.Add(time.Hour), 256}} {
 		b := notify.NewBase(c.made)
-		if n := s.Of(b[:]); n != c.want || s.At(c.made) != c.want {
-			t.Errorf("made at %s: over %d, at that time %d", c.made, n, s.At(c.made))
+		if n := s.PartsOf(b[:]); n != c.want || s.PartsAt(c.made) != c.want {
+			t.Errorf("made at %s: over %d, at that time %d", c.made, n, s.PartsAt(c.made))
 		}
 	}
 	if s, err = s.Raised(512, at.Add(time.Hour)); err != nil {

@@ -19,12 +19,12 @@ const (
 	standingTTL   = 10 * time.Second
 )
 
-// Standings tells the other processes which lanes are stopped in this process and which tails it
+// LaneStops tells the other processes which lanes are stopped in this process and which tails it
 // shows. Each process has its own circuit breakers. If the breakers of all routes of a lane are
 // open in a process that works on the lane, that process sends heartbeats with the reason. A
 // process without a stopped lane or a tail sends no heartbeat, and only reads the heartbeats of
 // other processes.
-type Standings struct {
+type LaneStops struct {
 	beats    engine.Heartbeats
 	owner    string
 	tails    *Tails        // nil: this process has no tails; set before Share runs
@@ -36,15 +36,15 @@ type Standings struct {
 
 // lanesHeld contains, by lane, why the lane is stopped. It is the JSON value of a process's
 // heartbeat. That value also contains the wishes of its tails, under names that no lane has.
-type lanesHeld map[string]server.Standing
+type lanesHeld map[string]server.LaneStop
 
 // NewStandings returns the standings of the process owner.
-func NewStandings(beats engine.Heartbeats, owner string) *Standings {
-	return &Standings{beats: beats, owner: owner, beatSoon: make(chan struct{}, 1)}
+func NewStandings(beats engine.Heartbeats, owner string) *LaneStops {
+	return &LaneStops{beats: beats, owner: owner, beatSoon: make(chan struct{}, 1)}
 }
 
 // requestBeat makes Share send a heartbeat now, or standingLeast after its last heartbeat.
-func (s *Standings) requestBeat() {
+func (s *LaneStops) requestBeat() {
 	select {
 	case s.beatSoon <- struct{}{}:
 	default:
@@ -54,7 +54,7 @@ func (s *Standings) requestBeat() {
 // Share sends heartbeats for the lanes of this process and reads the heartbeats of the other
 // processes, until ctx ends. own returns whether and why a lane is stopped in this process. While
 // Redis is unreachable, each process keeps the values of its last read.
-func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) error {
+func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) error {
 	said, version := false, int64(0)
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, standingBeat)
@@ -81,7 +81,7 @@ func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(not
 // beat sends one heartbeat with the stopped lanes of this process and the tails that it shows. It
 // returns whether there are any. said means that the last beat contained some. If said is true and
 // there are none now, beat leaves the group.
-func (s *Standings) beat(ctx context.Context, said bool, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) bool {
+func (s *LaneStops) beat(ctx context.Context, said bool, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) bool {
 	held := map[string]any{}
 	for _, l := range lanes {
 		if st, ok := own(l); ok {
@@ -103,7 +103,7 @@ func (s *Standings) beat(ctx context.Context, said bool, lanes []notify.Lane, ow
 
 // readOthers reads the heartbeats of the other processes if they have changed. known is the group's
 // version of the previous read. It returns the version that it read.
-func (s *Standings) readOthers(ctx context.Context, known int64) int64 {
+func (s *LaneStops) readOthers(ctx context.Context, known int64) int64 {
 	began := time.Now()
 	alive, version, err := s.beats.Alive(ctx, standingGroup, known)
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *Standings) readOthers(ctx context.Context, known int64) int64 {
 		}
 		held := lanesHeld{}
 		for name, raw := range said {
-			var st server.Standing
+			var st server.LaneStop
 			var w tailWish
 			switch {
 			case strings.HasPrefix(name, tailPrefix):
@@ -141,10 +141,10 @@ func (s *Standings) readOthers(ctx context.Context, known int64) int64 {
 	return version
 }
 
-// Of returns why a lane is stopped at now in another process. One such process is enough: if a
+// Find returns why a lane is stopped at now in another process. One such process is enough: if a
 // provider is down, processes that have not called it do not notice. If there are several such
 // processes, Of returns the standing of the process that will try again first.
-func (s *Standings) Of(l notify.Lane, now time.Time) (first server.Standing, ok bool) {
+func (s *LaneStops) Find(l notify.Lane, now time.Time) (first server.LaneStop, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.othersHeld {

@@ -20,15 +20,15 @@ func TestStandingIsShared(t *testing.T) {
 		beats, lane := memory.NewHeartbeats(), notify.LaneOf(notify.Email, notify.OTP)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{}, 3)
-		start := func(owner string, lanes ...notify.Lane) (*Standings, *atomic.Pointer[server.Standing]) {
-			s, held := NewStandings(beats, owner), &atomic.Pointer[server.Standing]{}
+		start := func(owner string, lanes ...notify.Lane) (*LaneStops, *atomic.Pointer[server.LaneStop]) {
+			s, held := NewStandings(beats, owner), &atomic.Pointer[server.LaneStop]{}
 			go func() {
 				defer func() { done <- struct{}{} }()
-				_ = s.Share(ctx, lanes, func(l notify.Lane) (server.Standing, bool) {
+				_ = s.Share(ctx, lanes, func(l notify.Lane) (server.LaneStop, bool) {
 					if st := held.Load(); st != nil && l == lane {
 						return *st, true
 					}
-					return server.Standing{}, false
+					return server.LaneStop{}, false
 				})
 			}()
 			return s, held
@@ -36,11 +36,11 @@ func TestStandingIsShared(t *testing.T) {
 		operator, _ := start("operator")
 		first, held := start("worker-1", lane)
 		_, other := start("worker-2", notify.Lanes()...)
-		want := func(s *Standings, account string) {
+		want := func(s *LaneStops, account string) {
 			t.Helper()
 			time.Sleep(2 * standingBeat)
 			synctest.Wait()
-			if st, ok := s.Of(lane, time.Now()); ok != (account != "") || st.Account != account {
+			if st, ok := s.Find(lane, time.Now()); ok != (account != "") || st.Account != account {
 				t.Errorf("told of %+v (%v), want %q", st, ok, account)
 			}
 		}
@@ -52,21 +52,21 @@ func TestStandingIsShared(t *testing.T) {
 		}
 		want(operator, "")
 		members(0)
-		held.Store(&server.Standing{Account: "one", Code: "http_403", Until: time.Now().Add(time.Minute)})
+		held.Store(&server.LaneStop{Account: "one", Code: "http_403", Until: time.Now().Add(time.Minute)})
 		want(operator, "one")
 		want(first, "") // its own it knows by itself
-		other.Store(&server.Standing{Account: "two", Until: time.Now().Add(30 * time.Second)})
+		other.Store(&server.LaneStop{Account: "two", Until: time.Now().Add(30 * time.Second)})
 		want(operator, "two") // it is tried first
 		want(first, "two")
-		other.Store(&server.Standing{Account: "three", Until: time.Now().Add(30 * time.Second)})
+		other.Store(&server.LaneStop{Account: "three", Until: time.Now().Add(30 * time.Second)})
 		want(operator, "three")
 		members(2)
-		if st, ok := operator.Of(notify.LaneOf(notify.SMS, notify.OTP), time.Now()); ok {
+		if st, ok := operator.Find(notify.LaneOf(notify.SMS, notify.OTP), time.Now()); ok {
 			t.Errorf("another lane is held back: %+v", st)
 		}
 		other.Store(nil)
 		want(operator, "one")
-		if st, ok := operator.Of(lane, time.Now().Add(time.Minute)); ok {
+		if st, ok := operator.Find(lane, time.Now().Add(time.Minute)); ok {
 			t.Errorf("held back behind its time: %+v", st)
 		}
 		held.Store(nil)
@@ -74,13 +74,13 @@ func TestStandingIsShared(t *testing.T) {
 		members(0)
 		// A process that was killed is forgotten, although its time is far away.
 		killed := NewStandings(beats, "killed")
-		killed.beat(ctx, false, []notify.Lane{lane}, func(notify.Lane) (server.Standing, bool) {
-			return server.Standing{Account: "gone", Until: time.Now().Add(time.Hour)}, true
+		killed.beat(ctx, false, []notify.Lane{lane}, func(notify.Lane) (server.LaneStop, bool) {
+			return server.LaneStop{Account: "gone", Until: time.Now().Add(time.Hour)}, true
 		})
 		want(operator, "gone")
 		time.Sleep(standingTTL)
 		want(operator, "")
-		held.Store(&server.Standing{Account: "one", Until: time.Now().Add(time.Hour)})
+		held.Store(&server.LaneStop{Account: "one", Until: time.Now().Add(time.Hour)})
 		want(operator, "one")
 		stop()
 		for range 3 {

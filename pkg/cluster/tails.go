@@ -34,14 +34,14 @@ const (
 )
 
 // Tails shows the outcomes of all processes to a client of one process. The process with the client
-// tells the other processes its wish through Standings, and listens to a broadcast channel while
+// tells the other processes its wish through LaneStops, and listens to a broadcast channel while
 // the tail is open. Each process with workers sends the outcomes that match the filter, in batches,
 // as long as it sees the wish. While no tail is open, no message is sent, and there is no
 // connection. The methods are safe for concurrent use.
 type Tails struct {
 	own       server.Tail // outcomes of this process
 	wire      engine.Broadcast
-	standings *Standings
+	standings *LaneStops
 	cards     *Cards
 	owner     string
 	name      string        // name of this process in its messages
@@ -111,7 +111,7 @@ type openTail struct {
 
 // NewTails returns the tails of the process with this name. own provides this process's outcomes.
 // NewTails stores the result as the tails of s. So it must be called before s.Share runs.
-func NewTails(own server.Tail, name string, wire engine.Broadcast, s *Standings, c *Cards) *Tails {
+func NewTails(own server.Tail, name string, wire engine.Broadcast, s *LaneStops, c *Cards) *Tails {
 	t := &Tails{own: own, wire: wire, standings: s, cards: c, owner: s.owner, name: name, changed: make(chan struct{}, 1), open: map[string]*openTail{}}
 	s.tails = t
 	return t

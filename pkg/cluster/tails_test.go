@@ -70,7 +70,7 @@ func tails(t *testing.T, beats engine.Heartbeats, w engine.Broadcast, name, role
 	done := make(chan error, 3)
 	go func() { done <- cards.Run(ctx) }()
 	go func() {
-		done <- s.Share(ctx, nil, func(notify.Lane) (server.Standing, bool) { return server.Standing{}, false })
+		done <- s.Share(ctx, nil, func(notify.Lane) (server.LaneStop, bool) { return server.LaneStop{}, false })
 	}()
 	var lanes []notify.Lane
 	if strings.HasPrefix(role, RoleWorker) {

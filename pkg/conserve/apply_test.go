@@ -144,11 +144,11 @@ func (p *plant) chunk(n int, ch notify.Channel) (f engine.Found, ids []notify.ID
 		w.Append(notify.Receiver{Index: uint32(3 + i), User: []byte{'u', byte(i)}})
 	}
 	f = engine.Found{Topic: "first", LogPart: 5, Offset: 77, Envelope: notify.Envelope{
-		Chunk: notify.Chunk{Base: base, Partition: 5}, Fan: true, Channel: ch, Category: notify.Marketing, Caller: "shop", Accepted: 1,
+		Chunk: notify.Chunk{Base: base, Partition: 5}, FanOut: true, Channel: ch, Category: notify.Marketing, Caller: "shop", Accepted: 1,
 		Content: notify.Content{Body: "b"}, Count: w.Count(), Receivers: w.Bytes(),
 	}}
 	for i := range n {
-		id := notify.ID{Base: base, Index: uint32(3 + i), Fan: true}
+		id := notify.ID{Base: base, Index: uint32(3 + i), FanOut: true}
 		one := f
 		one.ID, one.Pos = id, uint32(i)
 		p.kept[id] = one

@@ -43,7 +43,7 @@ func (m *many) Chunks(_ context.Context, from map[history.Part]int64, _ int64, f
 			w.Append(notify.Receiver{Index: uint32(k), User: []byte("user")})
 		}
 		f := engine.Found{Topic: p.Topic, Offset: int64(i), Envelope: notify.Envelope{
-			Chunk: notify.Chunk{Base: notify.NewBase(m.at).Item(i)}, Fan: true, Channel: notify.Push, Category: notify.Marketing,
+			Chunk: notify.Chunk{Base: notify.NewBase(m.at).Item(i)}, FanOut: true, Channel: notify.Push, Category: notify.Marketing,
 			Accepted: m.at.UnixMilli(), Caller: "shop", Count: w.Count(), Receivers: w.Bytes(),
 		}}
 		if err := fn(&f); err != nil {
@@ -61,9 +61,9 @@ func (m *many) Counted(f *engine.Found) (int64, error) {
 func (m *many) Find(context.Context, notify.ID) (engine.Found, error) {
 	return engine.Found{}, notify.NotFound("notification")
 }
-func (m *many) Of(notify.Base) ([]history.Held, error) { return nil, nil }
-func (m *many) Has(notify.Base) (bool, error)          { return true, nil }
-func (m *many) Kept(now time.Time) time.Time           { return now.Add(-time.Hour) }
+func (m *many) ChunksOf(notify.Base) ([]history.Held, error) { return nil, nil }
+func (m *many) Has(notify.Base) (bool, error)                { return true, nil }
+func (m *many) Kept(now time.Time) time.Time                 { return now.Add(-time.Hour) }
 
 // passed is a log in which everything was committed and trimmed.
 type passed struct{ end int64 }

@@ -203,7 +203,7 @@ func (c *chunk) locate(index, pos uint32, original logPosition) whereabouts {
 			continue
 		}
 		st.answeredAt[keyOf(&row.Key)] = rowPosition(row)
-		ex := row.At(p)
+		ex := row.ExceptionsAt(p)
 		if len(ex) == 0 {
 			ex = []notify.Exception{row.Default}
 		}

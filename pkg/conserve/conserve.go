@@ -40,7 +40,7 @@ type History interface {
 	Unsealed(p history.Part, from, below int64, fn func(*engine.Found) error) error
 	Counted(f *engine.Found) (int64, error)
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
-	Of(base notify.Base) ([]history.Held, error)
+	ChunksOf(base notify.Base) ([]history.Held, error)
 	Has(base notify.Base) (bool, error)
 	Kept(now time.Time) time.Time
 }
@@ -55,9 +55,9 @@ type Schedules interface {
 // Triggers contains the methods of trigger.Mender that this package uses. They say to which trigger
 // a timer or a message belongs, and they repair rows.
 type Triggers interface {
-	// Lead returns the trigger and the generation of the payload of a timer, or of a message of the
+	// TriggerOf returns the trigger and the generation of the payload of a timer, or of a message of the
 	// delay queue.
-	Lead(body []byte) (base notify.Base, gen uint32, ok bool)
+	TriggerOf(body []byte) (base notify.Base, gen uint32, ok bool)
 	ID(base notify.Base) string
 	// Timer returns the timer that a waiting trigger must have. It returns false if the trigger's
 	// id cannot be decoded.

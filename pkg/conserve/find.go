@@ -179,7 +179,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 				}
 			case t.Kind == engine.TimerOfTrigger:
 				rep.Index++
-				base, _, ok := a.cfg.Triggers.Lead(t.Payload)
+				base, _, ok := a.cfg.Triggers.TriggerOf(t.Payload)
 				if !ok {
 					f.Class = Unreadable
 					rep.addFinding(f, 1, a.cfg.MaxListed)

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// OverLog implements Log over the topics that workers read.
-type OverLog struct {
+// WorkerLog implements Log over the topics that workers read.
+type WorkerLog struct {
 	Admin  *log.Admin
 	Reader *log.Reader
 	// Gone reports whether damage of the log destroyed a record.
@@ -17,7 +17,7 @@ type OverLog struct {
 }
 
 // Bounds implements Log.
-func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
+func (l WorkerLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
 	var topics []string
 	committed := map[log.TopicPartition]int64{}
 	for _, lane := range notify.Lanes() {
@@ -53,7 +53,7 @@ func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, err
 var errReadDone = errors.New("read to the end")
 
 // Read implements Log.
-func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
+func (l WorkerLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
 	left := map[log.TopicPartition]bool{}
 	at := map[log.TopicPartition]int64{}
 	for tp, first := range from {
@@ -94,4 +94,4 @@ func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64
 }
 
 // Lost implements Log.
-func (l OverLog) Lost(tp log.TopicPartition, offset int64) bool { return l.Gone(tp, offset) }
+func (l WorkerLog) Lost(tp log.TopicPartition, offset int64) bool { return l.Gone(tp, offset) }

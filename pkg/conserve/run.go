@@ -293,7 +293,7 @@ func (r *run) countSpilled(ctx context.Context) error {
 		if !ok || e.Derived() {
 			continue
 		}
-		held, err := r.cfg.History.Of(e.Chunk.Base)
+		held, err := r.cfg.History.ChunksOf(e.Chunk.Base)
 		if err != nil {
 			return err
 		}

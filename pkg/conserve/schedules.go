@@ -96,7 +96,7 @@ func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (
 	inLogSum := int64(0) // receivers in the log
 	// If the schedule waits and its timers contain all receivers, the history need not be read.
 	if total := totalWeight(ts); !waits || total < int64(v.Accepted) {
-		held, err := r.cfg.History.Of(v.Base)
+		held, err := r.cfg.History.ChunksOf(v.Base)
 		if err != nil {
 			return 0, err
 		}
@@ -193,7 +193,7 @@ func (r *run) addSuspect(f *engine.Found, st whereabouts, index, pos uint32) {
 	if s == nil {
 		e := &f.Envelope
 		s = &suspect{digest: notify.ColumnDigest(e.Receivers), env: notify.Envelope{
-			Chunk: e.Chunk, Fan: e.Fan, Channel: e.Channel, Category: e.Category, Accepted: e.Accepted, Caller: strings.Clone(e.Caller), Count: e.Count,
+			Chunk: e.Chunk, FanOut: e.FanOut, Channel: e.Channel, Category: e.Category, Accepted: e.Accepted, Caller: strings.Clone(e.Caller), Count: e.Count,
 		}}
 		r.suspects[p] = s
 	}

@@ -239,7 +239,7 @@ func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger
 	generationOf := func(t *engine.Trigger) (g generation, ok bool) {
 		tm, ok := r.cfg.Triggers.Timer(t)
 		if ok {
-			g.base, g.gen, _ = r.cfg.Triggers.Lead(tm.Payload)
+			g.base, g.gen, _ = r.cfg.Triggers.TriggerOf(tm.Payload)
 		}
 		return g, ok
 	}
@@ -251,7 +251,7 @@ func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger
 	}
 	found := map[generation]string{}
 	note := func(body []byte, where string) error {
-		if base, gen, ok := r.cfg.Triggers.Lead(body); ok && wanted[base] {
+		if base, gen, ok := r.cfg.Triggers.TriggerOf(body); ok && wanted[base] {
 			found[generation{base, gen}] = where
 		}
 		return nil

@@ -174,8 +174,8 @@ func (m *model) showPlan(p planMsg) {
 		{"selected", term.Count(plan.Entries)}, {"skipped", countsText(plan.Skip)},
 		{"by code", countsText(plan.Counts["code"])}, {"by provider", countsText(plan.Counts["provider"])},
 		{"by channel", countsText(plan.Counts["channel"])}, {"by caller", countsText(plan.Counts["caller"])},
-		{"unreachable", countsText(plan.Unreach)},
-		{"takes", fmt.Sprintf("%s at %g/s", term.Span(time.Duration(plan.EtaMs)*time.Millisecond), plan.Spec.Rate)},
+		{"unreachable", countsText(plan.Unreachable)},
+		{"takes", fmt.Sprintf("%s at %g/s", term.FormatDuration(time.Duration(plan.EtaMs)*time.Millisecond), plan.Spec.Rate)},
 		{"guard", guardOf(&plan.Spec)},
 		{"plan", plan.Digest},
 	}

@@ -187,7 +187,7 @@ func spanText(d time.Duration) string {
 	if d < 10*time.Second {
 		return fmt.Sprintf("%ds", max(0, d/time.Second))
 	}
-	return term.Span(d)
+	return term.FormatDuration(d)
 }
 
 func timeOfMs(v int64) time.Time {

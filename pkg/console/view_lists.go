@@ -176,7 +176,7 @@ func jobCells(m *model, j *api.Job) []cell {
 	}
 	return []cell{
 		{text: j.ID}, {text: j.Kind}, jobState(m, j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.Bar(share, 10), 100*share)},
-		{text: term.Count(j.Planned)}, {text: term.Count(j.Done)}, {text: term.Count(j.Skips() + j.Exhaust)}, {text: term.Count(j.Failed)},
+		{text: term.Count(j.Planned)}, {text: term.Count(j.Done)}, {text: term.Count(j.Skips() + j.Exhausted)}, {text: term.Count(j.Failed)},
 		{text: term.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, timeOfMs(j.Created))}, {text: j.Why},
 	}
 }
@@ -339,7 +339,7 @@ func letterSheet(m *model, l *api.DeadLetter) detailSheet {
 func jobSheet(m *model, j *api.Job) detailSheet {
 	s := detailSheet{key: j.ID, title: j.Kind + " " + j.ID, lines: [][2]string{
 		{"state", jobState(m, j.State).text}, {"why", j.Why}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"done", term.Count(j.Done)},
-		{"skipped", countsText(j.Skipped)}, {"exhausted", term.Count(j.Exhaust)}, {"failed", term.Count(j.Failed)},
+		{"skipped", countsText(j.Skipped)}, {"exhausted", term.Count(j.Exhausted)}, {"failed", term.Count(j.Failed)},
 	}, next: []string{m.opt.Command("job", "watch", j.ID), m.opt.Command("job", "report", j.ID)}}
 	if j.Kind == "replay" {
 		s.lines = append(s.lines, [2]string{"outcomes", j.Outcomes.Text(term.Count[int])},

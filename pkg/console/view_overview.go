@@ -76,7 +76,7 @@ func chartsOf(m *model, w, rows int) []string {
 		in, done = append(in, p.Accepted), append(done, p.Ended)
 	}
 	room := w - 6
-	out := []string{st.Dim.Render(fmt.Sprintf("%-5s %s", "", st.Fit("the last "+term.Span(time.Duration(min(len(series), room))*5*time.Second), room)))}
+	out := []string{st.Dim.Render(fmt.Sprintf("%-5s %s", "", st.Fit("the last "+term.FormatDuration(time.Duration(min(len(series), room))*5*time.Second), room)))}
 	for _, c := range []struct {
 		name   string
 		values []float64
@@ -145,7 +145,7 @@ func nowPanel(m *model, w int) []string {
 	for _, l := range d.rates.Late {
 		text := "none was due"
 		if l.N > 0 {
-			text = fmt.Sprintf("late p50 <%s, p99 <%s", term.Span(seconds(l.P50)), term.Span(seconds(l.P99)))
+			text = fmt.Sprintf("late p50 <%s, p99 <%s", term.FormatDuration(seconds(l.P50)), term.FormatDuration(seconds(l.P99)))
 		}
 		line(feedRates, l.What+"s", text, l.P99 > 1)
 	}

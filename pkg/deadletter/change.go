@@ -54,9 +54,9 @@ func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	return step.to, nil
 }
 
-// Do changes the state of a job. It returns notify.KindConflict if the job's state does not allow
+// ChangeState changes the state of a job. It returns notify.KindConflict if the job's state does not allow
 // c, and notify.KindForbidden if operators approve their own job.
-func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, error) {
+func (m *Manager) ChangeState(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
 		j, err := m.getJob(ctx, id)

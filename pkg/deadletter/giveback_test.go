@@ -28,7 +28,7 @@ func TestCancelIsCut(t *testing.T) {
 		}
 		ctx, hangUp := context.WithTimeout(t.Context(), time.Millisecond)
 		defer hangUp()
-		if _, err := r.m.Do(ctx, j.ID, Cancel, By{Caller: "bob"}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := r.m.ChangeState(ctx, j.ID, Cancel, By{Caller: "bob"}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)

@@ -254,7 +254,7 @@ func (r *rig) until(id string, states ...string) api.Job {
 // sums checks that a job accounts for each entry of its plan, once.
 func (r *rig) sums(j api.Job) {
 	r.t.Helper()
-	n := j.Done + j.Exhaust + j.Failed
+	n := j.Done + j.Exhausted + j.Failed
 	for _, k := range j.Skipped {
 		n += k
 	}

@@ -42,14 +42,14 @@ type jobSpec struct {
 }
 
 type jobResult struct {
-	Why      string         `json:"why,omitempty"`
-	Approved string         `json:"approved_by,omitempty"`
-	Done     int            `json:"done"`
-	Skipped  map[string]int `json:"skipped"`
-	Exhaust  int            `json:"exhausted"`
-	Failed   int            `json:"failed"`
-	Outcomes api.Outcomes   `json:"outcomes"`
-	ActiveMs int64          `json:"active_ms"`
+	Why       string         `json:"why,omitempty"`
+	Approved  string         `json:"approved_by,omitempty"`
+	Done      int            `json:"done"`
+	Skipped   map[string]int `json:"skipped"`
+	Exhausted int            `json:"exhausted"`
+	Failed    int            `json:"failed"`
+	Outcomes  api.Outcomes   `json:"outcomes"`
+	ActiveMs  int64          `json:"active_ms"`
 	// From is the position at which an operator last started or resumed the job. The guard and the
 	// canary start again at this position.
 	From     int  `json:"from"`

@@ -202,7 +202,7 @@ func TestPolicies(t *testing.T) {
 			r.run()
 			j := r.until(r.apply(r.plan(s), "").ID, JobDone)
 			r.sums(j)
-			got := map[string]int{"done": j.Done, SkipExhausted: j.Exhaust}
+			got := map[string]int{"done": j.Done, SkipExhausted: j.Exhausted}
 			for k, n := range j.Skipped {
 				got[k] = n
 			}
@@ -441,14 +441,14 @@ func TestCancelAfterACrash(t *testing.T) {
 		if s := r.states(); s["replayed/0"] != 100 {
 			t.Fatalf("%v", s)
 		}
-		got, err := r.m.Do(t.Context(), j.ID, Cancel, By{Caller: "bob"})
+		got, err := r.m.ChangeState(t.Context(), j.ID, Cancel, By{Caller: "bob"})
 		if err != nil || got.State != JobCancelled {
 			t.Fatal(got, err)
 		}
 		if s := r.states(); s["replayed/0"] != 50 || s["dead/0"] != 250 {
 			t.Errorf("%v: 50 were published", s)
 		}
-		_, err = r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"})
+		_, err = r.m.ChangeState(t.Context(), j.ID, Resume, By{Caller: "bob"})
 		wantCode(t, err, notify.KindConflict, "job_state")
 	})
 }
@@ -475,7 +475,7 @@ func TestCanary(t *testing.T) {
 		bad = false
 		was := len(r.sent)
 		r.mu.Unlock()
-		if _, err := r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
+		if _, err := r.m.ChangeState(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
 			t.Fatal(err)
 		}
 		j = r.until(j.ID, JobDone)
@@ -535,7 +535,7 @@ func TestOpenAtAStop(t *testing.T) {
 					r.manager()
 					r.run()
 				}
-				if _, err := r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
+				if _, err := r.m.ChangeState(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
 					t.Fatal(err)
 				}
 				j = r.until(j.ID, JobDone)
@@ -675,7 +675,7 @@ func TestCanaryReachesNobody(t *testing.T) {
 				r.mu.Lock()
 				r.state = nil
 				r.mu.Unlock()
-				if _, err := r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
+				if _, err := r.m.ChangeState(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
 					t.Fatal(err)
 				}
 				j = r.until(j.ID, JobDone)
@@ -719,7 +719,7 @@ func TestPlanTellsWhoIsUnreachable(t *testing.T) {
 		f := func(want int, s api.JobSpec) {
 			t.Helper()
 			s.Filter = all
-			if got := r.plan(s).Unreach["suppressed_address"]; got != want {
+			if got := r.plan(s).Unreachable["suppressed_address"]; got != want {
 				t.Errorf("%s %s: %d, want %d", s.Kind, s.Collapse, got, want)
 			}
 		}
@@ -767,7 +767,7 @@ func TestOpenCircuit(t *testing.T) {
 		if !strings.Contains(j.Why, "circuit") || !strings.Contains(j.Why, "twilio") || r.calls() != 0 {
 			t.Errorf("%q, %d sent", j.Why, r.calls())
 		}
-		if _, err := r.m.Do(t.Context(), j.ID, Cancel, By{Caller: "x"}); err != nil {
+		if _, err := r.m.ChangeState(t.Context(), j.ID, Cancel, By{Caller: "x"}); err != nil {
 			t.Fatal(err)
 		}
 		j = r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, OpenCircuit: CircuitWait}), "")
@@ -789,7 +789,7 @@ func TestPauseResume(t *testing.T) {
 		r.run()
 		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 100, Canary: -1}), "")
 		time.Sleep(2 * time.Second)
-		got, err := r.m.Do(t.Context(), j.ID, Pause, By{Caller: "bob", Reason: "lunch"})
+		got, err := r.m.ChangeState(t.Context(), j.ID, Pause, By{Caller: "bob", Reason: "lunch"})
 		if err != nil || got.State != JobPaused || got.Why != "by bob" {
 			t.Fatal(got, err)
 		}
@@ -799,9 +799,9 @@ func TestPauseResume(t *testing.T) {
 		if was == 0 || was > 400 || r.calls() != was {
 			t.Errorf("%d were sent, %d after an hour", was, r.calls())
 		}
-		_, err = r.m.Do(t.Context(), j.ID, Pause, By{Caller: "bob"})
+		_, err = r.m.ChangeState(t.Context(), j.ID, Pause, By{Caller: "bob"})
 		wantCode(t, err, notify.KindConflict, "job_state")
-		if _, err := r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
+		if _, err := r.m.ChangeState(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
 			t.Fatal(err)
 		}
 		j = r.until(j.ID, JobDone)
@@ -810,7 +810,7 @@ func TestPauseResume(t *testing.T) {
 		if j.ActiveMs > 15_000 {
 			t.Errorf("%d ms active: the pause is counted", j.ActiveMs)
 		}
-		_, err = r.m.Do(t.Context(), "job_x", Pause, By{Caller: "bob"})
+		_, err = r.m.ChangeState(t.Context(), "job_x", Pause, By{Caller: "bob"})
 		wantCode(t, err, notify.KindNotFound, "job_not_found")
 	})
 }
@@ -829,11 +829,11 @@ func TestApproval(t *testing.T) {
 		if j.State != JobWaiting || r.calls() != 0 {
 			t.Fatalf("%s, %d sent", j.State, r.calls())
 		}
-		_, err := r.m.Do(t.Context(), j.ID, Approve, By{Caller: "ann"})
+		_, err := r.m.ChangeState(t.Context(), j.ID, Approve, By{Caller: "ann"})
 		wantCode(t, err, notify.KindForbidden, "own_job")
-		_, err = r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"})
+		_, err = r.m.ChangeState(t.Context(), j.ID, Resume, By{Caller: "bob"})
 		wantCode(t, err, notify.KindConflict, "job_state")
-		if j, err = r.m.Do(t.Context(), j.ID, Approve, By{Caller: "bob"}); err != nil || j.Approved != "bob" {
+		if j, err = r.m.ChangeState(t.Context(), j.ID, Approve, By{Caller: "bob"}); err != nil || j.Approved != "bob" {
 			t.Fatal(j, err)
 		}
 		if j = r.until(j.ID, JobDone); j.Approved != "bob" {
@@ -861,7 +861,7 @@ func TestLogAway(t *testing.T) {
 		if j, _ := r.m.Get(t.Context(), j.ID); j.State != JobRunning {
 			t.Fatalf("%+v", j)
 		}
-		if _, err := r.m.Do(t.Context(), j.ID, Cancel, By{Caller: "bob"}); err != nil {
+		if _, err := r.m.ChangeState(t.Context(), j.ID, Cancel, By{Caller: "bob"}); err != nil {
 			t.Fatal(err)
 		}
 		if s := r.states(); s["dead/0"] != 20 {

@@ -172,7 +172,7 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 			return nil, err
 		}
 	}
-	s := &frozenSet{plan: api.Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
+	s := &frozenSet{plan: api.Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreachable: map[string]int{}, Counts: map[string]map[string]int{}}}
 	for _, k := range []string{"class", "caller", "channel", "provider", "template", "code"} {
 		s.plan.Counts[k] = map[string]int{}
 	}
@@ -199,7 +199,7 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 		code := ""
 		if spec.Kind == KindReplay && reason == "" && p.unreachable != nil {
 			if code = p.unreachable(d); code != "" {
-				s.plan.Unreach[code]++
+				s.plan.Unreachable[code]++
 			}
 		}
 		e := setEntry{ord: d.Ord}
@@ -211,7 +211,7 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 			if i, ok := latest[e.who]; ok {
 				s.entries[i].collapsed = true
 				if c := codes[i]; c != "" {
-					s.plan.Unreach[c]--
+					s.plan.Unreachable[c]--
 				}
 				s.plan.Skip[SkipCollapsed]++
 			}

@@ -68,7 +68,7 @@ func (b *letterBatch) lines() (out []engine.JobEntry, err error) {
 		switch {
 		case why == SkipExhausted:
 			l.Result = "exhausted"
-			res.Exhaust++
+			res.Exhausted++
 		case strings.HasPrefix(why, "error: "):
 			l.Result, l.Why = "failed", strings.TrimPrefix(why, "error: ")
 			res.Failed++
@@ -311,7 +311,7 @@ func markedEpoch(d *engine.DeadLetter) uint16 {
 // find returns the receiver of a notification. last is the chunk that was found in the previous
 // call. If the notification is in that chunk, find uses it. Otherwise find replaces last.
 func (b *letterBatch) find(ctx context.Context, last *engine.Found, id notify.ID) (engine.Found, error) {
-	if last.ID.Fan && last.ID.Base == id.Base {
+	if last.ID.FanOut && last.ID.Base == id.Base {
 		rd, rec := notify.ReadReceivers(last.Envelope.Receivers), notify.Receiver{}
 		for pos := uint32(0); rd.Next(&rec) && rec.Index <= id.Index; pos++ {
 			if rec.Index == id.Index {

@@ -156,7 +156,7 @@ func (r *runner) run(ctx context.Context) error {
 // the job.
 func (r *runner) endJob(ctx context.Context, state, why string) error {
 	r.res.Why = why
-	counts := map[string]int{"planned": r.spec.Planned, "done": r.res.Done, "exhausted": r.res.Exhaust, "failed": r.res.Failed, "refailed": r.res.Outcomes.Refailed}
+	counts := map[string]int{"planned": r.spec.Planned, "done": r.res.Done, "exhausted": r.res.Exhausted, "failed": r.res.Failed, "refailed": r.res.Outcomes.Refailed}
 	for k, n := range map[string]int{"suppressed": r.res.Outcomes.Suppressed, "expired": r.res.Outcomes.Expired, "cancelled": r.res.Outcomes.Cancelled, "unknown": r.res.Outcomes.Unknown} {
 		if n > 0 {
 			counts[k] = n

@@ -24,7 +24,7 @@ type Schedule struct {
 	BlockSize  uint32
 	Receivers  uint32 // receivers of the request, including refused receivers
 	Accepted   uint32 // accepted receivers
-	Fan        bool   // true: a fan-out; its ids contain an index
+	FanOut     bool   // true: a fan-out; its ids contain an index
 }
 
 // MaxCaller is the greatest length of a caller in a stored row, in bytes.

@@ -57,7 +57,7 @@ const TimerOfTrigger = 2
 // ShardOf returns the same shard in every engine and release, and also after the number of
 // shards was raised.
 func ShardOf(id []byte, shards notify.Spread) uint16 {
-	return uint16(notify.ColumnDigest(id) % uint64(shards.Of(id)))
+	return uint16(notify.ColumnDigest(id) % uint64(shards.PartsOf(id)))
 }
 
 // Shards returns over how many shards timers are spread, and the history of that number. It
@@ -110,9 +110,9 @@ type TimerTable interface {
 	// Scan returns up to max rows of p, in order, that come after the cursor and have
 	// FireAt <= until.
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
-	// Outline does the same as Scan, for a caller that only counts timers. The timers that
+	// ScanWithoutPayload does the same as Scan, for a caller that only counts timers. The timers that
 	// it returns may lack their Payload.
-	Outline(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
+	ScanWithoutPayload(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
 	// Buckets returns the buckets of shard in [from, to] that contain rows, in ascending
 	// order. An owner that is late reads only these buckets. Buckets may also return a
 	// bucket that contains only hints, so that the owner drops that bucket too. It may also

@@ -208,12 +208,12 @@ func BenchmarkLookup(b *testing.B) {
 	}
 	run("find", func() {
 		seq := 1 + r.Uint64N(6000)
-		_, err := s.Find(context.Background(), notify.ID{Base: baseAt(now+int64(seq/100), seq), Index: uint32(r.IntN(8333)), Fan: true})
+		_, err := s.Find(context.Background(), notify.ID{Base: baseAt(now+int64(seq/100), seq), Index: uint32(r.IntN(8333)), FanOut: true})
 		must(b, err)
 	})
 	run("find-miss", func() {
 		seq := 1 + r.Uint64N(6000)
-		_, err := s.Find(context.Background(), notify.ID{Base: baseAt(now+int64(seq/100), seq+1<<40), Fan: true})
+		_, err := s.Find(context.Background(), notify.ID{Base: baseAt(now+int64(seq/100), seq+1<<40), FanOut: true})
 		if err == nil {
 			b.Fatal("found")
 		}

@@ -167,9 +167,9 @@ type Held struct {
 	Count uint32 // receivers
 }
 
-// Of returns the chunks of a request that are in the history now, each once. It does not wait until
+// ChunksOf returns the chunks of a request that are in the history now, each once. It does not wait until
 // the history has read the whole log.
-func (s *Store) Of(base notify.Base) ([]Held, error) {
+func (s *Store) ChunksOf(base notify.Base) ([]Held, error) {
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
 	defer l.release()
 	var out []Held

@@ -180,7 +180,7 @@ func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	l, chunks := s.chunksOf(id.Base, func(r *row) bool { return r.first <= id.Index && id.Index <= r.last })
 	defer l.release()
 	for i := range chunks {
-		if !l.openChunk(&chunks[i], &f) || f.Envelope.Fan != id.Fan {
+		if !l.openChunk(&chunks[i], &f) || f.Envelope.FanOut != id.FanOut {
 			continue
 		}
 		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}

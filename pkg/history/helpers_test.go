@@ -147,8 +147,8 @@ func envelope(base notify.Base, partition uint16, block uint32, caller string, r
 		w.Append(notify.Receiver{Index: r.index, User: []byte(r.user)})
 	}
 	return &notify.Envelope{
-		Chunk: notify.Chunk{Base: base, Partition: partition, Block: block},
-		Fan:   true, Channel: notify.Push, Category: notify.Marketing,
+		Chunk:  notify.Chunk{Base: base, Partition: partition, Block: block},
+		FanOut: true, Channel: notify.Push, Category: notify.Marketing,
 		Accepted: base.Time().UnixMilli(), Caller: caller,
 		Content: notify.Content{Title: "t", Body: "b"},
 		Count:   uint32(len(rs)), Receivers: w.Bytes(),

@@ -40,7 +40,7 @@ func TestFindInTailAndSegment(t *testing.T) {
 	s, stop := open(t, Config{Dir: t.TempDir(), BufferBytes: 1})
 	fan := envelope(baseAt(now, 1), 3, 0, "c", receiver{0, "ann"}, receiver{2, "bob"}, receiver{7, "cid"})
 	single := envelope(baseAt(now, 2), 3, 0, "c", receiver{0, "ann"})
-	single.Fan = false
+	single.FanOut = false
 	derived := envelope(baseAt(now, 3), 3, 0, "c", receiver{0, "ann"})
 	derived.Attempt = 1
 	must(t, s.Append(t.Context(), record(3, 10, fan), record(3, 11, single), record(3, 12, derived)))
@@ -56,7 +56,7 @@ func TestFindInTailAndSegment(t *testing.T) {
 
 	check := func(s *Store) {
 		t.Helper()
-		f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 1), Index: 2, Fan: true})
+		f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 1), Index: 2, FanOut: true})
 		must(t, err)
 		if string(f.User) != "bob" || f.Pos != 1 || f.Offset != 10 || f.LogPart != 3 || f.Topic != topic || f.Envelope.Count != 3 {
 			t.Fatalf("found %+v", f)
@@ -65,17 +65,17 @@ func TestFindInTailAndSegment(t *testing.T) {
 			t.Fatalf("found %+v, %v", f, err)
 		}
 		for _, id := range []notify.ID{
-			{Base: baseAt(now, 1), Index: 1, Fan: true}, // a rejected item
-			{Base: baseAt(now, 1)},                      // the request, not a receiver
-			{Base: baseAt(now, 2), Fan: true},           // a single has no index
-			{Base: baseAt(now, 3), Fan: true},           // derived
-			{Base: baseAt(now, 9), Fan: true},
+			{Base: baseAt(now, 1), Index: 1, FanOut: true}, // a rejected item
+			{Base: baseAt(now, 1)},                         // the request, not a receiver
+			{Base: baseAt(now, 2), FanOut: true},           // a single has no index
+			{Base: baseAt(now, 3), FanOut: true},           // derived
+			{Base: baseAt(now, 9), FanOut: true},
 		} {
 			if _, err := s.Find(t.Context(), id); notify.KindOf(err) != notify.KindNotFound {
 				t.Fatalf("%v: %v", id, err)
 			}
 		}
-		want := []string{notify.ID{Base: baseAt(now, 2)}.String(), notify.ID{Base: baseAt(now, 1), Fan: true}.String()}
+		want := []string{notify.ID{Base: baseAt(now, 2)}.String(), notify.ID{Base: baseAt(now, 1), FanOut: true}.String()}
 		if got := users(t, s, "ann", 10); !slices.Equal(got, want) {
 			t.Fatalf("ann got %v, not %v", got, want)
 		}
@@ -137,7 +137,7 @@ func TestBarrierMakesAMissWait(t *testing.T) {
 		<-asked // the miss has happened
 		s.Append(context.Background(), record(0, 5, envelope(baseAt(now, 1), 0, 0, "c", receiver{0, "ann"})))
 	}()
-	f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 1), Fan: true})
+	f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 1), FanOut: true})
 	if err != nil || string(f.User) != "ann" {
 		t.Fatalf("found %v, %v", f, err)
 	}
@@ -182,7 +182,7 @@ func TestPagesWithEqualTimes(t *testing.T) {
 		var rs []receiver
 		for x := range 1 + r.IntN(3) {
 			rs = append(rs, receiver{uint32(2 * x), "ann"}, receiver{uint32(2*x + 1), fmt.Sprint(i)})
-			want = append(want, notify.ID{Base: base, Index: uint32(2 * x), Fan: true}.String())
+			want = append(want, notify.ID{Base: base, Index: uint32(2 * x), FanOut: true}.String())
 		}
 		p := int32(r.IntN(3))
 		must(t, s.Append(t.Context(), record(p, off[p], envelope(base, uint16(p), 0, "c", rs...))))
@@ -247,10 +247,10 @@ func TestRetention(t *testing.T) {
 	if n := len(segFiles(t, dir)); n != 0 {
 		t.Fatalf("%d files are left", n)
 	}
-	if _, err := s.Find(t.Context(), notify.ID{Base: old, Fan: true}); notify.KindOf(err) != notify.KindGone {
+	if _, err := s.Find(t.Context(), notify.ID{Base: old, FanOut: true}); notify.KindOf(err) != notify.KindGone {
 		t.Fatalf("past retention: %v", err)
 	}
-	if _, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 9), Fan: true}); notify.KindOf(err) != notify.KindNotFound {
+	if _, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 9), FanOut: true}); notify.KindOf(err) != notify.KindNotFound {
 		t.Fatalf("never there: %v", err)
 	}
 	must(t, s.Close())
@@ -330,7 +330,7 @@ func TestMerge(t *testing.T) {
 		if got := users(t, s, "ann", 7); !slices.Equal(got, before) || len(got) != 36 {
 			t.Fatalf("the merge changed the listing: %d of %d", len(got), len(before))
 		}
-		f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now+5, 2), Index: 1, Fan: true})
+		f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now+5, 2), Index: 1, FanOut: true})
 		if err != nil || string(f.User) != "u5-2" || f.LogPart != 2 || f.Offset != 5 {
 			t.Fatalf("found %+v, %v", f, err)
 		}
@@ -363,7 +363,7 @@ func TestDamageIsReportedByName(t *testing.T) {
 	whole, err := os.ReadFile(files[0])
 	must(t, err)
 
-	id := notify.ID{Base: baseAt(now, 1), Fan: true}
+	id := notify.ID{Base: baseAt(now, 1), FanOut: true}
 	damage := func(name string, b []byte) {
 		t.Helper()
 		must(t, os.WriteFile(files[0], b, 0o644))
@@ -382,7 +382,7 @@ func TestDamageIsReportedByName(t *testing.T) {
 		if len(d) != 1 || !strings.HasSuffix(files[0], d[0].File) {
 			t.Errorf("%s: damaged %v", name, d)
 		}
-		if f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 2), Fan: true}); err != nil || string(f.User) != "bob" {
+		if f, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 2), FanOut: true}); err != nil || string(f.User) != "bob" {
 			t.Errorf("%s: the other segment: %v", name, err)
 		}
 	}

@@ -203,7 +203,7 @@ func TestConcurrentReaders(t *testing.T) {
 	for range 3 {
 		wg.Go(func() {
 			for top := range progress {
-				id := notify.ID{Base: baseAt(now, uint64(top/2)), Index: 1, Fan: true}
+				id := notify.ID{Base: baseAt(now, uint64(top/2)), Index: 1, FanOut: true}
 				if f, err := s.Find(ctx, id); err != nil || string(f.User) != fmt.Sprint("u", top/2) {
 					t.Errorf("%v: %q %v", id, f.User, err)
 				}
@@ -249,7 +249,7 @@ func FuzzSegment(f *testing.F) {
 	for i := range 40 {
 		rs = append(rs, receiver{uint32(i), fmt.Sprint("u", i%7)})
 	}
-	id := notify.ID{Base: baseAt(now, 1), Index: 3, Fan: true}
+	id := notify.ID{Base: baseAt(now, 1), Index: 3, FanOut: true}
 	must(f, s.Append(f.Context(), record(0, 0, envelope(id.Base, 0, 0, "c", rs...)), record(0, 1, envelope(baseAt(now, 2), 0, 0, "c", rs[:2]...))))
 	sealNow(f, s)
 	must(f, stop())

@@ -43,11 +43,11 @@ type Historian interface {
 	Append(ctx context.Context, recs ...Record) error
 	// Between calls fn with each original chunk whose record is in the given offsets. It reads the
 	// whole history.
-	Between(ctx context.Context, offsets map[Part]Span, fn func(*engine.Found) error) error
+	Between(ctx context.Context, offsets map[Part]OffsetRange, fn func(*engine.Found) error) error
 }
 
-// Span is the range of offsets [From, Below) of a partition.
-type Span struct{ From, Below int64 }
+// OffsetRange is the range of offsets [From, Below) of a partition.
+type OffsetRange struct{ From, Below int64 }
 
 // Writer is the handler of WritersGroup. It appends the records of accepted requests to a
 // Historian.
@@ -182,7 +182,7 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 			return nil, err
 		}
 	}
-	gone, unread, next := map[Part]Span{}, map[Part]int64{}, map[Part]int64{}
+	gone, unread, next := map[Part]OffsetRange{}, map[Part]int64{}, map[Part]int64{}
 	for _, l := range notify.Lanes() {
 		committed, err := admin.Committed(ctx, l.Group())
 		if err != nil {
@@ -194,7 +194,7 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 			}
 			p := Part(tp)
 			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
-			s := Span{from[p], start}
+			s := OffsetRange{from[p], start}
 			if young[tp] > start { // the log contains all records after since: only unread records are missing
 				s.From = max(s.From, unread[p])
 			}
@@ -241,8 +241,8 @@ func (h *Remembered) Counted(f *engine.Found) (int64, error) {
 	return f.Offset, nil
 }
 
-// Of implements conserve.History.
-func (h *Remembered) Of(base notify.Base) ([]Held, error) {
+// ChunksOf implements conserve.History.
+func (h *Remembered) ChunksOf(base notify.Base) ([]Held, error) {
 	var out []Held
 	seen := map[notify.Chunk]bool{}
 	err := h.Historian.Each(context.Background(), base, func(f *engine.Found) error {

@@ -333,7 +333,7 @@ func (f *fakeLater) Put(_ context.Context, ss []engine.Schedule, ts []engine.Tim
 			return err
 		}
 		chunk := env.Chunk
-		if !s.Fan && chunk.Partition != s.Partition || s.Fan && (chunk.Partition >= s.Partitions || chunk.Block > (s.Receivers-1)/s.BlockSize) {
+		if !s.FanOut && chunk.Partition != s.Partition || s.FanOut && (chunk.Partition >= s.Partitions || chunk.Block > (s.Receivers-1)/s.BlockSize) {
 			return fmt.Errorf("timer of chunk %+v outside its schedule %+v", chunk, s)
 		}
 		if !ok || s.FireAt != t.FireAt || env.NotBefore != s.FireAt || !bytes.Equal(t.ID, chunk.TimerID(0)) || t.Weight != env.Count {

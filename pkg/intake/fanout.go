@@ -97,7 +97,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 		fire = s.rules.fire(&b.terms, l.Base, l.Accepted)
 	}
 	e := notify.Envelope{
-		Chunk: notify.Chunk{Base: l.Base}, Fan: true,
+		Chunk: notify.Chunk{Base: l.Base}, FanOut: true,
 		Channel: b.channel, Category: b.category, Accepted: l.Accepted, Expires: b.expires,
 		Caller: m.Caller, Campaign: b.campaign, Content: b.content, NotBefore: fire,
 	}
@@ -148,7 +148,7 @@ func (s *Service) addChunks(p *storePlan, f *splitter, e *notify.Envelope, topic
 	p.schedules = []engine.Schedule{{
 		Base: e.Chunk.Base, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel, Category: e.Category,
 		FireAt: e.NotBefore, Created: e.Accepted, Expires: e.Expires, Partitions: p.parts, BlockSize: p.block,
-		Receivers: f.index, Accepted: uint32(f.accepted), Fan: true,
+		Receivers: f.index, Accepted: uint32(f.accepted), FanOut: true,
 	}}
 	p.timers = make([]engine.Timer, len(recs))
 	for i, r := range recs {
@@ -184,7 +184,7 @@ func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fi
 		ev.rejected(m.Caller, code, n)
 	}
 	out := api.FanoutResult{
-		FirstID: notify.ID{Base: base, Fan: true}.String(), Accepted: f.accepted, RejectedCount: int(f.index) - f.accepted,
+		FirstID: notify.ID{Base: base, FanOut: true}.String(), Accepted: f.accepted, RejectedCount: int(f.index) - f.accepted,
 		Rejected: make([]api.Rejected, len(f.rejected)),
 	}
 	for i, r := range f.rejected {

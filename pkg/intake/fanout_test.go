@@ -74,7 +74,7 @@ func TestFanoutForms(t *testing.T) {
 				t.Errorf("receivers %v, want %v", got, want)
 			}
 			for _, e := range r.log.envelopes(t) {
-				if first := e.ID(0).String(); first != f.First || !e.Fan || e.Content.Title != "t" {
+				if first := e.ID(0).String(); first != f.First || !e.FanOut || e.Content.Title != "t" {
 					t.Errorf("envelope of %s, answer %s", first, f.First)
 				}
 			}

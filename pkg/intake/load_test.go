@@ -14,7 +14,7 @@ func TestLoadGrantOfRequests(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	taken, full := 0, false
-	m := request.Meta{Caller: "c", Load: &request.Load{Targets: []string{"push"}, Take: func(n int) error {
+	m := request.Meta{Caller: "c", Load: &request.Load{Targets: []string{"push"}, UseRate: func(n int) error {
 		if full {
 			return &notify.Error{Kind: notify.KindThrottled, Code: "load_rate", Msg: "used up"}
 		}

@@ -227,11 +227,11 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	}
 }
 
-// OpenUnproven opens a closed breaker if the window contains failures and no success. The worker
-// calls it after it has reported a failure that would end a message for good. Without OpenUnproven,
+// OpenWithoutSuccess opens a closed breaker if the window contains failures and no success. The worker
+// calls it after it has reported a failure that would end a message for good. Without OpenWithoutSuccess,
 // low traffic might never put AllBad failures into one window. For example, after a restart the
 // window is empty, and during a long Retry-After the failures drop out of the window.
-func (b *Breaker) OpenUnproven(now time.Time) {
+func (b *Breaker) OpenWithoutSuccess(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if all, bad := b.window.totals(now); b.state == Closed && bad > 0 && bad == all {

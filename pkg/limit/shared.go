@@ -46,14 +46,14 @@ func NewShared(l Limits, cfg SharedConfig) *Shared {
 
 // SharedStats are counts since the process started.
 type SharedStats struct {
-	Failed uint64 // calls that failed or were not answered in time
-	Alone  uint64 // TakeUpTo calls that only the process's own bucket decided
-	Off    bool   // no calls are made now, because a call failed
+	Failed    uint64 // calls that failed or were not answered in time
+	LocalOnly uint64 // TakeUpTo calls that only the process's own bucket decided
+	Suspended bool   // no calls are made now, because a call failed
 }
 
 // Stats returns the counts.
 func (s *Shared) Stats(now time.Time) SharedStats {
-	return SharedStats{Failed: s.failed.Load(), Alone: s.decidedAlone.Load(), Off: s.resting(now)}
+	return SharedStats{Failed: s.failed.Load(), LocalOnly: s.decidedAlone.Load(), Suspended: s.resting(now)}
 }
 
 func (s *Shared) resting(now time.Time) bool { return now.UnixNano() < s.restUntil.Load() }

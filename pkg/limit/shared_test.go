@@ -51,7 +51,7 @@ func TestSharedRate(t *testing.T) {
 		if n := plan.Calls("Limits.Take") - asked; n > 20 {
 			t.Errorf("asked %d times in 10 s", n)
 		}
-		if s := ss[0].Stats(time.Now()); s.Failed == 0 || s.Alone == 0 || !s.Off {
+		if s := ss[0].Stats(time.Now()); s.Failed == 0 || s.LocalOnly == 0 || !s.Suspended {
 			t.Errorf("%+v", s)
 		}
 		heal()

@@ -179,7 +179,7 @@ func TestTraceSizes(t *testing.T) {
 		sent, numbers := int64(0), seqs{}
 		for i := range parts {
 			synctest.Test(t, func(t *testing.T) {
-				res := drive(t, One("t", time.Second, step), Config{Target: &numbers, Segment: Segment{i + 1, parts}})
+				res := drive(t, SingleStep("t", time.Second, step), Config{Target: &numbers, Segment: Segment{i + 1, parts}})
 				if res.Totals.Sent != res.Totals.Intended {
 					t.Errorf("sent %d of %d", res.Totals.Sent, res.Totals.Intended)
 				}
@@ -200,7 +200,7 @@ func TestTraceSizes(t *testing.T) {
 		t.Errorf("the second with the most has %v messages, %v", got, err)
 	}
 	step.Count = 100
-	if _, err := New(One("t", time.Second, step), DryConfig()); err == nil || !strings.Contains(err.Error(), "arrival.file") {
+	if _, err := New(SingleStep("t", time.Second, step), CompileOnlyConfig()); err == nil || !strings.Contains(err.Error(), "arrival.file") {
 		t.Errorf("a count beside sizes: %v", err)
 	}
 }

@@ -120,7 +120,7 @@ func TestAtRate(t *testing.T) {
 // woke late and the rate did not hold, the rate is tried once more.
 func TestFindCapacity(t *testing.T) {
 	t.Parallel()
-	s := One("t", time.Second, Step{Rate: 100})
+	s := SingleStep("t", time.Second, Step{Rate: 100})
 	s.Objective = &Objective{From: 100, Most: 400, Hold: Duration(10 * time.Second), Within: 0.5}
 	good := func(trial Scenario) *Result {
 		r := &Result{Totals: Totals{Intended: 1000, Sent: 1000, Acked: 1000}, Verdict: Verdict{Code: Valid}}
@@ -227,7 +227,7 @@ func TestCapacityOfALimitedServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 20_000
-		s := One("t", time.Second, Step{Target: Batch, Size: 100, Rate: 1000, Workers: 8})
+		s := SingleStep("t", time.Second, Step{Target: Batch, Size: 100, Rate: 1000, Workers: 8})
 		s.Objective = &Objective{From: 1000, Hold: Duration(3 * time.Second), Within: 0.02, Holds: []Threshold{{Expr: "failed == 0"}}}
 		c, err := FindCapacity(s, func(trial Scenario) (*Result, error) {
 			bucket := rate.NewLimiter(limit/100, 5)

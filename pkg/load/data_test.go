@@ -17,7 +17,7 @@ import (
 
 func dataOf(t *testing.T, st Step, seed uint64) *data {
 	t.Helper()
-	s := One("t", time.Second, st).WithDefaults()
+	s := SingleStep("t", time.Second, st).WithDefaults()
 	if err := s.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestSingles(t *testing.T) {
 // BenchmarkSingles compares singleBodies, which makes bodies one after the other, with data.request, which
 // makes each body alone.
 func BenchmarkSingles(b *testing.B) {
-	s := One("t", time.Second, Step{Target: Null, Rate: 1, Payload: Payload{Text: "Your order is on its way."}}).WithDefaults()
+	s := SingleStep("t", time.Second, Step{Target: Null, Rate: 1, Payload: Payload{Text: "Your order is on its way."}}).WithDefaults()
 	d := newData(&s.Phases[0].Steps[0], 1)
 	run := func(name string, body func(n uint64)) {
 		b.Run(name, func(b *testing.B) {
@@ -257,7 +257,7 @@ func BenchmarkBodies(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			st.Rate = 1
-			s := One("t", time.Second, st).WithDefaults()
+			s := SingleStep("t", time.Second, st).WithDefaults()
 			d := newData(&s.Phases[0].Steps[0], 1)
 			size := d.step.Size
 			var body []byte
@@ -304,7 +304,7 @@ func TestOrderOverRuns(t *testing.T) {
 	t.Parallel()
 	number := func(cfg Config) uint64 {
 		cfg.Target = dryTarget{}
-		r, err := New(One("s", time.Second, Step{Rate: 1, Workers: 1, Ordered: true, Addresses: true, Users: Users{Count: 4, Pick: "each"}}), cfg)
+		r, err := New(SingleStep("s", time.Second, Step{Rate: 1, Workers: 1, Ordered: true, Addresses: true, Users: Users{Count: 4, Pick: "each"}}), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -77,7 +77,7 @@ func (absent) Agents() []Agent                 { return []Agent{{Name: "a"}, {Na
 // TestDamagedFrame checks that no figure of a damaged frame is used.
 func TestDamagedFrame(t *testing.T) {
 	t.Parallel()
-	r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Remote: absent{}})
+	r, err := New(SingleStep("s", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Remote: absent{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -133,7 +133,7 @@ func TestDrain(t *testing.T) {
 				if comesAfter > 0 {
 					p.full = began.Add(comesAfter)
 				}
-				s := One("t", 0, Step{Rate: 1e6, Count: n})
+				s := SingleStep("t", 0, Step{Rate: 1e6, Count: n})
 				s.Drain = Duration(limit)
 				res := drive(t, s, Config{Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}), State: state})
 				want.Checked, want.Expected = true, n
@@ -168,7 +168,7 @@ func TestDrain(t *testing.T) {
 func TestStillMoving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, limit = 200, time.Minute
-		s := One("t", 0, Step{Rate: 1e6, Count: n})
+		s := SingleStep("t", 0, Step{Rate: 1e6, Count: n})
 		s.Drain = Duration(limit)
 		p := &providers{n: n, growing: time.Now()}
 		res := drive(t, s, Config{Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}})})
@@ -187,7 +187,7 @@ func TestEndCostsTheRunAlone(t *testing.T) {
 		time.Sleep(time.Hour) // an hour in which other runs could use the simulators
 		began := time.Now()
 		const n = 300
-		s := One("t", 3*time.Second, Step{Rate: 100})
+		s := SingleStep("t", 3*time.Second, Step{Rate: 100})
 		s.Thresholds = []Threshold{{Expr: "end_to_end.p99 < 1s"}}
 		p := &providers{n: n, full: began.Add(time.Second), reading: time.Minute / 2}
 		var states []State
@@ -236,7 +236,7 @@ func TestEndToEndParts(t *testing.T) {
 // only the ledger shows the loss.
 func TestBrokenWorkerLoses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := One("t", 2*time.Second, Step{Rate: 100})
+		s := SingleStep("t", 2*time.Second, Step{Rate: 100})
 		s.Drain = Duration(30 * time.Second)
 		s.Thresholds = []Threshold{{Expr: "lost == 0"}, {Expr: "failed == 0"}}
 		p := &providers{full: time.Now(), n: 200, lose: 3}
@@ -294,7 +294,7 @@ func call(base notify.Base, from, to uint32) *notify.Call {
 	c := &notify.Call{}
 	key := &notify.RowKey{Chunk: notify.Chunk{Base: base}}
 	for i := from; i < to; i++ {
-		c.Items = append(c.Items, notify.Item{Key: key, Index: i, Fan: true})
+		c.Items = append(c.Items, notify.Item{Key: key, Index: i, FanOut: true})
 	}
 	return c
 }
@@ -344,9 +344,9 @@ func TestObserver(t *testing.T) {
 	o := NewObserver()
 	p := &promises{keepIDs: true}
 	a, b := notify.NewBase(time.Now()), notify.NewBase(time.Now())
-	o.Take(call(a, 0, 100))
-	o.Take(call(a, 100, 1000))
-	o.Take(call(b, 0, 500))
+	o.Observe(call(a, 0, 100))
+	o.Observe(call(a, 100, 1000))
+	o.Observe(call(b, 0, 500))
 	joined := int64(0)
 	times := func() {
 		if err := o.joinArrivals(t.Context(), p, func(_ *dueMoment, _ time.Time, n int64) { joined += n }); err != nil {
@@ -365,10 +365,10 @@ func TestObserver(t *testing.T) {
 		t.Errorf("%d joined", joined)
 	}
 	delivered, ids, err := o.listMissing(t.Context(), p, 3)
-	if err != nil || delivered != 1500 || len(ids) != 3 || ids[0] != (notify.ID{Base: b, Index: 500, Fan: true}).String() {
+	if err != nil || delivered != 1500 || len(ids) != 3 || ids[0] != (notify.ID{Base: b, Index: 500, FanOut: true}).String() {
 		t.Errorf("%v %d %v", err, delivered, ids)
 	}
-	o.Take(call(a, 999, 1000))
+	o.Observe(call(a, 999, 1000))
 	got, _ := o.countArrivals(t.Context(), true)
 	if got.ids != 1500 || got.duplicates != 1 || len(got.examples) != 1 {
 		t.Errorf("%+v", got)
@@ -400,7 +400,7 @@ func TestSegmentsShareALedger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		const mine, wait = 100, 20 * time.Second
-		s := One("t", 0, Step{Rate: 1e6, Count: 2 * mine})
+		s := SingleStep("t", 0, Step{Rate: 1e6, Count: 2 * mine})
 		s.Drain = Duration(time.Minute)
 		p := &providers{full: began.Add(wait), n: mine, foreign: mine}
 		res := drive(t, s, Config{

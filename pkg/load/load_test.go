@@ -91,7 +91,7 @@ func drive(t *testing.T, s Scenario, cfg Config) *Result {
 func TestOpenLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{latency: 100 * time.Millisecond}
-		res := drive(t, One("t", time.Second, Step{Rate: 100, Workers: 5}), Config{Target: tg})
+		res := drive(t, SingleStep("t", time.Second, Step{Rate: 100, Workers: 5}), Config{Target: tg})
 		if res.Totals.Sent != 100 || res.Totals.Acked != 100 || res.Totals.Intended != 100 {
 			t.Fatalf("%+v", res.Totals)
 		}
@@ -115,7 +115,7 @@ func TestOpenLoop(t *testing.T) {
 // lag is half a slot. The test runs in real time, because in a bubble no time passes while the worker
 // works.
 func TestBulkSleeps(t *testing.T) {
-	res := drive(t, One("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
+	res := drive(t, SingleStep("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
 	if s := &res.Steps[0]; s.Lag.P50 < int64(bulkSlot)/4 || res.Totals.Sent != 1_000_000 {
 		t.Errorf("sent %d, the middle one %v after it was due", res.Totals.Sent, time.Duration(s.Lag.P50))
 	} else if s.Response.P50 < s.Lag.P50 {
@@ -126,7 +126,7 @@ func TestBulkSleeps(t *testing.T) {
 // TestBulkWorkersShare checks that exactly one worker sends each message, with any number of workers.
 func TestBulkWorkersShare(t *testing.T) {
 	for _, rate := range []Number{5e6, 1e9} {
-		res := drive(t, One("t", 300*time.Millisecond, Step{Target: Null, Rate: rate, Workers: 16, Count: 1_000_000}), Config{})
+		res := drive(t, SingleStep("t", 300*time.Millisecond, Step{Target: Null, Rate: rate, Workers: 16, Count: 1_000_000}), Config{})
 		if s := &res.Totals; s.Sent != 1_000_000 || s.Delivered != 1_000_000 || s.Duplicates != 0 || s.Lost != 0 {
 			t.Errorf("at %v: sent %d, delivered %d, duplicates %d, lost %d", rate, s.Sent, s.Delivered, s.Duplicates, s.Lost)
 		}
@@ -145,7 +145,7 @@ func TestStallShowsInResponse(t *testing.T) {
 			}
 			return 0
 		}}
-		res := drive(t, One("t", 10*time.Second, Step{Rate: 1000, Workers: 8}), Config{Target: tg})
+		res := drive(t, SingleStep("t", 10*time.Second, Step{Rate: 1000, Workers: 8}), Config{Target: tg})
 		s := &res.Steps[0]
 		if s.Response.Count != 10_000 {
 			t.Fatalf("%d messages", s.Response.Count)
@@ -205,7 +205,7 @@ func TestRepeatsUnderItsKey(t *testing.T) {
 			}
 			return nil
 		}}
-		res := drive(t, One("t", 0, Step{Rate: 10, Count: 1, Workers: 1}), Config{Target: tg, Keys: func(n int64) string { return fmt.Sprint(n) }})
+		res := drive(t, SingleStep("t", 0, Step{Rate: 10, Count: 1, Workers: 1}), Config{Target: tg, Keys: func(n int64) string { return fmt.Sprint(n) }})
 		if res.Totals.Acked != 1 || len(tg.bodies) != 4 {
 			t.Fatalf("%+v, %d requests", res.Totals, len(tg.bodies))
 		}
@@ -304,7 +304,7 @@ func TestStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		tg := &target{latency: time.Millisecond, stall: func(time.Time) time.Duration { return 0 }}
-		r, err := New(One("t", time.Hour, Step{Rate: 100}), Config{Target: tg, health: still})
+		r, err := New(SingleStep("t", time.Hour, Step{Rate: 100}), Config{Target: tg, health: still})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -336,7 +336,7 @@ func TestFailuresAreCounted(t *testing.T) {
 			}
 			return nil
 		}}
-		res := drive(t, One("t", 2*time.Second, Step{Rate: 100}), Config{Target: tg})
+		res := drive(t, SingleStep("t", 2*time.Second, Step{Rate: 100}), Config{Target: tg})
 		if res.Totals.Failed != 40 || res.Totals.Acked != 160 || len(res.Errors) != 2 {
 			t.Fatalf("%+v %+v", res.Totals, res.Errors)
 		}
@@ -361,7 +361,7 @@ func TestAbort(t *testing.T) {
 			}
 			return 0
 		}}
-		s := One("t", time.Minute, Step{Rate: 100})
+		s := SingleStep("t", time.Minute, Step{Rate: 100})
 		s.Thresholds = []Threshold{{Expr: "response[2s].p99 < 100ms", Abort: true}, {Expr: "failed == 0"}}
 		res := drive(t, s, Config{Target: tg})
 		if d := time.Since(began); d > 10*time.Second {
@@ -380,7 +380,7 @@ func TestAbort(t *testing.T) {
 // TestResultRoundTrip checks that a result is the same after it was written and read.
 func TestResultRoundTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		res := drive(t, One("t", 3*time.Second, Step{Rate: 100}), Config{Target: &target{latency: time.Millisecond}})
+		res := drive(t, SingleStep("t", 3*time.Second, Step{Rate: 100}), Config{Target: &target{latency: time.Millisecond}})
 		b, err := json.Marshal(res)
 		if err != nil {
 			t.Fatal(err)
@@ -409,17 +409,17 @@ func TestResultRoundTrip(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]func() (Scenario, Config){
-		"no target": func() (Scenario, Config) { return One("t", time.Second, Step{Rate: 1}), Config{} },
+		"no target": func() (Scenario, Config) { return SingleStep("t", time.Second, Step{Rate: 1}), Config{} },
 		"no simulators": func() (Scenario, Config) {
-			s := One("t", time.Second, Step{Rate: 1}).WithDefaults()
+			s := SingleStep("t", time.Second, Step{Rate: 1}).WithDefaults()
 			s.Phases[0].Faults = []FaultSpec{{Do: "hang"}}
 			return s, Config{Target: dryTarget{}}
 		},
 		"no callback": func() (Scenario, Config) {
-			return One("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dryTarget{}}
+			return SingleStep("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dryTarget{}}
 		},
 		"segment": func() (Scenario, Config) {
-			return One("t", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Segment: Segment{3, 2}}
+			return SingleStep("t", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Segment: Segment{3, 2}}
 		},
 	} {
 		s, cfg := f()

@@ -29,9 +29,9 @@ type seenReceivers struct {
 // NewObserver returns an empty Observer.
 func NewObserver() *Observer { return &Observer{bases: map[notify.Base]*seenReceivers{}} }
 
-// Take records a call of a provider that accepted the items. Any goroutine may call it. It keeps no
+// Observe records a call of a provider that accepted the items. Any goroutine may call it. It keeps no
 // reference to call.
-func (o *Observer) Take(call *notify.Call) {
+func (o *Observer) Observe(call *notify.Call) {
 	if len(call.Items) == 0 {
 		return
 	}
@@ -102,7 +102,7 @@ func (o *Observer) listMissing(_ context.Context, p *promises, most int) (delive
 		}
 		for j := uint32(0); j < one.count && len(ids) < most; j++ {
 			if int(j/64) >= len(s.bits) || s.bits[j/64]>>(j%64)&1 == 0 {
-				ids = append(ids, notify.ID{Base: b, Index: j, Fan: true}.String())
+				ids = append(ids, notify.ID{Base: b, Index: j, FanOut: true}.String())
 			}
 		}
 		return len(ids) < most

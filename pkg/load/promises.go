@@ -95,7 +95,7 @@ func (p *promises) addAck(s *stepRun, r *Request, a *Ack) {
 		return
 	}
 	for _, id := range a.IDs {
-		if n, err := notify.ParseID(id); err == nil && !n.Fan {
+		if n, err := notify.ParseID(id); err == nil && !n.FanOut {
 			p.addPromise(n.Base, promise{dueMoment: d})
 		} else {
 			p.others = append(p.others, otherPromise{id, d})

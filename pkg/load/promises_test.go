@@ -150,7 +150,7 @@ func TestShards(t *testing.T) {
 	ledgers := []*simulator.Ledger{simulator.NewLedger(t.TempDir(), 1<<14), simulator.NewLedger(t.TempDir(), 1<<14)}
 	var sims []*Simulators
 	take := func(i int, id notify.ID) {
-		ledgers[i].Take(&simulator.Receiver{ID: id.String(), Provider: simulator.APNs, Outcome: simulator.Accepted, Address: "a", At: time.Now()})
+		ledgers[i].Count(&simulator.Receiver{ID: id.String(), Provider: simulator.APNs, Outcome: simulator.Accepted, Address: "a", At: time.Now()})
 	}
 	for i, l := range ledgers {
 		sims = append(sims, &Simulators{URL: fmt.Sprintf("http://%d", i), Client: &http.Client{Transport: handled{l.Handler()}}})
@@ -166,10 +166,10 @@ func TestShards(t *testing.T) {
 		switch i {
 		case 700: // lost
 		case 50, 900: // arrives at both simulators
-			take(0, notify.ID{Base: fan, Index: i, Fan: true})
-			take(1, notify.ID{Base: fan, Index: i, Fan: true})
+			take(0, notify.ID{Base: fan, Index: i, FanOut: true})
+			take(1, notify.ID{Base: fan, Index: i, FanOut: true})
 		default:
-			take(int(i/500), notify.ID{Base: fan, Index: i, Fan: true})
+			take(int(i/500), notify.ID{Base: fan, Index: i, FanOut: true})
 		}
 	}
 	take(0, notify.ID{Base: both})
@@ -185,7 +185,7 @@ func TestShards(t *testing.T) {
 	}
 	delivered, ids, err := s.listMissing(t.Context(), p, 10)
 	slices.Sort(ids)
-	want := []string{notify.ID{Base: fan, Index: 700, Fan: true}.String(), notify.ID{Base: gone}.String()}
+	want := []string{notify.ID{Base: fan, Index: 700, FanOut: true}.String(), notify.ID{Base: gone}.String()}
 	slices.Sort(want)
 	if err != nil || delivered != size || !slices.Equal(ids, want) {
 		t.Errorf("%d delivered, missing %v, %v; want %d, %v", delivered, ids, err, size, want)

@@ -164,8 +164,8 @@ type Short struct {
 	Holds []string `yaml:"thresholds,omitempty" doc:"thresholds of the short form; default those of the scenario on lost, duplicates, early, unexpected, unverified and ended"`
 }
 
-// One returns a scenario that has one phase with one step.
-func One(name string, length time.Duration, s Step) Scenario {
+// SingleStep returns a scenario that has one phase with one step.
+func SingleStep(name string, length time.Duration, s Step) Scenario {
 	return Scenario{Name: name, Duration: Duration(length), Steps: []Step{s}}
 }
 

@@ -38,7 +38,7 @@ func TestScenariosOfTheRepository(t *testing.T) {
 			t.Errorf("%s: no comment says what it shows", file)
 		}
 		for what, form := range map[string]Scenario{"": s, "short": s.Shortened(), "scaled": s.Scaled(0.5)} {
-			if _, err := New(form, DryConfig()); err != nil {
+			if _, err := New(form, CompileOnlyConfig()); err != nil {
 				t.Errorf("%s %s: %v", file, what, err)
 			}
 		}

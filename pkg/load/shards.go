@@ -132,7 +132,7 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 		var twice int64
 		if bits, twice, failed = s.receiverBits(ctx, b, one, func(i uint32) {
 			if len(examples) < 10 {
-				examples = append(examples, notify.ID{Base: b, Index: i, Fan: true}.String())
+				examples = append(examples, notify.ID{Base: b, Index: i, FanOut: true}.String())
 			}
 		}); failed != nil {
 			return false
@@ -141,7 +141,7 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 		delivered -= twice
 		for i := uint32(0); i < one.count && len(ids) < most; i++ {
 			if bits[i/8]>>(i%8)&1 == 0 {
-				ids = append(ids, notify.ID{Base: b, Index: i, Fan: true}.String())
+				ids = append(ids, notify.ID{Base: b, Index: i, FanOut: true}.String())
 			}
 		}
 		return len(ids) < most || len(s.list) > 1

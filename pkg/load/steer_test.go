@@ -121,7 +121,7 @@ func TestNotSteered(t *testing.T) {
 		if !slices.Equal(seqs[0], seqs[1]) {
 			t.Errorf("%d and %d messages", len(seqs[0]), len(seqs[1]))
 		}
-		r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: &target{}, Steerable: true, Segment: Segment{1, 2}})
+		r, err := New(SingleStep("s", time.Second, Step{Rate: 1}), Config{Target: &target{}, Steerable: true, Segment: Segment{1, 2}})
 		if err != nil || r.Steerable() {
 			t.Errorf("a segment: %v", err)
 		}
@@ -133,7 +133,7 @@ func TestPausedOthers(t *testing.T) {
 	t.Parallel()
 	for _, step := range []Step{{Workers: 2}, {Target: Null, Workers: 2}, {Target: Null, Rate: 1000, Workers: 2}} {
 		synctest.Test(t, func(t *testing.T) {
-			r, err := New(One("s", 6*time.Second, step), Config{Target: &target{latency: 10 * time.Millisecond}, Steerable: true, health: still})
+			r, err := New(SingleStep("s", 6*time.Second, step), Config{Target: &target{latency: 10 * time.Millisecond}, Steerable: true, health: still})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -72,7 +72,7 @@ func TestLate(t *testing.T) {
 func TestStalledGenerator(t *testing.T) {
 	for stall, want := range map[time.Duration]string{0: Valid, 50 * time.Millisecond: GeneratorBound} {
 		synctest.Test(t, func(t *testing.T) {
-			res := drive(t, One("t", 10*time.Second, Step{Rate: 100, Workers: 64}), Config{Target: &target{latency: time.Millisecond}, woke: func() { time.Sleep(stall) }})
+			res := drive(t, SingleStep("t", 10*time.Second, Step{Rate: 100, Workers: 64}), Config{Target: &target{latency: time.Millisecond}, woke: func() { time.Sleep(stall) }})
 			if v := res.Verdict; v.Code != want || want == GeneratorBound && !strings.Contains(strings.Join(v.Reasons, "; "), "it woke late in ") {
 				t.Errorf("stalled for %v: %+v", stall, v)
 			}
@@ -111,7 +111,7 @@ func TestSlowServer(t *testing.T) {
 			if c.stall > 0 {
 				cfg.woke = func() { time.Sleep(c.stall) }
 			}
-			res := drive(t, One("t", 10*time.Second, Step{Rate: c.rate, Workers: c.workers}), cfg)
+			res := drive(t, SingleStep("t", 10*time.Second, Step{Rate: c.rate, Workers: c.workers}), cfg)
 			if v := res.Verdict; v.Code != c.want || !strings.Contains(strings.Join(v.Reasons, "; "), c.because) || v.OfServer() != (c.want != GeneratorBound) {
 				t.Errorf("%s: %+v, want %s: %s", name, v, c.want, c.because)
 			}
@@ -126,7 +126,7 @@ func TestSlowServer(t *testing.T) {
 // causes no waits, so the generator is the limit.
 func TestGeneratorBound(t *testing.T) {
 	t.Parallel()
-	s := One("t", 300*time.Millisecond, Step{Target: Null, Rate: 1e10, Workers: 2})
+	s := SingleStep("t", 300*time.Millisecond, Step{Target: Null, Rate: 1e10, Workers: 2})
 	r, err := New(s, Config{Calibrate: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

@@ -32,7 +32,7 @@ func (c *Config) Conn(logger *slog.Logger) (Conn, error) {
 		return conn, nil
 	}
 	password := func() (string, error) {
-		return secrets.Of("kafka.sasl.password_file", c.SASL.Password, c.SASL.PasswordFile)
+		return secrets.FromConfig("kafka.sasl.password_file", c.SASL.Password, c.SASL.PasswordFile)
 	}
 	conn.SASL = &SASL{Mechanism: Mechanism(c.SASL.Mechanism), User: c.SASL.User, Password: password}
 	_, err := password()

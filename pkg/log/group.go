@@ -112,7 +112,7 @@ func (g *Group) session(ctx context.Context) error {
 	stopTicking()
 	wg.Wait()
 	err = g.leave(base, cl)
-	stopConfirming() // not earlier: handlers call Held while they drain
+	stopConfirming() // not earlier: handlers call AwaitOwnership while they drain
 	confirms.Wait()
 	if err == nil && errors.Is(cause, errRejoin) {
 		return errRejoin

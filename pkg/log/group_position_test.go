@@ -107,11 +107,11 @@ func TestAfter(t *testing.T) {
 		return NewMsg(Record{Key: []byte(name)}, func() { order = append(order, name) })
 	}
 	a, b, c, d := msg("a"), msg("b"), msg("c"), msg("d")
-	a.After(b)
-	b.After(c)
+	a.ChainDone(b)
+	b.ChainDone(c)
 	a.Done()
 	a.Done()
-	a.After(d) // done already
+	a.ChainDone(d) // done already
 	if !slices.Equal(order, []string{"a", "b", "c", "d"}) {
 		t.Fatal(order)
 	}
@@ -127,7 +127,7 @@ func TestAfterWithinAGroup(t *testing.T) {
 				return nil
 			}))
 		msgs := <-handed
-		msgs[0].After(msgs[1])
+		msgs[0].ChainDone(msgs[1])
 		msgs[2].Done()
 		if s := m.Stats().Partitions[0]; s.LowWater != 0 || s.InFlight != 2 {
 			t.Errorf("%+v", s)

@@ -29,7 +29,7 @@ type confirmation struct {
 
 type membershipKey struct{}
 
-// WithHeld returns a context for tests. With this context, Held does not ask a group. It calls the
+// WithHeld returns a context for tests. With this context, AwaitOwnership does not ask a group. It calls the
 // function held every 50 ms until held returns true.
 func WithHeld(ctx context.Context, held func() bool) context.Context {
 	return context.WithValue(ctx, membershipKey{}, held)
@@ -53,12 +53,12 @@ func (m *membership) confirm(sent time.Time) {
 	close(old.next)
 }
 
-// Held waits until this member certainly owns its partition. ctx must be the context that
-// Handler.Assigned got, or a context derived from it. Held returns nil if no other member was given the
+// AwaitOwnership waits until this member certainly owns its partition. ctx must be the context that
+// Handler.Assigned got, or a context derived from it. AwaitOwnership returns nil if no other member was given the
 // partition before the call. If ctx has ended, it returns ctx's error. A process that was paused or
-// disconnected for longer than the session timeout waits in Held until the group answers it or removes
-// the partition from it. If no group made the context, or if the log is embedded, Held only checks ctx.
-func Held(ctx context.Context) error {
+// disconnected for longer than the session timeout waits in AwaitOwnership until the group answers it or removes
+// the partition from it. If no group made the context, or if the log is embedded, AwaitOwnership only checks ctx.
+func AwaitOwnership(ctx context.Context) error {
 	if held, ok := ctx.Value(membershipKey{}).(func() bool); ok {
 		for !held() && ctx.Err() == nil {
 			time.Sleep(50 * time.Millisecond)

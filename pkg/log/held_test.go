@@ -16,7 +16,7 @@ func TestHeld(t *testing.T) {
 		ctx, end := context.WithCancel(context.WithValue(t.Context(), membershipKey{}, m))
 		ask := func() chan error {
 			answer := make(chan error, 1)
-			go func() { answer <- Held(ctx) }()
+			go func() { answer <- AwaitOwnership(ctx) }()
 			synctest.Wait()
 			return answer
 		}
@@ -45,10 +45,10 @@ func TestHeld(t *testing.T) {
 			t.Error("an old answer was believed")
 		}
 		end()
-		if <-waits == nil || Held(ctx) == nil {
+		if <-waits == nil || AwaitOwnership(ctx) == nil {
 			t.Error("held behind the end of the partition")
 		}
-		if err := Held(t.Context()); err != nil {
+		if err := AwaitOwnership(t.Context()); err != nil {
 			t.Errorf("without a group: %v", err)
 		}
 	})

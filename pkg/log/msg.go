@@ -44,9 +44,9 @@ func (m *Msg) Done() {
 // IsDone reports whether Done was called.
 func (m *Msg) IsDone() bool { return m.done.Load() }
 
-// After marks the message next done as soon as m is done. If m is done already, After marks next done
+// ChainDone marks the message next done as soon as m is done. If m is done already, ChainDone marks next done
 // at once. Use it for a second copy of a record whose first copy is still being processed.
-func (m *Msg) After(next *Msg) {
+func (m *Msg) ChainDone(next *Msg) {
 	if !m.owner.after(m, next) {
 		next.Done()
 	}

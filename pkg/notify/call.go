@@ -32,20 +32,20 @@ type Permit interface {
 // Item is one address of one receiver. Its slices alias the log record. A window has a thousand items,
 // so a value that all items share is a field of Call or is shared by a pointer.
 type Item struct {
-	Key   *RowKey // key of the envelope's row, shared by all items; Key and Index make the Ref of receipts
-	Index uint32  // of the receiver in its request; 0 outside fan-outs
-	Fan   bool    // the receiver belongs to a fan-out
-	Addr  uint8   // ordinal of the address
-	// Given is true if Address came with the request, not from the user's profile. Such an address may
+	Key    *RowKey // key of the envelope's row, shared by all items; Key and Index make the Ref of receipts
+	Index  uint32  // of the receiver in its request; 0 outside fan-outs
+	FanOut bool    // the receiver belongs to a fan-out
+	Addr   uint8   // ordinal of the address
+	// FromRequest is true if Address came with the request, not from the user's profile. Such an address may
 	// be invented, so its failure does not mean that our configuration is wrong.
-	Given     bool
-	User      []byte
-	Address   []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
-	Variables []byte // JSON object or nil
+	FromRequest bool
+	User        []byte
+	Address     []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
+	Variables   []byte // JSON object or nil
 }
 
 // ID returns the id of the notification.
-func (it *Item) ID() ID { return ID{Base: it.Key.Chunk.Base, Index: it.Index, Fan: it.Fan} }
+func (it *Item) ID() ID { return ID{Base: it.Key.Chunk.Base, Index: it.Index, FanOut: it.FanOut} }
 
 // Class says what a provider's answer means for the receiver.
 type Class uint8

@@ -52,7 +52,7 @@ func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byt
 	b = appendUint(b, fPartition, uint64(e.Chunk.Partition))
 	b = appendUint(b, fBlock, uint64(e.Chunk.Block))
 	b = appendUint(b, fCount, uint64(e.Count))
-	if e.Fan {
+	if e.FanOut {
 		b = appendUint(b, fFanout, 1)
 	}
 	b = appendUint(b, fChannel, uint64(e.Channel))
@@ -119,7 +119,7 @@ func DecodeHead(b []byte, e *Envelope) error {
 		case fCount:
 			e.Count = uint32(v)
 		case fFanout:
-			e.Fan = v != 0
+			e.FanOut = v != 0
 		case fChannel:
 			e.Channel = Channel(v)
 		case fCategory:

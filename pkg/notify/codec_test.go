@@ -29,8 +29,8 @@ func sample(n int) *Envelope {
 		w.Append(r)
 	}
 	e := &Envelope{
-		Chunk: Chunk{Base: NewBase(time.UnixMilli(1_790_000_000_123)), Partition: 5, Block: 7},
-		Fan:   true, Channel: SMS, Category: Alert, Accepted: 1_790_000_000_123, Expires: 1_790_000_600_000,
+		Chunk:  Chunk{Base: NewBase(time.UnixMilli(1_790_000_000_123)), Partition: 5, Block: 7},
+		FanOut: true, Channel: SMS, Category: Alert, Accepted: 1_790_000_000_123, Expires: 1_790_000_600_000,
 		Caller: "bank", Campaign: "cmp_1", Trace: "00-aa-bb-01",
 		Content: Content{
 			Template: "t", Title: "Hi", Body: "Hello {{name}}", HTML: "<p>", Variables: []byte(`{"a":1}`),

@@ -23,7 +23,7 @@ func TestIDs(t *testing.T) {
 	if !b.Item(3).Time().Equal(at) {
 		t.Fatal("an item keeps its request's time")
 	}
-	for _, id := range []ID{{Base: b}, {Base: b, Fan: true}, {Base: b, Index: MaxIndex, Fan: true}} {
+	for _, id := range []ID{{Base: b}, {Base: b, FanOut: true}, {Base: b, Index: MaxIndex, FanOut: true}} {
 		got, err := ParseID(id.String())
 		if err != nil || got != id {
 			t.Fatalf("%v: got %v, %v", id, got, err)
@@ -46,13 +46,13 @@ func TestIDs(t *testing.T) {
 func TestAttemptID(t *testing.T) {
 	t.Parallel()
 	b := NewBase(time.Now())
-	id := ID{Base: b, Index: 1, Fan: true}
+	id := ID{Base: b, Index: 1, FanOut: true}
 	seen := map[[16]byte]string{}
 	for _, x := range []struct {
 		id    ID
 		epoch uint16
 		addr  int
-	}{{id, 0, 0}, {id, 1, 0}, {id, 0, 1}, {ID{Base: b, Index: 2, Fan: true}, 0, 0}} {
+	}{{id, 0, 0}, {id, 1, 0}, {id, 0, 1}, {ID{Base: b, Index: 2, FanOut: true}, 0, 0}} {
 		a := AttemptID(x.id, x.epoch, x.addr)
 		if a != AttemptID(x.id, x.epoch, x.addr) {
 			t.Fatal("not reproducible")

@@ -27,7 +27,7 @@ const (
 // slices and strings may alias the record from which it was decoded.
 type Envelope struct {
 	Chunk    Chunk
-	Fan      bool // the request is a fan-out: the ids of its notifications contain the receiver's index
+	FanOut   bool // the request is a fan-out: the ids of its notifications contain the receiver's index
 	Channel  Channel
 	Category Category
 	Accepted int64 // ms since 1970
@@ -57,7 +57,7 @@ type Envelope struct {
 // chose the partition of the chunk's users already.
 func (e *Envelope) LogKey() []byte {
 	var r Receiver
-	if rd := ReadReceivers(e.Receivers); e.Fan || !rd.Next(&r) {
+	if rd := ReadReceivers(e.Receivers); e.FanOut || !rd.Next(&r) {
 		return nil
 	}
 	return r.User
@@ -119,10 +119,10 @@ func (e *Envelope) Key() RowKey {
 
 // ID returns the notification id of the receiver with this request index.
 func (e *Envelope) ID(index uint32) ID {
-	if !e.Fan {
+	if !e.FanOut {
 		return ID{Base: e.Chunk.Base}
 	}
-	return ID{Base: e.Chunk.Base, Index: index, Fan: true}
+	return ID{Base: e.Chunk.Base, Index: index, FanOut: true}
 }
 
 // Derived reports whether the envelope is a retry, a deferral or a replay. Every other envelope is an

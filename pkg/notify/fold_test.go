@@ -70,7 +70,7 @@ func TestFoldOfWhatWaits(t *testing.T) {
 	f("a receipt before the retry", 2, Delivered, "", receipt, first, retry)
 	done := held(2, 4, waits(2))
 	done.Done = true
-	if x, ok := done.Waits(2); ok {
+	if x, ok := done.DeferredAt(2); ok {
 		t.Errorf("of a row that is done: %+v", x)
 	}
 }

@@ -92,9 +92,9 @@ func putTime(b *Base, ms int64) {
 
 // ID names one notification. Its text is ntf_<ULID>, or ntf_<ULID>-<index> for a receiver of a fan-out.
 type ID struct {
-	Base  Base
-	Index uint32 // the receiver's index in its request; rejected receivers also have an index
-	Fan   bool   // the notification is for a receiver of a fan-out
+	Base   Base
+	Index  uint32 // the receiver's index in its request; rejected receivers also have an index
+	FanOut bool   // the notification is for a receiver of a fan-out
 }
 
 // MaxIndex is the highest receiver index of a request.
@@ -102,7 +102,7 @@ const MaxIndex = 1<<31 - 1
 
 func (id ID) String() string {
 	s := "ntf_" + id.Base.String()
-	if id.Fan {
+	if id.FanOut {
 		s += "-" + strconv.FormatUint(uint64(id.Index), 10)
 	}
 	return s
@@ -119,7 +119,7 @@ func ParseID(s string) (ID, error) {
 	if err != nil {
 		return ID{}, Invalid("bad_id", "id", "a notification id is ntf_ and a ULID, with -<index> for a receiver of a fan-out")
 	}
-	id := ID{Base: base, Fan: fan}
+	id := ID{Base: base, FanOut: fan}
 	if fan {
 		n, err := strconv.ParseUint(index, 10, 32)
 		if err != nil || n > MaxIndex || (len(index) > 1 && index[0] == '0') {

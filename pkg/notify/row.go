@@ -54,7 +54,7 @@ type Row struct {
 	Resent uint32
 
 	Default    Exception   // outcome of each position below DoneUpTo without an exception; its Pos and Addr are not used
-	Exceptions []Exception // ascending (Pos, Addr); Waits explains the exception at DoneUpTo
+	Exceptions []Exception // ascending (Pos, Addr); DeferredAt explains the exception at DoneUpTo
 
 	Caller   string
 	Campaign string
@@ -90,8 +90,8 @@ type Exception struct {
 	Receipt  string // the provider's id of the message
 }
 
-// At returns the exceptions of position pos.
-func (r *Row) At(pos uint32) []Exception {
+// ExceptionsAt returns the exceptions of position pos.
+func (r *Row) ExceptionsAt(pos uint32) []Exception {
 	lo := sort.Search(len(r.Exceptions), func(i int) bool { return r.Exceptions[i].Pos >= pos })
 	hi := lo
 	for hi < len(r.Exceptions) && r.Exceptions[hi].Pos == pos {
@@ -100,16 +100,16 @@ func (r *Row) At(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
-// Waits returns what the receiver at pos waits for, while a worker processes the receiver. The worker
+// DeferredAt returns what the receiver at pos waits for, while a worker processes the receiver. The worker
 // has started such a receiver but cannot call the provider yet. The worker notes this for all such
 // positions in one Deferred exception at position DoneUpTo. While the row is not done, that position
 // has no outcome of its own. The exception only informs readers: there is no envelope for a retry or a
 // deferral.
-func (r *Row) Waits(pos uint32) (x Exception, ok bool) {
+func (r *Row) DeferredAt(pos uint32) (x Exception, ok bool) {
 	if r.Done || pos < r.DoneUpTo || pos >= r.StartedUpTo {
 		return x, false
 	}
-	if ex := r.At(r.DoneUpTo); len(ex) == 1 && ex[0].State == Deferred {
+	if ex := r.ExceptionsAt(r.DoneUpTo); len(ex) == 1 && ex[0].State == Deferred {
 		return ex[0], true
 	}
 	return x, false
@@ -136,7 +136,7 @@ func StateOf(rows []Row, index, pos uint32) State {
 	if len(rows) == 1 {
 		r := &rows[0]
 		settled := r.Done || pos < r.DoneUpTo
-		if r.Key.Kind == RowOutcome && r.Index == nil && pos < r.Count && settled && len(r.At(pos)) == 0 {
+		if r.Key.Kind == RowOutcome && r.Index == nil && pos < r.Count && settled && len(r.ExceptionsAt(pos)) == 0 {
 			return r.Default.State
 		}
 	}
@@ -149,7 +149,7 @@ func StateOf(rows []Row, index, pos uint32) State {
 // the receiver still waits at any address, the state is Deferred.
 //
 // A row that is not done may hold exceptions at positions after DoneUpTo: their windows finished early.
-// Fold ignores these exceptions. Such a row may note what its receivers wait for (Waits). These
+// Fold ignores these exceptions. Such a row may note what its receivers wait for (DeferredAt). These
 // receivers are Deferred, unless another row decides their state.
 //
 // A Deferred entry means that a later envelope continues with the receiver. The row of the later
@@ -178,14 +178,14 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 			continue
 		}
 		if p >= r.DoneUpTo && !r.Done {
-			if x, ok := r.Waits(p); ok {
+			if x, ok := r.DeferredAt(p); ok {
 				held, waits = r, x
 				out.Updated = max(out.Updated, r.Updated)
 			}
 			continue
 		}
 		out.Updated = max(out.Updated, r.Updated)
-		ex := r.At(p)
+		ex := r.ExceptionsAt(p)
 		if len(ex) == 0 {
 			ex = []Exception{r.Default}
 			ex[0].Pos, ex[0].Addr = p, 0

@@ -56,9 +56,9 @@ func (s Spread) String() string {
 	return string(b)
 }
 
-// Of returns the number of parts that applies to a request. base is the request's base, or an id that
+// PartsOf returns the number of parts that applies to a request. base is the request's base, or an id that
 // begins with the base.
-func (s Spread) Of(base []byte) int {
+func (s Spread) PartsOf(base []byte) int {
 	last := len(s.steps) - 1
 	if last <= 0 {
 		return s.Most()
@@ -84,8 +84,8 @@ func (s Spread) Most() int {
 	return s.steps[len(s.steps)-1].parts
 }
 
-// At returns the number of parts that applies to requests made at time t.
-func (s Spread) At(t time.Time) int {
+// PartsAt returns the number of parts that applies to requests made at time t.
+func (s Spread) PartsAt(t time.Time) int {
 	last := len(s.steps) - 1
 	for last > 0 && t.UnixMilli() < s.steps[last].from {
 		last--
@@ -116,8 +116,8 @@ func (s Spread) Counts() []int {
 	return out
 }
 
-// Had reports whether the parameter parts is the number of parts now or was so earlier.
-func (s Spread) Had(parts int) bool {
+// HadParts reports whether the parameter parts is the number of parts now or was so earlier.
+func (s Spread) HadParts(parts int) bool {
 	return slices.Contains(s.Counts(), parts)
 }
 

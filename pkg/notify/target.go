@@ -24,9 +24,9 @@ func AppendTargets(b []byte, ts []Target) []byte {
 	return b
 }
 
-// Given reports whether an address field holds an address that came with the request. A list holds
+// AddressFromRequest reports whether an address field holds an address that came with the request. A list holds
 // only addresses of the user's profile, because a request gives at most one address.
-func Given(field []byte) bool { return len(field) > 0 && field[0] != 0 }
+func AddressFromRequest(field []byte) bool { return len(field) > 0 && field[0] != 0 }
 
 // Targets appends the targets of an address field to dst: the targets of the list, or the one plain
 // address. It appends nothing for an empty field, because the worker looks up the addresses. Targets

@@ -198,7 +198,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 		}
 		first := told[0]
 		base := triggerBase(first.ended.At, "ended", caller, h.tp.Topic, h.tp.Partition, first.receiver.ID, first.offset, first.item)
-		row, created, err := f.cfg.Triggers.Own(ctx, caller, base, c.OutcomesURL, body, commonTrace(told, func(e *outcomeEvent) string { return e.ended.Trace }))
+		row, created, err := f.cfg.Triggers.RegisterInternal(ctx, caller, base, c.OutcomesURL, body, commonTrace(told, func(e *outcomeEvent) string { return e.ended.Trace }))
 		if err != nil {
 			return append(left, es...), err
 		}

@@ -36,7 +36,7 @@ func (l *outcomesLog) end(t *testing.T, caller string, n int, change ...func(*no
 	b := notify.NewBase(t0)
 	copy(b[6:], fmt.Sprintf("%010d", len(l.recs)))
 	for i := range n {
-		e.Receivers = append(e.Receivers, notify.EndedReceiver{ID: notify.ID{Base: b, Index: uint32(i), Fan: true}.String(), User: fmt.Sprint("u", i), Status: "DELIVERED", Provider: "apns", Attempts: 1})
+		e.Receivers = append(e.Receivers, notify.EndedReceiver{ID: notify.ID{Base: b, Index: uint32(i), FanOut: true}.String(), User: fmt.Sprint("u", i), Status: "DELIVERED", Provider: "apns", Attempts: 1})
 	}
 	for _, f := range change {
 		f(&e)

@@ -44,7 +44,7 @@ type Config struct {
 // Triggers makes the triggers. If a trigger with this base exists, Own returns that trigger and
 // created is false.
 type Triggers interface {
-	Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error)
+	RegisterInternal(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error)
 }
 
 // Teller makes triggers from the feeds of dead letters. Only one Teller may run on a store.
@@ -168,7 +168,7 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 		// same failure must make another trigger.
 		base := triggerBase(first.LastFailed, "outcomes", c.ID, first.ID.String(), first.Seq, first.Epoch)
 		trace := commonTrace(ds[:n], func(d *engine.DeadLetter) string { return d.Trace })
-		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, base, c.OutcomesURL, body, trace)
+		row, created, err := t.cfg.Triggers.RegisterInternal(ctx, c.ID, base, c.OutcomesURL, body, trace)
 		if err != nil {
 			return err
 		}

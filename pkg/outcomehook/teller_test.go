@@ -63,7 +63,7 @@ func newWorld(t *testing.T, callers ...engine.Caller) *world {
 	return w
 }
 
-func (w *world) Own(_ context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (engine.Trigger, bool, error) {
+func (w *world) RegisterInternal(_ context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (engine.Trigger, bool, error) {
 	if err := w.refuse[caller]; err != nil {
 		return engine.Trigger{}, false, err
 	}

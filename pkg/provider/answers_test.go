@@ -240,7 +240,7 @@ func TestTokenGuard(t *testing.T) {
 	g := tokenGuard{code: "fcm_bad_token_spike", log: slog.New(slog.DiscardHandler)}
 	judge := func(given bool, then answerAction) notify.Result {
 		r := notify.Result{Class: notify.ClassDeadAddress, Code: "fcm_unregistered"}
-		g.correctDeadToken(&notify.Item{Given: given}, &r, then)
+		g.correctDeadToken(&notify.Item{FromRequest: given}, &r, then)
 		return r
 	}
 	for range 10 * guardLeast { // somebody's made-up tokens

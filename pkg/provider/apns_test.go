@@ -145,7 +145,7 @@ func TestAPNsPayloads(t *testing.T) {
 	f(notify.Content{Body: "B", Data: []byte(`[]`)}, "", "bad_data")
 	f(notify.Content{Body: "B", Variables: []byte(`{`)}, "", "bad_variables")
 	f(notify.Content{Template: "welcome"}, "", "template_unsupported")
-	overhead := len(`{"aps":{"alert":{"body":""}},"ntf":""}`) + len((notify.ID{Base: testBase, Fan: true}).String())
+	overhead := len(`{"aps":{"alert":{"body":""}},"ntf":""}`) + len((notify.ID{Base: testBase, FanOut: true}).String())
 	f(notify.Content{Body: strings.Repeat("x", 4097-overhead)}, "", "payload_too_large")
 	f(notify.Content{Body: strings.Repeat("x", 4096-overhead)}, "", `{"aps":{"alert":{"body":"`+strings.Repeat("x", 4096-overhead)+`"}},"ntf":"ID"}`)
 }
@@ -351,7 +351,7 @@ func TestAPNsMadeUpTokens(t *testing.T) {
 	a := testAPNs(t, e, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1000, deviceToken)
 	for i := range call.Items {
-		call.Items[i].Given = true
+		call.Items[i].FromRequest = true
 	}
 	b, err := limit.NewBreaker(time.Now(), limit.BreakerConfig{})
 	if err != nil {

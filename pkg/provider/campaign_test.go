@@ -60,7 +60,7 @@ type someOut struct {
 	out func(user string) bool
 }
 
-func (p *someOut) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) bool {
+func (p *someOut) DecideMany(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) bool {
 	for i := range list {
 		answers[i] = users.NewAnswer(p.Decide(list[i], ch, cat, now))
 	}
@@ -89,7 +89,7 @@ func (*someOut) Loaded() bool                                                   
 type neverCancelled struct{}
 
 func (neverCancelled) Cancelled(*notify.Envelope, uint32) bool { return false }
-func (neverCancelled) Maybe(*notify.Envelope) bool             { return false }
+func (neverCancelled) MayBeCancelled(*notify.Envelope) bool    { return false }
 func (neverCancelled) Fresh(time.Time) bool                    { return true }
 
 // nothingOn fails the test where something is handed on: a retry, a failure, a wait.
@@ -162,7 +162,7 @@ func campaign(t *testing.T, client func(float64) (*accounts, notify.Channel), ra
 			w.Append(notify.Receiver{Index: uint32(c*chunk + i), User: []byte(u), Address: []byte(u + "@x")})
 		}
 		e := notify.Envelope{
-			Chunk: notify.Chunk{Base: testBase, Block: uint32(c)}, Fan: true, Channel: prov.channel, Category: notify.Marketing,
+			Chunk: notify.Chunk{Base: testBase, Block: uint32(c)}, FanOut: true, Channel: prov.channel, Category: notify.Marketing,
 			Accepted: time.Now().UnixMilli(), Caller: "shop", Content: notify.Content{Body: "hello"}, Count: chunk, Receivers: w.Bytes(),
 		}
 		envs, recs = append(envs, e), append(recs, notify.AppendEnvelope(nil, &e))

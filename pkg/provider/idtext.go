@@ -19,7 +19,7 @@ func (t *idText) append(b []byte, id notify.ID) []byte {
 		t.text = append(t.text[:0], notify.ID{Base: id.Base}.String()...)
 	}
 	b = append(b, t.text...)
-	if id.Fan {
+	if id.FanOut {
 		b = append(b, '-')
 		b = strconv.AppendUint(b, uint64(id.Index), 10)
 	}

@@ -25,7 +25,7 @@ func testCall(ch notify.Channel, c notify.Content, n int, address func(i int) st
 	key := &notify.RowKey{Chunk: notify.Chunk{Base: testBase, Partition: 3, Block: 1}, Epoch: 2}
 	for i := range n {
 		call.Items = append(call.Items, notify.Item{
-			Key: key, Index: uint32(i), Fan: true, User: []byte("u"), Address: []byte(address(i)),
+			Key: key, Index: uint32(i), FanOut: true, User: []byte("u"), Address: []byte(address(i)),
 		})
 	}
 	return call

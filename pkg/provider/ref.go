@@ -12,23 +12,23 @@ import (
 // Ref is the reference that notifyd sends with a call and that the provider returns in the receipt.
 // It identifies the row of the call, and the receiver and address in that row.
 type Ref struct {
-	Key   notify.RowKey // row of the envelope; its Kind is not included
-	Index uint32        // index of the receiver in its request
-	Addr  uint8         // position of the address in the receiver
-	Fan   bool
+	Key    notify.RowKey // row of the envelope; its Kind is not included
+	Index  uint32        // index of the receiver in its request
+	Addr   uint8         // position of the address in the receiver
+	FanOut bool
 }
 
 // RefOf returns the Ref of an item of a call.
 func RefOf(it *notify.Item) Ref {
-	return Ref{Key: *it.Key, Index: it.Index, Addr: it.Addr, Fan: it.Fan}
+	return Ref{Key: *it.Key, Index: it.Index, Addr: it.Addr, FanOut: it.FanOut}
 }
 
 // ID returns the id of the notification that the Ref belongs to.
 func (r Ref) ID() notify.ID {
-	if !r.Fan {
+	if !r.FanOut {
 		return notify.ID{Base: r.Key.Chunk.Base}
 	}
-	return notify.ID{Base: r.Key.Chunk.Base, Index: r.Index, Fan: true}
+	return notify.ID{Base: r.Key.Chunk.Base, Index: r.Index, FanOut: true}
 }
 
 const refVersion = 1
@@ -46,7 +46,7 @@ func EncodeRef(r Ref) string { return string(AppendRef(nil, r)) }
 func AppendRef(dst []byte, r Ref) []byte {
 	var in [MaxRef]byte
 	b := append(in[:0], refVersion)
-	if r.Fan {
+	if r.FanOut {
 		b[0] |= refFan
 	}
 	b = append(b, r.Key.Chunk.Base[:]...)
@@ -73,7 +73,7 @@ func DecodeRef(s string) (Ref, error) {
 	if err != nil || len(b) < 18 || b[0]&^refFan != refVersion {
 		return r, errRef
 	}
-	r.Fan = b[0]&refFan != 0
+	r.FanOut = b[0]&refFan != 0
 	copy(r.Key.Chunk.Base[:], b[1:])
 	r.Addr = b[17]
 	b = b[18:]

@@ -23,7 +23,7 @@ func TestRefRoundTrip(t *testing.T) {
 		r.Key.First = rapid.Uint32().Draw(t, "first")
 		r.Index = rapid.Uint32().Draw(t, "index")
 		r.Addr = rapid.Byte().Draw(t, "addr")
-		r.Fan = rapid.Bool().Draw(t, "fan")
+		r.FanOut = rapid.Bool().Draw(t, "fan")
 		s := EncodeRef(r)
 		if len(s) > MaxRef || url.QueryEscape(s) != s {
 			t.Fatalf("%q", s)
@@ -41,7 +41,7 @@ func TestRef(t *testing.T) {
 	if r.ID() != it.ID() {
 		t.Errorf("%v is not %v", r.ID(), it.ID())
 	}
-	if single := (Ref{Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase}}}); len(EncodeRef(single)) != 34 || single.ID().Fan {
+	if single := (Ref{Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase}}}); len(EncodeRef(single)) != 34 || single.ID().FanOut {
 		t.Errorf("%d %v", len(EncodeRef(single)), single.ID())
 	}
 	good := EncodeRef(Ref{Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase}, First: math.MaxUint32}, Index: math.MaxUint32})
@@ -55,7 +55,7 @@ func TestRef(t *testing.T) {
 }
 
 func FuzzDecodeRef(f *testing.F) {
-	f.Add(EncodeRef(Ref{Fan: true, Index: 300}))
+	f.Add(EncodeRef(Ref{FanOut: true, Index: 300}))
 	f.Add("")
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := DecodeRef(s)

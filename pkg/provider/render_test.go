@@ -161,7 +161,7 @@ func hasDuplicates(s string) bool {
 func TestIDText(t *testing.T) {
 	t.Parallel()
 	var w idText
-	for _, id := range []notify.ID{{}, {Base: testBase}, {Base: testBase, Index: 7, Fan: true}, {Base: testBase, Fan: true}, {Base: notify.Base{1}, Index: 9}} {
+	for _, id := range []notify.ID{{}, {Base: testBase}, {Base: testBase, Index: 7, FanOut: true}, {Base: testBase, FanOut: true}, {Base: notify.Base{1}, Index: 9}} {
 		if got := string(w.append([]byte(">"), id)); got != ">"+id.String() {
 			t.Errorf("%s is not %s", got, id)
 		}

@@ -130,7 +130,7 @@ func call(ch notify.Channel, n int, c notify.Content, address func(i int) string
 	base := notify.NewBase(time.Now())
 	out := &notify.Call{Channel: ch, Category: notify.Transactional, Content: &c, Expires: time.Now().Add(time.Hour).UnixMilli()}
 	for i := range n {
-		out.Items = append(out.Items, notify.Item{Index: uint32(i), Fan: true,
+		out.Items = append(out.Items, notify.Item{Index: uint32(i), FanOut: true,
 			Key: &notify.RowKey{Chunk: notify.Chunk{Base: base, Block: uint32(i / 100)}}, Address: []byte(address(i)),
 			Variables: fmt.Appendf(nil, `{"name":"user %d"}`, i)})
 	}

@@ -39,7 +39,7 @@ func (g *tokenGuard) accepted() {
 func (g *tokenGuard) correctDeadToken(it *notify.Item, r *notify.Result, then answerAction) {
 	switch {
 	case g.proven.Load():
-	case it.Given:
+	case it.FromRequest:
 		r.Class = notify.ClassPermanent
 		if g.given.Add(1) == guardLeast {
 			g.log.Warn("the provider refused many device tokens given in requests and has accepted none yet; check credentials, topic and environment", "refused", guardLeast, "code", r.Code)

@@ -103,7 +103,7 @@ func trialCall(ch notify.Channel, to string) *notify.Call {
 	return &notify.Call{
 		Channel: ch, Category: notify.Transactional, Expires: now.Add(10 * time.Minute).UnixMilli(),
 		Content: &notify.Content{Title: "Test", Body: "This is a test of notifyd. Nothing needs to be done."},
-		Items:   []notify.Item{{Key: &notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(now)}}, Address: []byte(to), Given: true}},
+		Items:   []notify.Item{{Key: &notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(now)}}, Address: []byte(to), FromRequest: true}},
 	}
 }
 

@@ -44,7 +44,7 @@ type Meta struct {
 // Load is what a load grant allows.
 type Load struct {
 	Targets []string          // names of channels, and "trigger"
-	Take    func(n int) error // counts n messages; returns an error if the grant's rate is used up
+	UseRate func(n int) error // counts n messages; returns an error if the grant's rate is used up
 }
 
 // Admit counts n messages to a target. A target is the name of a channel, or "trigger". Admit
@@ -57,7 +57,7 @@ func (l *Load) Admit(target string, n int) error {
 	if !slices.Contains(l.Targets, target) {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "load_target", Msg: "the load grant does not name the target " + target}
 	}
-	return l.Take(n)
+	return l.UseRate(n)
 }
 
 // Limits of a Meta, in bytes.

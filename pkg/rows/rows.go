@@ -9,8 +9,8 @@ package rows
 
 import "context"
 
-// Part names a partition. A table holds one kind of row and may have many partitions.
-type Part struct {
+// Partition names a partition. A table holds one kind of row and may have many partitions.
+type Partition struct {
 	Table byte
 	Name  string // at most 65,535 bytes
 }
@@ -23,19 +23,19 @@ type Row struct {
 
 // Change is a set of rows of one partition that are written together.
 type Change struct {
-	Part Part
-	// If lists rows that must be stored with exactly these values. If one row differs, the
+	Part Partition
+	// Expect lists rows that must be stored with exactly these values. If one row differs, the
 	// change is not applied.
-	If []Row
+	Expect []Row
 	// Clear lists prefixes. The engine removes all rows whose key begins with a prefix of
-	// the list, with one delete for each prefix. It applies Clear before Do and Add. Clear
+	// the list, with one delete for each prefix. It applies Clear before Set and Insert. Clear
 	// locks no row.
 	Clear []string
-	Do    []Row // rows to store; a nil value removes the row
-	// Add lists rows that are stored only if their key has no row yet. Rows of Add are not
+	Set   []Row // rows to store; a nil value removes the row
+	// Insert lists rows that are stored only if their key has no row yet. Rows of Insert are not
 	// locked. So a Get of such a row may return a value that is not durable yet. The key of
-	// such a row must never be in an If.
-	Add []Row
+	// such a row must never be in an Expect.
+	Insert []Row
 	// Number returns more rows to store. The engine calls Number as many times as the field
 	// Numbers says, with i = 0, 1, 2 and so on. n counts all calls of Number for the
 	// partition: each call gets an n that is greater by one than the n of the call before.
@@ -64,7 +64,7 @@ type Scanner interface {
 	// Scan calls fn with the rows of a range, in order. It stops when fn returns false or
 	// an error, and returns the error of fn. The value of a row is valid until fn returns.
 	// Scan does not wait for a Swap, so it may visit rows that are not durable yet.
-	Scan(ctx context.Context, p Part, r Range, fn func(Row) (more bool, err error)) error
+	Scan(ctx context.Context, p Partition, r Range, fn func(Row) (more bool, err error)) error
 }
 
 // Partitions stores rows. One write changes one partition.
@@ -74,7 +74,7 @@ type Partitions interface {
 	// has no row. If a Swap of one of these rows is running, Get waits until the Swap ends.
 	// So every value that a Swap compared (If) or stored (Do) is durable when Get returns
 	// it.
-	Get(ctx context.Context, p Part, keys ...string) ([][]byte, error)
+	Get(ctx context.Context, p Partition, keys ...string) ([][]byte, error)
 	// Swap applies all changes and returns true if every row of every If is stored with the
 	// given value. Otherwise it changes nothing and returns false. It never applies only a
 	// part of the changes. It calls the Number functions in the order of cs. An engine that
@@ -86,17 +86,17 @@ type Partitions interface {
 	// Turn first. The reason: in an engine of many machines a swap that returns false costs
 	// as much as a swap that returns true. In other engines Turn returns at once. A caller
 	// that has a turn must not call Turn again before it has called end.
-	Turn(ctx context.Context, p Part) (end func(), err error)
+	Turn(ctx context.Context, p Partition) (end func(), err error)
 }
 
 // Reader reads rows.
 type Reader interface {
 	Scanner
-	// Look calls fn with the values of n rows, in order. The value v is nil if the row does
+	// GetMany calls fn with the values of n rows, in order. The value v is nil if the row does
 	// not exist. The function key appends the key of row i to b and returns the result. A
-	// value is valid until fn returns. Like Scan, Look does not wait for writes, so a value
+	// value is valid until fn returns. Like Scan, GetMany does not wait for writes, so a value
 	// may be not durable yet.
-	Look(ctx context.Context, p Part, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
+	GetMany(ctx context.Context, p Partition, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
 }
 
 // View reads the rows as they were at one moment. Later writes do not change what it
@@ -135,8 +135,8 @@ type Rows interface {
 
 // Batch collects the rows of a Write. It keeps no reference to keys and values.
 type Batch interface {
-	Set(p Part, key, value []byte)
-	Delete(p Part, key []byte)
+	Set(p Partition, key, value []byte)
+	Delete(p Partition, key []byte)
 	// Settled registers fn. The engine calls fn(nil) after the batch is durable. If the
 	// batch cannot become durable, the engine calls fn with the error. It calls fn even if
 	// Write has already returned because its context ended. The engine calls these

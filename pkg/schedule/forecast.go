@@ -89,7 +89,7 @@ const forecastPage = 256
 func (f *forecast) addPartition(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, from, to int64, touched func(notify.Base) bool) error {
 	after := engine.TimerCursor{FireAt: from}
 	for f.rowsLeft > 0 {
-		rows, err := table.Outline(ctx, p, after, to-1, min(forecastPage, f.rowsLeft))
+		rows, err := table.ScanWithoutPayload(ctx, p, after, to-1, min(forecastPage, f.rowsLeft))
 		if err != nil || len(rows) == 0 {
 			return err
 		}

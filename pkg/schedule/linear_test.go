@@ -241,7 +241,7 @@ func (h *history) create(s *Service, client int) {
 	x := engine.Schedule{Base: base, Caller: "shop", Channel: notify.SMS, Category: notify.Alert, FireAt: at, Created: now.UnixMilli(), Partition: 3, Receivers: 1, Accepted: 1}
 	ts := []engine.Timer{timerOf(notify.Chunk{Base: base, Partition: 3}, at, 0, false)}
 	if h.random(3) == 0 {
-		x.Fan, x.Partitions, x.BlockSize, x.Receivers, x.Accepted = true, 3, 4, 3, 3
+		x.FanOut, x.Partitions, x.BlockSize, x.Receivers, x.Accepted = true, 3, 4, 3, 3
 		ts = nil
 		for i := range uint32(3) {
 			ts = append(ts, timerOf(notify.Chunk{Base: base, Partition: uint16(i)}, at, i, true))

@@ -211,7 +211,7 @@ func (s *Service) timerRows(ctx context.Context, v *View) ([]engine.Timer, error
 // chunks yields every chunk that the schedule may have.
 func (v *View) chunks() func(yield func(notify.Chunk) bool) {
 	return func(yield func(notify.Chunk) bool) {
-		if !v.Fan {
+		if !v.FanOut {
 			yield(notify.Chunk{Base: v.Base, Partition: v.Partition})
 			return
 		}

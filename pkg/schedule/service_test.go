@@ -87,7 +87,7 @@ func (r *rig) fan(t *testing.T, in time.Duration) notify.Base {
 	now := time.Now()
 	base, at := notify.NewBase(now), now.Add(in).UnixMilli()
 	s := engine.Schedule{Base: base, Caller: "shop", Channel: notify.Push, Category: notify.Marketing, FireAt: at, Created: now.UnixMilli(),
-		Partitions: 4, BlockSize: 4, Receivers: 12, Accepted: 12, Fan: true}
+		Partitions: 4, BlockSize: 4, Receivers: 12, Accepted: 12, FanOut: true}
 	var ts []engine.Timer
 	for i := range uint32(12) {
 		ts = append(ts, timerOf(notify.Chunk{Base: base, Partition: uint16(i % 4), Block: i / 4}, at, i, true))
@@ -116,7 +116,7 @@ func (r *rig) single(t *testing.T, in time.Duration, change ...func(*engine.Sche
 func timerOf(c notify.Chunk, at int64, index uint32, fan bool) engine.Timer {
 	var w notify.ReceiverWriter
 	w.Append(notify.Receiver{Index: index, User: []byte("ann")})
-	e := notify.Envelope{Chunk: c, Fan: fan, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", NotBefore: at, Count: 1, Receivers: w.Bytes()}
+	e := notify.Envelope{Chunk: c, FanOut: fan, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", NotBefore: at, Count: 1, Receivers: w.Bytes()}
 	if !fan {
 		e.Channel, e.Category = notify.SMS, notify.Alert
 	}

@@ -234,9 +234,9 @@ type Deps struct {
 	// warnings.
 	Warnings func() []string
 	Version  string // version of the program, for /healthz; empty: not shown
-	// Standing returns why no call of a lane can be made now. ok is false if calls can be made.
+	// LaneStop returns why no call of a lane can be made now. ok is false if calls can be made.
 	// nil: not known.
-	Standing func(notify.Lane) (why Standing, ok bool)
+	LaneStop func(notify.Lane) (why LaneStop, ok bool)
 	// Admission refuses batches and fan-outs during an overload. nil: all are admitted.
 	Admission *limit.Admission
 	// MailHold is the longest time for which a worker holds a mail, to send it together with other

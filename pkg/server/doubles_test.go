@@ -493,9 +493,9 @@ func (w *world) add(f engine.Found, rows []notify.Row) {
 func (w *world) fanout(base notify.Base, caller, campaign string, n, size int, rows func(chunk int) []notify.Row) {
 	for i := range n {
 		f := engine.Found{
-			ID: notify.ID{Base: base, Index: uint32(i), Fan: true}, Pos: uint32(i % size), User: []byte("u" + string(rune('a'+i%26))),
+			ID: notify.ID{Base: base, Index: uint32(i), FanOut: true}, Pos: uint32(i % size), User: []byte("u" + string(rune('a'+i%26))),
 			Envelope: notify.Envelope{
-				Chunk: notify.Chunk{Base: base, Block: uint32(i / size)}, Fan: true, Channel: notify.Push, Category: notify.Marketing,
+				Chunk: notify.Chunk{Base: base, Block: uint32(i / size)}, FanOut: true, Channel: notify.Push, Category: notify.Marketing,
 				Accepted: 1_800_000_000_000, Caller: caller, Campaign: campaign, Count: uint32(size), Total: uint32(n + 2), // two more than are found
 			},
 		}
@@ -539,7 +539,7 @@ func (fakeJobs) Report(context.Context, string, uint64, int) ([]json.RawMessage,
 	return nil, 0, nil
 }
 
-func (fakeJobs) Do(_ context.Context, id string, c deadletter.Change, by deadletter.By) (api.Job, error) {
+func (fakeJobs) ChangeState(_ context.Context, id string, c deadletter.Change, by deadletter.By) (api.Job, error) {
 	switch {
 	case id != "job_1":
 		return api.Job{}, notify.NotFound("job")
@@ -598,6 +598,6 @@ func (f fakeGrants) Check(token, host string) (api.LoadGrant, error) {
 	return g, nil
 }
 
-func (f fakeGrants) Look(_ context.Context, token, host string) (api.LoadGrant, error) {
+func (f fakeGrants) CheckStored(_ context.Context, token, host string) (api.LoadGrant, error) {
 	return f.Check(strings.TrimPrefix(token, "late"), host)
 }

@@ -21,7 +21,7 @@ type Jobs interface {
 	List(ctx context.Context, max int) ([]api.Job, error)
 	Get(ctx context.Context, id string) (api.Job, error)
 	Report(ctx context.Context, id string, after uint64, max int) ([]json.RawMessage, uint64, error)
-	Do(ctx context.Context, id string, c deadletter.Change, by deadletter.By) (api.Job, error)
+	ChangeState(ctx context.Context, id string, c deadletter.Change, by deadletter.By) (api.Job, error)
 	Top(ctx context.Context, f api.LetterFilter, max int) (api.LetterTop, error)
 }
 
@@ -174,7 +174,7 @@ func changeJob(x *exchange, in jobChange) (api.Job, error) {
 	if err != nil {
 		return api.Job{}, err
 	}
-	return x.srv.deps.Jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by)
+	return x.srv.deps.Jobs.ChangeState(x.r.Context(), x.r.PathValue("id"), in.Change, by)
 }
 
 // listAudit returns audit rows after a sequence number. If the query has no sequence number, it

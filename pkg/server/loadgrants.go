@@ -26,7 +26,7 @@ type LoadGrants interface {
 	// Check returns the grant of a token that was sent to host. It uses the grants that this
 	// process read last. Look reads the stored grants first.
 	Check(token, host string) (api.LoadGrant, error)
-	Look(ctx context.Context, token, host string) (api.LoadGrant, error)
+	CheckStored(ctx context.Context, token, host string) (api.LoadGrant, error)
 }
 
 const (
@@ -50,7 +50,7 @@ func ownGrant(x *exchange) (api.LoadGrant, error) {
 	if token == "" || token == api.LoadLocal {
 		return api.LoadGrant{}, notify.Invalid("required", api.HeaderLoad, "has the token of the grant that is asked for")
 	}
-	return x.srv.deps.Grants.Look(x.r.Context(), token, x.r.Host)
+	return x.srv.deps.Grants.CheckStored(x.r.Context(), token, x.r.Host)
 }
 
 // admitLoad checks the load grant of a request with the header HeaderLoad. It admits every request
@@ -75,12 +75,12 @@ func admitLoad(s *Server, x *exchange) (err error) {
 	}
 	g, err := s.deps.Grants.Check(marks[0], x.r.Host)
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made it
-		g, err = s.deps.Grants.Look(x.r.Context(), marks[0], x.r.Host)
+		g, err = s.deps.Grants.CheckStored(x.r.Context(), marks[0], x.r.Host)
 	}
 	if err != nil {
 		return err
 	}
-	x.load = &request.Load{Targets: g.Targets, Take: func(n int) error { return s.loads.of(&g).take(x.r.Context(), s.deps.Now(), s.callers.shared, n) }}
+	x.load = &request.Load{Targets: g.Targets, UseRate: func(n int) error { return s.loads.of(&g).take(x.r.Context(), s.deps.Now(), s.callers.shared, n) }}
 	return nil
 }
 

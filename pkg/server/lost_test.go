@@ -19,7 +19,7 @@ func TestLostOrWaiting(t *testing.T) {
 	one, fan := baseOf(1), baseOf(2)
 	w.schedule(t, one, "shop", false)
 	w.schedule(t, fan, "shop", true)
-	for _, id := range []notify.ID{{Base: one}, {Base: fan, Index: 1, Fan: true}} {
+	for _, id := range []notify.ID{{Base: one}, {Base: fan, Index: 1, FanOut: true}} {
 		if st := get[api.Status](t, s, "/v1/notifications/"+id.String(), tok); st.Status != "SCHEDULED" {
 			t.Errorf("%s: %+v", id, st)
 		}
@@ -27,7 +27,7 @@ func TestLostOrWaiting(t *testing.T) {
 	if sum := get[api.Summary](t, s, "/v1/notifications/"+notify.ID{Base: fan}.String(), tok); sum.Counts["SCHEDULED"] != 3 || sum.Pending == nil || *sum.Pending != 0 {
 		t.Errorf("%+v", sum)
 	}
-	id := notify.ID{Base: baseOf(3), Index: 1, Fan: true}
+	id := notify.ID{Base: baseOf(3), Index: 1, FanOut: true}
 	if got := ask(s, "GET", "/v1/notifications/"+id.String(), tok, ""); got.status != 410 || got.problem(t).Code != history.CodeRecordLost {
 		t.Errorf("%d %s", got.status, got.body)
 	}

@@ -7,15 +7,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Standing is the reason why no call of a lane can be made now.
-type Standing struct {
+// LaneStop is the reason why no call of a lane can be made now.
+type LaneStop struct {
 	Account string    // the provider or account that answered last
 	Code    string    // error code of that answer
 	Blocked bool      // true: it asked to wait; false: its circuit is open
 	Until   time.Time // time of the next try
 }
 
-func (s Standing) String() string {
+func (s LaneStop) String() string {
 	if s.Blocked {
 		return s.Account + " is blocked (" + orUnknown(s.Code) + ")"
 	}
@@ -71,7 +71,7 @@ func waitReason(d *Deps, k *knownNotification, left *pending) string {
 	case left.claimed != nil:
 		return fmt.Sprintf("A worker has claimed attempt %d; its outcome follows the provider's answer.", left.claimed.Key.Attempt+1)
 	case left.heldByWorker:
-		why := Standing{Account: x.Provider, Code: x.Code, Blocked: x.Class == notify.ClassThrottled}
+		why := LaneStop{Account: x.Provider, Code: x.Code, Blocked: x.Class == notify.ClassThrottled}
 		return "It waits until " + formatTime(x.Wake) + ": " + why.String() + "."
 	case x == nil && e.NotBefore > now.UnixMilli():
 		return "It goes to " + e.Lane().Topic() + " at " + formatTime(e.NotBefore) + "."
@@ -98,7 +98,7 @@ func laneWaitReason(d *Deps, e *notify.Envelope) string {
 			return " until the lane is resumed: " + by + " paused " + e.Lane().String() + " at " + formatTime(since.UnixMilli()) + " (" + orUnknown(reason) + ")"
 		}
 	}
-	if f := d.Standing; f != nil {
+	if f := d.LaneStop; f != nil {
 		if st, ok := f(e.Lane()); ok {
 			return " until " + formatTime(st.Until.UnixMilli()) + ": " + st.String()
 		}
@@ -137,7 +137,7 @@ func (k *knownNotification) pending(now time.Time) (o pending) {
 		if !ok || r.Key.Epoch != k.out.Epoch || r.Key.Kind != notify.RowOutcome {
 			continue
 		}
-		x, waits := r.Waits(pos)
+		x, waits := r.DeferredAt(pos)
 		switch {
 		case !isSettled(r, pos) && pos >= r.StartedUpTo:
 			continue

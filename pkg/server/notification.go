@@ -47,12 +47,12 @@ func findNotification(x *exchange, raw string) (k knownNotification, fanout bool
 	}
 	k.found, err = st.History.Find(ctx, id)
 	switch {
-	case err == nil && id.Fan != k.found.Envelope.Fan:
-		if id.Fan { // ntf_X-0 of a single notification
+	case err == nil && id.FanOut != k.found.Envelope.FanOut:
+		if id.FanOut { // ntf_X-0 of a single notification
 			return k, false, errNoNotification()
 		}
 		fanout = true
-	case !id.Fan && err != nil && isMissing(err):
+	case !id.FanOut && err != nil && isMissing(err):
 		if k.found, err = firstReceiver(x, id.Base); err != nil {
 			if isMissing(err) {
 				return findWaitingOr(x, id, err)
@@ -117,7 +117,7 @@ func firstReceiver(x *exchange, base notify.Base) (f engine.Found, err error) {
 		return found
 	})
 	switch {
-	case errors.Is(err, found) && f.Envelope.Fan:
+	case errors.Is(err, found) && f.Envelope.FanOut:
 		return f, nil
 	case err == nil, errors.Is(err, found):
 		return f, errNoNotification()
@@ -217,7 +217,7 @@ func isSettled(r *notify.Row, pos uint32) bool { return r.Done || pos < r.DoneUp
 // outcomesAt returns the outcomes of a row for a position: its exceptions or, if there are none,
 // its default.
 func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
-	if ex := r.At(pos); len(ex) > 0 {
+	if ex := r.ExceptionsAt(pos); len(ex) > 0 {
 		return ex
 	}
 	d := r.Default
@@ -237,7 +237,7 @@ func cancelNotification(x *exchange) error {
 }
 
 func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
-	whole := fanout || !k.found.ID.Fan
+	whole := fanout || !k.found.ID.FanOut
 	if k.found.Envelope.NotBefore != 0 && whole {
 		// A schedule that is not released yet is cancelled for good, and an earlier cancel of it
 		// stays. A released schedule is cancelled like a notification that was sent at once.
@@ -288,7 +288,7 @@ func storeCancel(x *exchange, scope, caller string, allowed func() error) error 
 // cancellation returns the earliest cancellation that applies to a notification.
 func cancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
 	scopes := []string{k.found.ID.String()}
-	if k.found.ID.Fan {
+	if k.found.ID.FanOut {
 		scopes = append(scopes, notify.ID{Base: k.found.ID.Base}.String())
 	}
 	if id := k.found.Envelope.Campaign; id != "" {

@@ -97,8 +97,8 @@ func TestNotificationStatus(t *testing.T) {
 	past.Retry = false
 	f("a deferral that is due", []notify.Row{done(notify.Sent, past)}, notify.Deferred, 0, "http_503", "and waits in notifications-sms for a worker.")
 
-	stands := Standing{Account: "twilio:A", Code: "twilio_20003", Until: time.UnixMilli(t0 + 300_000)}
-	s.deps.Standing = func(l notify.Lane) (Standing, bool) { return stands, l.Channel == notify.SMS }
+	stands := LaneStop{Account: "twilio:A", Code: "twilio_20003", Until: time.UnixMilli(t0 + 300_000)}
+	s.deps.LaneStop = func(l notify.Lane) (LaneStop, bool) { return stands, l.Channel == notify.SMS }
 	f("not met by a worker", nil, notify.Accepted, 0, "", "It waits in notifications-sms until 2027-01-15T08:05:00.000Z: the circuit of twilio:A is open (twilio_20003).")
 	past.Retry = true
 	f("a retry that is due in a lane that stands", []notify.Row{done(notify.Sent, past)}, notify.Deferred, 1, "http_503", "waits in notifications-sms-dlq until 2027-01-15T08:05:00.000Z: the circuit")
@@ -205,7 +205,7 @@ func TestNotificationsThatAreNotThere(t *testing.T) {
 	f(id.String()+"-0", 404)
 	f("ntf_nonsense", 404)
 	f(notify.ID{Base: baseOf(9)}.String(), 404)
-	f(notify.ID{Base: baseOf(9), Fan: true}.String(), 404)
+	f(notify.ID{Base: baseOf(9), FanOut: true}.String(), 404)
 	if got := ask(s, "GET", "/v1/notifications/"+id.String(), token(t, "sre", api.ScopeRead, api.ScopeOperate), ""); got.status != 200 {
 		t.Errorf("an operator: %d", got.status)
 	}
@@ -252,7 +252,7 @@ func TestCancel(t *testing.T) {
 			t.Errorf("%s: %+v, stored %+v", path, c, w.cancels[scope])
 		}
 	}
-	fan := notify.ID{Base: baseOf(3), Index: 2, Fan: true}
+	fan := notify.ID{Base: baseOf(3), Index: 2, FanOut: true}
 	f("/v1/notifications/"+open.String(), 202, open.String())
 	f("/v1/notifications/"+sent.String(), 409, "")
 	f("/v1/notifications/"+fan.String(), 202, fan.String())
@@ -318,7 +318,7 @@ func TestFanoutSummaryPages(t *testing.T) {
 			t.Errorf("%s: %d %s", q, got.status, got.body)
 		}
 	}
-	one := get[api.Status](t, s, "/v1/notifications/"+notify.ID{Base: base, Index: 5, Fan: true}.String(), tok)
+	one := get[api.Status](t, s, "/v1/notifications/"+notify.ID{Base: base, Index: 5, FanOut: true}.String(), tok)
 	if one.Status != "DELIVERED" {
 		t.Errorf("%+v", one)
 	}

@@ -38,10 +38,10 @@ type Suppressions interface {
 	// Suppressions returns a page of the list, and the position of the next page. A nil position
 	// means that this page is the last.
 	Suppressions(ctx context.Context, q users.SuppressionQuery) (list []users.Suppression, next []byte, err error)
-	// Lift removes the suppression of an address from the user's profile, or from every profile if
+	// LiftSuppression removes the suppression of an address from the user's profile, or from every profile if
 	// user is empty. lifted is how many profiles had the suppression. still is true if another
 	// profile still has it. Lift calls notify.BeforeAct.
-	Lift(ctx context.Context, user, address string) (lifted int, still bool, err error)
+	LiftSuppression(ctx context.Context, user, address string) (lifted int, still bool, err error)
 }
 
 // TestProvider calls a provider, or one of its accounts, once. The call is a dry run or, if in.To
@@ -126,7 +126,7 @@ func liftSuppression(x *exchange, in api.SuppressionLift) (out api.SuppressionLi
 		}
 	}
 	out.Address = in.Address
-	out.Lifted, out.Still, err = x.srv.deps.Suppressions.Lift(x.r.Context(), in.UserID, in.Address)
+	out.Lifted, out.StillSuppressed, err = x.srv.deps.Suppressions.LiftSuppression(x.r.Context(), in.UserID, in.Address)
 	if err == nil && out.Lifted == 0 {
 		err = notify.NotFound("suppression")
 	}

@@ -29,8 +29,8 @@ func (a *acted) Set(ctx context.Context, name, by string, to api.LaneChange) (ap
 	return a.fakeLanes.Set(ctx, name, by, to)
 }
 
-func (a *acted) Lift(ctx context.Context, user, address string) (int, bool, error) {
-	n, still, err := a.fakeSuppressions.Lift(ctx, user, address)
+func (a *acted) LiftSuppression(ctx context.Context, user, address string) (int, bool, error) {
+	n, still, err := a.fakeSuppressions.LiftSuppression(ctx, user, address)
 	a.lifts += n
 	return n, still, err
 }

@@ -51,16 +51,16 @@ func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, e
 	switch {
 	case err != nil:
 		return k, false, err
-	case id.Fan && (!v.Fan || id.Index >= v.Receivers):
+	case id.FanOut && (!v.FanOut || id.Index >= v.Receivers):
 		return k, false, errNoNotification()
 	}
 	k.scheduled = &v
 	k.found = engine.Found{ID: id, Envelope: notify.Envelope{
-		Chunk: notify.Chunk{Base: id.Base}, Fan: v.Fan, Channel: v.Channel, Category: v.Category, Caller: v.Caller,
+		Chunk: notify.Chunk{Base: id.Base}, FanOut: v.FanOut, Channel: v.Channel, Category: v.Category, Caller: v.Caller,
 		Campaign: v.Campaign, Accepted: v.Created, Expires: v.Expires, NotBefore: v.FireAt,
 	}}
 	k.fold()
-	if v.Fan && !id.Fan {
+	if v.FanOut && !id.FanOut {
 		return k, true, nil
 	}
 	v, ts, err := x.srv.deps.Schedules.Timers(x.r.Context(), v)
@@ -77,14 +77,14 @@ func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, e
 		rd := notify.ReadReceivers(e.Receivers)
 		var rec notify.Receiver
 		for pos := uint32(0); rd.Next(&rec); pos++ {
-			if !id.Fan || rec.Index == id.Index {
+			if !id.FanOut || rec.Index == id.Index {
 				k.found.Envelope, k.found.Pos, k.found.User, k.found.Address = e, pos, rec.User, rec.Address
 				k.found.Envelope.NotBefore = v.FireAt
 				return k, false, nil
 			}
 		}
 	}
-	if id.Fan && len(ts) > 0 {
+	if id.FanOut && len(ts) > 0 {
 		return k, false, errNoNotification() // the fan-out request refused this receiver
 	}
 	return k, false, nil // no timers: the schedule was released, or cancelled long ago
@@ -179,9 +179,9 @@ func rescheduleNotification(x *exchange, in scheduledAt) (none api.Scheduled, er
 		return none, err
 	}
 	switch {
-	case id.Fan && (!v.Fan || id.Index >= v.Receivers):
+	case id.FanOut && (!v.FanOut || id.Index >= v.Receivers):
 		return none, errNoNotification()
-	case id.Fan:
+	case id.FanOut:
 		return none, &notify.Error{Kind: notify.KindConflict, Code: "not_single", Msg: "one receiver of a fan-out cannot be moved; omit the index to move the whole fan-out"}
 	}
 	at := in.ScheduledAt.UnixMilli()

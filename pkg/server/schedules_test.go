@@ -39,7 +39,7 @@ func (w *world) schedule(t testing.TB, base notify.Base, caller string, fan bool
 	s.User = "u1"
 	if fan {
 		s.User = ""
-		s.Fan, s.Partitions, s.BlockSize, s.Receivers, s.Accepted = true, 2, 8, 4, 3
+		s.FanOut, s.Partitions, s.BlockSize, s.Receivers, s.Accepted = true, 2, 8, 4, 3
 	}
 	var ts []engine.Timer
 	put := func(part uint16, indexes ...uint32) {
@@ -52,7 +52,7 @@ func (w *world) schedule(t testing.TB, base notify.Base, caller string, fan bool
 			col.Append(notify.Receiver{Index: i, User: []byte(user)})
 		}
 		c := notify.Chunk{Base: base, Partition: part}
-		e := notify.Envelope{Chunk: c, Fan: fan, Channel: s.Channel, Category: s.Category, Caller: caller, Accepted: t0, NotBefore: at, Count: uint32(len(indexes)), Receivers: col.Bytes()}
+		e := notify.Envelope{Chunk: c, FanOut: fan, Channel: s.Channel, Category: s.Category, Caller: caller, Accepted: t0, NotBefore: at, Count: uint32(len(indexes)), Receivers: col.Bytes()}
 		ts = append(ts, engine.Timer{FireAt: at, ID: c.TimerID(0), Kind: 1, Target: e.Lane().Topic(), Payload: notify.AppendEnvelope(nil, &e), Head: base, Weight: e.Count})
 	}
 	put(0, 0)

@@ -26,7 +26,7 @@ func sendHandler(to func(*Deps) sendFunc) handler {
 		span := x.srv.deps.Tracer.Request(name, trace.FromHeader(x.r.Header), x.start)
 		defer span.End()
 		err := sendTraced(x, name, &span, to(&x.srv.deps))
-		if span.On() {
+		if span.Recording() {
 			span.Str("notifyd.caller", x.id.Caller)
 			span.Str("http.route", x.route.path)
 			span.Int("http.request.body.size", len(x.body.data))
@@ -42,8 +42,8 @@ func sendHandler(to func(*Deps) sendFunc) handler {
 
 func sendTraced(x *exchange, name string, span *trace.Span, to sendFunc) error {
 	ctx, c := x.r.Context(), span.Context()
-	if span.On() {
-		ctx = trace.With(ctx, c)
+	if span.Recording() {
+		ctx = trace.ContextWith(ctx, c)
 	}
 	m := request.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State, Load: x.load}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {

@@ -31,7 +31,7 @@ func (fakeSuppressions) Suppressions(_ context.Context, q users.SuppressionQuery
 	return list, nil, nil
 }
 
-func (fakeSuppressions) Lift(ctx context.Context, _, address string) (int, bool, error) {
+func (fakeSuppressions) LiftSuppression(ctx context.Context, _, address string) (int, bool, error) {
 	if address == "+0" {
 		return 0, false, nil
 	}

@@ -61,7 +61,7 @@ func events(k *knownNotification) []api.TimelineEvent {
 			continue
 		}
 		if !isSettled(r, pos) {
-			if x, ok := r.Waits(pos); ok {
+			if x, ok := r.DeferredAt(pos); ok {
 				out = append(out, event(r, &x))
 			} else if pos < r.StartedUpTo {
 				out = append(out, claimed(r))

@@ -101,7 +101,7 @@ func TestControlLedger(t *testing.T) {
 	apns := senders(t, s)[0]
 	c := client(t, s, "h2")
 	b := notify.NewBase(time.Now())
-	id := func(i uint32) string { return notify.ID{Base: b, Index: i, Fan: true}.String() }
+	id := func(i uint32) string { return notify.ID{Base: b, Index: i, FanOut: true}.String() }
 	for _, i := range []uint32{0, 1, 1, 4} {
 		if got := do(t, c, apns.send(id(i))); got.status != 200 {
 			t.Fatalf("%+v", got)

@@ -146,8 +146,8 @@ type Receiver struct {
 	Seq      uint64 // sequence number among the messages of the user
 }
 
-// Take counts a receiver. It is for programs that have a ledger without simulated providers.
-func (l *Ledger) Take(r *Receiver) {
+// Count counts a receiver. It is for programs that have a ledger without simulated providers.
+func (l *Ledger) Count(r *Receiver) {
 	l.recordEntry(&ledgerEntry{
 		at: r.At.UnixNano(), provider: r.Provider, outcome: r.Outcome, status: 200,
 		id: r.ID, addr: addrHash(r.Address), user: r.User, userSeq: r.Seq,
@@ -236,7 +236,7 @@ func parseID(text string) (id notify.ID, foreign bool) {
 	h := xxhash.Sum64String(text)
 	binary.LittleEndian.PutUint64(id.Base[:], h)
 	binary.LittleEndian.PutUint64(id.Base[8:], mixHash(h, uint64(len(text))))
-	id.Index, id.Fan = 0, false
+	id.Index, id.FanOut = 0, false
 	return id, true
 }
 
@@ -245,11 +245,11 @@ func parseID(text string) (id notify.ID, foreign bool) {
 func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
 	if n := len(l.lastFanoutText); n > 0 && len(text) > n && text[:n] == l.lastFanoutText && text[n] != '0' {
 		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {
-			return notify.ID{Base: l.lastFanoutBase, Index: uint32(index), Fan: true}, false
+			return notify.ID{Base: l.lastFanoutBase, Index: uint32(index), FanOut: true}, false
 		}
 	}
 	id, foreign = parseID(text)
-	if at := strings.IndexByte(text, '-'); !foreign && id.Fan && at > 0 {
+	if at := strings.IndexByte(text, '-'); !foreign && id.FanOut && at > 0 {
 		l.lastFanoutText, l.lastFanoutBase = text[:at+1], id.Base
 	}
 	return id, foreign

@@ -19,7 +19,7 @@ func TestLedgerOrderBeyondMemory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, few := testLedger(), NewLedger("", 384*rapid.IntRange(4, 100).Draw(t, "room"))
 		for i := range rapid.IntRange(1, 80).Draw(t, "n") {
-			e := hitOf(notify.ID{Base: base(byte(i)), Index: uint32(i), Fan: true}.String(), "a", rapid.SampledFrom([]Outcome{Rejected, Accepted}).Draw(t, "outcome"))
+			e := hitOf(notify.ID{Base: base(byte(i)), Index: uint32(i), FanOut: true}.String(), "a", rapid.SampledFrom([]Outcome{Rejected, Accepted}).Draw(t, "outcome"))
 			e.user, e.userSeq = fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "user")), uint64(rapid.IntRange(1, 9).Draw(t, "seq"))
 			again := *e
 			all.recordEntry(e)
@@ -44,7 +44,7 @@ func TestLedgerManyAtOnce(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			for i := range each {
-				id := notify.ID{Base: b, Index: uint32(w*each + i), Fan: true}
+				id := notify.ID{Base: b, Index: uint32(w*each + i), FanOut: true}
 				if i%2 == 1 {
 					id = notify.ID{Base: b.Item(w*each + i)}
 				}
@@ -53,7 +53,7 @@ func TestLedgerManyAtOnce(t *testing.T) {
 				l.recordEntry(e)
 				if i >= each/2 {
 					again := *e
-					again.id = notify.ID{Base: b, Index: uint32(w*each + 2*(i-each/2)), Fan: true}.String()
+					again.id = notify.ID{Base: b, Index: uint32(w*each + 2*(i-each/2)), FanOut: true}.String()
 					l.recordEntry(&again)
 				}
 			}
@@ -80,7 +80,7 @@ func TestLedgerDiskFails(t *testing.T) {
 	l := NewLedger(filepath.Join(t.TempDir(), "none"), 1<<16)
 	b := base(1)
 	for i := range uint32(5000) {
-		l.recordEntry(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: b, Index: i, FanOut: true}.String(), "a", Accepted))
 	}
 	l.recordEntry(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
 	l.recordEntry(hitOf(notify.ID{Base: b}.String(), "a", Accepted))

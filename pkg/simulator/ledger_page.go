@@ -24,11 +24,11 @@ type pageKey struct {
 }
 
 func keyOf(id notify.ID) (k pageKey, i int) {
-	return pageKey{base: id.Base, page: id.Index / pageSize, fan: id.Fan}, int(id.Index % pageSize)
+	return pageKey{base: id.Base, page: id.Index / pageSize, fan: id.FanOut}, int(id.Index % pageSize)
 }
 
 func (k *pageKey) id(i int) notify.ID {
-	return notify.ID{Base: k.base, Index: k.page*pageSize + uint32(i), Fan: k.fan}
+	return notify.ID{Base: k.base, Index: k.page*pageSize + uint32(i), FanOut: k.fan}
 }
 
 // compare orders keys by base. A base contains the time at which it was made, so this is the order

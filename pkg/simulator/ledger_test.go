@@ -33,7 +33,7 @@ func TestSince(t *testing.T) {
 	at := time.Unix(1000, 0)
 	early, late := notify.NewBase(at.Add(-time.Minute)), notify.NewBase(at)
 	for _, b := range []notify.Base{early, late} {
-		for _, id := range []notify.ID{{Base: b}, {Base: b, Index: 3, Fan: true}, {Base: b, Index: 900, Fan: true}} {
+		for _, id := range []notify.ID{{Base: b}, {Base: b, Index: 3, FanOut: true}, {Base: b, Index: 900, FanOut: true}} {
 			l.recordEntry(hitOf(id.String(), "a", Accepted))
 			l.recordEntry(hitOf(id.String(), "b", Accepted))
 		}
@@ -86,8 +86,8 @@ func TestLedgerModel(t *testing.T) {
 			}
 		}
 		for range rapid.IntRange(1, min(20+memory, 200)).Draw(t, "n") {
-			id := notify.ID{Base: base(rapid.Byte().Draw(t, "base") % 4), Fan: rapid.Bool().Draw(t, "fan")}
-			if id.Fan {
+			id := notify.ID{Base: base(rapid.Byte().Draw(t, "base") % 4), FanOut: rapid.Bool().Draw(t, "fan")}
+			if id.FanOut {
 				id.Index = rapid.SampledFrom([]uint32{0, 1, 255, 256, 257, 5000, notify.MaxIndex}).Draw(t, "index")
 			}
 			text := id.String()
@@ -156,14 +156,14 @@ func TestLedgerModel(t *testing.T) {
 				t.Fatalf("%+v, and %+v", b, r)
 			}
 			for i := range uint32(300) {
-				if got, want := r.Bits[i/8]>>(i%8)&1 == 1, idsTaken[notify.ID{Base: base, Index: i, Fan: true}.String()] > 0; got != want {
+				if got, want := r.Bits[i/8]>>(i%8)&1 == 1, idsTaken[notify.ID{Base: base, Index: i, FanOut: true}.String()] > 0; got != want {
 					t.Fatalf("bit %d of %s is %t", i, b.Base, got)
 				}
 			}
 			inFans.IDs += b.IDs
 		}
 		for id, n := range idsTaken {
-			if p, err := notify.ParseID(id); n > 0 && err == nil && p.Fan {
+			if p, err := notify.ParseID(id); n > 0 && err == nil && p.FanOut {
 				inFans.IDs--
 			}
 		}
@@ -199,12 +199,12 @@ func TestLedgerBase(t *testing.T) {
 		if i == 0 || (i >= 300 && i < 310) || i == 999 {
 			continue
 		}
-		l.recordEntry(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: b, Index: i, FanOut: true}.String(), "a", Accepted))
 	}
-	l.recordEntry(hitOf(notify.ID{Base: b, Index: 305, Fan: true}.String(), "a", Rejected)) // tried is not delivered
-	l.recordEntry(hitOf(notify.ID{Base: b, Index: 7, Fan: true}.String(), "a", Ambiguous))
-	l.recordEntry(hitOf(notify.ID{Base: b, Index: 8, Fan: true}.String(), "second device", Accepted))
-	l.recordEntry(hitOf(notify.ID{Base: b, Index: 2000, Fan: true}.String(), "a", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 305, FanOut: true}.String(), "a", Rejected)) // tried is not delivered
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 7, FanOut: true}.String(), "a", Ambiguous))
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 8, FanOut: true}.String(), "second device", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 2000, FanOut: true}.String(), "a", Accepted))
 	want := BaseReport{Base: b.String(), Expected: 1000, IDs: 989, Deliveries: 990, Duplicates: 1, MissingN: 12, Beyond: 1, Missing: []Range{{0, 1}, {300, 310}, {999, 1000}}}
 	if got := l.Base(b, 1000); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)
@@ -219,7 +219,7 @@ func TestLedgerBase(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	pairs, recent := l.Duplicates(10)
-	if len(pairs) != 1 || pairs[0].ID != (notify.ID{Base: b, Index: 7, Fan: true}).String() || pairs[0].Deliveries != 2 || len(recent) != 1 || recent[0].ID != pairs[0].ID {
+	if len(pairs) != 1 || pairs[0].ID != (notify.ID{Base: b, Index: 7, FanOut: true}).String() || pairs[0].Deliveries != 2 || len(recent) != 1 || recent[0].ID != pairs[0].ID {
 		t.Errorf("%+v %+v", pairs, recent)
 	}
 	if err := l.Reset(); err != nil || l.Summary().Deliveries != 0 || len(l.Bases()) != 0 {
@@ -297,9 +297,9 @@ func TestLedgerFile(t *testing.T) {
 	l := open()
 	odd := &ledgerEntry{at: 1001 * 1e9, provider: SendGrid, outcome: Ambiguous, id: `or"der ` + "ü\n", addr: 1, user: `u"`, userSeq: 9, attempt: "x"}
 	for i := range uint32(300) {
-		l.recordEntry(hitOf(notify.ID{Base: base(1), Index: i, Fan: true}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: base(1), Index: i, FanOut: true}.String(), "a", Accepted))
 	}
-	l.recordEntry(hitOf(notify.ID{Base: base(1), Index: 5, Fan: true}.String(), "a", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: base(1), Index: 5, FanOut: true}.String(), "a", Accepted))
 	l.recordEntry(odd)
 	want := l.Summary()
 	if err := l.close(); err != nil {
@@ -428,8 +428,8 @@ func BenchmarkLedger(b *testing.B) {
 		})
 	}
 	fan := notify.NewBase(time.Now())
-	run("fan-out", "", func(i int) notify.ID { return notify.ID{Base: fan, Index: uint32(i), Fan: true} })
+	run("fan-out", "", func(i int) notify.ID { return notify.ID{Base: fan, Index: uint32(i), FanOut: true} })
 	run("single", "", func(i int) notify.ID { return notify.ID{Base: fan.Item(i)} })
-	run("duplicate", "", func(i int) notify.ID { return notify.ID{Base: fan, Index: uint32(i % 2), Fan: true} })
-	run("fan-out with file", "l.ndjson", func(i int) notify.ID { return notify.ID{Base: fan, Index: uint32(i), Fan: true} })
+	run("duplicate", "", func(i int) notify.ID { return notify.ID{Base: fan, Index: uint32(i % 2), FanOut: true} })
+	run("fan-out with file", "l.ndjson", func(i int) notify.ID { return notify.ID{Base: fan, Index: uint32(i), FanOut: true} })
 }

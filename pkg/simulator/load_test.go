@@ -23,7 +23,7 @@ func BenchmarkAPNs(b *testing.B) {
 	for range 64 {
 		wg.Go(func() {
 			for i := range next {
-				id := notify.ID{Base: fan, Index: i, Fan: true}.String()
+				id := notify.ID{Base: fan, Index: i, FanOut: true}.String()
 				r := setBody(model, []byte(`{"aps":{"alert":"B"},"ntf":"`+id+`"}`))
 				r.Header = model.Header
 				resp, err := c.Do(r)

@@ -22,8 +22,8 @@ const (
 	lastAuditBlock = "last"
 )
 
-func partOfAudit(block uint64) rows.Part {
-	return rows.Part{Table: tableAudit.Table, Name: strconv.FormatUint(block, 10)}
+func partOfAudit(block uint64) rows.Partition {
+	return rows.Partition{Table: tableAudit.Table, Name: strconv.FormatUint(block, 10)}
 }
 
 func blockOfAudit(seq uint64) uint64 { return (seq - 1) / auditBlock }
@@ -62,7 +62,7 @@ func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.A
 			if err != nil {
 				return none, err
 			}
-			do := rows.Change{Part: tableAudit, If: []rows.Row{{Key: lastAuditBlock, Value: stored}}, Do: []rows.Row{{Key: lastAuditBlock, Value: n}}}
+			do := rows.Change{Part: tableAudit, Expect: []rows.Row{{Key: lastAuditBlock, Value: stored}}, Set: []rows.Row{{Key: lastAuditBlock, Value: n}}}
 			if won, err := a.rows.Swap(ctx, do); err != nil {
 				return none, err
 			} else if !won {
@@ -71,7 +71,7 @@ func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.A
 		}
 		key := num(row.Seq)
 		won, err := a.rows.Swap(ctx, rows.Change{
-			Part: partOfAudit(blockOfAudit(row.Seq)), If: []rows.Row{{Key: key}}, Do: []rows.Row{{Key: key, Value: v}},
+			Part: partOfAudit(blockOfAudit(row.Seq)), Expect: []rows.Row{{Key: key}}, Set: []rows.Row{{Key: key, Value: v}},
 		})
 		switch {
 		case err != nil:

@@ -33,7 +33,7 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 		return err
 	}
 	won, err := c.rows.Swap(ctx, rows.Change{
-		Part: tableCallers, If: []rows.Row{{Key: in.ID, Value: stored}}, Do: []rows.Row{{Key: in.ID, Value: v}},
+		Part: tableCallers, Expect: []rows.Row{{Key: in.ID, Value: stored}}, Set: []rows.Row{{Key: in.ID, Value: v}},
 	})
 	if err == nil && !won {
 		err = errChanged("caller_changed", "caller")

@@ -19,7 +19,9 @@ type Campaigns struct{ rows rows.Partitions }
 // CampaignsOver returns the Campaigns that are stored in p.
 func CampaignsOver(p rows.Partitions) *Campaigns { return &Campaigns{p} }
 
-func partOfCampaign(id string) rows.Part { return rows.Part{Table: tableCampaigns.Table, Name: id} }
+func partOfCampaign(id string) rows.Partition {
+	return rows.Partition{Table: tableCampaigns.Table, Name: id}
+}
 
 // AddPart records that the part with this number was accepted as base. If the same (campaign, part) was
 // added before, AddPart changes nothing. It returns notify.KindNotFound if the campaign belongs to
@@ -58,7 +60,7 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 		if got[0] == nil {
 			// The list entries are written before the campaign. Readers skip an entry without a
 			// campaign, but they could not find a campaign without an entry.
-			if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, []byte{})}); err != nil {
+			if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Set: campaignEntries(&h, []byte{})}); err != nil {
 				return err
 			}
 		}
@@ -71,8 +73,8 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 			return err
 		}
 		won, err := c.rows.Swap(ctx, rows.Change{
-			Part: in, If: []rows.Row{{Key: campaignTotalsKey, Value: got[0]}},
-			Do: []rows.Row{{Key: campaignTotalsKey, Value: v}, {Key: seen, Value: []byte{}}, {Key: key, Value: base[:]}},
+			Part: in, Expect: []rows.Row{{Key: campaignTotalsKey, Value: got[0]}},
+			Set: []rows.Row{{Key: campaignTotalsKey, Value: v}, {Key: seen, Value: []byte{}}, {Key: key, Value: base[:]}},
 		})
 		if won || err != nil {
 			return err
@@ -193,7 +195,7 @@ func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, befo
 		return false, err
 	}
 	if h.Created != old.Created { // the list entry has no campaign
-		_, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: []rows.Row{{Key: campaignListPrefix("") + campaignKey(old.Created, old.ID)}}})
+		_, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Set: []rows.Row{{Key: campaignListPrefix("") + campaignKey(old.Created, old.ID)}}})
 		return false, err
 	}
 	newest, err := scanList(ctx, c.rows, in, rows.Range{Prefix: "p", Back: true}, 1, readBase)
@@ -201,6 +203,6 @@ func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, befo
 		return false, err
 	}
 	return c.rows.Swap(ctx,
-		rows.Change{Part: in, If: []rows.Row{{Key: campaignTotalsKey, Value: stored}}, Do: []rows.Row{{Key: campaignTotalsKey}}, Clear: []string{"p", "s"}},
-		rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, nil)})
+		rows.Change{Part: in, Expect: []rows.Row{{Key: campaignTotalsKey, Value: stored}}, Set: []rows.Row{{Key: campaignTotalsKey}}, Clear: []string{"p", "s"}},
+		rows.Change{Part: tableCampaigns, Set: campaignEntries(&h, nil)})
 }

@@ -25,7 +25,7 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err e
 	}
 	scope := "s" + in.Scope
 	for {
-		won, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, If: []rows.Row{{Key: scope}}, Numbers: 1, Number: func(_ int, n uint64) []rows.Row {
+		won, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, Expect: []rows.Row{{Key: scope}}, Numbers: 1, Number: func(_ int, n uint64) []rows.Row {
 			given = n
 			return []rows.Row{{Key: "n" + num(n), Value: v}, {Key: scope, Value: []byte(num(n))}}
 		}})
@@ -89,7 +89,7 @@ func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, 
 		for _, x := range old[:n] {
 			gone = append(gone, rows.Row{Key: "n" + num(x.Version)}, rows.Row{Key: "s" + x.Scope})
 		}
-		if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, Do: gone}); err != nil {
+		if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, Set: gone}); err != nil {
 			return total, err
 		}
 		total += n

@@ -38,7 +38,7 @@ var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Cod
 		h := &(*q)[i]
 		c.Raw(h.ID.Base[:])
 		codec.Num(c, &h.ID.Index)
-		c.Bool(&h.ID.Fan)
+		c.Bool(&h.ID.FanOut)
 		codec.Num(c, &h.Epoch)
 		codec.Num(c, &h.Wake)
 	}
@@ -143,8 +143,8 @@ func (h holdRows) Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byt
 	c := rows.Change{Part: tableHolds}
 	for i, k := range keys {
 		name := str(k.Lane) + k.User
-		c.If = append(c.If, rows.Row{Key: name, Value: loaded[i]})
-		c.Do = append(c.Do, rows.Row{Key: name, Value: next[i]})
+		c.Expect = append(c.Expect, rows.Row{Key: name, Value: loaded[i]})
+		c.Set = append(c.Set, rows.Row{Key: name, Value: next[i]})
 	}
 	return h.rows.Swap(ctx, c)
 }

@@ -45,17 +45,17 @@ func idemExpiry(expires int64, name string) string { return "e" + orderedTime(ex
 // old; nil means that no reservation is stored. A nil next removes the reservation.
 func (Idem) replace(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
 	key := "k" + name
-	c := rows.Change{Part: tableIdem, If: []rows.Row{{Key: key, Value: value}}, Do: []rows.Row{{Key: key}}}
+	c := rows.Change{Part: tableIdem, Expect: []rows.Row{{Key: key, Value: value}}, Set: []rows.Row{{Key: key}}}
 	moves := value == nil || next == nil || old.Expires != next.Expires
 	if value != nil && moves {
-		c.Do = append(c.Do, rows.Row{Key: idemExpiry(old.Expires, name)})
+		c.Set = append(c.Set, rows.Row{Key: idemExpiry(old.Expires, name)})
 	}
 	if next == nil {
 		return c
 	}
-	c.Do[0].Value = reservationRecord.Pack(next)
+	c.Set[0].Value = reservationRecord.Pack(next)
 	if moves { // the condition on the key's row also protects its index row
-		c.Add = []rows.Row{{Key: idemExpiry(next.Expires, name), Value: []byte{}}}
+		c.Insert = []rows.Row{{Key: idemExpiry(next.Expires, name), Value: []byte{}}}
 	}
 	return c
 }
@@ -195,8 +195,8 @@ func (i Idem) Purge(ctx context.Context, now int64) (int, error) {
 				continue
 			}
 			gone++
-			c.If = append(c.If, rows.Row{Key: keys[n], Value: v})
-			c.Do = append(c.Do, rows.Row{Key: entries[n]}, rows.Row{Key: keys[n]})
+			c.Expect = append(c.Expect, rows.Row{Key: keys[n], Value: v})
+			c.Set = append(c.Set, rows.Row{Key: entries[n]}, rows.Row{Key: keys[n]})
 		}
 		return []rows.Change{c}, gone, err
 	})

@@ -30,8 +30,8 @@ const (
 	maxJobName  = 1 << 15
 )
 
-func partOfJob(j *engine.Job) rows.Part {
-	return rows.Part{Table: tableJobs.Table, Name: strconv.Quote(j.Kind) + j.Name}
+func partOfJob(j *engine.Job) rows.Partition {
+	return rows.Partition{Table: tableJobs.Table, Name: strconv.Quote(j.Kind) + j.Name}
 }
 
 // jobRows returns the rows of a job and of entries of its report. If two entries have the same At, only
@@ -56,7 +56,7 @@ func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 
 // jobInPart returns the job of a partition, or nil if the partition has no job. It also returns the
 // job's row, which is the condition of a swap.
-func (j *Jobs) jobInPart(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, error) {
+func (j *Jobs) jobInPart(ctx context.Context, part rows.Partition) (*engine.Job, []rows.Row, error) {
 	job, stored, err := loadRecord[engine.Job](ctx, j.rows, part, jobKey)
 	if err != nil || stored == nil {
 		return nil, []rows.Row{{Key: jobKey}}, err
@@ -66,8 +66,8 @@ func (j *Jobs) jobInPart(ctx context.Context, part rows.Part) (*engine.Job, []ro
 
 // jobByID returns the job with an id, or nil if there is no such job. It also returns the job's
 // partition, and the job's row, which is the condition of a swap.
-func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Part, []rows.Row, error) {
-	part := rows.Part{Table: tableJobs.Table}
+func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Partition, []rows.Row, error) {
+	part := rows.Partition{Table: tableJobs.Table}
 	name, err := j.rows.Get(ctx, tableJobs, id)
 	if err != nil || name[0] == nil {
 		return nil, part, nil, err
@@ -83,7 +83,7 @@ func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Part, 
 // swapID changes the name of the partition of an id from the value from to the value to. nil means that
 // the id has no partition.
 func (j *Jobs) swapID(ctx context.Context, id string, from, to []byte) (bool, error) {
-	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, If: []rows.Row{{Key: id, Value: from}}, Do: []rows.Row{{Key: id, Value: to}}})
+	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, Expect: []rows.Row{{Key: id, Value: from}}, Set: []rows.Row{{Key: id, Value: to}}})
 }
 
 // Create stores a job with its entries in one commit. If a job with the same (Kind, Name) exists,
@@ -130,7 +130,7 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 			}
 		}
 		claimed = true
-		won, err = j.rows.Swap(ctx, rows.Change{Part: part, If: row, Do: do})
+		won, err = j.rows.Swap(ctx, rows.Change{Part: part, Expect: row, Set: do})
 		if err != nil {
 			return none, false, err
 		}
@@ -144,7 +144,7 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 // and swaps the change that the function returns. It returns notify.KindConflict if there is no such
 // job or if the job has changed.
 func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
-	end, err := j.rows.Turn(ctx, rows.Part{Table: tableJobs.Table, Name: id})
+	end, err := j.rows.Turn(ctx, rows.Partition{Table: tableJobs.Table, Name: id})
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*
 	if err != nil {
 		return err
 	}
-	c.Part, c.If = part, row
+	c.Part, c.Expect = part, row
 	won, err := j.rows.Swap(ctx, c)
 	if err == nil && !won {
 		err = errChanged("job_changed", "job")
@@ -174,7 +174,7 @@ func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntr
 	err := j.swapJob(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
 		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // the identity of a job never changes
 		in.Version++
-		c.Do, err = jobRows(&in, entries)
+		c.Set, err = jobRows(&in, entries)
 		return c, err
 	})
 	if err != nil {
@@ -198,7 +198,7 @@ func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	var name []byte
 	err := j.swapJob(ctx, id, version, func(old *engine.Job) (rows.Change, error) {
 		name = []byte(partOfJob(old).Name)
-		return rows.Change{Do: []rows.Row{{Key: jobKey}}, Clear: []string{entryPrefix}}, nil
+		return rows.Change{Set: []rows.Row{{Key: jobKey}}, Clear: []string{entryPrefix}}, nil
 	})
 	if err == nil {
 		_, err = j.swapID(ctx, id, name, nil)
@@ -228,7 +228,7 @@ func (j *Jobs) List(ctx context.Context, max int) ([]engine.Job, error) {
 		return nil, err
 	}
 	found, err := getConcurrently(names, func(name rows.Row) (engine.Job, error) {
-		part := rows.Part{Table: tableJobs.Table, Name: string(name.Value)}
+		part := rows.Partition{Table: tableJobs.Table, Name: string(name.Value)}
 		jobs, err := scanList(ctx, j.rows, part, rows.Range{Prefix: jobKey}, 1, unpack[engine.Job])
 		if err != nil || len(jobs) == 0 || jobs[0].ID != name.Key {
 			return engine.Job{}, err

@@ -20,7 +20,7 @@ var letterRecord = Record[letter]{"a dead letter", 1, func(c *codec.Codec, l *le
 	c.Fixed(&d.Seq) // Seq is first, because numberLetter overwrites it in the packed form
 	c.Raw(d.ID.Base[:])
 	codec.Num(c, &d.ID.Index)
-	c.Bool(&d.ID.Fan)
+	c.Bool(&d.ID.FanOut)
 	codec.Num(c, &d.Epoch)
 	for _, s := range [...]*string{
 		&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.State, &d.Job, &d.Trace,
@@ -80,7 +80,7 @@ func LetterID(id notify.ID, epoch uint16) []byte {
 	b := append(make([]byte, 0, LetterIDLen), id.Base[:]...)
 	b = binary.BigEndian.AppendUint32(b, id.Index)
 	fan := byte(0)
-	if id.Fan {
+	if id.FanOut {
 		fan = 1
 	}
 	return binary.BigEndian.AppendUint16(append(b, fan), epoch)

@@ -20,7 +20,7 @@ type letters struct {
 	durable durableNumber
 }
 
-func feedOf(caller string) rows.Part { return rows.Part{Table: 'f', Name: caller} }
+func feedOf(caller string) rows.Partition { return rows.Partition{Table: 'f', Name: caller} }
 
 func letterTime(prefix string, ms int64, id string) string { return prefix + orderedTime(ms) + id }
 
@@ -107,7 +107,7 @@ func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, id
 		cs[feed].Numbers++
 		of[feed] = append(of[feed], len(fresh))
 		fresh, values = append(fresh, i), append(values, packed)
-		main.If = append(main.If, rows.Row{Key: keys[i]})
+		main.Expect = append(main.Expect, rows.Row{Key: keys[i]})
 	}
 	if len(fresh) == 0 {
 		return nil, nil
@@ -137,14 +137,14 @@ func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, id
 // lookUpLetter returns the letter with an id. Like a list, it does not wait for running writes.
 func (l *letters) lookUpLetter(ctx context.Context, id string) (d engine.DeadLetter, ok bool, err error) {
 	ord := ""
-	err = l.rows.Look(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'i'), id...) }, func(_ int, v []byte) error {
+	err = l.rows.GetMany(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'i'), id...) }, func(_ int, v []byte) error {
 		ord = string(v)
 		return nil
 	})
 	if err != nil || ord == "" {
 		return d, false, err
 	}
-	err = l.rows.Look(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'o'), ord...) }, func(_ int, v []byte) (err error) {
+	err = l.rows.GetMany(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'o'), ord...) }, func(_ int, v []byte) (err error) {
 		if ok = v != nil; ok { // nil: the letter was purged after the first look-up
 			d, err = readLetter(rows.Row{Key: ord, Value: v})
 		}
@@ -291,10 +291,10 @@ func (l *letters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, err
 			}
 			moved[i], seen[ids[i]] = true, true
 			key := "o" + num(d.Ord)
-			c.If = append(c.If, rows.Row{Key: key, Value: values[i]})
-			c.Do = append(c.Do, rows.Row{Key: key, Value: packed})
+			c.Expect = append(c.Expect, rows.Row{Key: key, Value: values[i]})
+			c.Set = append(c.Set, rows.Row{Key: key, Value: packed})
 		}
-		if len(c.Do) == 0 {
+		if len(c.Set) == 0 {
 			return moved, nil
 		}
 		won, err := l.rows.Swap(ctx, c)
@@ -325,9 +325,9 @@ func (l *letters) Purge(ctx context.Context, now int64) (int, error) {
 			}
 			gone++
 			byID, byOrd, byTime, byUntil := letterKeys(&ds[i], ids[i])
-			main.If = append(main.If, rows.Row{Key: byOrd, Value: v})
-			main.Do = append(main.Do, rows.Row{Key: byID}, rows.Row{Key: byOrd}, rows.Row{Key: byTime}, rows.Row{Key: byUntil})
-			cs = append(cs, rows.Change{Part: feedOf(ds[i].Caller), Do: []rows.Row{{Key: num(ds[i].Seq)}}})
+			main.Expect = append(main.Expect, rows.Row{Key: byOrd, Value: v})
+			main.Set = append(main.Set, rows.Row{Key: byID}, rows.Row{Key: byOrd}, rows.Row{Key: byTime}, rows.Row{Key: byUntil})
+			cs = append(cs, rows.Change{Part: feedOf(ds[i].Caller), Set: []rows.Row{{Key: num(ds[i].Seq)}}})
 		}
 		return append(cs, main), gone, nil
 	})

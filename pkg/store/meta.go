@@ -16,7 +16,9 @@ func MetaOver(p rows.Partitions) engine.Meta { return meta{p} }
 
 const metaKey = "v"
 
-func partOfMeta(name string) rows.Part { return rows.Part{Table: tableMeta.Table, Name: name} }
+func partOfMeta(name string) rows.Partition {
+	return rows.Partition{Table: tableMeta.Table, Name: name}
+}
 
 func (m meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
 	got, err := m.rows.Get(ctx, partOfMeta(name), metaKey)
@@ -27,14 +29,14 @@ func (m meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
 }
 
 func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
-	_, err := m.rows.Swap(ctx, rows.Change{Part: partOfMeta(name), Do: []rows.Row{{Key: metaKey, Value: nonNil(value)}}})
+	_, err := m.rows.Swap(ctx, rows.Change{Part: partOfMeta(name), Set: []rows.Row{{Key: metaKey, Value: nonNil(value)}}})
 	return err
 }
 
 func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
 	value = nonNil(value)
 	won, err := m.rows.Swap(ctx, rows.Change{
-		Part: partOfMeta(name), If: []rows.Row{{Key: metaKey, Value: old}}, Do: []rows.Row{{Key: metaKey, Value: value}},
+		Part: partOfMeta(name), Expect: []rows.Row{{Key: metaKey, Value: old}}, Set: []rows.Row{{Key: metaKey, Value: value}},
 	})
 	if won || err != nil {
 		return won, err

@@ -103,9 +103,9 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 			if check && old != versions[i] {
 				return 0, errChanged("profile_changed", "profile")
 			}
-			c.If = append(c.If, rows.Row{Key: keys[i], Value: v})
+			c.Expect = append(c.Expect, rows.Row{Key: keys[i], Value: v})
 			if v != nil {
-				c.Do = append(c.Do, rows.Row{Key: "n" + num(old)})
+				c.Set = append(c.Set, rows.Row{Key: "n" + num(old)})
 			}
 		}
 		c.Number = func(i int, n uint64) []rows.Row {

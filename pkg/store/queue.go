@@ -15,8 +15,8 @@ import (
 
 // The tables of queues. The keys of both tables have the same form.
 var (
-	tableMessages = rows.Part{Table: 'Q'} // str queue, seq: time of enqueue and lane, visible, body
-	tableReceived = rows.Part{Table: 'V'} // str queue, seq: number of receives, time until which a released message is invisible
+	tableMessages = rows.Partition{Table: 'Q'} // str queue, seq: time of enqueue and lane, visible, body
+	tableReceived = rows.Partition{Table: 'V'} // str queue, seq: number of receives, time until which a released message is invisible
 )
 
 // queues holds the queues that had messages at the start, and the queues that were requested since
@@ -135,7 +135,7 @@ const (
 // deleted. A body is valid until fn returns.
 func (q *queue) readBodies(ctx context.Context, n int, seq func(i int) uint64, fn func(i int, body []byte) error) error {
 	key := func(b []byte, i int) []byte { return q.appendKey(b, seq(i)) }
-	return q.rows.Look(ctx, tableMessages, n, key, func(i int, v []byte) error {
+	return q.rows.GetMany(ctx, tableMessages, n, key, func(i int, v []byte) error {
 		switch {
 		case v == nil:
 			return fn(i, nil)

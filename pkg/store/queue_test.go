@@ -17,7 +17,7 @@ import (
 func countRows(t *testing.T, r rows.Rows, tables ...byte) (n int) {
 	t.Helper()
 	for _, table := range tables {
-		must(t, r.Scan(t.Context(), rows.Part{Table: table}, rows.Range{}, func(rows.Row) (bool, error) { n++; return true, nil }))
+		must(t, r.Scan(t.Context(), rows.Partition{Table: table}, rows.Range{}, func(rows.Row) (bool, error) { n++; return true, nil }))
 	}
 	return n
 }
@@ -49,7 +49,7 @@ func TestQueueLeavesNothing(t *testing.T) {
 	for _, max := range []int{9, store.RoughFrom} {
 		synctest.Test(t, func(t *testing.T) {
 			l := &late{Rows: memory.New().Rows()}
-			q := store.Over(l).Queue("q", max)
+			q := store.OnRows(l).Queue("q", max)
 			must(t, q.Enqueue(t.Context(), []engine.Message{{}, {}, {}}))
 			must(t, q.Ack(t.Context(), receipts(val(q.Receive(t.Context(), 3, time.Hour))(t))))
 			must(t, q.Enqueue(t.Context(), []engine.Message{{}, {}, {}}))

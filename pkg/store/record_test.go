@@ -38,7 +38,7 @@ func records() map[string]struct {
 	}
 	spilled := engine.Spilled{Topic: "topic", Key: []byte("key"), Part: -1, Value: []byte("value"), At: 10}
 	dead := engine.DeadLetter{
-		ID: notify.ID{Base: notify.Base{1}, Index: 2, Fan: true}, Epoch: 3, Seq: 1 << 63, Caller: "shop", Campaign: "cmp", Channel: "sms", Category: "otp",
+		ID: notify.ID{Base: notify.Base{1}, Index: 2, FanOut: true}, Epoch: 3, Seq: 1 << 63, Caller: "shop", Campaign: "cmp", Channel: "sms", Category: "otp",
 		User: "u", Template: "t", Class: "permanent", Code: "c", Provider: "p", Attempts: 4, FirstFailed: 5, LastFailed: 6, Expires: 7,
 		Chunk: notify.Chunk{Base: notify.Base{8}, Partition: 9, Block: 10}, Topic: "topic", Partition: 11, Offset: 12,
 		State: "dead", Job: "j", Until: 13, Trace: "trace", Extra: map[string]any{"region": "eu"},
@@ -46,7 +46,7 @@ func records() map[string]struct {
 	packed, _ := PackLetter(&dead)
 	schedule := engine.Schedule{
 		Caller: "shop", Campaign: "cmp", User: "u", Channel: 2, Category: 3, FireAt: -4, Created: 5, Expires: 6, Partition: 65_535,
-		Partitions: 7, BlockSize: 8, Receivers: 9, Accepted: 10, Fan: true,
+		Partitions: 7, BlockSize: 8, Receivers: 9, Accepted: 10, FanOut: true,
 	}
 	head := engine.ScheduleHead{State: 1, Gen: 2, FireAt: 3, At: 4, MovedAt: 5, MovedBy: "shop", Moves: 6, Version: 1 << 63}
 	return map[string]entry{

@@ -30,7 +30,7 @@ func scheduleFields(c *codec.Codec, x *engine.Schedule) {
 	codec.Num(c, &x.BlockSize)
 	codec.Num(c, &x.Receivers)
 	codec.Num(c, &x.Accepted)
-	c.Bool(&x.Fan)
+	c.Bool(&x.FanOut)
 }
 
 // ScheduleRecord packs a schedule without its Base.
@@ -94,7 +94,7 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 		r[2] = rows.Row{Key: all[e[1]:e[2]], Value: []byte{}}
 		key, value = e[2], e[3]
 	}
-	return rows.Change{Part: tableSchedules, Add: add}, nil
+	return rows.Change{Part: tableSchedules, Insert: add}, nil
 }
 
 func (s schedules) Put(ctx context.Context, ss []engine.Schedule) error {
@@ -227,14 +227,14 @@ func (s schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 			return was.head, false, nil
 		}
 		is.head = h
-		c := rows.Change{Part: tableSchedules, If: []rows.Row{{Key: "h" + base, Value: was.packed}}, Do: []rows.Row{{Key: "h" + base, Value: next}}}
+		c := rows.Change{Part: tableSchedules, Expect: []rows.Row{{Key: "h" + base, Value: was.packed}}, Set: []rows.Row{{Key: "h" + base, Value: next}}}
 		before, listed := was.fireAt()
 		if at, lists := is.fireAt(); listed != lists || before != at {
 			if listed {
-				c.Do = append(c.Do, rows.Row{Key: fireKey(before, base)})
+				c.Set = append(c.Set, rows.Row{Key: fireKey(before, base)})
 			}
 			if lists {
-				c.Do = append(c.Do, rows.Row{Key: fireKey(at, base), Value: []byte{}})
+				c.Set = append(c.Set, rows.Row{Key: fireKey(at, base), Value: []byte{}})
 			}
 		}
 		won, err := s.rows.Swap(ctx, c)
@@ -268,19 +268,19 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 		for i, e := range entries {
 			x, base := &stored[i], string(bases[i][:])
 			at, listed := x.fireAt()
-			c.If = append(c.If, rows.Row{Key: "h" + base, Value: x.packed})
-			c.Do = append(c.Do, rows.Row{Key: e})
+			c.Expect = append(c.Expect, rows.Row{Key: "h" + base, Value: x.packed})
+			c.Set = append(c.Set, rows.Row{Key: e})
 			switch {
 			case !listed:
 				continue
 			case at >= before: // the index entry is from a Put that changed no schedule
-				c.Do = append(c.Do, rows.Row{Key: fireKey(at, base), Value: []byte{}})
+				c.Set = append(c.Set, rows.Row{Key: fireKey(at, base), Value: []byte{}})
 				continue
 			case x.exists && !seen[bases[i]]:
 				gone++
 			}
 			seen[bases[i]] = true
-			c.Do = append(c.Do, rows.Row{Key: "s" + base}, rows.Row{Key: "h" + base}, rows.Row{Key: "c" + str(x.schedule.Caller) + base},
+			c.Set = append(c.Set, rows.Row{Key: "s" + base}, rows.Row{Key: "h" + base}, rows.Row{Key: "c" + str(x.schedule.Caller) + base},
 				rows.Row{Key: fireKey(x.schedule.FireAt, base)}, rows.Row{Key: fireKey(at, base)})
 		}
 		return []rows.Change{c}, gone, nil
@@ -295,7 +295,7 @@ func (s schedules) Hint(ctx context.Context, hs []engine.Hint) error {
 	for i := range hs {
 		add[i] = rows.Row{Key: bucketKey(hs[i].Partition) + string(hs[i].Base[:]), Value: []byte{}}
 	}
-	_, err := s.rows.Swap(ctx, rows.Change{Part: tableHints, Add: add})
+	_, err := s.rows.Swap(ctx, rows.Change{Part: tableHints, Insert: add})
 	return err
 }
 
@@ -341,7 +341,7 @@ func (s schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []
 		for i := range ts {
 			gone[i].Key = string(t.appendKey(nil, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID))
 		}
-		cs = append(cs, rows.Change{Part: t.part, Do: gone})
+		cs = append(cs, rows.Change{Part: t.part, Set: gone})
 	}
 	_, err := s.rows.Swap(ctx, cs...)
 	return err

@@ -29,7 +29,7 @@ func (b *between) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 // stays, and nothing of it is left once its new time has come.
 func TestPurgeLooksAgain(t *testing.T) {
 	b := &between{Rows: memory.New().Rows()}
-	s := store.Over(b).Schedules()
+	s := store.OnRows(b).Schedules()
 	x := engine.Schedule{Base: notify.Base{1}, Caller: "shop", FireAt: 5}
 	if err := s.Put(t.Context(), []engine.Schedule{x}); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestPurgeLooksAgain(t *testing.T) {
 	if n, err := s.Purge(t.Context(), 51, 10); n != 1 || err != nil {
 		t.Errorf("purged %d, %v", n, err)
 	}
-	err := b.Scan(t.Context(), rows.Part{Table: 'S'}, rows.Range{}, func(r rows.Row) (bool, error) {
+	err := b.Scan(t.Context(), rows.Partition{Table: 'S'}, rows.Range{}, func(r rows.Row) (bool, error) {
 		t.Errorf("left: %q", r.Key)
 		return true, nil
 	})

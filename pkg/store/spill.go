@@ -133,21 +133,21 @@ func (p *Spill) Drop(ctx context.Context, seq uint64) error {
 			if err != nil || r.Seq > seq {
 				return false, err
 			}
-			if c.If == nil {
-				c.If = []rows.Row{{Key: row.Key, Value: bytes.Clone(row.Value)}}
+			if c.Expect == nil {
+				c.Expect = []rows.Row{{Key: row.Key, Value: bytes.Clone(row.Value)}}
 			}
-			c.Do = append(c.Do, rows.Row{Key: row.Key})
+			c.Set = append(c.Set, rows.Row{Key: row.Key})
 			last = r.Seq
 			size += spilledSize(&r)
-			return len(c.Do) < manyAtOnce, nil
+			return len(c.Set) < manyAtOnce, nil
 		})
-		if err != nil || len(c.Do) == 0 {
+		if err != nil || len(c.Set) == 0 {
 			return err
 		}
 		c.Stored = func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.records -= int64(len(c.Do))
+			p.records -= int64(len(c.Set))
 			p.bytes -= size
 			p.dropped = max(p.dropped, last)
 		}

@@ -76,7 +76,7 @@ func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, e
 func (s *status) getRows(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }
-	err := s.rows.Look(ctx, tableStatus, len(keys), key, func(i int, v []byte) error {
+	err := s.rows.GetMany(ctx, tableStatus, len(keys), key, func(i int, v []byte) error {
 		if v == nil {
 			return nil
 		}

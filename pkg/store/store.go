@@ -34,31 +34,31 @@ import (
 // and its value is empty.
 var (
 	// last: number of the last block. In the partition of each block: seq: row.
-	tableAudit   = rows.Part{Table: 'a'}
-	tableCallers = rows.Part{Table: 'u'} // caller: caller
-	tableMeta    = rows.Part{Table: 'm'} // in the partition of each name: v: value
-	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
+	tableAudit   = rows.Partition{Table: 'a'}
+	tableCallers = rows.Partition{Table: 'u'} // caller: caller
+	tableMeta    = rows.Partition{Table: 'm'} // in the partition of each name: v: value
+	tableHolds   = rows.Partition{Table: 'h'} // str lane, user: the user's queue
 	// base, partition, block, epoch, attempt, deferrals, first, kind: outcome row
-	tableStatus = rows.Part{Table: 's'}
+	tableStatus = rows.Partition{Table: 's'}
 	// p, user: version, profile; n, version: the user whose latest change got this version
-	tablePrefs = rows.Part{Table: 'p'}
+	tablePrefs = rows.Partition{Table: 'p'}
 	// n, version: cancellation; s, scope: version of the scope's first cancellation
-	tableCancels = rows.Part{Table: 'c'}
+	tableCancels = rows.Partition{Table: 'c'}
 	// a, time, id; c, str caller, time, id. In the partition of each campaign, whose name is the
 	// campaign's id: h: totals; p, seq: base of a part, in the order in which parts were added; s,
 	// part: this part was counted
-	tableCampaigns = rows.Part{Table: 'g'}
+	tableCampaigns = rows.Partition{Table: 'g'}
 	// id: kind and name of the job. In the partition of each kind and name: j: job; e, at: entry of the
 	// job's report
-	tableJobs = rows.Part{Table: 'j'}
+	tableJobs = rows.Partition{Table: 'j'}
 	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
-	tableIdem  = rows.Part{Table: 'i'}
-	tableSpill = rows.Part{Table: 'z'} // seq: spilled record
+	tableIdem  = rows.Partition{Table: 'i'}
+	tableSpill = rows.Partition{Table: 'z'} // seq: spilled record
 	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id; e, Until, id. In
 	// the partition of each caller's feed (feedOf): Seq: id
-	tableLetters = rows.Part{Table: 'd'}
+	tableLetters = rows.Partition{Table: 'd'}
 	// s, base: schedule; c, str caller, base; f, last known fire time, base; h, base: head
-	tableSchedules = rows.Part{Table: 'S'}
+	tableSchedules = rows.Partition{Table: 'S'}
 )
 
 // Contracts implements the contracts of pkg/engine with rows.Rows.
@@ -73,8 +73,8 @@ type Contracts struct {
 	queues   queues
 }
 
-// Over returns the Contracts that store their data in r.
-func Over(r rows.Rows) *Contracts {
+// OnRows returns the Contracts that store their data in r.
+func OnRows(r rows.Rows) *Contracts {
 	return &Contracts{
 		rows: r, prefs: &Prefs{rows: r}, spill: &Spill{rows: r}, letters: &letters{rows: r}, status: newStatus(r),
 		triggers: newTriggers(r), queues: queues{rows: r, byName: map[string]*queue{}},
@@ -248,7 +248,7 @@ func corrupt(key string) error {
 
 // loadRecord returns the record with this key and its packed value. The value is nil if there is no
 // record.
-func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Part, key string) (v V, stored []byte, err error) {
+func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Partition, key string) (v V, stored []byte, err error) {
 	got, err := r.Get(ctx, p, key)
 	if err != nil || got[0] == nil {
 		return v, nil, err
@@ -258,7 +258,7 @@ func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Part, key 
 }
 
 // scanList reads the first max rows of a range, decodes each with read, and returns the results.
-func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
+func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Partition, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
@@ -321,7 +321,7 @@ func (s *durableNumber) set(n uint64) {
 // in order and page by page, until it has removed most records. For each page it calls the function
 // change, which returns the changes that remove the records of the page, and the number of records. If
 // another process has changed a record of the page, purgeByTime calls change again for the page.
-func purgeByTime(ctx context.Context, r rows.Rows, p rows.Part, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
+func purgeByTime(ctx context.Context, r rows.Rows, p rows.Partition, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
 	after := ""
 	for total < most {
 		var entries []string

@@ -15,10 +15,10 @@ import (
 // The tables of timers. A key begins with the shard (2 bytes) and the number of the bucket, so that one
 // range delete removes a whole bucket.
 var (
-	tableTimers     = rows.Part{Table: 't'} // shard, minute, ms in the minute (4 bytes), id: timer
-	tableColdTimers = rows.Part{Table: 'T'} // shard, day, ms in the day (4 bytes), id: timer
-	tableHints      = rows.Part{Table: 'I'} // shard, minute, base
-	tableShards     = rows.Part{Table: 'k'} // shard: state of the shard
+	tableTimers     = rows.Partition{Table: 't'} // shard, minute, ms in the minute (4 bytes), id: timer
+	tableColdTimers = rows.Partition{Table: 'T'} // shard, day, ms in the day (4 bytes), id: timer
+	tableHints      = rows.Partition{Table: 'I'} // shard, minute, base
+	tableShards     = rows.Partition{Table: 'k'} // shard: state of the shard
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 // timerTable keeps timers in buckets of equal length in time.
 type timerTable struct {
 	rows   rows.Rows
-	part   rows.Part
+	part   rows.Partition
 	length int64 // length of a bucket, ms
 }
 
@@ -117,7 +117,7 @@ func (t timerTable) Put(ctx context.Context, shards notify.Spread, ts []engine.T
 	if err != nil || len(add) == 0 {
 		return err
 	}
-	_, err = t.rows.Swap(ctx, rows.Change{Part: t.part, Add: add})
+	_, err = t.rows.Swap(ctx, rows.Change{Part: t.part, Insert: add})
 	return err
 }
 
@@ -143,7 +143,7 @@ func (t timerTable) Scan(ctx context.Context, p engine.TimerPartition, after eng
 	return out, nil
 }
 
-func (t timerTable) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+func (t timerTable) ScanWithoutPayload(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
 	return t.Scan(ctx, p, after, until, max)
 }
 
@@ -163,7 +163,7 @@ func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) (
 
 // buckets returns the numbers of the buckets that have a row. It seeks from one bucket to the next, and
 // reads only one row of each bucket.
-func (t timerTable) buckets(ctx context.Context, part rows.Part, shard uint16, from, to int64) (out []int64, err error) {
+func (t timerTable) buckets(ctx context.Context, part rows.Partition, shard uint16, from, to int64) (out []int64, err error) {
 	for next := max(from, 0); next <= to; next++ {
 		found := int64(-1)
 		in := rows.Range{Prefix: string(appendShard(nil, shard)), After: bucketKey(engine.TimerPartition{Bucket: next, Shard: shard})}
@@ -243,14 +243,14 @@ func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, chan
 		if err != nil {
 			return engine.ShardState{}, err
 		}
-		c, stale := rows.Change{Part: tableShards, If: []rows.Row{{Key: key, Value: stored}}}, st.Term != term
+		c, stale := rows.Change{Part: tableShards, Expect: []rows.Row{{Key: key, Value: stored}}}, st.Term != term
 		if !stale {
 			change(&st)
 			v, err := pack("bad_timer", "state of a shard", st)
 			if err != nil {
 				return engine.ShardState{}, err
 			}
-			c.Do = []rows.Row{{Key: key, Value: v}}
+			c.Set = []rows.Row{{Key: key, Value: v}}
 		}
 		won, err := t.rows.Swap(ctx, c)
 		switch {
@@ -268,5 +268,5 @@ func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, chan
 func addTimers(shards notify.Spread, ts []engine.Timer) (rows.Change, error) {
 	t := hotTimers(nil)
 	add, err := t.timerRows(shards, ts)
-	return rows.Change{Part: t.part, Add: add}, err
+	return rows.Change{Part: t.part, Insert: add}, err
 }

@@ -9,11 +9,11 @@ import (
 
 // The tables of triggers.
 var (
-	tableTriggers     = rows.Part{Table: 'G'} // id: trigger
-	tableTriggerHeads = rows.Part{Table: 'B'} // id: head of a split trigger; exists after the first swap
-	tableTriggerList  = rows.Part{Table: 'L'} // state (a byte), str caller, id; IN_FLIGHT triggers are listed as PENDING
-	tableTriggerEnds  = rows.Part{Table: 'E'} // ended, id; only terminal triggers
-	tableFlights      = rows.Part{Table: 'K'} // seq: ids of the triggers that one swap claimed
+	tableTriggers     = rows.Partition{Table: 'G'} // id: trigger
+	tableTriggerHeads = rows.Partition{Table: 'B'} // id: head of a split trigger; exists after the first swap
+	tableTriggerList  = rows.Partition{Table: 'L'} // state (a byte), str caller, id; IN_FLIGHT triggers are listed as PENDING
+	tableTriggerEnds  = rows.Partition{Table: 'E'} // ended, id; only terminal triggers
+	tableFlights      = rows.Partition{Table: 'K'} // seq: ids of the triggers that one swap claimed
 )
 
 // The row of a small trigger holds everything, and each swap rewrites the row. The row of a large

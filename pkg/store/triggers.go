@@ -56,8 +56,8 @@ func (t *triggers) readHeaders(ctx context.Context, ids []string, fn func(id str
 }
 
 // lookEach calls fn with the key and value of each row.
-func lookEach(ctx context.Context, from rows.Reader, p rows.Part, keys []string, fn func(key string, v []byte) error) error {
-	return from.Look(ctx, p, len(keys),
+func lookEach(ctx context.Context, from rows.Reader, p rows.Partition, keys []string, fn func(key string, v []byte) error) error {
+	return from.GetMany(ctx, p, len(keys),
 		func(b []byte, i int) []byte { return append(b, keys[i]...) },
 		func(i int, v []byte) error { return fn(keys[i], v) })
 }
@@ -303,7 +303,7 @@ func (t *triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, e
 func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	out := make([]engine.Trigger, len(ids))
 	seqs := make([]uint64, len(ids)) // for each row: sequence of its cache stripe before the row was read
-	err := t.rows.Look(ctx, tableTriggers, len(ids), func(b []byte, i int) []byte {
+	err := t.rows.GetMany(ctx, tableTriggers, len(ids), func(b []byte, i int) []byte {
 		seqs[i] = t.heads.beginRead(ids[i])
 		return append(b, ids[i]...)
 	}, func(i int, v []byte) error {

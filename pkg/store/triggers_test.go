@@ -60,19 +60,19 @@ type beforeHeads struct {
 	hook func()
 }
 
-func (r *beforeHeads) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+func (r *beforeHeads) GetMany(ctx context.Context, p rows.Partition, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
 	if hook := r.hook; p.Table == 'B' && hook != nil {
 		r.hook = nil
 		hook()
 	}
-	return r.Rows.Look(ctx, p, n, key, fn)
+	return r.Rows.GetMany(ctx, p, n, key, fn)
 }
 
 // TestReadsOneVersion: between the two parts of a large trigger a swap replaces both.
 func TestReadsOneVersion(t *testing.T) {
 	t.Parallel()
 	r := &beforeHeads{Rows: memory.New().Rows()}
-	s := &opened{Contracts: store.Over(r)}
+	s := &opened{Contracts: store.OnRows(r)}
 	row := engine.Trigger{ID: "trg_1", Caller: "shop", URL: "https://a.example", Payload: bytes.Repeat([]byte("a"), 4000), State: engine.TriggerPending}
 	same(t, "created", val(s.Triggers().Create(t.Context(), []engine.Trigger{row}))(t), []bool{true})
 	row.Version = 1
@@ -94,7 +94,9 @@ func TestSwapsLeaveTheRequest(t *testing.T) {
 		row := engine.Trigger{ID: "trg_1", Caller: "shop", Payload: bytes.Repeat([]byte("x"), store.SplitFrom), State: engine.TriggerPending, FireAt: 5}
 		same(t, "won", val(s.Triggers().Create(t.Context(), []engine.Trigger{row}))(t), []bool{true})
 		row.Version = 1
-		stored := func(table byte) []byte { return val(s.Rows().Get(t.Context(), rows.Part{Table: table}, row.ID))(t)[0] }
+		stored := func(table byte) []byte {
+			return val(s.Rows().Get(t.Context(), rows.Partition{Table: table}, row.ID))(t)[0]
+		}
 		before := stored('G')
 		row.State, row.FireAt, row.Epoch, row.Log = engine.TriggerInFlight, 6, 1, []engine.Attempt{{N: 1, Class: "ok"}}
 		row = swapTo(t, s, row)
@@ -230,7 +232,7 @@ type afterScan struct {
 	run   func()
 }
 
-func (a *afterScan) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
+func (a *afterScan) Scan(ctx context.Context, p rows.Partition, in rows.Range, fn func(rows.Row) (bool, error)) error {
 	err := a.Rows.Scan(ctx, p, in, fn)
 	if run := a.run; run != nil && p.Table == a.table {
 		a.run = nil
@@ -243,7 +245,7 @@ func (a *afterScan) Scan(ctx context.Context, p rows.Part, in rows.Range, fn fun
 // at the row's lock stays, and nothing of it is left once its new time has come.
 func TestTriggerPurgeLooksAgain(t *testing.T) {
 	a := &afterScan{Rows: memory.New().Rows(), table: 'E'}
-	s := store.Over(a).Triggers()
+	s := store.OnRows(a).Triggers()
 	row := engine.Trigger{ID: "trg_1", Caller: "shop", State: engine.TriggerFired, Ended: 5}
 	val(s.Create(t.Context(), []engine.Trigger{row}))(t)
 	a.run = func() {
@@ -267,7 +269,7 @@ func TestNewerTriggersAreNotDamaged(t *testing.T) {
 		row.Version = 1
 		row = swapTo(t, s, row)
 		for version, want := range map[byte]error{200: notify.ErrNewer, 0: notify.ErrCorrupt} {
-			must(t, s.Rows().Write(bg, func(b rows.Batch) { b.Set(rows.Part{Table: table}, []byte(row.ID), []byte{version, 'x'}) }))
+			must(t, s.Rows().Write(bg, func(b rows.Batch) { b.Set(rows.Partition{Table: table}, []byte(row.ID), []byte{version, 'x'}) }))
 			_, get := s.Triggers().Get(bg, []string{row.ID})
 			_, listed := s.Triggers().List(bg, "shop", 0, engine.TriggerCursor{}, 1)
 			_, swap := s.Triggers().Swap(bg, []engine.TriggerSwap{{Old: 2, New: row}})

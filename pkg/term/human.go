@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Span formats d, which must not be negative, with its largest unit or its two largest units: 450ms,
+// FormatDuration formats d, which must not be negative, with its largest unit or its two largest units: 450ms,
 // 2h5m.
-func Span(d time.Duration) string {
+func FormatDuration(d time.Duration) string {
 	switch {
 	case d < time.Microsecond:
 		return fmt.Sprintf("%dns", d)

@@ -53,9 +53,9 @@ func Redact(s string) (masked string, counts map[string]int) {
 	return s, counts
 }
 
-// RedactTold does what Redact does. It also replaces each value that follows a name such as password.
+// RedactText does what Redact does. It also replaces each value that follows a name such as password.
 // Use it for texts that people read. It may also replace a harmless number or file name.
-func RedactTold(s string) (masked string, counts map[string]int) {
+func RedactText(s string) (masked string, counts map[string]int) {
 	s, counts = Redact(s)
 	s = reNamedSecret.ReplaceAllStringFunc(s, func(m string) string {
 		at := reNamedSecret.FindStringSubmatchIndex(m)

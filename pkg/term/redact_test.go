@@ -6,7 +6,7 @@ func TestRedactTold(t *testing.T) {
 	t.Parallel()
 	f := func(in, want string) {
 		t.Helper()
-		if got, _ := RedactTold(in); got != want {
+		if got, _ := RedactText(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
@@ -22,7 +22,7 @@ func TestRedactTold(t *testing.T) {
 	f(`call +15550001234 or https://u:p@h/x`, `call [phone] or https://[redacted]@h/x`)
 	f("a\n-----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY-----\nb", "a\n[key]\nb")
 	f("-----BEGIN PRIVATE KEY-----\ncut off", "[key]")
-	_, n := RedactTold("a@b.co c@d.co password=x")
+	_, n := RedactText("a@b.co c@d.co password=x")
 	if n["mail addresses"] != 2 || n["values named secret"] != 1 || len(n) != 2 {
 		t.Errorf("counted %v", n)
 	}

@@ -466,7 +466,7 @@ func TestToLog(t *testing.T) {
 			t.Errorf("%s of a newer release: %v", name, err)
 		}
 	}
-	env.Fan = true // its users share the partition
+	env.FanOut = true // its users share the partition
 	if err := ToLog(&log)(t.Context(), []engine.Timer{{ID: []byte("e"), Kind: KindEnvelope, Target: "topic", Payload: notify.AppendEnvelope(nil, &env)}}); err != nil {
 		t.Fatal(err)
 	}

@@ -114,13 +114,13 @@ func parseState(hs []string) string {
 
 type contextKey struct{}
 
-// With returns a ctx that carries c. Code that makes spans later gets it with Of.
-func With(ctx context.Context, c Context) context.Context {
+// ContextWith returns a ctx that carries c. Code that makes spans later gets it with FromContext.
+func ContextWith(ctx context.Context, c Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }
 
-// Of returns the Context that With put into ctx, or the zero Context if there is none.
-func Of(ctx context.Context) Context {
+// FromContext returns the Context that ContextWith put into ctx, or the zero Context if there is none.
+func FromContext(ctx context.Context) Context {
 	c, _ := ctx.Value(contextKey{}).(Context)
 	return c
 }

@@ -52,7 +52,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	tr, col, c := start(t, Config{Service: "shop-notifyd", Headers: map[string]string{"Authorization": "Bearer s3cret"}, Flush: time.Minute})
 	in := Context{Parent: good, State: "vendor=1"}
 	req := tr.Request("POST /v1/notifications", in, time.Now())
-	if !req.On() || req.Context().State != "vendor=1" || req.Context().Parent[:36] != good[:36] || req.Context().Parent == good {
+	if !req.Recording() || req.Context().State != "vendor=1" || req.Context().Parent[:36] != good[:36] || req.Context().Parent == good {
 		t.Fatalf("%+v", req.Context())
 	}
 	call := tr.Call("provider call", req.Context())
@@ -64,12 +64,12 @@ func TestSpansReachTheCollector(t *testing.T) {
 	// A context that its caller did not sample is not recorded and travels unchanged.
 	not := Context{Parent: good[:53] + "00"}
 	for _, s := range []Span{tr.Request("r", not, time.Now()), tr.Start("s", not), tr.Start("s", Context{})} {
-		if s.On() {
+		if s.Recording() {
 			t.Error("a span of what is not sampled")
 		}
 	}
 	// Without a traceparent and with a share of 0 none is begun.
-	if s := tr.Request("r", Context{}, time.Now()); s.On() || !s.Context().None() {
+	if s := tr.Request("r", Context{}, time.Now()); s.Recording() || !s.Context().None() {
 		t.Errorf("%+v", s.Context())
 	}
 	tr.Close()

@@ -111,7 +111,7 @@ func TestOff(t *testing.T) {
 	}
 	in := Context{Parent: good, State: "a=1"}
 	for _, s := range []Span{tr.Request("r", in, time.Now()), tr.Start("s", in), tr.Call("c", in)} {
-		if s.On() || s.Context() != in {
+		if s.Recording() || s.Context() != in {
 			t.Errorf("%+v", s)
 		}
 		s.Int("n", 1)
@@ -163,7 +163,7 @@ func BenchmarkOff(b *testing.B) {
 		in := Context{Parent: good}
 		for b.Loop() {
 			s := off.Start("deliver", in)
-			if s.On() {
+			if s.Recording() {
 				b.Fatal("on")
 			}
 			s.End()

@@ -223,9 +223,9 @@ func (c Context) spanContext() oteltrace.SpanContext {
 	})
 }
 
-// On reports whether the span is recorded. Callers check On before they compute an expensive
+// Recording reports whether the span is recorded. Callers check On before they compute an expensive
 // attribute.
-func (s *Span) On() bool { return s.span != nil }
+func (s *Span) Recording() bool { return s.span != nil }
 
 // Context returns the context to put into requests. It is the span's own context. If the span is
 // not recorded, it is the context from which the span was begun.

@@ -228,7 +228,7 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, start
 	}
 	// Do not use the context of Run: a call that has started must not be aborted.
 	r := c.post(context.Background(), u, h, b)
-	if span.On() {
+	if span.Recording() {
 		span.Str("notifyd.class", r.class)
 		span.Int("http.response.status_code", r.status)
 		if r.class != ClassOK {
@@ -241,7 +241,7 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, start
 // span begins the span of one attempt. Its parent is the request that made the trigger.
 func (c *DispatcherConfig) span(row *engine.Trigger, started time.Time) trace.Span {
 	s := c.Tracer.Call("callback", trace.Context{Parent: row.Trace, State: row.TraceState})
-	if s.On() {
+	if s.Recording() {
 		s.Str("notifyd.trigger.id", row.ID)
 		s.Str("notifyd.caller", row.Caller)
 		s.Int("notifyd.trigger.attempt", row.Attempts+1)

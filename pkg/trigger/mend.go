@@ -25,10 +25,10 @@ type Mender struct {
 // ID returns the id of the trigger to which a timer or a message leads.
 func (m Mender) ID(base notify.Base) string { return idOf(base) }
 
-// Lead returns the trigger and the generation to which a body leads. A body is the payload of a
+// TriggerOf returns the trigger and the generation to which a body leads. A body is the payload of a
 // timer of TimerKind, or a message of the delay queue. ok is false if the body is damaged or was
 // written by another release.
-func (m Mender) Lead(body []byte) (base notify.Base, gen uint32, ok bool) {
+func (m Mender) TriggerOf(body []byte) (base notify.Base, gen uint32, ok bool) {
 	msg, ok := decodeMessage(body)
 	return msg.base, msg.gen, ok
 }

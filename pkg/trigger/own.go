@@ -41,7 +41,7 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 	return u, s.cfg.Egress.admit("callback_url", u)
 }
 
-// Own makes a trigger for the server's own purposes, in the name of a caller. The trigger is due
+// RegisterInternal makes a trigger for the server's own purposes, in the name of a caller. The trigger is due
 // now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a W3C traceparent
 // (empty: none).
 //
@@ -52,7 +52,7 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 // All rules of Register apply except the size of the payload. Own may return notify.KindThrottled
 // (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
 // KindUnavailable (the trigger may exist).
-func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
+func (s *Service) RegisterInternal(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
 	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
 	if err != nil {
 		return row, false, unavailable("trigger_store", err)

@@ -20,11 +20,11 @@ func TestOwn(t *testing.T) {
 		id := notify.NewBase(time.Now())
 		payload := `{"text":"` + strings.Repeat("x", 3*MaxPayload) + `"}`
 		url := base("shop") + "failed"
-		row, created, err := p.svc.Own(t.Context(), "shop", id, url, []byte(payload), traceparent)
+		row, created, err := p.svc.RegisterInternal(t.Context(), "shop", id, url, []byte(payload), traceparent)
 		if err != nil || !created || string(row.Payload) != payload {
 			t.Fatalf("%v, %v", created, err)
 		}
-		again, created, err := p.svc.Own(t.Context(), "shop", id, url, []byte(`{"another":1}`), "")
+		again, created, err := p.svc.RegisterInternal(t.Context(), "shop", id, url, []byte(`{"another":1}`), "")
 		if err != nil || created || string(again.Payload) != payload || again.ID != row.ID {
 			t.Fatalf("%+v, %v, %v", again, created, err)
 		}
@@ -42,7 +42,7 @@ func TestOwn(t *testing.T) {
 			{"nobody", url, `{}`, "no_secret"},
 		} {
 			b := notify.NewBase(time.Now())
-			_, created, err := p.svc.Own(t.Context(), c.caller, b, c.url, []byte(c.payload), "")
+			_, created, err := p.svc.RegisterInternal(t.Context(), c.caller, b, c.url, []byte(c.payload), "")
 			if e, ok := errors.AsType[*notify.Error](err); created || !ok || e.Code != c.code {
 				t.Errorf("%+v: %v, %v", c, created, err)
 			}

@@ -441,7 +441,7 @@ func TestLoadGrantOfTriggers(t *testing.T) {
 		p := newPlant(t, nil)
 		p.run()
 		taken := 0
-		load := &request.Load{Targets: []string{"trigger"}, Take: func(n int) error { taken += n; return nil }}
+		load := &request.Load{Targets: []string{"trigger"}, UseRate: func(n int) error { taken += n; return nil }}
 		one := `{` + hook + `,"delay_seconds":2}`
 		send := func() (request.Answer, error) {
 			return p.svc.Register(context.Background(), request.Meta{Caller: "shop", Route: "r", Load: load}, []byte(one))

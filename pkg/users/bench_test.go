@@ -119,7 +119,7 @@ func benchLook(b *testing.B, form string) {
 		}
 	})
 	run("together", func(from int) {
-		s.snap.Look(answers[:], users[from:from+window], notify.Push, notify.Marketing, noon)
+		s.snap.DecideMany(answers[:], users[from:from+window], notify.Push, notify.Marketing, noon)
 	})
 }
 
@@ -148,7 +148,7 @@ func BenchmarkCancelled(b *testing.B) {
 	must(b, err)
 	envs := make([]*notify.Envelope, 1024)
 	for i := range envs {
-		envs[i] = &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(noon)}, Fan: true, Campaign: "cmp_" + notify.NewBase(noon).String()}
+		envs[i] = &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(noon)}, FanOut: true, Campaign: "cmp_" + notify.NewBase(noon).String()}
 	}
 	run := func(name string) {
 		b.Run(name, func(b *testing.B) {
@@ -162,7 +162,7 @@ func BenchmarkCancelled(b *testing.B) {
 	}
 	run("empty")
 	for range 1000 {
-		must(b, c.Put(b.Context(), notify.ID{Base: notify.NewBase(noon), Index: 3, Fan: true}.String(), "c", noon))
+		must(b, c.Put(b.Context(), notify.ID{Base: notify.NewBase(noon), Index: 3, FanOut: true}.String(), "c", noon))
 	}
 	run("1000")
 }

@@ -86,9 +86,9 @@ func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	return (request || campaign) && c.lookUp(f, e, index, request, campaign)
 }
 
-// Maybe reports whether Cancelled may return true for any receiver of the envelope. If Maybe
+// MayBeCancelled reports whether Cancelled may return true for any receiver of the envelope. If MayBeCancelled
 // returns false, the caller need not call Cancelled for each receiver.
-func (c *Cancels) Maybe(e *notify.Envelope) bool {
+func (c *Cancels) MayBeCancelled(e *notify.Envelope) bool {
 	_, request, campaign := c.filterHits(e)
 	return request || campaign || e.Cause == notify.CauseCancelled
 }
@@ -111,7 +111,7 @@ func (c *Cancels) lookUp(f *filter, e *notify.Envelope, index uint32, request, c
 	scopes := make([]cancelScope, 0, 3)
 	if request {
 		scopes = append(scopes, cancelScope{e.Chunk.Base, 0, scopeRequest})
-		if e.Fan {
+		if e.FanOut {
 			scopes = append(scopes, cancelScope{e.Chunk.Base, index, scopeReceiver})
 		}
 	}
@@ -261,7 +261,7 @@ func parseScope(text string) (cancelScope, bool) {
 		return cancelScope{base, 0, scopeCampaign}, err == nil
 	}
 	id, err := notify.ParseID(text)
-	if err != nil || !id.Fan {
+	if err != nil || !id.FanOut {
 		return cancelScope{id.Base, 0, scopeRequest}, err == nil
 	}
 	return cancelScope{id.Base, id.Index, scopeReceiver}, true
@@ -272,7 +272,7 @@ func (s cancelScope) String() string {
 	if s.kind == scopeCampaign {
 		return "cmp_" + s.base.String()
 	}
-	return notify.ID{Base: s.base, Index: s.index, Fan: s.kind == scopeReceiver}.String()
+	return notify.ID{Base: s.base, Index: s.index, FanOut: s.kind == scopeReceiver}.String()
 }
 
 // hash returns the filter hash of this scope only. hashOfBase is a different hash, for all scopes

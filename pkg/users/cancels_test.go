@@ -21,13 +21,13 @@ func TestCancels(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- b.Run(ctx) }()
 		env := func(fan bool, campaign string) *notify.Envelope {
-			return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: fan, Campaign: campaign}
+			return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, FanOut: fan, Campaign: campaign}
 		}
 		ended := env(true, "")
-		if a.Maybe(ended) {
+		if a.MayBeCancelled(ended) {
 			t.Error("nothing is cancelled")
 		}
-		if ended.Cause = notify.CauseCancelled; !a.Maybe(ended) || !a.Cancelled(ended, 3) {
+		if ended.Cause = notify.CauseCancelled; !a.MayBeCancelled(ended) || !a.Cancelled(ended, 3) {
 			t.Error("it says itself that it is cancelled")
 		}
 		one, whole, camp, other := env(true, ""), env(true, ""), env(true, "cmp_"+notify.NewBase(noon).String()), env(true, "cmp_"+notify.NewBase(noon).String())
@@ -49,7 +49,7 @@ func TestCancels(t *testing.T) {
 				if got := c.Cancelled(x.e, x.index); got != x.want {
 					t.Errorf("%v %s: %v", x.e.ID(x.index), x.e.Campaign, got)
 				}
-				if x.want && !c.Maybe(x.e) {
+				if x.want && !c.MayBeCancelled(x.e) {
 					t.Errorf("%v %s: may not be", x.e.ID(x.index), x.e.Campaign)
 				}
 			}
@@ -75,10 +75,10 @@ func TestCancelsAreBounded(t *testing.T) {
 	c, err := NewCancels(st, Config{MaxCancels: most})
 	must(t, err)
 	fresh := func() *notify.Envelope {
-		return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(noon)}, Fan: true, Campaign: "cmp_" + notify.NewBase(noon).String()}
+		return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(noon)}, FanOut: true, Campaign: "cmp_" + notify.NewBase(noon).String()}
 	}
 	large, single, camp := fresh(), fresh(), fresh()
-	single.Fan, single.Campaign = false, ""
+	single.FanOut, single.Campaign = false, ""
 	must(t, c.Put(t.Context(), single.ID(0).String(), "c", noon))
 	must(t, c.Put(t.Context(), camp.Campaign, "c", noon))
 	for i := range uint32(n) { // one by one, a fan-out's even ones

@@ -500,7 +500,7 @@ func TestAProcessThatHoldsNothing(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", user, got, err, want)
 		}
 	}
-	lifted, still, err := s.Lift(t.Context(), "", st.users["user-2"].Addresses["sms"][0])
+	lifted, still, err := s.LiftSuppression(t.Context(), "", st.users["user-2"].Addresses["sms"][0])
 	if lifted != 1 || still || err != nil {
 		t.Errorf("lifted %d, still %v, %v", lifted, still, err)
 	}

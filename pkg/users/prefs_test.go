@@ -190,9 +190,9 @@ func TestSuppressedIsBounded(t *testing.T) {
 	if !is(notify.Push, "fcm:own") || !is(notify.Email, "ann@example.org") {
 		t.Error("a user's own dead address is not held")
 	}
-	must(t, second(s.Lift(t.Context(), "ann", fmt.Sprintf("apns:%064x", 0))))
-	must(t, second(s.Lift(t.Context(), "ann", fmt.Sprintf("apns:%064x", 1))))
-	must(t, second(s.Lift(t.Context(), "ann", fmt.Sprintf("apns:%064x", 2))))
+	must(t, second(s.LiftSuppression(t.Context(), "ann", fmt.Sprintf("apns:%064x", 0))))
+	must(t, second(s.LiftSuppression(t.Context(), "ann", fmt.Sprintf("apns:%064x", 1))))
+	must(t, second(s.LiftSuppression(t.Context(), "ann", fmt.Sprintf("apns:%064x", 2))))
 	if must(t, s.Suppress(t.Context(), "bob", notify.Push, "apns:0a", "x")); !is(notify.Push, "apns:0a") {
 		t.Error("there is room again")
 	}
@@ -259,9 +259,9 @@ func TestSuppressIsGlobal(t *testing.T) {
 	must(t, err)
 	check(s)
 	// ann's is lifted, bob's still holds.
-	must(t, second(s.Lift(t.Context(), "ann", "fcm:dead")))
+	must(t, second(s.LiftSuppression(t.Context(), "ann", "fcm:dead")))
 	check(s)
-	must(t, second(s.Lift(t.Context(), "bob", "fcm:dead")))
+	must(t, second(s.LiftSuppression(t.Context(), "bob", "fcm:dead")))
 	if is(s, notify.Push, "fcm:dead") || !is(s, notify.Email, "ann@example.org") {
 		t.Fatal("lifting did not bind, or too much")
 	}
@@ -327,7 +327,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 			},
 			"lift": func(rt *rapid.T) {
 				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
-				must(t, second(b.Lift(t.Context(), u, fmt.Sprintf("+4930%d", n))))
+				must(t, second(b.LiftSuppression(t.Context(), u, fmt.Sprintf("+4930%d", n))))
 				if p, ok := model[u]; ok {
 					p.Suppressed = maps.Clone(p.Suppressed)
 					delete(p.Suppressed, fmt.Sprintf("+4930%d", n))
@@ -345,7 +345,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 	})
 }
 
-// second is the error of a Lift.
+// second is the error of a LiftSuppression.
 func second(_ int, _ bool, err error) error { return err }
 
 // raced is a store in which another process stores between a read and its write.
@@ -475,13 +475,13 @@ func TestSuppressionList(t *testing.T) {
 	is := func(a string) bool { return s.snap.Suppressed(channelOf(a), []byte(a)) }
 	lift := func(user, a string, n int, still bool) {
 		t.Helper()
-		if got, more, err := s.Lift(t.Context(), user, a); err != nil || got != n || more != still || is(a) != still {
+		if got, more, err := s.LiftSuppression(t.Context(), user, a); err != nil || got != n || more != still || is(a) != still {
 			t.Errorf("%s of %q: lifted %d, still %v, %v; want %d, %v", a, user, got, more, err, n, still)
 		}
 	}
 	shared := "apns:" + strings.Repeat("ab", 32)
 	away := errors.New("the audit log is away")
-	if n, _, err := s.Lift(notify.WithBeforeAct(t.Context(), func() error { return away }), "u03", "u3@example.com"); n != 0 || !errors.Is(err, away) || !is("u3@example.com") {
+	if n, _, err := s.LiftSuppression(notify.WithBeforeAct(t.Context(), func() error { return away }), "u03", "u3@example.com"); n != 0 || !errors.Is(err, away) || !is("u3@example.com") {
 		t.Errorf("lifted %d without a record, %v", n, err)
 	}
 	lift("u03", "U3@example.COM", 1, false)
@@ -499,7 +499,7 @@ func TestSuppressionList(t *testing.T) {
 	}
 }
 
-// Look answers each of many users by that user's own profile, over more users than
+// DecideMany answers each of many users by that user's own profile, over more users than
 // it looks up at once.
 func TestLookAnswersEachUser(t *testing.T) {
 	t.Parallel()
@@ -526,7 +526,7 @@ func TestLookAnswersEachUser(t *testing.T) {
 	for _, cat := range notify.Categories {
 		for _, ch := range notify.Channels {
 			answers := make([]Answer, len(users))
-			s.snap.Look(answers, users, ch, cat, noon)
+			s.snap.DecideMany(answers, users, ch, cat, noon)
 			for i, u := range users {
 				targets, _ := answers[i].Targets(nil, nil)
 				wantVerdict, wantTargets := s.snap.Decide(u, ch, cat, noon), s.snap.Addresses(nil, u, ch)

@@ -11,7 +11,7 @@
 // Fresh, and users that are not in memory stay Unknown. Cancels follows cancellations in the same
 // way. Callers and SealedCallers read the callers.
 //
-// Start reading at Snapshot.Look (snapshot.go, find.go, table.go). Then read Service.Run,
+// Start reading at Snapshot.DecideMany (snapshot.go, find.go, table.go). Then read Service.Run,
 // Service.updateProfile for writes, and holding.go for shares.
 package users
 

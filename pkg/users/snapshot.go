@@ -112,10 +112,10 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 	return a
 }
 
-// Only appends the address to buf if there is exactly one address, the usual case. It returns false
+// AppendSingle appends the address to buf if there is exactly one address, the usual case. It returns false
 // if there are several addresses or none, or if the address is longer than 127 bytes. Then use
 // Targets.
-func (a *Answer) Only(buf []byte) (_ []byte, ok bool) {
+func (a *Answer) AppendSingle(buf []byte) (_ []byte, ok bool) {
 	if a.addressCount != 1 || a.addresses[0] == 0 || a.addresses[0] >= 0x80 {
 		return buf, false
 	}
@@ -141,10 +141,10 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 	return dst, buf
 }
 
-// Look decides about one notification for many users at once, for the time now. It sets answers[i]
+// DecideMany decides about one notification for many users at once, for the time now. It sets answers[i]
 // for users[i]. Critical categories are always sent. It returns false if at least one answer is
 // Unknown.
-func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
+func (s *Snapshot) DecideMany(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
 	known = true
 	f := finders.Get().(*finder)
 	defer finders.Put(f)
@@ -162,7 +162,7 @@ func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat
 	return known
 }
 
-// lookUpOne is Look for a single user.
+// lookUpOne is DecideMany for a single user.
 func (s *Snapshot) lookUpOne(user []byte, ch notify.Channel, cat notify.Category, now time.Time) (a Answer) {
 	v, _ := s.users.get(hashKey(user), user)
 	if s.decodeAnswer(&a, v, ch, cat, now); a.addressCount == 0 && !s.isComplete(ch, user) {

@@ -171,12 +171,12 @@ func containsAddress(packed, key []byte) bool {
 	return false
 }
 
-// Lift removes an address from the suppression list: from the profile of the user. If user is
-// empty, Lift removes it from all profiles of which this process knows that they list it. lifted is
+// LiftSuppression removes an address from the suppression list: from the profile of the user. If user is
+// empty, LiftSuppression removes it from all profiles of which this process knows that they list it. lifted is
 // how many profiles listed it. If another profile still lists it, still is true, and the address
 // stays suppressed for all users. If a provider later reports the address as dead, it is added
 // again.
-func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, still bool, err error) {
+func (s *Service) LiftSuppression(ctx context.Context, user, address string) (lifted int, still bool, err error) {
 	key := suppressKey(address)
 	list, err := s.usersSuppressing(ctx, SuppressionQuery{User: user, Address: address}, "", 0)
 	if err != nil {

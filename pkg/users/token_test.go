@@ -25,7 +25,7 @@ func TestKeptAddresses(t *testing.T) {
 			t.Fatalf("%q came back as %q", address, got)
 		}
 		one := NewAnswer(Verdict{}, address)
-		if got, ok := one.Only([]byte("before")); ok && string(got) != "before"+address || ok != (len(kept)-len("before") < 0x80) {
+		if got, ok := one.AppendSingle([]byte("before")); ok && string(got) != "before"+address || ok != (len(kept)-len("before") < 0x80) {
 			t.Fatalf("%q alone: %q, %v", address, got, ok)
 		}
 		a := NewAnswer(Verdict{}, "fcm:x", address)

@@ -100,7 +100,7 @@ func span(d time.Duration) string {
 	case d < time.Second:
 		return strconv.FormatFloat(math.Round(float64(d)/1e4)/100, 'f', -1, 64) + " ms"
 	}
-	return term.Span(d)
+	return term.FormatDuration(d)
 }
 
 // relativeTime returns the time between t and now as text, in one unit: "5 min ago", "in 2 h".

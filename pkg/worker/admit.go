@@ -134,6 +134,6 @@ func (p *partition) campaignSlots(e *notify.Envelope, n uint32, now time.Time) *
 	if free := p.assignedAt.Add(paceAhead); h.Since.Before(p.assignedAt) && free.After(now) {
 		from = free
 	}
-	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Spread().Of(e.Chunk.Base[:])), n, now, from)
+	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Spread().PartsOf(e.Chunk.Base[:])), n, now, from)
 	return &s
 }

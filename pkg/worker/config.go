@@ -24,10 +24,10 @@ type Provider interface {
 
 // Preferences decides, from memory, whether and where a user may be reached.
 type Preferences interface {
-	// Look decides for many users at once: answers[i] is for users[i]. Calling Decide for each user
+	// DecideMany decides for many users at once: answers[i] is for users[i]. Calling Decide for each user
 	// takes more than twice as long. known is false if the answer for at least one user is
 	// users.Unknown.
-	Look(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool)
+	DecideMany(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool)
 	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) users.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
@@ -53,9 +53,9 @@ type Preferences interface {
 // Cancels answers which notifications were cancelled.
 type Cancels interface {
 	Cancelled(e *notify.Envelope, index uint32) bool
-	// Maybe reports whether Cancelled can be true for any receiver of the envelope. Maybe is
+	// MayBeCancelled reports whether Cancelled can be true for any receiver of the envelope. MayBeCancelled is
 	// cheaper than Cancelled.
-	Maybe(e *notify.Envelope) bool
+	MayBeCancelled(e *notify.Envelope) bool
 	// Fresh reports whether the loaded cancellations are recent enough for bulk messages.
 	Fresh(now time.Time) bool
 }
@@ -145,17 +145,17 @@ type Config struct {
 	Campaigns *Campaigns // campaigns that are paused or have a rate; nil: none
 	Solo      *Solo      // shared by all workers of the process; nil: this worker has its own
 	Holds     Holds      // only for a strict lane
-	// Seen returns the request indexes of the envelope that a row belongs to. It reads them from
+	// ChunkIndexes returns the request indexes of the envelope that a row belongs to. It reads them from
 	// history or from the log. The worker calls it when a chunk is read again with other receivers.
-	Seen func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
-	// Tells reports whether a caller is informed of every outcome, not only of failures. Such
-	// outcomes go to notifications-outcomes. The worker calls Tells for each finished envelope.
+	ChunkIndexes func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
+	// HasOutcomesURL reports whether a caller is informed of every outcome, not only of failures. Such
+	// outcomes go to notifications-outcomes. The worker calls HasOutcomesURL for each finished envelope.
 	// nil: no caller is informed of every outcome.
-	Tells       func(caller string) bool
-	Events      Events
-	Logger      *slog.Logger  `default:"discard"`
-	Tracer      *trace.Tracer // nil: no spans are made; traceparents are carried anyway
-	MaxEnvelope int           `default:"900000"` // largest derived record, in bytes
+	HasOutcomesURL func(caller string) bool
+	Events         Events
+	Logger         *slog.Logger  `default:"discard"`
+	Tracer         *trace.Tracer // nil: no spans are made; traceparents are carried anyway
+	MaxEnvelope    int           `default:"900000"` // largest derived record, in bytes
 }
 
 // MaxRecords and MaxPoll limit the records that a consumer group should send to a worker.

@@ -73,8 +73,8 @@ func (d *DeferredCounter) Run(ctx context.Context) error {
 	return nil
 }
 
-// Take replaces the last count by a count that another process made.
-func (d *DeferredCounter) Take(c DeferredCount) { d.last.Store(&c) }
+// Set replaces the last count by a count that another process made.
+func (d *DeferredCounter) Set(c DeferredCount) { d.last.Store(&c) }
 
 // Count counts the timers that are due between now and now + deferredAhead.
 func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none DeferredCount, err error) {
@@ -114,7 +114,7 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 	after := engine.TimerCursor{FireAt: from}
 	for {
 		began := time.Now()
-		rows, err := timers.Outline(ctx, p, after, until, deferredPage)
+		rows, err := timers.ScanWithoutPayload(ctx, p, after, until, deferredPage)
 		if err != nil || len(rows) == 0 {
 			return err
 		}

@@ -13,11 +13,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
-// payloadless is a timer store whose Outline returns no payloads.
+// payloadless is a timer store whose ScanWithoutPayload returns no payloads.
 type payloadless struct{ engine.Timers }
 
-func (a payloadless) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	rows, err := a.Timers.Outline(ctx, p, after, until, max)
+func (a payloadless) ScanWithoutPayload(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	rows, err := a.Timers.ScanWithoutPayload(ctx, p, after, until, max)
 	rows = slices.Clone(rows)
 	for i := range rows {
 		rows[i].Payload = nil
@@ -26,7 +26,7 @@ func (a payloadless) Outline(ctx context.Context, p engine.TimerPartition, after
 }
 
 // TestDeferredRows checks that the rows which a worker has deferred are counted by topic and
-// reason, on whatever page they are, and whether or not Outline returns payloads. Rows that have
+// reason, on whatever page they are, and whether or not ScanWithoutPayload returns payloads. Rows that have
 // been due are not counted.
 func TestDeferredRows(t *testing.T) {
 	t.Parallel()

@@ -18,7 +18,7 @@ func TestGivenAddresses(t *testing.T) {
 		calls := map[string][]bool{}
 		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
 			at := string(item.User) + "/" + string(item.Address)
-			calls[at] = append(calls[at], item.Given)
+			calls[at] = append(calls[at], item.FromRequest)
 			if len(calls[at]) < 3 {
 				return notify.Result{Class: notify.ClassRetry, Code: "busy", Provider: "prov"}, false
 			}

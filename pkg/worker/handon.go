@@ -25,7 +25,7 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	if err := j.updateHolds(ctx, row); err != nil {
 		return err
 	}
-	tells := j.p.w.cfg.Tells != nil && j.p.w.cfg.Tells(j.env.Caller)
+	tells := j.p.w.cfg.HasOutcomesURL != nil && j.p.w.cfg.HasOutcomesURL(j.env.Caller)
 	leads := func(x notify.Exception) bool { // the receiver will be tried again, or its failure is reported
 		return x.State == notify.Deferred || x.State.InFailedFeed(j.env.Category)
 	}
@@ -116,7 +116,7 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 	var rec notify.Receiver
 	var targets []notify.Target
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		outcomes := row.At(pos)
+		outcomes := row.ExceptionsAt(pos)
 		if len(outcomes) == 0 {
 			outcomes = []notify.Exception{row.Default}
 		}
@@ -288,7 +288,7 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 	rd := notify.ReadReceivers(e.Receivers)
 	var rec notify.Receiver
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		outcomes := row.At(pos)
+		outcomes := row.ExceptionsAt(pos)
 		if len(outcomes) == 0 {
 			outcomes = []notify.Exception{row.Default}
 		}
@@ -332,7 +332,7 @@ func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
 	e := &j.env
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		outcomes := row.At(pos)
+		outcomes := row.ExceptionsAt(pos)
 		if len(outcomes) == 0 {
 			outcomes = []notify.Exception{row.Default}
 		}
@@ -398,7 +398,7 @@ func hasEnded(rows []notify.Row, epoch uint16, index uint32) bool {
 	if last == nil || !last.Done {
 		return false
 	}
-	ex := last.At(lastPos)
+	ex := last.ExceptionsAt(lastPos)
 	if len(ex) == 0 {
 		return last.Default.State != notify.Deferred
 	}

@@ -104,7 +104,7 @@ func (r *rig) envelope(cat notify.Category, users ...string) notify.Envelope {
 		w.Append(rec)
 	}
 	return notify.Envelope{
-		Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: len(users) > 1, Channel: r.cfg.Lane.Channel, Category: cat,
+		Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, FanOut: len(users) > 1, Channel: r.cfg.Lane.Channel, Category: cat,
 		Accepted: time.Now().UnixMilli(), Caller: "caller", Content: notify.Content{Body: "hello"},
 		Count: uint32(len(users)), Receivers: w.Bytes(),
 	}
@@ -324,7 +324,7 @@ func (p *fakePrefs) Decide(user []byte, _ notify.Channel, cat notify.Category, _
 	return p.verdict(string(user))
 }
 
-func (p *fakePrefs) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
+func (p *fakePrefs) DecideMany(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
 	known = true
 	for i, u := range list {
 		v := p.Decide(u, ch, cat, now)
@@ -447,7 +447,7 @@ func (c *fakeCancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	return c.all || c.ids[e.ID(index)]
 }
 
-func (c *fakeCancels) Maybe(e *notify.Envelope) bool {
+func (c *fakeCancels) MayBeCancelled(e *notify.Envelope) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id := range c.ids {

@@ -112,7 +112,7 @@ func (h *Health) report(name string, res *notify.Result, n int, last bool, now t
 	outcome := limit.OutcomeOf(res.Class)
 	r.breaker.ReportN(now, outcome, n)
 	if last && outcome == limit.Unhealthy {
-		r.breaker.OpenUnproven(now)
+		r.breaker.OpenWithoutSuccess(now)
 	}
 	h.judgeLocked(r, now)
 	is := r.breaker.State(now)
@@ -280,10 +280,10 @@ func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// Standing returns why a lane is stopped, that is, why none of its routes may be called at now. The
+// StoppedBy returns why a lane is stopped, that is, why none of its routes may be called at now. The
 // returned circuit is the circuit of the route that may be tried first. ok is false if a route
 // works.
-func (h *Health) Standing(rs *Routes, now time.Time) (c Circuit, ok bool) {
+func (h *Health) StoppedBy(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, name := range rs.Names {

@@ -46,7 +46,7 @@ func TestHeldRoute(t *testing.T) {
 		alone := r.envelope(notify.Transactional, "ann")
 		r.feed(alone)
 		time.Sleep(time.Hour) // of the bubble
-		if c, ok := health.Standing(&two, time.Now()); !ok || c.Code != codeHeld || !c.Held || c.State != "open" {
+		if c, ok := health.StoppedBy(&two, time.Now()); !ok || c.Code != codeHeld || !c.Held || c.State != "open" {
 			t.Errorf("it stands for %+v, %v", c, ok)
 		}
 		if n := r.prov.count(); n["ann"] != 1 {

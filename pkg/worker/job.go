@@ -236,7 +236,7 @@ func (j *job) claim(w *window) error {
 // row.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
-	if err := log.Held(ctx); err != nil {
+	if err := log.AwaitOwnership(ctx); err != nil {
 		return err
 	}
 	done := make(chan struct{})
@@ -263,7 +263,7 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	case <-done:
 		// If this process still owns the partition, the row was durable before another member could
 		// read it.
-		return log.Held(ctx)
+		return log.AwaitOwnership(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

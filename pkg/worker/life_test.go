@@ -111,7 +111,7 @@ func TestOneRoundClosesItsCircuit(t *testing.T) {
 				e := p.envelope(notify.Transactional, userIDs(20)...)
 				p.send(e)
 				pass(time.Second)
-				if _, open := p.life.health.Standing(&p.cfg.Routes, time.Now()); !open {
+				if _, open := p.life.health.StoppedBy(&p.cfg.Routes, time.Now()); !open {
 					t.Fatal("the circuit is closed")
 				}
 				up.Store(true)
@@ -312,7 +312,7 @@ func TestSeveralAddresses(t *testing.T) {
 // receiver has ended.
 func TestTellsEveryEnd(t *testing.T) {
 	in(t, func(t *testing.T) {
-		p := newPlant(t, pushLane, func(c *Config) { c.Tells = func(caller string) bool { return caller == "test" } })
+		p := newPlant(t, pushLane, func(c *Config) { c.HasOutcomesURL = func(caller string) bool { return caller == "test" } })
 		p.prefs.addresses["ann"] = []string{"good", "bad"} // reached at the first, given up at the second
 		p.prefs.addresses["bob"] = []string{"bad"}
 		p.prefs.addresses["dan"] = []string{"dead"}

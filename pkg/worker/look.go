@@ -38,11 +38,11 @@ func (r *round) decideReceivers(i int, now time.Time) {
 			}
 			return
 		}
-		if !cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now) {
+		if !cfg.Prefs.DecideMany(l.answers[:n], l.users[:n], e.Channel, e.Category, now) {
 			p.job.p.fetchProfiles(e.Channel, l.unknownUsers(n, e.Category))
-			cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now)
+			cfg.Prefs.DecideMany(l.answers[:n], l.users[:n], e.Channel, e.Category, now)
 		}
-		r.mayCancel, r.maySuppress = cfg.Cancels.Maybe(e), cfg.Prefs.Suppresses()
+		r.mayCancel, r.maySuppress = cfg.Cancels.MayBeCancelled(e), cfg.Prefs.Suppresses()
 		for k := range n {
 			r.decideReceiver(i, pos+uint32(k), &l.recs[k], &l.answers[k], e, key, now)
 		}
@@ -105,7 +105,7 @@ func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users
 	}
 	if len(rec.Address) == 0 { // nearly all receivers have one address, from their profile
 		from := len(r.copied)
-		if copied, ok := a.Only(r.copied); ok {
+		if copied, ok := a.AppendSingle(r.copied); ok {
 			r.copied = copied
 			if t := (notify.Target{Address: copied[from:len(copied):len(copied)]}); !r.addItem(i, pos, rec, &t, e, key) {
 				r.endWithoutCall(i, pos, notify.Suppressed, codeSuppressed)
@@ -165,11 +165,11 @@ func (r *round) addItem(part int, pos uint32, rec *notify.Receiver, t *notify.Ta
 	// because the slice may still contain an old item.
 	r.call.Items = slices.Grow(r.call.Items, 1)[:len(r.call.Items)+1]
 	it := &r.call.Items[len(r.call.Items)-1]
-	it.Key, it.Fan, it.Index = key, e.Fan, 0
-	if e.Fan {
+	it.Key, it.FanOut, it.Index = key, e.FanOut, 0
+	if e.FanOut {
 		it.Index = rec.Index
 	}
-	it.Addr, it.Given, it.User, it.Address, it.Variables = t.Addr, notify.Given(rec.Address), rec.User, t.Address, rec.Variables
+	it.Addr, it.FromRequest, it.User, it.Address, it.Variables = t.Addr, notify.AddressFromRequest(rec.Address), rec.User, t.Address, rec.Variables
 	r.refs = append(r.refs, itemRef{uint16(part), of, int8(cfg.Routes.Of(t.Address)), pos})
 	return true
 }
@@ -337,7 +337,7 @@ func (r *round) showWait(refs []itemRef, at time.Time) {
 	if at.Sub(now) < minShownWait || at.Before(r.shownUntil.Add(minShownWait)) {
 		return
 	}
-	c, ok := r.w.cfg.Health.Standing(&r.w.cfg.Routes, now)
+	c, ok := r.w.cfg.Health.StoppedBy(&r.w.cfg.Routes, now)
 	if !ok {
 		return
 	}

@@ -41,7 +41,7 @@ func model(t *testing.T, rt *rapid.T) {
 		c.Window = rapid.SampledFrom([]int{1, 3, 50}).Draw(rt, "window")
 		c.Ahead = rapid.SampledFrom([]int{1, 2, 16}).Draw(rt, "ahead")
 		c.InFlight = rapid.SampledFrom([]int{1, 4, 1000}).Draw(rt, "in flight")
-		c.Tells = func(string) bool { return true }
+		c.HasOutcomesURL = func(string) bool { return true }
 		c.MaxEnvelope = rapid.SampledFrom([]int{200, 900_000}).Draw(rt, "max envelope")
 	})
 	for i := range 4 { // these have several addresses

@@ -12,7 +12,7 @@ import (
 //
 //   - This owner has not claimed it if accept has not seen its key before.
 //   - No earlier owner has claimed it if the request was made after the assignment. An earlier
-//     owner claims nothing after this member was given the partition (log.Held), and this record
+//     owner claims nothing after this member was given the partition (log.AwaitOwnership), and this record
 //     was appended after the assignment (Msg.AfterAssign). But a repeated request keeps its ids, so
 //     another copy of the record may have been appended before the assignment. Therefore the time
 //     of the request is checked too.

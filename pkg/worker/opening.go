@@ -48,9 +48,9 @@ type Opening struct {
 // openEvery is how often the progress of old partitions is read while new partitions wait.
 const openEvery = 100 * time.Millisecond
 
-// Hasty reports whether new partitions wait for the group's commits, or soon may wait for them.
+// NeedsCommit reports whether new partitions wait for the group's commits, or soon may wait for them.
 // Then the group should commit more often.
-func (o *Opening) Hasty() bool {
+func (o *Opening) NeedsCommit() bool {
 	raised := o.Spread().Since()
 	return !raised.IsZero() && time.Until(raised) < 2*time.Second && time.Since(raised) < time.Minute
 }

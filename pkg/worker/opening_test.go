@@ -171,11 +171,11 @@ func TestHastyCommits(t *testing.T) {
 			hasty bool
 		}{{-time.Minute, false}, {-time.Second, true}, {time.Second, true}, {30 * time.Second, true}, {time.Hour, false}} {
 			time.Sleep(time.Until(raised.Add(c.at)))
-			if o.Hasty() != c.hasty {
-				t.Errorf("%s after the raise: hasty %v", c.at, o.Hasty())
+			if o.NeedsCommit() != c.hasty {
+				t.Errorf("%s after the raise: hasty %v", c.at, o.NeedsCommit())
 			}
 		}
-		if never := (&Opening{Spread: func() notify.Spread { return notify.SpreadOver(2) }}); never.Hasty() {
+		if never := (&Opening{Spread: func() notify.Spread { return notify.SpreadOver(2) }}); never.NeedsCommit() {
 			t.Error("hasty without a raise")
 		}
 	})

@@ -73,7 +73,7 @@ const profilesRetry = time.Second
 // partition is not announced yet; then its users are not known.
 func (p *partition) loadProfiles() bool {
 	spread, n := p.w.cfg.Spread(), int(p.tp.Partition)
-	partitions := spread.At(time.Now())
+	partitions := spread.PartsAt(time.Now())
 	if n >= partitions { // the partition was added and is not used yet
 		partitions = spread.Most()
 	}
@@ -281,7 +281,7 @@ func (p *partition) joinLive(j *job) bool {
 	case first.row.Digest != j.row.Digest:
 		p.wg.Go(func() { p.w.mismatch(p.ctx, j, &first.row) })
 	default:
-		first.msg.After(j.msg)
+		first.msg.ChainDone(j.msg)
 		p.reportDuplicate(j)
 	}
 	return true
@@ -346,7 +346,7 @@ func (w *Worker) endsWhole(j *job, now time.Time) (notify.State, string) {
 	if e.Expired(now) {
 		return notify.Expired, codeExpired
 	}
-	if !e.Fan && w.cfg.Cancels.Cancelled(e, 0) {
+	if !e.FanOut && w.cfg.Cancels.Cancelled(e, 0) {
 		return notify.Cancelled, "cancelled"
 	}
 	return notify.None, ""

@@ -57,7 +57,7 @@ func newPlant(t *testing.T, lane notify.Lane, change ...func(*Config)) *plant {
 	p.log = &plantLog{plan: p.plan, topics: map[string]*plantTopic{}}
 	p.cfg = Config{
 		Lane: lane, Routes: oneRoute("prov"), Log: p.log, Status: faulty.NewStatus(p.store.Status(), p.plan),
-		Prefs: p.prefs, Cancels: p.cancel, Provider: p.prov, Seen: p.seen,
+		Prefs: p.prefs, Cancels: p.cancel, Provider: p.prov, ChunkIndexes: p.seen,
 		Holds: faultyHolds{p.store.Holds(), p.plan},
 	}
 	for _, f := range change {

@@ -31,14 +31,14 @@ func TestRefusedKeyIsTold(t *testing.T) {
 				pass(time.Second)
 				open := began.Add(5 * time.Minute)
 				row := p.rows(&one)[0]
-				x, ok := row.Waits(0)
+				x, ok := row.DeferredAt(0)
 				if !ok || x.Code != "http_403" || x.Provider != "prov:pool" || time.UnixMilli(x.Wake).Sub(open).Abs() > time.Second {
 					t.Errorf("the row says %+v, %v", x, ok)
 				}
 				if out := p.state(&one, 0); out.State != notify.Deferred || out.Code != "http_403" {
 					t.Errorf("%+v", out)
 				}
-				c, ok := p.life.health.Standing(&p.cfg.Routes, time.Now())
+				c, ok := p.life.health.StoppedBy(&p.cfg.Routes, time.Now())
 				if !ok || c.Account != "prov:pool" || c.Code != "http_403" || c.Reason != "config" || c.Since.Before(began) || c.Since.After(time.Now()) || c.RetryAt.UnixMilli() != x.Wake {
 					t.Errorf("%+v, %v", c, ok)
 				}
@@ -61,7 +61,7 @@ func TestRefusedKeyIsTold(t *testing.T) {
 				if row := p.rows(&one)[0]; !row.Done || len(row.Exceptions) != 0 {
 					t.Errorf("in the end %+v", row)
 				}
-				if c, ok := p.life.health.Standing(&p.cfg.Routes, time.Now()); ok {
+				if c, ok := p.life.health.StoppedBy(&p.cfg.Routes, time.Now()); ok {
 					t.Errorf("still stands: %+v", c)
 				}
 				for _, user := range []string{"cleo", "dan", "eve"} { // a circuit closes behind three good probes of one round
@@ -91,7 +91,7 @@ func TestShortWaitIsNotTold(t *testing.T) {
 		e := p.envelope(notify.OTP, "ann")
 		p.send(e)
 		pass(500 * time.Millisecond)
-		if x, ok := p.rows(&e)[0].Waits(0); ok {
+		if x, ok := p.rows(&e)[0].DeferredAt(0); ok {
 			t.Errorf("%+v", x)
 		}
 		pass(time.Minute)

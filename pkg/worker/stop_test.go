@@ -341,7 +341,7 @@ func TestMailBatches(t *testing.T) {
 func TestAmbiguous(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for lane, want := range map[notify.Lane]int{bulkMail: 1, emailLane: 3 + maxDoubts} {
-			p := newPlant(t, lane, func(c *Config) { c.Tells = func(string) bool { return true } })
+			p := newPlant(t, lane, func(c *Config) { c.HasOutcomesURL = func(string) bool { return true } })
 			p.prov.set(0, func(*notify.Item) (notify.Result, bool) {
 				return notify.Result{Class: notify.ClassAmbiguous, Code: "timeout", Provider: "prov"}, true
 			})

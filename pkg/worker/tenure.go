@@ -63,7 +63,7 @@ func (p *partition) takeOverLocked() error {
 	}
 	// If another member got the partition before this tenure was issued, rows with this tenure
 	// would win over rows of the other member. So this tenure must not be used.
-	if err := log.Held(p.ctx); err != nil {
+	if err := log.AwaitOwnership(p.ctx); err != nil {
 		return err
 	}
 	p.stamps.tenure, p.stamps.used, p.stamps.takenAt = t, 0, time.Now()

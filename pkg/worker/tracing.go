@@ -22,7 +22,7 @@ func (r *round) startSpan() {
 		}
 	}
 	e := &r.parts[first].job.env
-	if r.span = t.Start("deliver", traceOf(e)); !r.span.On() {
+	if r.span = t.Start("deliver", traceOf(e)); !r.span.Recording() {
 		return
 	}
 	r.span.Str("notifyd.lane", r.w.cfg.Lane.String())
@@ -44,7 +44,7 @@ const maxLinks = 64
 
 // endSpan ends the span of a round, with the number of receivers in each state.
 func (r *round) endSpan() {
-	if !r.span.On() {
+	if !r.span.Recording() {
 		return
 	}
 	var states [notify.Unknown + 1]int
@@ -71,7 +71,7 @@ func (r *round) startCallSpan() trace.Span {
 	s := r.w.cfg.Tracer.Call("provider call", r.span.Context())
 	c := s.Context()
 	r.call.Trace, r.call.TraceState = c.Parent, c.State
-	if s.On() {
+	if s.Recording() {
 		s.Str("notifyd.lane", r.w.cfg.Lane.String())
 		s.Int("notifyd.items", len(r.call.Items))
 	}
@@ -81,7 +81,7 @@ func (r *round) startCallSpan() trace.Span {
 // endCallSpan ends the span of a call. before contains the number of exceptions of each part before
 // the call.
 func (r *round) endCallSpan(s *trace.Span, before []int) {
-	if !s.On() {
+	if !s.Recording() {
 		return
 	}
 	not, code := len(r.notTaken), ""
@@ -103,7 +103,7 @@ func (r *round) endCallSpan(s *trace.Span, before []int) {
 
 // countExceptions returns the number of exceptions of each part.
 func (r *round) countExceptions(s *trace.Span) (n []int) {
-	if s.On() {
+	if s.Recording() {
 		for i := range r.exceptions {
 			n = append(n, len(r.exceptions[i]))
 		}

@@ -270,7 +270,7 @@ func (r *round) callProvider(p *partition) bool {
 	// Preferences and cancellations may have changed while this goroutine waited for capacity, for
 	// a store, or for the group to confirm that this process still owns the partition. This call
 	// must respect the changes.
-	if log.Held(ctx) != nil {
+	if log.AwaitOwnership(ctx) != nil {
 		return r.putItemsBack(ctx)
 	}
 	if time.Since(r.lookedAt) > maxLookAge {

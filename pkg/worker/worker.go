@@ -118,7 +118,7 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 // seenIndexes returns the request indexes of the envelope that a row belongs to.
 func (w *Worker) seenIndexes(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	if len(row.Index) == 0 {
-		return w.cfg.Seen(ctx, row)
+		return w.cfg.ChunkIndexes(ctx, row)
 	}
 	m := make(map[uint32]struct{}, len(row.Index))
 	for _, x := range row.Index {

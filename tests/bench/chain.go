@@ -185,7 +185,7 @@ type driven struct {
 // receiver has no durable outcome five minutes after the load has ended.
 func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
-	s := load.One(name, length, st)
+	s := load.SingleStep(name, length, st)
 	s.Seed = rand.Uint64()
 	target := &sampled{Target: &load.HTTP{Client: n.client}, first: fl.keep}
 	d.rssFrom = rss()

@@ -239,7 +239,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	before, ended := c.made(ctx), c.ended(ctx, w)
 	began, used := time.Now(), c.span("P11-"+w.key)
 	target := &sampled{Target: &load.HTTP{Client: c.node.client}, first: func(q *load.Request) { r.body = bytes.Clone(q.Body) }}
-	res := run(ctx, load.One(w.key, d, s), load.Config{Target: target, Callback: c.hooks.url + "x", Timeout: time.Minute})
+	res := run(ctx, load.SingleStep(w.key, d, s), load.Config{Target: target, Callback: c.hooks.url + "x", Timeout: time.Minute})
 	accepted := time.Now()
 	r.n = res.Totals.Acked
 	wait := time.Duration(0)

@@ -107,13 +107,13 @@ func (b *bench) folder(name string) string {
 // offer sends a step to a server for d. It panics if a request fails or is rejected. In the result,
 // Rates.Acked is the number of accepted receivers per second.
 func offer(ctx context.Context, name string, d time.Duration, st load.Step, cl *api.Client) *load.Result {
-	return run(ctx, load.One(name, d, st), load.Config{Target: &load.HTTP{Client: cl}})
+	return run(ctx, load.SingleStep(name, d, st), load.Config{Target: &load.HTTP{Client: cl}})
 }
 
 // generated generates the requests of a step for d. The target of the step is load.Null, so nothing
 // is sent.
 func generated(ctx context.Context, d time.Duration, st load.Step) *load.Result {
-	return run(ctx, load.One("null", d, st), load.Config{})
+	return run(ctx, load.SingleStep("null", d, st), load.Config{})
 }
 
 func run(ctx context.Context, s load.Scenario, cfg load.Config) *load.Result {

@@ -149,7 +149,7 @@ func pushCall(c int) *notify.Call {
 		Content: &notify.Content{Title: "Your order", Body: "It is on its way.", Data: []byte(`{"order":"12345"}`)}}
 	key := &notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}}
 	for i := range pushWindow {
-		call.Items = append(call.Items, notify.Item{Key: key, Index: uint32(i), Fan: true, User: []byte("u"), Address: fmt.Appendf(nil, "apns:%064x", c*pushWindow+i)})
+		call.Items = append(call.Items, notify.Item{Key: key, Index: uint32(i), FanOut: true, User: []byte("u"), Address: fmt.Appendf(nil, "apns:%064x", c*pushWindow+i)})
 	}
 	return call
 }

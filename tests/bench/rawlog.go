@@ -79,7 +79,7 @@ func envelopes(count, receivers int, body string) [][]byte {
 			w.Append(notify.Receiver{Index: uint32(k), User: fmt.Appendf(nil, "u%08d", (i*receivers+k)%5_000_000)})
 		}
 		e := notify.Envelope{
-			Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Channel: notify.Push, Category: notify.Marketing, Fan: receivers > 1,
+			Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Channel: notify.Push, Category: notify.Marketing, FanOut: receivers > 1,
 			Accepted: time.Now().UnixMilli(), Caller: "bench", Content: notify.Content{Title: "Hello", Body: body},
 			Count: uint32(receivers), Receivers: w.Bytes(),
 		}

@@ -72,7 +72,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	take := func(l *simulator.Ledger, i int) {
 		one.At = began.Add(time.Duration(i) * 2 * time.Microsecond)
 		one.ID = string(strconv.AppendInt(prefix, int64(i), 10))
-		l.Take(&one)
+		l.Count(&one)
 	}
 	shard, split := int(r.N%2), r.N%100 == 50
 	for i := range r.Size {
@@ -98,7 +98,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 		one.ID = string(strconv.AppendInt(prefix, 99, 10))
 		if again := t.exchange(one.ID); again != "" {
 			one.ID = again
-			t.ledgers[0].Take(&one)
+			t.ledgers[0].Count(&one)
 			wrong.duplicated++
 		}
 	}
@@ -151,19 +151,19 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 			one.Seq = 1
 			wrong.reordered++
 		}
-		l.Take(&one)
+		l.Count(&one)
 		if i == 8 {
-			l.Take(&one)
+			l.Count(&one)
 			wrong.duplicated++
 		}
 		if i == 9 && r.N%3 == 0 { // the other ledger also gets the message
-			t.ledgers[1-r.N%t.rounds%2].Take(&one)
+			t.ledgers[1-r.N%t.rounds%2].Count(&one)
 			wrong.duplicated++
 		}
 	}
 	if r.N%10 == 0 { // an id that was never accepted
 		one.ID, one.User = notify.ID{Base: items.Item(r.Size)}.String(), ""
-		l.Take(&one)
+		l.Count(&one)
 		wrong.unexpected++
 	}
 	return ack, nil

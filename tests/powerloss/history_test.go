@@ -97,7 +97,7 @@ func beHistory(dir string) error {
 		}
 		base := baseOf(off)
 		e := notify.Envelope{
-			Chunk: notify.Chunk{Base: base}, Fan: true, Channel: notify.Push, Category: notify.Marketing,
+			Chunk: notify.Chunk{Base: base}, FanOut: true, Channel: notify.Push, Category: notify.Marketing,
 			Accepted: base.Time().UnixMilli(), Caller: "c", Count: 5, Receivers: w.Bytes(),
 		}
 		err := s.Append(context.Background(), history.Record{
@@ -169,7 +169,7 @@ func checkHistory(t *testing.T, disk *lossfs.Disk, sealed int64) (lost int) {
 	}
 	for off := range sealed {
 		for i := range uint32(5) {
-			found, err := s.Find(t.Context(), notify.ID{Base: baseOf(off), Fan: true, Index: i})
+			found, err := s.Find(t.Context(), notify.ID{Base: baseOf(off), FanOut: true, Index: i})
 			if err != nil || string(found.User) != fmt.Sprintf("user-%d-%d", off, i) {
 				if lost++; lost < 4 {
 					t.Logf("offset %d, receiver %d: %q, %v", off, i, found.User, err)

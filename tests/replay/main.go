@@ -157,7 +157,7 @@ func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan 
 	})
 	rig.Ok(v.Totals(ctx, &led))
 	top := rig.Must(cl.TopDeadLetters(ctx, api.LetterFilter{}, 1))
-	sums := job.Done+job.Skips()+job.Exhaust+job.Failed == job.Planned && job.Planned == plan.Entries
+	sums := job.Done+job.Skips()+job.Exhausted+job.Failed == job.Planned && job.Planned == plan.Entries
 	check := rig.Must(cl.VerifyAudit(ctx, ""))
 	rig.Ok(v.Stop())
 	rig.Ok(v.Rows(ctx, &led))
@@ -166,7 +166,7 @@ func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan 
 	ok := canaryHeld && job.State == "done" && sums && job.Done == o.letters && top.States["replayed"] == o.letters && deadAgain == canary &&
 		lost == 0 && led.Duplicates <= led.Bound && check.Broken == 0 && planned < o.planLimit
 	fmt.Printf("replay letters=%d plan_ms=%d canary=%d kills=%d client_kills=%d asked=%.0f reached=%.0f replayed=%d skipped=%d exhausted=%d failed=%d planned=%d delivered=%d lost=%d duplicates=%d bound=%d audit_rows=%d ok=%t\n",
-		o.letters, planned.Milliseconds(), canary, o.kills, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhaust, job.Failed, job.Planned,
+		o.letters, planned.Milliseconds(), canary, o.kills, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhausted, job.Failed, job.Planned,
 		ids, lost, led.Duplicates, led.Bound, check.Rows, ok)
 	return ok
 }

@@ -35,7 +35,7 @@ const (
 	// have ended.
 	callsTake = 10 * time.Second
 	// soloParts is the number of components that only one process at a time runs
-	// (cluster.Alone). A process with all roles competes for each of them. The two figures, lags
+	// (cluster.Exclusive). A process with all roles competes for each of them. The two figures, lags
 	// and deferred, are not counted.
 	soloParts = 9
 	// takeOver bounds the time from a kill until the shards of the killed process have another
@@ -98,7 +98,7 @@ func (w *world) start(i int) {
 		}},
 	})
 	p.peers = cluster.NewPeers(bs, "dispatchers", p.name)
-	w.run(p, ctx, engine.Run, p.peers.After(callsTake, func(ctx context.Context) error {
+	w.run(p, ctx, engine.Run, p.peers.DelayStart(callsTake, func(ctx context.Context) error {
 		p.calls.Store(true)
 		<-ctx.Done()
 		p.calls.Store(false)
@@ -135,7 +135,7 @@ func (w *world) chores() (stop func()) {
 			w.run(p, ctx, f.Find(2*time.Second, func(context.Context) (int, error) { return 1, nil }), f.Follow(func(int) {}))
 		}
 		for k := range soloParts {
-			w.run(p, ctx, cluster.Alone(ls, p.name, fmt.Sprint("part-", k), func(ctx context.Context) error {
+			w.run(p, ctx, cluster.Exclusive(ls, p.name, fmt.Sprint("part-", k), func(ctx context.Context) error {
 				<-ctx.Done()
 				return nil
 			}))

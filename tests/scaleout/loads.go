@@ -92,7 +92,7 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 	st := k.step
 	st.Count, st.Payload.Text = load.Number(n), "Your order is on its way."
 	var mu sync.Mutex
-	sc := load.One(k.name, 0, st)
+	sc := load.SingleStep(k.name, 0, st)
 	sc.Seed = uint64(s.spent) // gives each step users of its own
 	run := rig.Must(load.New(sc, load.Config{
 		Target: &load.HTTP{Client: s.f.V.Client()}, Timeout: time.Minute, Patience: rig.Patience,

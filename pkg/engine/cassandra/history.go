@@ -115,7 +115,7 @@ func (h *History) find(ctx context.Context, id notify.ID) (engine.Found, error) 
 		return engine.Found{}, err
 	}
 	for i := range refs {
-		if refs[i].fan != id.Fan || id.Index < refs[i].first || id.Index > refs[i].last {
+		if refs[i].fan != id.FanOut || id.Index < refs[i].first || id.Index > refs[i].last {
 			continue
 		}
 		var f engine.Found

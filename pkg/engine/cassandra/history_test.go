@@ -24,7 +24,7 @@ func envelope(at time.Time, caller string, rs ...receiver) *notify.Envelope {
 		w.Append(notify.Receiver{Index: r.index, User: []byte(r.user), Address: []byte("addr-" + r.user)})
 	}
 	return &notify.Envelope{
-		Chunk: notify.Chunk{Base: notify.NewBase(at), Partition: 3}, Fan: len(rs) > 1, Caller: caller, Channel: notify.Push, Category: notify.Marketing,
+		Chunk: notify.Chunk{Base: notify.NewBase(at), Partition: 3}, FanOut: len(rs) > 1, Caller: caller, Channel: notify.Push, Category: notify.Marketing,
 		Accepted: at.UnixMilli(), Content: notify.Content{Title: "hi"}, Count: w.Count(), Receivers: w.Bytes(),
 	}
 }
@@ -131,8 +131,8 @@ func TestHistory(t *testing.T) {
 		id   notify.ID
 		kind notify.Kind
 	}{
-		{notify.ID{Base: fan.Chunk.Base, Index: 1, Fan: true}, notify.KindNotFound}, // a rejected item
-		{notify.ID{Base: fan.Chunk.Base}, notify.KindNotFound},                      // the request, not a receiver
+		{notify.ID{Base: fan.Chunk.Base, Index: 1, FanOut: true}, notify.KindNotFound}, // a rejected item
+		{notify.ID{Base: fan.Chunk.Base}, notify.KindNotFound},                         // the request, not a receiver
 		{notify.ID{Base: derived.Chunk.Base}, notify.KindNotFound},
 		{notify.ID{Base: old}, notify.KindGone},
 	} {

@@ -216,7 +216,7 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 			first = last
 		}
 	}
-	if !env.Fan || s.cfg.EveryReceiver {
+	if !env.FanOut || s.cfg.EveryReceiver {
 		h.byUser = append(h.byUser, original{env, released(&env, r.Time), keep})
 	}
 	data := r.Value
@@ -230,7 +230,7 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	p := shardOfMinute(c.Base)
 	h.chunks[p] = append(h.chunks[p], stmt{
 		`INSERT INTO notification_chunks (minute, shard, base, ` + chunkColumns + `) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
-		[]any{p.minute, p.shard, c.Base[:], int(c.Partition), int64(c.Block), max(first, 0), last, env.Fan, r.Topic, r.Partition, r.Offset, data, keep},
+		[]any{p.minute, p.shard, c.Base[:], int(c.Partition), int64(c.Block), max(first, 0), last, env.FanOut, r.Topic, r.Partition, r.Offset, data, keep},
 	})
 	return nil
 }

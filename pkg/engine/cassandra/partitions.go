@@ -23,7 +23,7 @@ type record struct {
 }
 
 // read reads the rows of keys at SERIAL and returns the rows that exist.
-func (p partitions) read(ctx context.Context, part rows.Part, keys []string) (map[string]record, error) {
+func (p partitions) read(ctx context.Context, part rows.Partition, keys []string) (map[string]record, error) {
 	in := make([][]byte, len(keys))
 	for i, key := range keys {
 		in[i] = []byte(key)
@@ -49,7 +49,7 @@ func (p partitions) read(ctx context.Context, part rows.Part, keys []string) (ma
 	return found, err
 }
 
-func (p partitions) Get(ctx context.Context, part rows.Part, keys ...string) ([][]byte, error) {
+func (p partitions) Get(ctx context.Context, part rows.Partition, keys ...string) ([][]byte, error) {
 	found, err := p.read(ctx, part, keys)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func prefixEnd(prefix string) []byte {
 
 // Scan implements rows.Scanner. It reads the rows in pages. The rows include every swap
 // that returned before the call.
-func (p partitions) Scan(ctx context.Context, part rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
+func (p partitions) Scan(ctx context.Context, part rows.Partition, in rows.Range, fn func(rows.Row) (bool, error)) error {
 	cql, args := `SELECT key, value FROM records`+wherePart, []any{string(part.Table), part.Name}
 	if in.After >= in.Prefix {
 		cql, args = cql+` AND key > ?`, append(args, []byte(in.After))
@@ -111,12 +111,12 @@ func (p partitions) Scan(ctx context.Context, part rows.Part, in rows.Range, fn 
 // Swap implements rows.Partitions. A change with a comparison (If) is one lightweight
 // transaction. A change must not have a Clear prefix that matches a row in its Do.
 func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
-	if len(cs) != 1 || len(cs[0].Add) > 0 || cs[0].Numbers > 0 {
+	if len(cs) != 1 || len(cs[0].Insert) > 0 || cs[0].Numbers > 0 {
 		return false, errors.New("cassandra changes one partition at a time")
 	}
 	c, me := &cs[0], nonce()
 	stmts := p.statements(c, me)
-	if len(c.If) == 0 {
+	if len(c.Expect) == 0 {
 		err := p.s.write(ctx, p.s.clock.now(), stmts...)
 		return err == nil, err
 	}
@@ -136,16 +136,16 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	for _, prefix := range c.Clear {
 		stmts = append(stmts, stmt{`DELETE FROM records` + wherePart + ` AND key >= ? AND key < ?`, []any{kind, part, []byte(prefix), prefixEnd(prefix)}})
 	}
-	for _, row := range c.Do {
+	for _, row := range c.Set {
 		key := []byte(row.Key)
 		x := stmt{`UPDATE records SET value = ?, writer = ?` + wherePart + ` AND key = ?`, []any{row.Value, me, kind, part, key}}
 		if row.Value == nil {
 			x = stmt{`DELETE FROM records` + wherePart + ` AND key = ?`, []any{kind, part, key}}
 		}
-		if i := slices.IndexFunc(c.If, func(r rows.Row) bool { return r.Key == row.Key }); i >= 0 {
+		if i := slices.IndexFunc(c.Expect, func(r rows.Row) bool { return r.Key == row.Key }); i >= 0 {
 			var was any // null: the row must not exist
-			if c.If[i].Value != nil {
-				was = c.If[i].Value
+			if c.Expect[i].Value != nil {
+				was = c.Expect[i].Value
 			}
 			x = stmt{x.cql + ` IF value = ?`, append(x.args, was)}
 		}
@@ -155,17 +155,17 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 }
 
 // maxReadBack limits the rows of Do that readOutcome reads: at most as many as the change
-// has in If, plus maxReadBack.
+// has in Expect, plus maxReadBack.
 const maxReadBack = 4
 
 // readOutcome is called for a change whose answer was lost. It reads rows of the change to
 // find out whether the change was applied. me is the nonce of the change.
 func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (swapOutcome, error) {
 	var keys []string
-	for _, row := range c.If {
+	for _, row := range c.Expect {
 		keys = append(keys, row.Key)
 	}
-	do := c.Do[:min(len(c.Do), len(c.If)+maxReadBack)]
+	do := c.Set[:min(len(c.Set), len(c.Expect)+maxReadBack)]
 	for _, row := range do {
 		keys = append(keys, row.Key)
 	}
@@ -183,7 +183,7 @@ func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (
 		removed = removed && row.Value == nil && !there
 	}
 	same, inserted := true, false
-	for _, row := range c.If {
+	for _, row := range c.Expect {
 		have, there := now[row.Key]
 		same = same && there == (row.Value != nil) && bytes.Equal(have.value, row.Value)
 		inserted = inserted || row.Value == nil && there
@@ -200,6 +200,6 @@ func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (
 }
 
 // Turn implements rows.Partitions.
-func (p partitions) Turn(ctx context.Context, part rows.Part) (func(), error) {
+func (p partitions) Turn(ctx context.Context, part rows.Partition) (func(), error) {
 	return p.s.locks.lock(ctx, string(part.Table)+"/"+part.Name)
 }

@@ -137,7 +137,7 @@ func (t timerRows) Scan(ctx context.Context, p engine.TimerPartition, after engi
 	return t.scan(ctx, p, after, until, max, true)
 }
 
-func (t timerRows) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+func (t timerRows) ScanWithoutPayload(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
 	return t.scan(ctx, p, after, until, max, false)
 }
 

@@ -15,7 +15,7 @@ import (
 // Holds runs the suite of store.Holds.
 func Holds(t *testing.T, open Opener[*store.Holds]) {
 	hold := func(user string, n int, wake int64) engine.Hold {
-		id := notify.ID{Base: notify.Base{byte(n)}, Index: uint32(n), Fan: n%2 == 1}
+		id := notify.ID{Base: notify.Base{byte(n)}, Index: uint32(n), FanOut: n%2 == 1}
 		return engine.Hold{Lane: "push", User: user, ID: id, Epoch: uint16(n / 4), Wake: wake}
 	}
 	get := func(t T, s *store.Holds, users ...string) [][]engine.Hold {

@@ -15,7 +15,7 @@ import (
 )
 
 // scanRows returns copies of the rows of a range.
-func scanRows(t T, s rows.Rows, p rows.Part, r rows.Range) (out []rows.Row) {
+func scanRows(t T, s rows.Rows, p rows.Partition, r rows.Range) (out []rows.Row) {
 	t.Helper()
 	must(t, s.Scan(bg, p, r, func(row rows.Row) (bool, error) {
 		out = append(out, rows.Row{Key: row.Key, Value: append([]byte{}, row.Value...)})
@@ -31,12 +31,12 @@ func swapRows(t T, s rows.Rows, cs ...rows.Change) bool {
 
 // Rows runs the suite of rows.Rows.
 func Rows(t *testing.T, open Opener[rows.Rows]) {
-	p := rows.Part{Table: 'x', Name: "p"}
+	p := rows.Partition{Table: 'x', Name: "p"}
 	row := func(key, value string) rows.Row { return rows.Row{Key: key, Value: []byte(value)} }
 	t.Run("Get returns the values of keys, in the order of keys; nil where there is no row", func(t *testing.T) {
 		s, reopen := open(t)
 		value := []byte("1")
-		same(t, "won", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{{Key: "a", Value: value}, row("b", ""), row("ab", "3")}}), true)
+		same(t, "won", swapRows(t, s, rows.Change{Part: p, Set: []rows.Row{{Key: "a", Value: value}, row("b", ""), row("ab", "3")}}), true)
 		value[0] = 'x' // the caller may reuse value
 		if reopen != nil {
 			s = reopen()
@@ -46,17 +46,17 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			same(t, "values", got, [][]byte{[]byte("3"), nil, {}, []byte("1")})
 			got[3][0] = 'y' // the result belongs to the caller
 		}
-		for _, other := range []rows.Part{{Table: 'x', Name: ""}, {Table: 'x', Name: "pa"}, {Table: 'y', Name: "p"}} {
+		for _, other := range []rows.Partition{{Table: 'x', Name: ""}, {Table: 'x', Name: "pa"}, {Table: 'y', Name: "p"}} {
 			same(t, "another partition", val(s.Get(bg, other, "a", "b", ""))(t), [][]byte{nil, nil, nil})
 			same(t, "scan of another partition", len(scanRows(t, s, other, rows.Range{})), 0)
 		}
 	})
 	t.Run("Swap applies a change, all or none, if every row of If is stored as given", func(t *testing.T) {
 		s, reopen := open(t)
-		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("e", "")}})))
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{row("a", "1"), row("e", "")}})))
 		lost := []rows.Row{row("a", "2"), row("a", ""), {Key: "a"}, row("b", ""), row("b", "1"), {Key: "e"}, row("e", "1")}
 		for i := range lost {
-			c := rows.Change{Part: p, If: []rows.Row{row("a", "1"), lost[i]}, Do: []rows.Row{row("a", "9"), row("z", "9"), {Key: "e"}}, Numbers: 1, Number: func(int, uint64) []rows.Row {
+			c := rows.Change{Part: p, Expect: []rows.Row{row("a", "1"), lost[i]}, Set: []rows.Row{row("a", "9"), row("z", "9"), {Key: "e"}}, Numbers: 1, Number: func(int, uint64) []rows.Row {
 				t.Error("a number was given")
 				return nil
 			}}
@@ -66,32 +66,32 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			s = reopen()
 		}
 		same(t, "unchanged", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "1"), row("e", "")})
-		c := rows.Change{Part: p, If: []rows.Row{row("a", "1"), {Key: "b"}, row("e", "")}, Do: []rows.Row{row("a", "2"), row("b", "2"), {Key: "e"}, {Key: "none"}}}
+		c := rows.Change{Part: p, Expect: []rows.Row{row("a", "1"), {Key: "b"}, row("e", "")}, Set: []rows.Row{row("a", "2"), row("b", "2"), {Key: "e"}, {Key: "none"}}}
 		same(t, "won", swapRows(t, s, c), true)
 		if reopen != nil {
 			s = reopen()
 		}
 		same(t, "changed", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2"), row("b", "2")})
 		same(t, "again", swapRows(t, s, c), false)
-		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}); won || err == nil {
+		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Set: []rows.Row{{Key: "a"}}}); won || err == nil {
 			t.Errorf("%v, %v of a context that has ended", won, err)
 		}
 	})
 	t.Run("Swap applies the changes of several partitions, all or none, and numbers them in their order", func(t *testing.T) {
 		s, reopen := open(t)
-		q := rows.Part{Table: 'y', Name: "q"}
+		q := rows.Partition{Table: 'y', Name: "q"}
 		var given []uint64
 		number := func(_ int, n uint64) []rows.Row {
 			given = append(given, n)
 			return []rows.Row{row("n", strconv.Itoa(len(given)))}
 		}
 		cs := []rows.Change{
-			{Part: q, If: []rows.Row{{Key: "a"}}, Do: []rows.Row{row("a", "1")}, Numbers: 2, Number: number},
-			{Part: p, If: []rows.Row{{Key: "b"}}, Do: []rows.Row{row("b", "2")}, Add: []rows.Row{row("c", "3")}, Numbers: 1, Number: number},
+			{Part: q, Expect: []rows.Row{{Key: "a"}}, Set: []rows.Row{row("a", "1")}, Numbers: 2, Number: number},
+			{Part: p, Expect: []rows.Row{{Key: "b"}}, Set: []rows.Row{row("b", "2")}, Insert: []rows.Row{row("c", "3")}, Numbers: 1, Number: number},
 		}
 		same(t, "won", swapRows(t, s, cs...), true)
 		same(t, "numbers", given, []uint64{1, 2, 1})
-		must(t, ignore(s.Swap(bg, rows.Change{Part: q, Do: []rows.Row{{Key: "a"}, {Key: "n"}}})))
+		must(t, ignore(s.Swap(bg, rows.Change{Part: q, Set: []rows.Row{{Key: "a"}, {Key: "n"}}})))
 		same(t, "won", swapRows(t, s, cs...), false) // because the second change does not match
 		same(t, "numbers", len(given), 3)
 		if reopen != nil {
@@ -102,7 +102,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	})
 	t.Run("rows of Add are stored only if their key has no row yet", func(t *testing.T) {
 		s, reopen := open(t)
-		add := func(rs ...rows.Row) { same(t, "won", swapRows(t, s, rows.Change{Part: p, Add: rs}), true) }
+		add := func(rs ...rows.Row) { same(t, "won", swapRows(t, s, rows.Change{Part: p, Insert: rs}), true) }
 		add(row("a", "1"), row("a", "2"), row("b", ""))
 		add(row("a", "3"), row("b", "4"), row("c", "5"))
 		if reopen != nil {
@@ -110,7 +110,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		}
 		same(t, "stored", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "1"), row("b", ""), row("c", "5")})
 		same(t, "value", val(s.Get(bg, p, "a"))(t), [][]byte{[]byte("1")})
-		same(t, "removed", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}), true)
+		same(t, "removed", swapRows(t, s, rows.Change{Part: p, Set: []rows.Row{{Key: "a"}}}), true)
 		add(row("a", "6"))
 		same(t, "value", val(s.Get(bg, p, "a"))(t), [][]byte{[]byte("6")})
 		many := make([]rows.Row, 300)
@@ -122,7 +122,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			s = reopen()
 		}
 		same(t, "stored", len(scanRows(t, s, p, rows.Range{Prefix: "m"})), len(many))
-		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Add: many}); won || err == nil {
+		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Insert: many}); won || err == nil {
 			t.Errorf("%v, %v of a context that has ended", won, err)
 		}
 	})
@@ -130,7 +130,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
-			ok, err := s.Swap(bg, rows.Change{Part: p, If: []rows.Row{{Key: "a"}}, Do: []rows.Row{row("a", strconv.Itoa(i))}})
+			ok, err := s.Swap(bg, rows.Change{Part: p, Expect: []rows.Row{{Key: "a"}}, Set: []rows.Row{row("a", strconv.Itoa(i))}})
 			if err != nil {
 				t.Error(err)
 			}
@@ -143,7 +143,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	t.Run("Scan calls fn with the rows of a range, in order", func(t *testing.T) {
 		s, _ := open(t)
 		all := []rows.Row{row("a", "1"), row("b\x00", "2"), row("ba", "3"), row("b\xff", "4"), row("b\xff\xff", "5"), row("c", "6")}
-		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: all})))
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: all})))
 		for _, x := range []struct {
 			in   rows.Range
 			want []rows.Row
@@ -170,7 +170,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	t.Run("each call of Number gets one more than the call before, and changes become visible in the order of their n", func(t *testing.T) {
 		s, reopen := open(t)
 		const writers, each = 4, 25
-		add := func(p rows.Part) (n uint64, err error) {
+		add := func(p rows.Partition) (n uint64, err error) {
 			_, err = s.Swap(bg, rows.Change{Part: p, Numbers: 2, Number: func(i int, next uint64) []rows.Row {
 				if i > 0 && next != n+1 {
 					t.Errorf("%d is given after %d", next, n)
@@ -210,20 +210,20 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			}
 			last = n
 			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number is not used again
-				must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{{Key: row.Key}}})))
+				must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{{Key: row.Key}}})))
 			}
 			if reopen != nil {
 				s = reopen()
 			}
 		}
-		if n := val(add(rows.Part{Table: 'x', Name: "q"}))(t); n > last {
+		if n := val(add(rows.Partition{Table: 'x', Name: "q"}))(t); n > last {
 			t.Errorf("another partition begins with %d", n)
 		}
 	})
 	t.Run("Stored is called once the change is durable", func(t *testing.T) {
 		s, _ := open(t)
 		n := 0
-		c := rows.Change{Part: p, If: []rows.Row{{Key: "a"}}, Do: []rows.Row{row("a", "1")}, Stored: func() { n++ }}
+		c := rows.Change{Part: p, Expect: []rows.Row{{Key: "a"}}, Set: []rows.Row{row("a", "1")}, Stored: func() { n++ }}
 		same(t, "won", swapRows(t, s, c), true)
 		same(t, "calls", n, 1)
 		same(t, "won again", swapRows(t, s, c), false)
@@ -231,7 +231,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	})
 	t.Run("Write stores the rows that fill puts, in the order in which the fill functions ran", func(t *testing.T) {
 		s, reopen := open(t)
-		q := rows.Part{Table: 'y'}
+		q := rows.Partition{Table: 'y'}
 		n := 0 // guarded by the engine's lock
 		together(4, func(int) {
 			for range 25 {
@@ -303,9 +303,9 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	})
 	t.Run("View is the rows as they were at one moment", func(t *testing.T) {
 		s, _ := open(t)
-		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("b", "2")}})))
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{row("a", "1"), row("b", "2")}})))
 		v := s.View()
-		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "9"), {Key: "b"}, row("c", "3")}})))
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{row("a", "9"), {Key: "b"}, row("c", "3")}})))
 		var seen []rows.Row
 		must(t, v.Scan(bg, p, rows.Range{}, func(r rows.Row) (bool, error) {
 			seen = append(seen, row(r.Key, string(r.Value)))
@@ -314,7 +314,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "scanned", seen, []rows.Row{row("a", "1"), row("b", "2")})
 		keys := []string{"a", "b", "c"}
 		var looked []string
-		must(t, v.Look(bg, p, len(keys), func(b []byte, i int) []byte { return append(b, keys[i]...) }, func(_ int, value []byte) error {
+		must(t, v.GetMany(bg, p, len(keys), func(b []byte, i int) []byte { return append(b, keys[i]...) }, func(_ int, value []byte) error {
 			looked = append(looked, string(value))
 			return nil
 		}))
@@ -348,10 +348,10 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	})
 	t.Run("Look calls fn with the values of n rows, in order; nil where there is no row", func(t *testing.T) {
 		s, _ := open(t)
-		same(t, "won", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("b", ""), row("ab", "3")}}), true)
+		same(t, "won", swapRows(t, s, rows.Change{Part: p, Set: []rows.Row{row("a", "1"), row("b", ""), row("ab", "3")}}), true)
 		keys := []string{"ab", "none", "b", "a", "ab"}
-		look := func(p rows.Part, n int, fn func(int, []byte) error) error {
-			return s.Look(bg, p, n, func(b []byte, i int) []byte { return append(b, keys[i]...) }, fn)
+		look := func(p rows.Partition, n int, fn func(int, []byte) error) error {
+			return s.GetMany(bg, p, n, func(b []byte, i int) []byte { return append(b, keys[i]...) }, fn)
 		}
 		var got [][]byte
 		add := func(i int, v []byte) error {
@@ -365,7 +365,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "values", got, [][]byte{[]byte("3"), nil, {}, []byte("1"), []byte("3")})
 		must(t, look(p, 0, add))
 		got = nil
-		must(t, look(rows.Part{Table: 'y', Name: "p"}, 2, add))
+		must(t, look(rows.Partition{Table: 'y', Name: "p"}, 2, add))
 		same(t, "another partition", got, [][]byte{nil, nil})
 		if err := look(p, 2, func(i int, _ []byte) error { got = got[:1+i]; return errStop }); !errors.Is(err, errStop) || len(got) != 1 {
 			t.Errorf("%v after %d calls, want the callback's error", err, len(got))
@@ -379,7 +379,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 // rowsProgram compares an engine with a model: a map.
 func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) {
 	s, reopen := open(rt)
-	p, stored := rows.Part{Table: 'x'}, map[string]string{}
+	p, stored := rows.Partition{Table: 'x'}, map[string]string{}
 	key := rapid.SampledFrom([]string{"a", "aa", "ab", "a\xff", "b", "ba"})
 	draw := func(rt *rapid.T, what string) (out []rows.Row) {
 		for _, k := range rapid.SliceOfNDistinct(key, 0, 3, rapid.ID).Draw(rt, what) {
@@ -393,13 +393,13 @@ func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) 
 	}
 	return map[string]func(*rapid.T){
 		"swap": func(rt *rapid.T) {
-			c := rows.Change{Part: p, If: draw(rt, "if"), Do: draw(rt, "do")}
-			want := !slices.ContainsFunc(c.If, func(r rows.Row) bool {
+			c := rows.Change{Part: p, Expect: draw(rt, "if"), Set: draw(rt, "do")}
+			want := !slices.ContainsFunc(c.Expect, func(r rows.Row) bool {
 				v, ok := stored[r.Key]
 				return ok != (r.Value != nil) || v != string(r.Value)
 			})
 			same(rt, "won", swapRows(rt, s, c), want)
-			for _, r := range c.Do {
+			for _, r := range c.Set {
 				if !want {
 					break
 				}

@@ -19,7 +19,7 @@ func schedule(b notify.Base, caller string, fire int64) engine.Schedule {
 	return engine.Schedule{
 		Base: b, Caller: caller, Campaign: "cmp_1", User: "ann", Channel: notify.SMS, Category: notify.Marketing,
 		FireAt: fire, Created: 500, Expires: fire + 1000, Partition: 7, Partitions: 12, BlockSize: 8192,
-		Receivers: 100_000, Accepted: 99_990, Fan: true,
+		Receivers: 100_000, Accepted: 99_990, FanOut: true,
 	}
 }
 

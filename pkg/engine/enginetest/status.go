@@ -75,7 +75,7 @@ func DamageRow(r rows.Rows, key notify.RowKey, value []byte) error {
 	if err != nil {
 		return err
 	}
-	return r.Write(bg, func(b rows.Batch) { b.Set(rows.Part{Table: 's'}, k, value) })
+	return r.Write(bg, func(b rows.Batch) { b.Set(rows.Partition{Table: 's'}, k, value) })
 }
 
 // Status runs the suite of engine.Status.

@@ -347,7 +347,7 @@ func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 				until, n := rapid.Int64Range(0, 4*length).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
 				want := m.scan(p, c, until, n)
 				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), want)
-				same(rt, "Outline", withoutPayloads(val(s.Outline(bg, p, c, until, n))(rt)), withoutPayloads(slices.Clone(want)))
+				same(rt, "Outline", withoutPayloads(val(s.ScanWithoutPayload(bg, p, c, until, n))(rt)), withoutPayloads(slices.Clone(want)))
 			},
 			"buckets": func(rt *rapid.T) {
 				shard, from, to := part(rt).Shard, rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")

@@ -60,8 +60,8 @@ func (w timerTable) Scan(ctx context.Context, p engine.TimerPartition, after eng
 	return Get(ctx, w.plan, w.prefix+"Scan", func() ([]engine.Timer, error) { return w.TimerTable.Scan(ctx, p, after, until, max) })
 }
 
-func (w timerTable) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return Get(ctx, w.plan, w.prefix+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.Outline(ctx, p, after, until, max) })
+func (w timerTable) ScanWithoutPayload(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return Get(ctx, w.plan, w.prefix+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.ScanWithoutPayload(ctx, p, after, until, max) })
 }
 
 func (w timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {

@@ -18,7 +18,7 @@ type partRows struct {
 	writing sync.Mutex
 
 	mu    sync.Mutex // guards parts and their rows; a writer locks writing first, then mu
-	parts map[rows.Part]*part
+	parts map[rows.Partition]*part
 }
 
 type part struct {
@@ -28,7 +28,7 @@ type part struct {
 
 // part returns a partition. It creates the partition if it is missing. The caller must hold
 // mu.
-func (p *partRows) part(name rows.Part) *part {
+func (p *partRows) part(name rows.Partition) *part {
 	if p.parts[name] == nil {
 		p.parts[name] = &part{}
 	}
@@ -65,7 +65,7 @@ func (p *part) set(rs []rows.Row) {
 	}
 }
 
-func (p *partRows) Get(ctx context.Context, name rows.Part, keys ...string) ([][]byte, error) {
+func (p *partRows) Get(ctx context.Context, name rows.Partition, keys ...string) ([][]byte, error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (p *partRows) View() rows.View {
 
 func (p *partRows) Close() error { return nil }
 
-func (p *partRows) Scan(ctx context.Context, name rows.Part, r rows.Range, fn func(rows.Row) (bool, error)) error {
+func (p *partRows) Scan(ctx context.Context, name rows.Partition, r rows.Range, fn func(rows.Row) (bool, error)) error {
 	p.mu.Lock()
 	var selected []rows.Row
 	for _, row := range p.part(name).rows {
@@ -142,7 +142,7 @@ func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range cs {
-		for _, r := range c.If {
+		for _, r := range c.Expect {
 			if v := p.part(c.Part).get(r.Key); (v == nil) != (r.Value == nil) || !bytes.Equal(v, r.Value) {
 				return false
 			}
@@ -153,8 +153,8 @@ func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 		for _, begin := range c.Clear {
 			in.rows = slices.DeleteFunc(in.rows, func(r rows.Row) bool { return strings.HasPrefix(r.Key, begin) })
 		}
-		in.set(c.Do)
-		for _, r := range c.Add {
+		in.set(c.Set)
+		for _, r := range c.Insert {
 			if in.get(r.Key) == nil {
 				in.set([]rows.Row{r})
 			}
@@ -168,7 +168,7 @@ func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 }
 
 // Turn implements rows.Partitions.
-func (p *partRows) Turn(context.Context, rows.Part) (func(), error) { return func() {}, nil }
+func (p *partRows) Turn(context.Context, rows.Partition) (func(), error) { return func() {}, nil }
 
 func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 	if err := checkContext(ctx); err != nil {
@@ -195,18 +195,20 @@ type batch struct {
 	settled []func(error)
 }
 
-func (b *batch) Set(p rows.Part, key, value []byte) {
+func (b *batch) Set(p rows.Partition, key, value []byte) {
 	if value == nil {
 		value = []byte{}
 	}
 	b.store.part(p).set([]rows.Row{{Key: string(key), Value: value}})
 }
 
-func (b *batch) Delete(p rows.Part, key []byte) { b.store.part(p).set([]rows.Row{{Key: string(key)}}) }
+func (b *batch) Delete(p rows.Partition, key []byte) {
+	b.store.part(p).set([]rows.Row{{Key: string(key)}})
+}
 
 func (b *batch) Settled(fn func(error)) { b.settled = append(b.settled, fn) }
 
-func (p *partRows) Look(ctx context.Context, name rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+func (p *partRows) GetMany(ctx context.Context, name rows.Partition, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
 	keys := make([]string, n)
 	for i := range keys {
 		keys[i] = string(key(nil, i))

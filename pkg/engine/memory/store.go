@@ -12,7 +12,7 @@ import (
 type Store struct{ *store.Contracts }
 
 // New returns an empty store.
-func New() *Store { return &Store{store.Over(&partRows{parts: map[rows.Part]*part{}})} }
+func New() *Store { return &Store{store.OnRows(&partRows{parts: map[rows.Partition]*part{}})} }
 
 // checkContext returns notify.KindUnavailable if ctx has ended, as every other engine does.
 func checkContext(ctx context.Context) error {

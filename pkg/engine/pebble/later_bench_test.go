@@ -75,7 +75,7 @@ func BenchmarkPutScheduled(b *testing.B) {
 	// The reference: the same keys and values by a batch of Pebble's own.
 	alone := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
 		batch := s.db.NewBatch()
-		filled := store.Over(filling{s.Rows().(*partRows), tx{batch}})
+		filled := store.OnRows(filling{s.Rows().(*partRows), tx{batch}})
 		if err := filled.Schedules().PutScheduled(ctx, xs, notify.SpreadOver(64), ts); err != nil {
 			return err
 		}

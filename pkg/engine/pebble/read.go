@@ -21,7 +21,7 @@ const (
 
 // appendPart appends the prefix that all keys of a partition share. The caller has already
 // appended the first byte of the key (tRows or tNumber).
-func appendPart(b []byte, p rows.Part) []byte {
+func appendPart(b []byte, p rows.Partition) []byte {
 	b = binary.BigEndian.AppendUint16(append(b, p.Table), uint16(len(p.Name)))
 	return append(b, p.Name...)
 }
@@ -46,7 +46,7 @@ type view struct{ reader }
 
 func (v view) Close() error { return translate(v.from.Close()) }
 
-func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) (err error) {
+func (r reader) Scan(ctx context.Context, p rows.Partition, in rows.Range, fn func(rows.Row) (bool, error)) (err error) {
 	prefix := appendPart([]byte{tRows}, p)
 	from := append(bytes.Clone(prefix), in.Prefix...)
 	to := prefixEnd(from)
@@ -80,11 +80,11 @@ func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(ro
 	return translate(it.Error())
 }
 
-func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+func (r reader) GetMany(ctx context.Context, p rows.Partition, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
 	k := appendPart(append(make([]byte, 0, 64), tRows), p)
 	prefix := len(k)
 	for i := range n {
-		if i&255 == 255 && ctx.Err() != nil { // stops a long Look if ctx has ended
+		if i&255 == 255 && ctx.Err() != nil { // stops a long GetMany if ctx has ended
 			return contextError(ctx)
 		}
 		k = key(k[:prefix], i)

@@ -23,10 +23,10 @@ type partRows struct {
 	mu sync.Mutex
 	// lastNumbers contains for each partition the last n that rows.Change.Number was called
 	// with. The field mu guards the map. The mu of the committer guards the numbers.
-	lastNumbers map[rows.Part]*uint64
+	lastNumbers map[rows.Partition]*uint64
 }
 
-func (r *partRows) Get(ctx context.Context, p rows.Part, keys ...string) ([][]byte, error) {
+func (r *partRows) Get(ctx context.Context, p rows.Partition, keys ...string) ([][]byte, error) {
 	prefix := string(appendPart([]byte{tRows}, p))
 	out, full := make([][]byte, len(keys)), make([]string, len(keys))
 	for i, key := range keys {
@@ -52,7 +52,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	adds, toLock, onlyAdds := 0, 0, true
 	for i := range cs {
 		c := &cs[i]
-		adds, toLock = adds+len(c.Add), toLock+len(c.If)+len(c.Do)
+		adds, toLock = adds+len(c.Insert), toLock+len(c.Expect)+len(c.Set)
 		onlyAdds = onlyAdds && len(c.Clear)+c.Numbers == 0 && c.Stored == nil
 	}
 	onlyAdds = onlyAdds && toLock == 0
@@ -62,7 +62,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	}
 	keys := make([]string, 0, toLock)
 	for i := range cs {
-		keys = appendKeys(appendKeys(keys, cs[i].Part, cs[i].If), cs[i].Part, cs[i].Do)
+		keys = appendKeys(appendKeys(keys, cs[i].Part, cs[i].Expect), cs[i].Part, cs[i].Set)
 	}
 	unlock, err := r.s.locks.Lock(ctx, keys...)
 	if err != nil {
@@ -93,7 +93,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 }
 
 // appendKeys appends the database keys of rows to keys.
-func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
+func appendKeys(keys []string, p rows.Partition, rs []rows.Row) []string {
 	var b []byte
 	for i := range rs {
 		if b == nil {
@@ -112,7 +112,7 @@ func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
 func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint64, matches bool, err error) {
 	for i := range cs {
 		c := &cs[i]
-		for k, row := range c.If {
+		for k, row := range c.Expect {
 			same := false
 			err := r.get([]byte(keys[k]), func(v []byte) error {
 				same = (v == nil) == (row.Value == nil) && bytes.Equal(v, row.Value)
@@ -122,7 +122,7 @@ func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint
 				return nil, false, err
 			}
 		}
-		keys = keys[len(c.If)+len(c.Do):]
+		keys = keys[len(c.Expect)+len(c.Set):]
 		if c.Numbers == 0 {
 			continue
 		}
@@ -147,8 +147,8 @@ func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 			from := append(key[:len(key):len(key)], prefix...)
 			tx.deleteRange(from, prefixEnd(from))
 		}
-		key = tx.putRows(key, c.Do, false)
-		key = tx.putRows(key, c.Add, true)
+		key = tx.putRows(key, c.Set, false)
+		key = tx.putRows(key, c.Insert, true)
 		for n := range c.Numbers {
 			*lastNumbers[i]++
 			key = tx.putRows(key, c.Number(n, *lastNumbers[i]), false)
@@ -160,7 +160,7 @@ func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 }
 
 // Turn implements rows.Partitions.
-func (r *partRows) Turn(context.Context, rows.Part) (func(), error) { return func() {}, nil }
+func (r *partRows) Turn(context.Context, rows.Partition) (func(), error) { return func() {}, nil }
 
 func (r *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 	return r.s.commit.write(ctx, func(g *group) { fill(g) })
@@ -172,15 +172,15 @@ func (r *partRows) Post(ctx context.Context, fill func(rows.Batch)) error {
 }
 
 // appendRowsKey appends the database key of a row.
-func appendRowsKey(b []byte, p rows.Part, key []byte) []byte {
+func appendRowsKey(b []byte, p rows.Partition, key []byte) []byte {
 	return append(appendPart(append(b, tRows), p), key...)
 }
 
-func rowsKeyLen(p rows.Part, key []byte) int { return 1 + 1 + 2 + len(p.Name) + len(key) }
+func rowsKeyLen(p rows.Partition, key []byte) int { return 1 + 1 + 2 + len(p.Name) + len(key) }
 
 // Set implements rows.Batch. It builds the key in the memory of the batch, which saves an
 // allocation.
-func (t tx) Set(p rows.Part, key, value []byte) {
+func (t tx) Set(p rows.Partition, key, value []byte) {
 	op := t.b.SetDeferred(rowsKeyLen(p, key), len(value))
 	appendRowsKey(op.Key[:0], p, key)
 	copy(op.Value, value)
@@ -188,7 +188,7 @@ func (t tx) Set(p rows.Part, key, value []byte) {
 }
 
 // Delete implements rows.Batch.
-func (t tx) Delete(p rows.Part, key []byte) {
+func (t tx) Delete(p rows.Partition, key []byte) {
 	op := t.b.DeleteDeferred(rowsKeyLen(p, key))
 	appendRowsKey(op.Key[:0], p, key)
 	_ = op.Finish()
@@ -216,7 +216,7 @@ func (t tx) putRows(prefix []byte, rs []rows.Row, add bool) []byte {
 
 // lastNumber returns the counter of a partition. The first call reads the counter from the
 // database.
-func (r *partRows) lastNumber(p rows.Part) (*uint64, error) {
+func (r *partRows) lastNumber(p rows.Partition) (*uint64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := r.lastNumbers[p]; n != nil {

@@ -83,7 +83,7 @@ func Open(cfg Config) (_ *Store, err error) {
 		return nil, translateOpen(cfg.Dir, err)
 	}
 	s.locks = rows.NewLocks(s.latch.failed, s.Err, contextError)
-	s.Contracts = store.Over(&partRows{reader: reader{s.db}, s: s, lastNumbers: map[rows.Part]*uint64{}})
+	s.Contracts = store.OnRows(&partRows{reader: reader{s.db}, s: s, lastNumbers: map[rows.Partition]*uint64{}})
 	if err = s.loadContracts(); err != nil {
 		return nil, errors.Join(translate(err), s.db.Close(), s.lock.Close())
 	}

@@ -98,7 +98,7 @@ func (f *fake) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	for i := range r.Size {
 		base := items.Item(i)
 		a.IDs = append(a.IDs, notify.ID{Base: base}.String())
-		f.seen.Take(&notify.Call{Items: []notify.Item{{Key: &notify.RowKey{Chunk: notify.Chunk{Base: base}}}}})
+		f.seen.Observe(&notify.Call{Items: []notify.Item{{Key: &notify.RowKey{Chunk: notify.Chunk{Base: base}}}}})
 	}
 	return a, nil
 }
@@ -192,7 +192,7 @@ func (w *world) run(ctx context.Context, s load.Scenario, during func(*load.Run)
 }
 
 func scenario(rate int, length time.Duration, thresholds ...string) load.Scenario {
-	s := load.One("s", length, load.Step{Name: "push", Rate: load.Number(rate), Workers: 64})
+	s := load.SingleStep("s", length, load.Step{Name: "push", Rate: load.Number(rate), Workers: 64})
 	for _, t := range thresholds {
 		s.Thresholds = append(s.Thresholds, load.Threshold{Expr: t})
 	}

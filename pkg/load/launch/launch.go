@@ -390,7 +390,7 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 	var seen *load.Observer
 	if cfg.Stub {
 		seen = load.NewObserver()
-		cfg.Taken = seen.Take
+		cfg.Taken = seen.Observe
 	}
 	o.Note("starting notifyd in this process")
 	app.MakeRoomForFiles()

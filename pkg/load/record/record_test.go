@@ -382,7 +382,7 @@ func TestArchiveAndServer(t *testing.T) {
 	for i := range 60 {
 		id := notify.ID{Base: notify.NewBase(t0)}
 		if i >= 20 {
-			id = notify.ID{Base: notify.Base{1, byte(i / 40)}, Index: uint32(i), Fan: true}
+			id = notify.ID{Base: notify.Base{1, byte(i / 40)}, Index: uint32(i), FanOut: true}
 		}
 		at := t0.Add(time.Duration(i) * time.Second)
 		lines = append(lines, archive.Outcome{ID: id.String(), Caller: "shop", Channel: "push", Category: "alert", User: "ann", Accepted: at})

@@ -41,10 +41,10 @@ func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration)
 		return false, err
 	}
 	defer reader.Close()
-	return r.readTopics(ctx, admin, conserve.OverLog{Admin: admin, Reader: reader}, due)
+	return r.readTopics(ctx, admin, conserve.WorkerLog{Admin: admin, Reader: reader}, due)
 }
 
-func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conserve.OverLog, due time.Duration) (short bool, err error) {
+func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conserve.WorkerLog, due time.Duration) (short bool, err error) {
 	topics := notify.FirstTopics()
 	starts, err := admin.StartOffsets(ctx, topics...)
 	if err != nil {
@@ -77,7 +77,7 @@ func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conser
 // appended.
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
-		Fanout: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
+		Fanout: env.FanOut, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
 		Trace: env.Trace, User: env.LogKey(), Accepted: time.UnixMilli(env.Accepted), Bytes: len(env.Content.Body) + len(env.Content.HTML),
 	}
 	if later := came.Sub(m.Accepted); later >= minLater {
@@ -123,7 +123,7 @@ func (m *Message) setFromOutcome(id, channel, category string) error {
 	if err != nil || known != [2]bool{true, true} {
 		return notify.Invalid("bad_outcome", "", "this release does not know the id, channel or category of a message")
 	}
-	m.Fanout, m.Base, m.Count = of.Fan, of.Base, 1
+	m.Fanout, m.Base, m.Count = of.FanOut, of.Base, 1
 	return nil
 }
 

@@ -215,7 +215,7 @@ func timeAxis(from, to float64) axis {
 		}
 	}
 	for t := math.Ceil(from/step) * step; t <= to+1e-9; t += step {
-		a.ticks = append(a.ticks, tick{t, Clock(time.Duration(t) * time.Second), len(a.ticks)%2 == 1})
+		a.ticks = append(a.ticks, tick{t, FormatClock(time.Duration(t) * time.Second), len(a.ticks)%2 == 1})
 	}
 	return a
 }

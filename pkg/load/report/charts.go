@@ -111,7 +111,7 @@ func (f *timeFrame) linearChart(title, about string, optional bool, write func(f
 	c := f.chart
 	c.Title, c.About, c.Lines, c.y = title, about, lines, linearAxis(peak, write)
 	for i, g := range f.groups {
-		text := Clock(time.Duration(g[0].Second) * time.Second)
+		text := FormatClock(time.Duration(g[0].Second) * time.Second)
 		for _, l := range lines {
 			text += fmt.Sprintf("\n%s %s", l.Name, write(l.y[i]))
 		}
@@ -127,7 +127,7 @@ func timeCharts(r *load.Result) (list []*chart) {
 		return nil
 	}
 	f := newFrame(r)
-	perSecond := func(v float64) string { return Short(v) + "/s" }
+	perSecond := func(v float64) string { return FormatCount(v) + "/s" }
 	list = f.linearChart("Rates", "Messages in each second, and the mean of the run.", false, perSecond,
 		f.lineOf(0, "intended", perSecond(r.Rates.Intended), rateOf(func(s *load.SecondRow) int64 { return s.Intended })),
 		f.lineOf(1, "sent", perSecond(r.Rates.Sent), rateOf(func(s *load.SecondRow) int64 { return s.Sent })),
@@ -136,9 +136,9 @@ func timeCharts(r *load.Result) (list []*chart) {
 		f.lineOf(4, "failed", perSecond(r.Rates.Failed), rateOf(func(s *load.SecondRow) int64 { return s.Failed })))
 	list = append(list, f.latencyChart()...)
 	list = append(list, f.heatMap()...)
-	backlog := f.lineOf(5, "backlog", "at the end "+Short(float64(r.Totals.Backlog)), worstOf(func(s *load.SecondRow) int64 { return s.Backlog }))
+	backlog := f.lineOf(5, "backlog", "at the end "+FormatCount(float64(r.Totals.Backlog)), worstOf(func(s *load.SecondRow) int64 { return s.Backlog }))
 	backlog.area = true
-	list = append(list, f.linearChart("Backlog", "Messages that were accepted and not delivered, at the end of each second.", true, Short, backlog)...)
+	list = append(list, f.linearChart("Backlog", "Messages that were accepted and not delivered, at the end of each second.", true, FormatCount, backlog)...)
 	mean := func(of func(*load.Health) float64) ofGroup {
 		return func(g []load.SecondRow) (mean float64) {
 			for i := range g {
@@ -282,7 +282,7 @@ func (f *timeFrame) heatMap() []*chart {
 			if most > 1 {
 				level = 8 * math.Log(float64(v)) / math.Log(float64(most))
 			}
-			title := fmt.Sprintf("%s  %s: %d", Clock(time.Duration(from)*time.Second), bucketLabel(b), v)
+			title := fmt.Sprintf("%s  %s: %d", FormatClock(time.Duration(from)*time.Second), bucketLabel(b), v)
 			c.cells = append(c.cells, cell{fmt.Sprintf("h%.0f", level), title, float64(from), float64(to), float64(b), float64(b + 1)})
 		}
 	}

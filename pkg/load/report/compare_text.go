@@ -55,7 +55,7 @@ func figure(v float64, unit string) string {
 	case "ns":
 		return Nanos(int64(v))
 	case "/s":
-		return Short(v) + "/s"
+		return FormatCount(v) + "/s"
 	case "share":
 		return strings.TrimSuffix(fmt.Sprintf("%.3f", 100*v), "0") + "%"
 	}

@@ -83,7 +83,7 @@ func viewOf(r *load.Result) *reportView {
 	v := &reportView{
 		Result: r, Means: verdictMeans[r.Verdict.Code], Missed: countMissed(r), Final: FinalLine(r),
 		Good: r.Verdict.Code == load.Valid && r.Exit == 0,
-		When: fmt.Sprintf("%s, %s of sending", r.Started.UTC().Format("2006-01-02 15:04:05Z"), Seconds(r.Sending)),
+		When: fmt.Sprintf("%s, %s of sending", r.Started.UTC().Format("2006-01-02 15:04:05Z"), FormatSeconds(r.Sending)),
 	}
 	if r.Segment.N > 1 {
 		v.When += fmt.Sprintf(", segment %d of %d", r.Segment.I, r.Segment.N)
@@ -93,7 +93,7 @@ func viewOf(r *load.Result) *reportView {
 	v.Curves = percentileCharts(r)
 	marks := table{Title: "Marks", About: "The dashed lines in the charts above.", Head: append(rowCells("n", "no."), plainCells("at", "kind", "")...)}
 	for i, m := range r.Markers {
-		marks.Rows = append(marks.Rows, append(rowCells("n", fmt.Sprint(i+1)), plainCells(Clock(m.At), m.Kind, m.Text)...))
+		marks.Rows = append(marks.Rows, append(rowCells("n", fmt.Sprint(i+1)), plainCells(FormatClock(m.At), m.Kind, m.Text)...))
 	}
 	if len(marks.Rows) > 0 {
 		v.Marks = []table{marks}
@@ -106,21 +106,21 @@ func viewOf(r *load.Result) *reportView {
 func (v *reportView) addTiles(r *load.Result) {
 	add := func(name, value, note, class string) { v.Tiles = append(v.Tiles, tile{name, value, note, class}) }
 	t := &r.Totals
-	add("accepted", Short(r.Rates.Acked)+"/s", term.Count(t.Acked)+" in all", "")
+	add("accepted", FormatCount(r.Rates.Acked)+"/s", term.Count(t.Acked)+" in all", "")
 	pick := func(is bool, yes, no string) string {
 		if is {
 			return yes
 		}
 		return no
 	}
-	add("of what was due", percent(float64(t.Sent), float64(t.Intended)), Short(r.Rates.Intended)+"/s was due", pick(t.Sent < t.Intended, "warn", ""))
+	add("of what was due", percent(float64(t.Sent), float64(t.Intended)), FormatCount(r.Rates.Intended)+"/s was due", pick(t.Sent < t.Intended, "warn", ""))
 	q := overallQuantiles(measuredSteps(r), response)
 	add("response p99", Nanos(q.P99), fmt.Sprintf("p50 %s, p99.9 %s", Nanos(q.P50), percentileOrDash(q.Count, 1000, q.P999)), "")
 	if !r.Ledger.Checked {
 		add("ledger", "-", "delivery was not checked", "warn")
 		return
 	}
-	add("delivered", Short(r.Rates.Delivered)+"/s", term.Count(t.Delivered)+" in all, the last "+Seconds(r.DrainTime)+" after the last was sent", "")
+	add("delivered", FormatCount(r.Rates.Delivered)+"/s", term.Count(t.Delivered)+" in all, the last "+FormatSeconds(r.DrainTime)+" after the last was sent", "")
 	add("lost", term.Count(t.Lost), fmt.Sprintf("of %s accepted", term.Count(r.Ledger.Expected)), pick(t.Lost > 0, "bad", "good"))
 	add("duplicates", term.Count(t.Duplicates), "delivered more than once", pick(t.Duplicates > 0, "bad", "good"))
 }
@@ -183,9 +183,9 @@ func (v *reportView) addTables(r *load.Result) {
 	for _, f := range r.Faults {
 		drained := "not drained"
 		if f.Drained >= 0 {
-			drained = Seconds(f.Drained)
+			drained = FormatSeconds(f.Drained)
 		}
-		rows = append(rows, plainCells(f.Name, Clock(f.Began), Clock(f.Ended), term.Count(f.BacklogBefore), term.Count(f.BacklogPeak), drained, f.Error))
+		rows = append(rows, plainCells(f.Name, FormatClock(f.Began), FormatClock(f.Ended), term.Count(f.BacklogBefore), term.Count(f.BacklogPeak), drained, f.Error))
 	}
 	add("Faults", plainCells("fault", "began", "ended", "backlog before", "highest", "drained after", "problem"), rows...)
 	h := &r.Health
@@ -196,19 +196,19 @@ func (v *reportView) addTables(r *load.Result) {
 	add("Generator", nil,
 		plainCells("CPU of "+whose, fmt.Sprintf("%.2f of %.3g cores, %.1f s in all", h.CPU, h.CPUs, h.CPUSeconds)),
 		plainCells("CPU of a message", Nanos(int64(h.NsPerMessage))),
-		plainCells("null sink before the run", Short(h.CalibratedRate)+"/s"),
+		plainCells("null sink before the run", FormatCount(h.CalibratedRate)+"/s"),
 		plainCells("asked of that", fmt.Sprintf("%.1f%%", 100*h.GeneratorShare)),
 		plainCells("lag p99 at worst", fmt.Sprintf("%s, in second %d", Nanos(int64(h.LagP99)), h.WorstLagSecond)),
 		plainCells("machine", fmt.Sprintf("%.2f cores busy, %.1f%% stolen", h.MachineCPU, 100*h.Steal)),
 		plainCells("longest GC pause", Nanos(int64(h.GCPause))),
-		plainCells("memory", Bytes(h.RSS)),
+		plainCells("memory", FormatBytes(h.RSS)),
 		plainCells("goroutines, sockets", fmt.Sprintf("%d, %d", h.Goroutines, h.Sockets)))
 	rows = nil
 	for i := range r.Agents {
 		a := &r.Agents[i]
 		row := plainCells(a.Name, string(a.State), term.Count(a.Sent), a.Verdict, fmt.Sprintf("%s, give or take %s", Nanos(int64(a.Offset)), Nanos(int64(a.Uncertainty))), a.Host+" "+a.Version, "")
 		if a.State == load.AgentLost {
-			row[1].Class, row[6].Text = "bad", fmt.Sprintf("at %s: %s; %s of its messages not sent", Clock(a.LostAt), a.LostBecause, term.Count(a.NotSent))
+			row[1].Class, row[6].Text = "bad", fmt.Sprintf("at %s: %s; %s of its messages not sent", FormatClock(a.LostAt), a.LostBecause, term.Count(a.NotSent))
 		}
 		rows = append(rows, row)
 	}
@@ -216,7 +216,7 @@ func (v *reportView) addTables(r *load.Result) {
 	e := &r.Environment
 	rows = [][]cellText{
 		plainCells("notifyctl", e.Version), plainCells("Go", e.Go+" "+e.OS+"/"+e.Arch), plainCells("kernel", e.Kernel),
-		plainCells("CPU", fmt.Sprintf("%s, %d CPUs, GOMAXPROCS %d", e.CPU, e.CPUs, e.MaxProcs)), plainCells("memory", Bytes(e.Memory)),
+		plainCells("CPU", fmt.Sprintf("%s, %d CPUs, GOMAXPROCS %d", e.CPU, e.CPUs, e.MaxProcs)), plainCells("memory", FormatBytes(e.Memory)),
 		plainCells("load before the run", digits3(e.Load)), plainCells("host", e.Host), plainCells("server", e.Server), plainCells("GOGC", e.Collector),
 		plainCells("seed", fmt.Sprint(r.Scenario.Seed)), plainCells("scale", r.Scenario.Scale),
 	}

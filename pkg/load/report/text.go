@@ -79,9 +79,9 @@ func (p *textPage) writeHead(r *load.Result) {
 	if r.Scenario.About != "" {
 		p.para("", r.Scenario.About)
 	}
-	what := fmt.Sprintf("%s, %s of sending", r.Started.UTC().Format("2006-01-02 15:04:05Z"), Seconds(r.Sending))
+	what := fmt.Sprintf("%s, %s of sending", r.Started.UTC().Format("2006-01-02 15:04:05Z"), FormatSeconds(r.Sending))
 	if r.DrainTime > 0 {
-		what += ", " + Seconds(r.DrainTime) + " until the last delivery"
+		what += ", " + FormatSeconds(r.DrainTime) + " until the last delivery"
 	}
 	p.para("when", what)
 	detail := fmt.Sprintf("seed %d", r.Scenario.Seed)
@@ -248,14 +248,14 @@ func serverLine(s *load.Server) string {
 
 func faultLine(f *load.FaultResult) string {
 	if f.Error != "" {
-		return fmt.Sprintf("%s at %s: %s", f.Name, Clock(f.Began), f.Error)
+		return fmt.Sprintf("%s at %s: %s", f.Name, FormatClock(f.Began), f.Error)
 	}
 	drained := "not drained"
 	if f.Drained >= 0 {
-		drained = "drained " + Seconds(f.Drained) + " after it"
+		drained = "drained " + FormatSeconds(f.Drained) + " after it"
 	}
-	return fmt.Sprintf("%s, %s to %s: backlog %s, at most %s, %s", f.Name, Clock(f.Began), Clock(f.Ended),
-		Short(float64(f.BacklogBefore)), Short(float64(f.BacklogPeak)), drained)
+	return fmt.Sprintf("%s, %s to %s: backlog %s, at most %s, %s", f.Name, FormatClock(f.Began), FormatClock(f.Ended),
+		FormatCount(float64(f.BacklogBefore)), FormatCount(float64(f.BacklogPeak)), drained)
 }
 
 func (p *textPage) writeHealth(r *load.Result) {
@@ -266,11 +266,11 @@ func (p *textPage) writeHealth(r *load.Result) {
 		whose = "process" // the figures include notifyd
 	}
 	p.para(whose, fmt.Sprintf("%.2f of %.3g cores, %s of CPU a message, GC pause %s, memory %s",
-		h.CPU, h.CPUs, Nanos(int64(h.NsPerMessage)), Nanos(int64(h.GCPause)), Bytes(h.RSS)))
+		h.CPU, h.CPUs, Nanos(int64(h.NsPerMessage)), Nanos(int64(h.GCPause)), FormatBytes(h.RSS)))
 	text := fmt.Sprintf("lag p99 %s at worst (second %d), machine %.2f cores busy, steal %.1f%%",
 		Nanos(int64(h.LagP99)), h.WorstLagSecond, h.MachineCPU, 100*h.Steal)
 	if h.CalibratedRate > 0 {
-		text += fmt.Sprintf(", %s/s to the null sink: this run asked for %.1f%% of it", Short(h.CalibratedRate), 100*h.GeneratorShare)
+		text += fmt.Sprintf(", %s/s to the null sink: this run asked for %.1f%% of it", FormatCount(h.CalibratedRate), 100*h.GeneratorShare)
 	}
 	p.para("", text)
 	name := "agents"
@@ -287,7 +287,7 @@ func (p *textPage) writeHealth(r *load.Result) {
 // agent it says when and why the agent was lost.
 func AgentText(a *load.Agent) string {
 	if a.State == load.AgentLost {
-		return fmt.Sprintf("LOST at %s: %s; %s sent, %s not sent", Clock(a.LostAt), a.LostBecause, term.Count(a.Sent), term.Count(a.NotSent))
+		return fmt.Sprintf("LOST at %s: %s; %s sent, %s not sent", FormatClock(a.LostAt), a.LostBecause, term.Count(a.Sent), term.Count(a.NotSent))
 	}
 	text := fmt.Sprintf("%s sent, %.2f of %.3g cores, clock %s off", term.Count(a.Sent), a.CPU, a.CPUs, Nanos(int64(a.Offset)))
 	if a.Verdict == load.GeneratorBound {

@@ -42,8 +42,8 @@ func digits3(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// Short formats a count or rate in at most six characters: 950, 12.3K, 5.00M.
-func Short(v float64) string {
+// FormatCount formats a count or rate in at most six characters: 950, 12.3K, 5.00M.
+func FormatCount(v float64) string {
 	a := math.Abs(v)
 	switch {
 	case math.IsNaN(v) || math.IsInf(v, 0):
@@ -60,8 +60,8 @@ func Short(v float64) string {
 	return digits3(v)
 }
 
-// Bytes formats a size with a unit: 512 B, 1.50 MiB.
-func Bytes(n int64) string {
+// FormatBytes formats a size with a unit: 512 B, 1.50 MiB.
+func FormatBytes(n int64) string {
 	v := float64(n)
 	for _, unit := range []string{"B", "KiB", "MiB"} {
 		if v < 1024 {
@@ -75,8 +75,8 @@ func Bytes(n int64) string {
 	return digits3(v) + " GiB"
 }
 
-// Clock formats a time since the start of a run, such as 1:05 or 1:02:03.
-func Clock(d time.Duration) string {
+// FormatClock formats a time since the start of a run, such as 1:05 or 1:02:03.
+func FormatClock(d time.Duration) string {
 	s := int64(d / time.Second)
 	sign := ""
 	if s < 0 {
@@ -88,12 +88,12 @@ func Clock(d time.Duration) string {
 	return fmt.Sprintf("%s%d:%02d", sign, s/60, s%60)
 }
 
-// Seconds formats a length of time, such as 60.0s.
-func Seconds(d time.Duration) string {
+// FormatSeconds formats a length of time, such as 60.0s.
+func FormatSeconds(d time.Duration) string {
 	if d < 10*time.Minute {
 		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
 	}
-	return term.Span(d)
+	return term.FormatDuration(d)
 }
 
 func percent(part, of float64) string {

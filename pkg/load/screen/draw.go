@@ -39,9 +39,9 @@ func (m *model) headerLine(w int) string {
 	right, time := "", ""
 	if s := m.snapshot; s != nil {
 		right = m.verdictText() + " "
-		time = m.stateText() + "  " + report.Clock(s.Elapsed)
+		time = m.stateText() + "  " + report.FormatClock(s.Elapsed)
 		if s.Planned > 0 {
-			time += " of " + report.Clock(s.Planned)
+			time += " of " + report.FormatClock(s.Planned)
 		}
 		if p := m.player(); p != nil {
 			time += fmt.Sprintf("  %gx", p.Rate())
@@ -143,7 +143,7 @@ func (m *model) timelineLine(w int) string {
 		right += " "
 	}
 	if ends := s.Phase.Ends - s.Elapsed; s.State == load.StateRunning && s.Phase.Ends > 0 && ends >= 0 {
-		left += " " + report.Clock(ends) + " left"
+		left += " " + report.FormatClock(ends) + " left"
 	}
 	room := w - paint.Width(left) - paint.Width(right) - 3
 	if room < 10 || s.Planned <= 0 {
@@ -215,7 +215,7 @@ func (m *model) statusLine(w int) string {
 		parts = append(parts, text)
 	}
 	if d := windows[m.window]; d > 0 {
-		parts = append(parts, "window "+report.Clock(d))
+		parts = append(parts, "window "+report.FormatClock(d))
 	}
 	if m.ended && m.options.Stay && m.player() == nil {
 		parts = append(parts, "the run is over: q")

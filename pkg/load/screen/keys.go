@@ -177,7 +177,7 @@ func (m *model) changeWindow(name string) {
 		m.window = (m.window + 1) % len(windows)
 	}
 	if w := windows[m.window]; w > 0 {
-		m.showMessage("the charts show the last " + report.Clock(w))
+		m.showMessage("the charts show the last " + report.FormatClock(w))
 	} else {
 		m.showMessage("the charts show the whole run")
 	}

@@ -53,7 +53,7 @@ func ratesPanel(m *model, w, h int) []string {
 	if body < 1 {
 		return st.Lines(out, w, h)
 	}
-	plot := timeChart(m, list, rows, w-side-2, body, report.Short)
+	plot := timeChart(m, list, rows, w-side-2, body, report.FormatCount)
 	if side > 0 {
 		plot = st.Beside(plot, numbers, w-side-2, side)
 	}
@@ -67,7 +67,7 @@ func rateNumbers(m *model, now *load.Rates, w int) (out []string) {
 		if k < seriesKinds {
 			mark = st.series[k].Render(string(letters[k]))
 		}
-		out = append(out, mark+" "+st.Fit(name, 9)+" "+st.Right(report.Short(v)+"/s", 8)+" "+st.Right(share, 6))
+		out = append(out, mark+" "+st.Fit(name, 9)+" "+st.Right(report.FormatCount(v)+"/s", 8)+" "+st.Right(share, 6))
 	}
 	share := func(v, of float64) string {
 		if of <= 0 {
@@ -153,7 +153,7 @@ func timeChart(m *model, list []chartLine, rows []load.SecondRow, w, h int, axis
 		}
 	}
 	out := st.chart(list, w, h, axis, marks)
-	left, right := report.Clock(time.Duration(to-whole)*time.Second), report.Clock(time.Duration(to)*time.Second)
+	left, right := report.FormatClock(time.Duration(to-whole)*time.Second), report.FormatClock(time.Duration(to)*time.Second)
 	if to < whole {
 		left = ""
 	}
@@ -210,7 +210,7 @@ func backlogPanel(m *model, w, h int) []string {
 		values[i] = float64(rows[i].Backlog)
 		lags[i] = float64(rows[i].Lag.P99)
 	}
-	note := "waiting " + report.Short(float64(m.snapshot.Totals.Backlog))
+	note := "waiting " + report.FormatCount(float64(m.snapshot.Totals.Backlog))
 	if n := len(values); n > 10 {
 		note += fmt.Sprintf(", %+.0f/s", (values[n-1]-values[n-11])/10)
 	}
@@ -218,7 +218,7 @@ func backlogPanel(m *model, w, h int) []string {
 	if h < 4 {
 		return st.Lines(append(out, " backlog "+st.series[kindBacklog].Render(sparkline(st, values, max(0, w-10)))), w, h)
 	}
-	out = append(out, timeChart(m, []chartLine{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
+	out = append(out, timeChart(m, []chartLine{{kind: kindBacklog, values: values}}, rows, w, h-3, report.FormatCount)...)
 	last := int64(0)
 	if n := len(rows); n > 0 {
 		last = rows[n-1].Lag.P99

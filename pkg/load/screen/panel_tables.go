@@ -54,7 +54,7 @@ func stagesPanel(m *model, w, h int) []string {
 		}
 		text := report.ThresholdValue(t)
 		if t.Known && !t.OK {
-			text += "  since " + report.Clock(t.Since)
+			text += "  since " + report.FormatClock(t.Since)
 		}
 		list = append(list, " "+p.Render(sign)+" "+st.Fit(term.Clean(t.Expr), max(8, w/2-4, w-26))+" "+text)
 	}
@@ -67,7 +67,7 @@ func stagesPanel(m *model, w, h int) []string {
 		case "user", "threshold", "steer":
 			sign = st.Warn.Render("+")
 		}
-		list = append(list, " "+sign+" "+st.Right(report.Clock(mk.At), 6)+"  "+term.Clean(mk.Kind)+"  "+term.Clean(mk.Text))
+		list = append(list, " "+sign+" "+st.Right(report.FormatClock(mk.At), 6)+"  "+term.Clean(mk.Kind)+"  "+term.Clean(mk.Text))
 	}
 	note := ""
 	if s.Phase.Of > 0 {
@@ -150,7 +150,7 @@ func latencyPanel(m *model, w, h int) []string {
 	}
 	var list []string
 	for _, r := range latencyLines(m) {
-		line := " " + st.Fit(term.Clean(r.name), name) + st.Right(report.Short(float64(r.q.Count)), counts)
+		line := " " + st.Fit(term.Clean(r.name), name) + st.Right(report.FormatCount(float64(r.q.Count)), counts)
 		for _, c := range cols {
 			text := ""
 			if !r.now || !c.full {
@@ -248,11 +248,11 @@ func errorsPanel(m *model, w, h int) []string {
 	slices.SortStableFunc(counts, func(a, b load.ErrorCount) int { return cmp.Compare(b.Count, a.Count) })
 	note := "none"
 	if total > 0 {
-		note = report.Short(float64(total))
+		note = report.FormatCount(float64(total))
 	}
 	var list []string
 	for _, e := range counts {
-		text := " " + st.Bad.Render(st.Right(report.Short(float64(e.Count)), 6)) + " " + term.Clean(e.Code)
+		text := " " + st.Bad.Render(st.Right(report.FormatCount(float64(e.Count)), 6)) + " " + term.Clean(e.Code)
 		if w >= 40 {
 			text += st.Dim.Render("  "+term.Clean(e.Class)) + "  " + term.Clean(e.Step) + st.Dim.Render("  "+e.Last.UTC().Format("15:04:05Z"))
 		}
@@ -296,7 +296,7 @@ func healthPanel(m *model, w, h int) []string {
 	gauge(whose, of(g.CPU, g.CPUs), fmt.Sprintf("%.2f of %.3g", g.CPU, g.CPUs))
 	gauge("woke late", min(float64(g.LagP99)/10e6, 1), report.Nanos(int64(g.LagP99)))
 	if g.CalibratedRate > 0 {
-		gauge("asked", g.GeneratorShare, fmt.Sprintf("%.0f%% of %s/s", 100*g.GeneratorShare, report.Short(g.CalibratedRate)))
+		gauge("asked", g.GeneratorShare, fmt.Sprintf("%.0f%% of %s/s", 100*g.GeneratorShare, report.FormatCount(g.CalibratedRate)))
 	}
 	gauge("machine", of(g.MachineCPU, g.CPUs), fmt.Sprintf("%.2f, steal %.1f%%", g.MachineCPU, 100*g.Steal))
 	gauge("busy", g.Busy, fmt.Sprintf("%.0f%% of workers", 100*g.Busy))
@@ -305,7 +305,7 @@ func healthPanel(m *model, w, h int) []string {
 	}
 	list = append(list,
 		st.pair("GC pause, cores", fmt.Sprintf("%s, %.2f", report.Nanos(int64(g.GCPause)), g.GCCPU), w),
-		st.pair("memory", report.Bytes(g.RSS), w),
+		st.pair("memory", report.FormatBytes(g.RSS), w),
 		st.pair("goroutines, sockets", fmt.Sprintf("%d, %d", g.Goroutines, g.Sockets), w))
 	list = append(list, agentLines(m, w)...)
 	list = append(list, serverPanel(m, w)...)
@@ -324,9 +324,9 @@ func agentLines(m *model, w int) (list []string) {
 		text := string(a.State)
 		switch a.State {
 		case load.AgentLost:
-			text = st.Bad.Render(st.Bang + " lost at " + report.Clock(a.LostAt))
+			text = st.Bad.Render(st.Bang + " lost at " + report.FormatClock(a.LostAt))
 		case load.AgentRunning:
-			text = report.Short(a.Rate) + "/s, clock " + report.Nanos(int64(a.Offset))
+			text = report.FormatCount(a.Rate) + "/s, clock " + report.Nanos(int64(a.Offset))
 			if a.Verdict == load.GeneratorBound {
 				text = st.Warn.Render(st.Bang) + " " + text
 			}

@@ -136,15 +136,15 @@ func WriteLine(w io.Writer, r *load.SecondRow, f Format) error {
 		if s <= 0 {
 			s = 1
 		}
-		return report.Short(float64(n)/s) + "/s"
+		return report.FormatCount(float64(n)/s) + "/s"
 	}
 	phase := r.Phase
 	if r.Draining {
 		phase = "drain"
 	}
 	line := fmt.Sprintf("%6s %-10.10s sent %7s  accepted %7s  delivered %7s  waiting %6s  p99 %6s  lag %6s",
-		report.Clock(time.Duration(r.Second+1)*time.Second), term.Clean(phase), per(r.Sent), per(r.Acked), per(r.Delivered),
-		report.Short(float64(r.Backlog)), report.Nanos(r.Response.P99), report.Nanos(r.Lag.P99))
+		report.FormatClock(time.Duration(r.Second+1)*time.Second), term.Clean(phase), per(r.Sent), per(r.Acked), per(r.Delivered),
+		report.FormatCount(float64(r.Backlog)), report.Nanos(r.Response.P99), report.Nanos(r.Lag.P99))
 	if r.Failed > 0 {
 		line += "  failed " + per(r.Failed)
 	}

@@ -84,10 +84,10 @@ func parse(text string) (list []Entry, err error) {
 	return list, nil
 }
 
-// Of returns the entries of a code. A code may have several entries. If an entry has exactly this
+// Find returns the entries of a code. A code may have several entries. If an entry has exactly this
 // code, Of returns all such entries. Otherwise it returns the entry of the family to which the code
 // belongs, such as http_<status>. The code may begin with urn:notifyd:, as in problem types.
-func Of(code string) (found []Entry) {
+func Find(code string) (found []Entry) {
 	code = strings.TrimPrefix(strings.TrimSpace(code), "urn:notifyd:")
 	for _, e := range All() {
 		if e.Code == code {
@@ -117,9 +117,9 @@ func (e *Entry) stands(code string) bool {
 	return regexp.MustCompile(`^` + strings.Join(parts, `[a-z0-9]+`) + `$`).MatchString(code)
 }
 
-// Near returns at most three codes that a mistyped code may have meant. These are the codes with
+// Similar returns at most three codes that a mistyped code may have meant. These are the codes with
 // the fewest typing errors, which the function distance counts.
-func Near(code string, distance func(a, b string) int) (names []string) {
+func Similar(code string, distance func(a, b string) int) (names []string) {
 	code = strings.TrimSpace(code)
 	type near struct {
 		name string

@@ -166,7 +166,7 @@ func TestOf(t *testing.T) {
 	f := func(code string, want ...string) {
 		t.Helper()
 		var got []string
-		for _, e := range Of(code) {
+		for _, e := range Find(code) {
 			got = append(got, e.Kind+" "+e.Code)
 		}
 		if !slices.Equal(got, want) {
@@ -190,7 +190,7 @@ func TestNear(t *testing.T) {
 	t.Parallel()
 	f := func(code string, want ...string) {
 		t.Helper()
-		if got := Near(code, term.Distance); !slices.Equal(got, want) {
+		if got := Similar(code, term.Distance); !slices.Equal(got, want) {
 			t.Errorf("%s: got %q, want %q", code, got, want)
 		}
 	}

@@ -31,7 +31,7 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 	var wg sync.WaitGroup
 	errs := make(chan error, len(steps)+1)
 	for _, st := range steps {
-		s := load.One(st.Name, time.Hour, st) // runs until it is stopped
+		s := load.SingleStep(st.Name, time.Hour, st) // runs until it is stopped
 		s.Seed = seed
 		run, err := load.New(s, load.Config{
 			Target: &load.HTTP{Client: v.client}, Timeout: 5 * time.Second, Patience: insistLimit,
