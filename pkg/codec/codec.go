@@ -244,11 +244,3 @@ func Slice[V any](c *Codec, vs *[]V) {
 		*vs = make([]V, n)
 	}
 }
-
-// List packs or unpacks a slice and calls item for each of its items.
-func List[V any](c *Codec, vs *[]V, item func(*Codec, *V)) {
-	Slice(c, vs)
-	for i := range *vs {
-		item(c, &(*vs)[i])
-	}
-}

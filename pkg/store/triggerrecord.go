@@ -15,8 +15,8 @@ func TriggerRequest(c *codec.Codec, t *engine.Trigger) {
 	c.Bytes(&t.Payload)
 }
 
-// TriggerTerms describes the request without its payload. It does not use codec.List, because a
-// function argument would force each Codec onto the heap.
+// TriggerTerms describes the request without its payload. It packs the schedule in a loop of its own,
+// because a function argument would force each Codec onto the heap.
 func TriggerTerms(c *codec.Codec, t *engine.Trigger) {
 	c.Str(&t.Caller)
 	c.Str(&t.URL)
