@@ -164,7 +164,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	muted := c.send(ctx, stream{categories: []string{"transactional"}, profiles: true}, one, 0)
 	rig.Ok(muted.err)
 	status := ""
-	until(ctx, "what was opted out of has ended", func() bool {
+	until(ctx, "the push after the opt-out has a terminal state", func() bool {
 		st, err := c.cl.Notification(ctx, muted.id)
 		if k := notify.KindOf(err); err != nil && k != notify.KindUnavailable && k != notify.KindNotFound {
 			panic(err)

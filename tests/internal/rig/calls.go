@@ -48,14 +48,14 @@ func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
 // Call is one callback as the receiver has recorded it.
 type Call = simulator.Call
 
-// Due returns a trigger that fires exactly at the time at. The query of its URL contains the time in
-// ms since 1970, so that the receiver can measure the lateness of the call.
-func Due(url string, at time.Time) api.Trigger {
-	at = at.UTC().Truncate(time.Millisecond)
-	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
+// Due returns a trigger that fires exactly at the time fireAt. The query of its URL contains the
+// time in ms since 1970, so that the receiver can measure the lateness of the call.
+func Due(url string, fireAt time.Time) api.Trigger {
+	fireAt = fireAt.UTC().Truncate(time.Millisecond)
+	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, fireAt.UnixMilli()), FireAt: &fireAt, Exact: true, Payload: []byte(`{"n":1}`)}
 }
 
-// Dues has acknowledged triggers or scheduled pushes by id. The value is the due time. A trigger or
+// Dues has the due times of acknowledged triggers or scheduled pushes, by their ids. A trigger or
 // push must not be sent before its due time.
 type Dues map[string]time.Time
 
