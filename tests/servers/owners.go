@@ -62,14 +62,14 @@ func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 
 // ownerAway calls the function interrupt, which stops a worker or cuts the worker off. It waits
 // until the other worker (the successor) has finished all requests. Then it calls resume, the
-// function that interrupt has returned. It lets the first worker (the old owner) continue. These
+// function that interrupt has returned. resume lets the first worker (the old owner) continue. These
 // rules must be kept:
 //
 //   - No message is lost or out of order.
-// - For each request, the rows record at least as many repeated receivers as the providers got
-// twice.
+//   - For each request, the rows record at least as many repeated receivers as the providers got
+//     twice.
 //   - No row that the successor has finished changes.
-// - After the call of resume, the old owner repeats at most slowCalls calls. These calls were
+//   - After the call of resume, the old owner repeats at most slowCalls calls. These calls were
 //     under way at the moment of the fault.
 func (c *cluster) ownerAway(ctx context.Context, name string, interrupt func(*rig.Process, *enclosure) (resume func())) (r outcome) {
 	began := time.Now()

@@ -23,7 +23,7 @@ const checkpoints = 65 * time.Second
 //   - Every immediate message reaches a terminal state, also if it was accepted after the backups.
 //   - Every schedule or trigger made before the Cassandra backup is executed, perhaps late, but
 //     never early. Triggers made after the backup are lost.
-// - Only messages sent after the start of the Cassandra backup are repeated.
+//   - Only messages sent after the start of the Cassandra backup are repeated.
 func restored(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
