@@ -120,7 +120,7 @@ func (s *stock) fire(swap func(ts []engine.Trigger, version uint64)) int {
 
 func allWon(won []bool) {
 	if slices.Contains(won, false) {
-		panic(errors.New("a conditional write that nobody competes for was lost"))
+		panic(errors.New("a conditional write was not applied, although no other client writes the row"))
 	}
 }
 
