@@ -11,6 +11,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -89,7 +90,7 @@ func start(ctx context.Context, bin string) (child *rig.Child, addr string) {
 	lines := bufio.NewScanner(out)
 	for found := false; !found; {
 		if !lines.Scan() {
-			panic(fmt.Errorf("an agent did not start: %w", lines.Err()))
+			panic(errors.Join(errors.New("a load agent ended before it listened"), lines.Err()))
 		}
 		addr, found = strings.CutPrefix(lines.Text(), "agent: listens at ")
 	}

@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -67,9 +68,9 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	// The provider still refuses the notifications, so the guard of the canary stops the job.
 	op.run(term.ExitGuard, replay...)
-	jobs, err := cl.Jobs(ctx, 10)
-	if err != nil || len(jobs) != 1 {
-		panic(fmt.Errorf("%d jobs, want 1: %w", len(jobs), err))
+	jobs := rig.Must(cl.Jobs(ctx, 10))
+	if len(jobs) != 1 {
+		panic(fmt.Errorf("notifyd has %d jobs, but must have 1", len(jobs)))
 	}
 	job := jobs[0]
 	canary := job.Done
@@ -124,7 +125,7 @@ func createDeadLetters(ctx context.Context, cl *api.Client, o *options) {
 			return
 		}
 		if time.Now().After(end) {
-			panic(fmt.Errorf("%d of %d dead letters: %w", top.Total, o.letters, context.DeadlineExceeded))
+			panic(errors.Join(fmt.Errorf("waited %s for %d dead letters, but there are only %d", o.drain, o.letters, top.Total), err))
 		}
 		time.Sleep(300 * time.Millisecond)
 	}
@@ -137,7 +138,7 @@ func waitForJob(ctx context.Context, cl *api.Client, id string, o *options, read
 			return j
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
-			panic(fmt.Errorf("job at %d of %d, %s %s: %w", j.Position, j.Planned, j.State, j.Why, context.DeadlineExceeded))
+			panic(errors.Join(fmt.Errorf("waited too long for job %s: state %s (%s), %d of %d dead letters done", id, j.State, j.Why, j.Position, j.Planned), err))
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -42,7 +42,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.Float64Var(&o.minutes, "minutes", 10, "approximate time of all proofs together; the least is 5 minutes, because each proof has a least length")
+	flag.Float64Var(&o.minutes, "minutes", 10, "approximate time of all proofs together, in minutes; they take at least 5 minutes, because each proof has a shortest length")
 	flag.StringVar(&o.only, "only", "", "proofs to run, e.g. \"lateness torture\"; empty: all")
 	flag.StringVar(&o.out, "out", "bench", "folder of scorecard.json and scorecard.html")
 	flag.StringVar(&o.key, "key", os.Getenv("SCORECARD_KEY"), "file with the Ed25519 key that signs, made if it is missing; default scorecard.key in the folder of -out")
@@ -87,7 +87,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 		return o.check(out)
 	}
 	if !(o.minutes > 0 && o.minutes <= 24*60) {
-		return false, fmt.Errorf("-minutes %g: must be above 0 and at most a day", o.minutes)
+		return false, fmt.Errorf("-minutes must be above 0 and at most 1440 (a day), not %g", o.minutes)
 	}
 	parts, err := partsOf(o.minutes, o.only, os.Getenv)
 	if err != nil {

@@ -55,7 +55,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 			name: "torture", promise: "What was answered reaches one end, over kill -9, and duplicates stay within what is counted",
 			command: program("torture", "-kills", strconv.Itoa(kills)), begin: "torture ",
 			needs: append(slices.Clone(bounded), need{"terminal", "ended", "==", "accepted"}, need{"reordered", "out of order", "==", "0"},
-				need{"early", "early", "==", "0"}, need{"later_lost", "of those for later lost", "==", "0"},
+				need{"early", "early", "==", "0"}, need{"later_lost", "triggers and scheduled pushes lost", "==", "0"},
 				need{"called_twice", "called again", "<=", "called_twice_bound"}, need{"drift", "missing in the audit", "==", "0"}),
 		},
 		{
@@ -82,7 +82,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 	names := strings.Fields(only)
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(p part) bool { return p.name == name }) {
-			return nil, fmt.Errorf("-only %s: there is no such proof, or its servers do not run", name)
+			return nil, fmt.Errorf("-only: no proof is called %q, or its servers do not run", name)
 		}
 	}
 	if len(names) > 0 {
@@ -131,7 +131,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	began := time.Now()
 	text, exit, err := ex(ctx, command, progress)
 	if err != nil {
-		return out, fmt.Errorf("%s: %w", p.name, err)
+		return out, fmt.Errorf("the proof %s: %w", p.name, err)
 	}
 	out.Seconds, out.Exit = time.Since(began).Round(100*time.Millisecond).Seconds(), exit
 	if file != "" {
@@ -155,10 +155,10 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	return out, nil
 }
 
-// lastLine returns the last line of text that begins with the parameter begin and contains "ok=".
-func lastLine(text, begin string) string {
+// lastLine returns the last line of text that begins with prefix and contains "ok=".
+func lastLine(text, prefix string) string {
 	for _, line := range slices.Backward(strings.Split(text, "\n")) {
-		if strings.HasPrefix(line, begin) && strings.Contains(line, "ok=") {
+		if strings.HasPrefix(line, prefix) && strings.Contains(line, "ok=") {
 			return strings.TrimSpace(line)
 		}
 	}
@@ -189,7 +189,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 				v, err = strconv.ParseFloat(value, 64)
 			}
 			if err != nil {
-				return 0, fmt.Errorf("the closing line has no figure %s", word)
+				return 0, fmt.Errorf("the closing line has no figure %q", word)
 			}
 			sum += sign * v
 		}
@@ -208,7 +208,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 		out = append(out, f)
 	}
 	if pairs["ok"] != "true" {
-		return out, fmt.Errorf("the closing line has ok=%s", pairs["ok"])
+		return out, fmt.Errorf("the closing line must have ok=true, but has ok=%s", pairs["ok"])
 	}
 	return out, nil
 }
@@ -235,7 +235,7 @@ func lateness(b []byte) ([]Figure, error) {
 		Pass                 *bool
 	}
 	if err := json.Unmarshal(b, &results); err != nil {
-		return nil, fmt.Errorf("the results of bench: %w", err)
+		return nil, fmt.Errorf("cannot decode the results of bench: %w", err)
 	}
 	for _, r := range results {
 		m := others.FindStringSubmatch(r.Work)
@@ -244,13 +244,13 @@ func lateness(b []byte) ([]Figure, error) {
 		}
 		limit, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimPrefix(r.Need, "< "), " ms"), 64)
 		if err != nil {
-			return nil, fmt.Errorf("the results of bench: a need %q", r.Need)
+			return nil, fmt.Errorf("the results of bench: the limit of the lateness must be like \"< 50 ms\", but it is %q", r.Need)
 		}
 		out := []Figure{{Name: "late, p99", Value: r.Value, Unit: r.Unit, Need: r.Need, Limit: limit, Pass: *r.Pass}}
 		for i, name := range []string{"late, p50", "late, p99.9", "late, at most"} {
 			v, err := strconv.ParseFloat(m[i+1], 64)
 			if err != nil {
-				return nil, fmt.Errorf("the results of bench: %s is %q", name, m[i+1])
+				return nil, fmt.Errorf("the results of bench: the figure %q must be a number, but it is %q", name, m[i+1])
 			}
 			out = append(out, Figure{Name: name, Value: v, Unit: r.Unit, Pass: true})
 		}
