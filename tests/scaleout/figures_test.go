@@ -7,7 +7,8 @@ import (
 )
 
 // run returns the figures of a step with n processes and 1,000 messages. The rate is perSecond
-// messages a second. The map used holds the number of cores that each group of processes uses.
+// messages a second. The parameter used holds the number of cores that each group of processes
+// uses.
 func run(n int, perSecond float64, used map[string]float64) figures {
 	f := figures{load: "singles", processes: n, count: 1000, share: 0.1, machine: 2}
 	began := time.Unix(1_000_000, 0)
