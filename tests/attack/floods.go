@@ -97,11 +97,11 @@ func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i%4), 1)}}
 		c, err := d.DialContext(ctx, "tcp", apiAddr)
 		if err != nil {
-			return stop, fmt.Errorf("connection %d: %w", i, err)
+			return stop, fmt.Errorf("cannot open connection %d to the API: %w", i, err)
 		}
 		conns = append(conns, c)
 		if _, err := c.Write([]byte(text)); err != nil {
-			return stop, fmt.Errorf("connection %d: %w", i, err)
+			return stop, fmt.Errorf("cannot write to connection %d to the API: %w", i, err)
 		}
 	}
 	return stop, nil

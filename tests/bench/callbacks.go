@@ -129,7 +129,7 @@ func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.Par
 type noDead struct{}
 
 func (noDead) Append(_ context.Context, rs []trigger.DeadRecord) error {
-	return fmt.Errorf("%d triggers failed", len(rs))
+	return fmt.Errorf("%d triggers failed and became dead letters", len(rs))
 }
 
 func (b *bench) pipeline(ctx context.Context, url string) *pipeline {

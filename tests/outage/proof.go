@@ -49,7 +49,7 @@ func (r *proof) run(ctx context.Context) (ok bool) {
 	from := time.Now().Add(registrationLimit(r.o.n))
 	r.register(ctx, from, r.o.stop-time.Second)
 	if left := time.Until(from); left < 0 {
-		panic(fmt.Errorf("registering took %s longer than the time until the first trigger is due", -left))
+		panic(fmt.Errorf("the registration ended %s after the first trigger was due", -left))
 	}
 	rig.Must(r.v.Die(ctx, "", 0))
 	stopped := time.Now()
@@ -87,7 +87,7 @@ func (r *proof) register(ctx context.Context, firstDue time.Time, span time.Dura
 				return err
 			}
 			if made.Accepted != len(batch) {
-				return fmt.Errorf("%d of %d triggers were accepted", made.Accepted, len(batch))
+				return fmt.Errorf("only %d of %d triggers of a batch were accepted", made.Accepted, len(batch))
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()

@@ -57,7 +57,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	began := time.Now()
 	plan := rig.Must(cl.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{Code: "apns_payload_too_large"}, Rate: o.rate, Canary: 20}))
 	planned := time.Since(began)
-	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
+	fmt.Printf("  the plan has %d of %d dead letters; made in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
 
 	// The operator makes the plan with one command, and starts the replay with a second command that
 	// has a name. Because of the name, a repeat of the second command joins the same job, even if
@@ -74,7 +74,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	}
 	job := jobs[0]
 	canary := job.Done
-	fmt.Printf("  the canary: %s, %s, %d sent\n", job.State, job.Why, canary)
+	fmt.Printf("  the canary: the job is %s (%s), %d dead letters were sent\n", job.State, job.Why, canary)
 	canaryHeld := job.State == "stopped" && canary <= 20
 	rig.Ok(v.DropRule(ctx, 1))
 	op.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes")
@@ -95,7 +95,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		if k%2 == 1 {
 			joined.kill()
 		}
-		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
+		fmt.Printf("  kill %d after %d of %d dead letters\n", k+1, job.Position, job.Planned)
 		rig.Ok(v.Restart(ctx, ""))
 	}
 	// The last command joins the same job, waits for its end and prints the result.

@@ -47,7 +47,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "bench", "folder of scorecard.json and scorecard.html")
 	flag.StringVar(&o.key, "key", os.Getenv("SCORECARD_KEY"), "file with the Ed25519 key that signs, made if it is missing; default scorecard.key in the folder of -out")
 	flag.StringVar(&o.verify, "verify", "", "check the signature of this file, and run nothing")
-	flag.StringVar(&o.signer, "signer", "", "with -verify: the public key that must have signed, as in the file; empty: the file's own, which shows only that it was not changed")
+	flag.StringVar(&o.signer, "signer", "", "with -verify: the public key that must have signed, as in the field signer of the file; empty: any key, which shows only that the file was not changed after it was signed")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	pass, err := o.run(ctx, os.Stdout, execute)

@@ -83,7 +83,7 @@ func receiveListeners(socket, n int) (out []net.Listener, err error) {
 		out = append(out, l)
 	}
 	if err == nil && len(out) != n {
-		err = fmt.Errorf("%d of %d listeners arrived", len(out), n)
+		err = fmt.Errorf("received only %d of %d listeners from the network namespace", len(out), n)
 	}
 	return out, err
 }

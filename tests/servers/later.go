@@ -33,7 +33,7 @@ func (c *cluster) triggers(ctx context.Context, n int, start time.Time, span tim
 		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.TriggerBatch(ctx, batch, ""); return err }))
 		for i, one := range made.Results {
 			if one.Error != nil {
-				panic(fmt.Errorf("%d of %d triggers were accepted; one was rejected: %+v", made.Accepted, len(batch), *one.Error))
+				panic(fmt.Errorf("only %d of %d triggers were accepted; one was rejected: %+v", made.Accepted, len(batch), *one.Error))
 			}
 			out[one.TriggerID] = *batch[i].FireAt
 		}

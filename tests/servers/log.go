@@ -84,11 +84,11 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	restAll := t.count("rest", time.Time{}, time.Now())
 	for _, n := range []counts{whole, restAll} {
 		if n.example != nil {
-			fmt.Printf("  neither 201 nor 503: %v\n", n.example)
+			fmt.Printf("  an answer was neither 201 nor 503: %v\n", n.example)
 		}
 	}
 	if kept.refusal != nil {
-		fmt.Printf("  critical and refused: %v\n", kept.refusal)
+		fmt.Printf("  a critical push was refused: %v\n", kept.refusal)
 	}
 	noRetry, other := whole.noRetry+restAll.noRetry, whole.other+restAll.other
 	r.ok = r.lost == 0 && r.duplicates <= bound && reordered == 0 && spilled > 0 && kept.accepted > 0 && kept.refused == 0 &&

@@ -80,7 +80,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	kept, more := t.count("critical", gone, over), t.count("rest", gone, over)
 	for _, err := range []error{kept.example, more.example, later.example} {
 		if err != nil {
-			fmt.Printf("  neither 201 nor 503: %v\n", err)
+			fmt.Printf("  an answer was neither 201 nor 503: %v\n", err)
 		}
 	}
 	other, noRetry := kept.other+more.other+later.other, kept.noRetry+more.noRetry+later.noRetry
@@ -136,7 +136,7 @@ func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
 			continue
 		}
 		if n++; n <= 5 {
-			fmt.Printf("  without an end: %s %q\n", ids[i], s)
+			fmt.Printf("  no terminal state: %s is %q\n", ids[i], s)
 		}
 	}
 	return n

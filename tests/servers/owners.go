@@ -163,7 +163,7 @@ func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []noti
 		var made api.FanoutResult
 		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.Fanout(ctx, f, ""); return err }))
 		if made.Accepted != fanoutTargets {
-			panic(fmt.Errorf("%d of %d receivers of a fan-out were accepted", made.Accepted, fanoutTargets))
+			panic(fmt.Errorf("only %d of %d receivers of a fan-out were accepted", made.Accepted, fanoutTargets))
 		}
 		id := rig.Must(notify.ParseID(made.FirstID))
 		bases = append(bases, id.Base)

@@ -197,7 +197,7 @@ func (l *laterWorker) many(ctx context.Context, key string) error {
 		return err
 	}
 	if made.Accepted != len(batch) || len(made.Results) != len(batch) {
-		return fmt.Errorf("batch %s: %d of %d triggers were accepted", key, made.Accepted, len(batch))
+		return fmt.Errorf("batch %s: only %d of %d triggers were accepted", key, made.Accepted, len(batch))
 	}
 	for i := range made.Results {
 		l.into.put(l.into.triggers, made.Results[i].TriggerID, fate{due: made.Results[i].FireAt.UnixMilli()})
