@@ -1,6 +1,6 @@
-// Command agents shows that the rates of several load agents add up. First one agent sends to
-// the null sink as fast as it can, and then four agents do. A control group (needs Linux and
-// root) limits each agent to the same share of a core.
+// Command agents shows that the rates of several load agents add up. First one agent sends to the
+// null sink as fast as it can. Then four agents do the same, at the same time. A control group
+// (needs Linux and root) limits each agent to the same share of a core.
 //
 // The last line of its output has key=value pairs: the rates in messages a second, and the
 // number of cores that the agents used. It exits 1 unless four agents send at least 3.5 times

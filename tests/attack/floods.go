@@ -84,7 +84,7 @@ func (r *world) soon(q request, want int) string {
 }
 
 // flood opens n connections to the API and writes text on each of them. The connections stay open
-// until stop is called.
+// until the result stop is called.
 func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 	conns := make([]net.Conn, 0, n)
 	stop = func() {

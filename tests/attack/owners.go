@@ -32,7 +32,7 @@ type belongings struct {
 // these scopes, too.
 const callerScopes = "send read trigger users"
 
-// belong creates the resources of the victim (alice). token is alice's token.
+// belong creates the resources of the victim (alice). The result token is alice's token.
 func (r *world) belong() (b belongings, token string) {
 	const base = "https://hooks." + domain + "/"
 	token = r.keys.token(r.mustCaller(base), callerScopes)

@@ -206,8 +206,8 @@ func backupTries(r *world) {
 	}
 }
 
-// packed returns a tar file compressed with zstd. entries are pairs of a name and a content. A
-// content that is an int n stands for n zero bytes.
+// packed returns a tar file compressed with zstd. The parameter entries has a name and a content
+// for each file. A content is a text, or a number of zero bytes as an int.
 func packed(entries []any) []byte {
 	var b strings.Builder
 	z, _ := zstd.NewWriter(&b)

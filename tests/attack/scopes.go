@@ -67,7 +67,7 @@ func bodyOf(method string) string {
 	return "{}"
 }
 
-// missing returns the routes of an OpenAPI document that need a token and are not in the list
+// missing returns the routes of an OpenAPI document that need a token but are missing in the list
 // listed.
 func missing(document string, listed []string) (lacks []string) {
 	open := []string{"POST /v1/receipts/{provider}", "GET /openapi.yaml", "GET /healthz", "GET /readyz"}

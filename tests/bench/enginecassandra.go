@@ -26,8 +26,8 @@ const (
 
 // cassandraFigures measures the stores of the Cassandra engine. The peer is the driver alone, used
 // as its manual says: prepared statements, token-aware routing, and unlogged batches of one
-// partition. It writes values of the same size into the same tables at the same consistency. It has
-// no clock of its own, verifies nothing and translates no errors.
+// partition. The peer writes values of the same size into the same tables at the same consistency.
+// It has no clock of its own, verifies nothing and translates no errors.
 func cassandraFigures(ctx context.Context, b *bench, address string) {
 	cfg := cassandra.Config{Hosts: []string{address}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
 	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))

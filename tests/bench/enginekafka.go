@@ -162,8 +162,8 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// group reads total records with a log.Group, as a worker would that does nothing with the records.
-// It returns records per second. The time begins when the first partition is assigned, because the
+// group reads total records with a log.Group, like a worker that does nothing with the records. It
+// returns records per second. The time begins when the first partition is assigned, because the
 // peer's rate does not include the rebalance either.
 func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)

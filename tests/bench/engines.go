@@ -52,8 +52,10 @@ func servers(ctx context.Context, b *bench) {
 type versus struct {
 	key, work, unit, peer string
 	need                  need
-	callers               int                           // number of concurrent callers on each side; only floods uses it
-	ours, theirs          func(d time.Duration) float64 // each runs once and returns units per second; if its length can be chosen, it runs for about d
+	callers               int // number of concurrent callers on each side; only floods uses it
+	// ours and theirs run once and return units per second. If the length of a run can be chosen, it
+	// is about d.
+	ours, theirs func(d time.Duration) float64
 }
 
 // against measures the product and the peer in turns and adds a line to the results. It does nothing

@@ -24,10 +24,10 @@ import (
 const profileBytes = 69
 
 // floor measures the lowest cost of a receiver of P6 on this machine in this run. For each request
-// the floor scans the body once as JSON. For each receiver it reads one random place in a table with
-// the same number of profiles. It writes as many bytes as the chain wrote to two files and fsyncs
-// them, as the chain does with log and history. P6 adds HTTP, validation, order, claims, outcomes
-// and the provider. The floor and the chain run in turns.
+// the floor scans the body once as JSON. For each receiver it reads one random place in a table
+// with the same number of profiles. The floor writes to two files, together as many bytes as the
+// chain wrote, and fsyncs the files, as the chain does with log and history. P6 adds HTTP,
+// validation, order, claims, outcomes and the provider. The floor and the chain run in turns.
 type floor struct {
 	dir   string
 	users uint64
@@ -134,7 +134,7 @@ func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 }
 
 // sampled is a target that sends all requests to Target. Before it sends the first request, it
-// passes that request to the function first.
+// passes that request to the function in the field first.
 type sampled struct {
 	load.Target
 	once  sync.Once

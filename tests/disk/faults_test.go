@@ -263,7 +263,8 @@ func TestOptOutDuringAFanout(t *testing.T) {
 	var writers sync.WaitGroup
 	for s := range 8 {
 		writers.Go(func() {
-			for i := 10_000 + s; i < 20_000; i += 8 * 10 { // the 8 writers together opt out a tenth of the second half of the receivers
+			// The 8 writers together opt out a tenth of the second half of the receivers.
+			for i := 10_000 + s; i < 20_000; i += 8 * 10 {
 				if _, err := n.PutUser(t.Context(), api.User{UserID: push(i).To.UserID, OptOut: []string{"push"}}); err != nil {
 					t.Error(err)
 					return

@@ -3,10 +3,10 @@
 // processes run, each with every role. The load registers schedules and triggers before the
 // raise is announced, between its announcement and its effect, and after its effect.
 //
-// growth checks six things. The provider or receiver gets each schedule and trigger once and
-// on time, unless it was cancelled. It gets the messages of each user in order. No message
-// waits longer than maxHeld. No request is refused. At the end
-// every timer shard has an owner. The audit finds no drift.
+// growth checks six things. The provider or receiver gets each schedule and trigger once and on
+// time, unless it was cancelled. The messages of each user are sent in order. No message waits
+// longer than maxHeld. No request is refused. At the end every timer shard has an owner. The audit
+// finds no drift.
 //
 // The last line of its output has key=value pairs. It exits 1 if a check fails.
 // scripts/growth.sh passes the addresses of the servers.

@@ -5,8 +5,9 @@
 // accepted completely.
 //
 // overload first measures single requests at rest. Then it measures the capacity: how many
-// receivers of fan-outs notifyd accepts a second. Then it offers -times times the capacity for
-// the time -for. The providers run inside the process of notifyd and accept at once.
+// receivers of fan-outs notifyd accepts a second. Then it offers a multiple of the capacity (flag
+// -times) for a while (flag -for). The providers run inside the process of notifyd and accept at
+// once.
 //
 // A separate process sends the bulk load. It has the lowest priority, so that it takes no processor
 // time from notifyd. The main process sends the single requests with the highest priority, and
@@ -222,8 +223,9 @@ func campaign(ctx context.Context, cl *api.Client, delay time.Duration) (api.Fan
 	})
 }
 
-// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. It
-// returns the number of receivers without a terminal state when the wait ends.
+// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. If a
+// fan-out has not ended within rig.Patience, countUnfinished panics as rig.Ok does. Otherwise it
+// returns 0.
 func (o *options) countUnfinished(ctx context.Context, v *rig.Victim, all ...floodResult) (n int64) {
 	var fans []acceptedFanout
 	for i := range all {

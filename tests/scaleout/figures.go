@@ -16,7 +16,7 @@ const processes = "processes"
 const (
 	// needed is the lowest allowed rate of n processes, as a share of n times the rate of one process.
 	needed = 0.8
-	// fullCores is the share of the machine's cores. If at least this share is in use, the machine
+	// fullCores is a share of the machine's cores. If at least this share is in use, the machine
 	// counts as full.
 	fullCores = 0.95
 	// fullServer is a number of cores. If Redis uses at least this number, Redis counts as full,

@@ -25,14 +25,14 @@ type part struct {
 	results bool // true: the figures are in the results file of tests/bench, not in a closing line
 }
 
-// need is the limit of one figure of a closing line. The field than is a number, or another key of
-// the closing line, or a difference such as "replayed - canary".
-type need struct{ key, name, op, than string }
+// need describes the limit of one figure of a closing line. The field limit is a number, or another
+// key of the closing line, or a difference such as "replayed - canary".
+type need struct{ key, name, op, limit string }
 
 // partsOf returns the proofs. It chooses their arguments so that all proofs together run for about
-// the given minutes. The parameter only lists the names of the wanted proofs, separated by spaces;
+// the given minutes. The parameter wanted has the names of the wanted proofs, separated by spaces;
 // if it is empty, partsOf returns all proofs.
-func partsOf(minutes float64, only string, getenv func(string) string) ([]part, error) {
+func partsOf(minutes float64, wanted string, getenv func(string) string) ([]part, error) {
 	long := minutes >= 15
 	kills := max(3, int(minutes*60*0.35/4.5)) // a kill of torture takes 4.5 s
 	stop := time.Duration(min(max(minutes*60*0.15, 15), 600)) * time.Second
@@ -79,7 +79,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 			needs: []need{{"first_release_s", "seconds until the first release", "<=", "limit_s"}, {"lost", "lost", "==", "0"}, {"early", "early", "==", "0"}},
 		})
 	}
-	names := strings.Fields(only)
+	names := strings.Fields(wanted)
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(p part) bool { return p.name == name }) {
 			return nil, fmt.Errorf("-only: no proof is called %q, or its servers do not run", name)
@@ -200,7 +200,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 		if f.Value, err = number(n.key); err != nil {
 			return out, err
 		}
-		if f.Limit, err = number(n.than); err != nil {
+		if f.Limit, err = number(n.limit); err != nil {
 			return out, err
 		}
 		f.Need = n.op + " " + strconv.FormatFloat(f.Limit, 'f', -1, 64)

@@ -66,8 +66,8 @@ func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(c.v.Restart(ctx, ""))
 }
 
-// run starts a process of a role and waits until the process is ready. If e is not nil, the
-// process runs in the network e. settings are extra settings of the form key=value.
+// run starts a process of a role and waits until the process is ready. If e is not nil, the process
+// runs in the network e. The parameter settings has extra settings of the form key=value.
 func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings ...string) *rig.Process {
 	c.lives++
 	start := (*exec.Cmd).Start

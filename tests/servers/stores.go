@@ -119,8 +119,8 @@ func (c *cluster) released(ctx context.Context) (n float64) {
 	return n
 }
 
-// putUser stores the profile of a user, with the address that the load uses. optOut lists the
-// channels and categories of which the user wants no messages.
+// putUser stores the profile of a user, with the address that the load uses. The parameter optOut
+// lists the channels and categories in which the user wants no messages.
 func (c *cluster) putUser(ctx context.Context, user string, optOut ...string) error {
 	_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}, OptOut: optOut})
 	return err

@@ -69,7 +69,8 @@ type TooEarly struct {
 	By time.Duration
 }
 
-// Fired is the result of comparing the calls that the receiver has recorded with Dues.
+// Fired is the result of the method Fired, which compares Dues with the calls that the receiver has
+// recorded.
 type Fired struct {
 	First   map[string]time.Time // time of the first accepted call, by trigger
 	Lost    []string             // triggers without an accepted call
@@ -79,7 +80,7 @@ type Fired struct {
 	Latest  time.Duration        // greatest lateness of a first accepted call
 }
 
-// Fired compares the calls that the receiver has recorded with the triggers in d.
+// Fired compares the triggers in d with the calls that the receiver has recorded.
 func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	f.First = map[string]time.Time{}
 	err = v.Calls(ctx, func(c Call) {

@@ -39,7 +39,7 @@ type LoadConfig struct {
 	Users  int           // number of users of each channel
 	Every  time.Duration // time between two messages to a user
 	// Ahead is the time from the registration of a schedule or trigger to its due time. Up to 0.9
-	// Every is added, so that the due times are spread and do not come all together.
+	// times Every is added to Ahead, so that the due times are not all the same.
 	Ahead time.Duration
 	// If Far is not 0, it replaces Ahead for one of four schedules and triggers. Half of the
 	// schedules and triggers with Far are cancelled. The cancel is sent twice the time Ahead before

@@ -24,7 +24,7 @@ type later struct {
 type fate struct {
 	due       int64 // earliest time at which it may fire, in ms since 1970
 	cancelled bool  // true: the server has answered that the cancel is final
-	refused   bool  // true: the server answered the cancel with a conflict, so the trigger or push must not end as cancelled
+	refused   bool  // true: a cancel was answered with a conflict, so the end must not be CANCELLED
 }
 
 // Each trigger and push is due between laterLeast and laterMost after its registration.
