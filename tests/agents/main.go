@@ -1,6 +1,6 @@
-// Command agents shows that the rates of several load agents add up. First one agent sends to
-// the null sink as fast as it can, and then four agents do. A control group (needs Linux and
-// root) limits each agent to the same share of a core.
+// Command agents shows that the rates of several load agents add up. First one agent sends to the
+// null sink as fast as it can. Then four agents do the same, at the same time. A control group
+// (needs Linux and root) limits each agent to the same share of a core.
 //
 // The last line of its output has key=value pairs: the rates in messages a second, and the
 // number of cores that the agents used. It exits 1 unless four agents send at least 3.5 times
@@ -11,6 +11,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -89,7 +90,7 @@ func start(ctx context.Context, bin string) (child *rig.Child, addr string) {
 	lines := bufio.NewScanner(out)
 	for found := false; !found; {
 		if !lines.Scan() {
-			panic(fmt.Errorf("an agent did not start: %w", lines.Err()))
+			panic(errors.Join(errors.New("a load agent ended before it listened"), lines.Err()))
 		}
 		addr, found = strings.CutPrefix(lines.Text(), "agent: listens at ")
 	}

@@ -27,7 +27,7 @@ func tokenTries(r *world) {
 	add("none", "has no token", "")
 	for _, alg := range []string{"none", "None", "NONE", "nOnE", "", "HS256", "HS384", "HS512", "RS256", "RS512", "PS256", "ES384", "ES512", "EdDSA", "ES256K", "es256"} {
 		add("alg "+alg+" unsigned", "has no signature", k.signed(alg, nil, nil, good))
-		add("alg "+alg+" of own key", "is signed with the right key, and says another algorithm", k.signed(alg, k.own, nil, good))
+		add("alg "+alg+" of own key", "is signed with the right key, but names another algorithm", k.signed(alg, k.own, nil, good))
 		add("alg "+alg+" by public key", "is signed with the public key as a secret", k.signed(alg, k.ownPEM, nil, good))
 	}
 	add("alg ES256 unsigned", "has no signature", k.signed("ES256", nil, nil, good))
@@ -35,7 +35,7 @@ func tokenTries(r *world) {
 	add("rsa", "is signed by an RSA key", k.signed("RS256", k.rsa, nil, good))
 	add("ed25519", "is signed by an Ed25519 key", k.signed("EdDSA", k.ed, nil, good))
 	for _, alg := range []any{nil, 7, true, []string{"ES256"}, map[string]string{"a": "ES256"}} {
-		add(fmt.Sprintf("alg of type %T", alg), "says no algorithm", own(map[string]any{"alg": alg}, good))
+		add(fmt.Sprintf("alg of type %T", alg), "names no algorithm", own(map[string]any{"alg": alg}, good))
 	}
 	for name, more := range map[string]map[string]any{
 		"crit": {"crit": []string{"exp"}}, "crit unknown": {"crit": []string{"x"}, "x": 1}, "typ": {"typ": "JOSE"}, "typ number": {"typ": 1}, "b64": {"b64": false, "crit": []string{"b64"}},
@@ -74,7 +74,7 @@ func (r *world) claimTries(good map[string]any) {
 		"users": {"", 7, []string{"op"}, "x:", "\x00"},
 	} {
 		for _, v := range values {
-			add(fmt.Sprintf("%s=%#v", name, v), "has a claim that is not good, or none", with(good, map[string]any{name: v}))
+			add(fmt.Sprintf("%s=%#v", name, v), "has a wrong value for a claim, or no value", with(good, map[string]any{name: v}))
 		}
 	}
 	text := func(more string) string {
@@ -119,13 +119,13 @@ func (r *world) changedTries(good map[string]any) {
 				return join(p...)
 			})
 		}
-		add(fmt.Sprintf("part %d empty", i), "lacks a part", func(p []string) string { p[i] = ""; return join(p...) })
+		add(fmt.Sprintf("part %d empty", i), "has an empty part", func(p []string) string { p[i] = ""; return join(p...) })
 		add(fmt.Sprintf("part %d padded", i), "is padded", func(p []string) string { p[i] += "="; return join(p...) })
 		add(fmt.Sprintf("part %d longer", i), "has more characters", func(p []string) string { p[i] += "AAAA"; return join(p...) })
 		add(fmt.Sprintf("part %d shorter", i), "has fewer characters", func(p []string) string { p[i] = p[i][:len(p[i])-4]; return join(p...) })
 		add(fmt.Sprintf("part %d with a space", i), "has a space in it", func(p []string) string { p[i] = p[i][:4] + " " + p[i][4:]; return join(p...) })
 	}
-	add("one part", "has a part only", func(p []string) string { return p[1] })
+	add("one part", "has only one part", func(p []string) string { return p[1] })
 	add("two parts", "has two parts", func(p []string) string { return join(p[:2]...) })
 	add("four parts", "has four parts", func(p []string) string { return join(append(p, p[2])...) })
 	add("five parts", "looks like a JWE", func(p []string) string { return join(append(p, p[2], p[2])...) })
@@ -153,12 +153,12 @@ func jwksTries(r *world) {
 	for _, kid := range []string{"enc", "ops", "wrong-alg", "private", ""} {
 		add("key "+kid, "is signed by a key of the set that must not sign", "ES256", kid, k.other)
 	}
-	add("symmetric key", "is signed by a secret that stands in the set", "HS256", "oct", k.sym)
+	add("symmetric key", "is signed by a secret that is in the key set", "HS256", "oct", k.sym)
 	add("symmetric of own kid", "is signed by a secret under another key's name", "HS256", "good", k.sym)
 	add("weak RSA", "is signed by an RSA key of 1,024 bits", "RS256", "weak", k.weak)
 	add("P-384", "is signed by a key of another curve", "ES384", "p384", k.p384)
 	add("P-384 as ES256", "is signed by a key of another curve", "ES256", "p384", k.p384)
-	add("EdDSA key as ES256", "says another algorithm than its key has", "ES256", "ed", k.own)
+	add("EdDSA key as ES256", "names another algorithm than its key has", "ES256", "ed", k.own)
 	add("key of another kid", "is signed by a key under another's name", "ES256", "rsa", k.own)
 	add("RSA under the EC key", "is signed by a key under another's name", "RS256", "good", k.rsa)
 	add("unsigned", "has no signature", "none", "good", nil)
@@ -201,7 +201,7 @@ func headerTries(r *world) {
 // leftTries run after all other tries. They check the connections that the canary recorded, and
 // the logs, metrics and files of the servers.
 func leftTries(r *world) {
-	r.try("canary", "looks at all connections the canary has seen", "none to an address that is not public", func(context.Context) string {
+	r.try("canary", "looks at all connections that the canary has recorded", "that no connection is to an address that is not public", func(context.Context) string {
 		if saw := r.canary.saw(noAddr); saw != "" {
 			return "a connection to " + saw
 		}

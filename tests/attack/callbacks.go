@@ -45,19 +45,19 @@ func urlTries(r *world) {
 	for _, u := range urls {
 		u, isName := strings.CutPrefix(u, "~")
 		quoted := strconv.QuoteToASCII(u)
-		r.try("check "+quoted, "asks whether it may be called", "an answer of 4xx or 503, or of no address that is allowed", func(context.Context) string {
+		r.try("check "+quoted, "asks whether the URL may be called", "an answer of 4xx or 503, or an answer without an allowed address", func(context.Context) string {
 			q := "/v1/ops/url-check?url=" + escape(u)
 			a := r.ask(request{url: q, token: r.keys.token("op", "observe")})
 			return a.when(a.status == 200 && strings.Contains(a.body, `"allowed":true`))
 		})
-		r.try("trigger "+quoted, "has an operator admit it and calls it", "an answer of 4xx, or a call that connects to no address", func(ctx context.Context) string {
+		r.try("trigger "+quoted, "lets an operator admit the URL, and registers a trigger that calls it", "an answer of 4xx, or a call that connects to no address", func(ctx context.Context) string {
 			a := r.fire(ctx, u, u)
 			return a.when(strings.Contains(a.body, `"address":"`))
 		})
 		if isName {
 			continue
 		}
-		r.try("outcomes "+quoted, "gives it as the URL of outcomes", "an answer of 4xx", func(context.Context) string {
+		r.try("outcomes "+quoted, "uses the URL as the outcomes URL", "an answer of 4xx", func(context.Context) string {
 			body := rig.Must(json.Marshal(map[string]any{"callback_urls": []string{u}, "outcomes_url": u}))
 			name := "out-" + strconv.FormatInt(r.number.Add(1), 10)
 			a := r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: r.keys.token("op", "operate"), body: string(body)})
@@ -85,14 +85,14 @@ func addressTries(r *world) {
 	}
 	for _, a := range addrs {
 		ip := rig.Must(netip.ParseAddr(a))
-		denied("name of "+a, "calls a name that resolves to it", named(a), ip)
-		denied("alias of "+a, "calls an alias of such a name", "cname-"+hexOf(a)+"."+domain, ip)
+		denied("name of "+a, "calls a name that resolves to this address", named(a), ip)
+		denied("alias of "+a, "calls an alias of a name that resolves to this address", "cname-"+hexOf(a)+"."+domain, ip)
 	}
 	for _, a := range []string{"127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "::1", "fd00:ec2::254", "fe80::1"} {
 		denied("first public, then "+a, "resolves to a public address first", "rebind-"+hexOf(publicV4)+"-"+hexOf(a)+"."+domain, netip.Addr{})
 		denied("public and "+a, "resolves to both at once", named(publicV4, a), netip.Addr{})
 		denied(a+" and public", "resolves to both at once, the other one first", named(a, publicV4), netip.Addr{})
-		r.try("check of a name of "+a, "asks whether such a name may be called", "no address that is allowed", func(context.Context) string {
+		r.try("check of a name of "+a, "asks whether such a name may be called", "an answer without an allowed address", func(context.Context) string {
 			ans := r.ask(request{url: "/v1/ops/url-check?url=" + escape("https://"+named(a)+"/"), token: r.keys.token("op", "observe")})
 			return ans.when(strings.Contains(ans.body, `"allowed":true`))
 		})
@@ -108,7 +108,7 @@ func addressTries(r *world) {
 // outcomesTry sets an outcomes URL whose name resolves to loopback, and makes a notification
 // fail.
 func (r *world) outcomesTry() {
-	r.try("outcomes to loopback", "has the end of a notification told to a name of 127.0.0.7", "no connection to it", func(ctx context.Context) string {
+	r.try("outcomes to loopback", "lets notifyd report the end of a notification to a name that resolves to 127.0.0.7", "no connection to that address", func(ctx context.Context) string {
 		url := "https://" + named("127.0.0.7") + "/x"
 		name := r.mustCaller(url)
 		body := fmt.Sprintf(`{"callback_urls":[%q],"outcomes_url":%q,"outcomes_of":"all"}`, url, url)
@@ -124,7 +124,7 @@ func (r *world) outcomesTry() {
 			return "a connection to " + saw
 		}
 		if !told {
-			panic(fmt.Errorf("no outcome was told"))
+			panic(fmt.Errorf("notifyd has not reported the outcome within 20 s"))
 		}
 		return ""
 	})
@@ -134,7 +134,7 @@ func (r *world) outcomesTry() {
 // open for ever. The server must end the call.
 func receiverTries(r *world) {
 	for name := range rawAnswers {
-		r.try(name, "answers a callback so, and keeps the connection", "an end of the call within 10 s, with a time-out of 1 s", func(ctx context.Context) string {
+		r.try(name, "answers a callback with this text and keeps the connection open", "that the call, which has a time-out of 1 s, ends within 10 s", func(ctx context.Context) string {
 			url := "https://" + named(publicV4) + "/raw/" + name
 			caller := r.mustCaller(url)
 			token := r.keys.token(caller, "trigger")

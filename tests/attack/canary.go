@@ -106,13 +106,14 @@ func (w *watched) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// saw returns the destination address of a connection, or "" if there was no connection. It
-// ignores publicV4 and publicV6. If the parameter of is valid, saw considers this address only.
-func (c *canary) saw(of netip.Addr) string {
+// saw returns the destination address of a connection, or "" if there was no connection. It ignores
+// publicV4 and publicV6. If the parameter wanted is a valid address, saw considers only connections
+// to this address.
+func (c *canary) saw(wanted netip.Addr) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for a := range c.seen {
-		if of.IsValid() && a != of || a == netip.MustParseAddr(publicV4) || a == netip.MustParseAddr(publicV6) {
+		if wanted.IsValid() && a != wanted || a == netip.MustParseAddr(publicV4) || a == netip.MustParseAddr(publicV6) {
 			continue
 		}
 		return a.String()
@@ -133,7 +134,7 @@ func (c *canary) answer(w http.ResponseWriter, r *http.Request) {
 	c.mu.Unlock()
 	first, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch first {
-	case "redirect": // to the URL in the query parameter to, with the status from the path
+	case "redirect": // to the URL in the query parameter "to", with the status from the path
 		w.Header().Set("Location", r.URL.Query().Get("to"))
 		status := map[string]int{"301": 301, "302": 302, "303": 303, "307": 307, "308": 308}[rest]
 		w.WriteHeader(status)
@@ -191,8 +192,8 @@ func (c *canary) resolve(pc net.PacketConn) {
 	}
 }
 
-// records returns the DNS records that answer a question. The first label of the name selects
-// them:
+// records returns the DNS records that answer a question. The first label of the name selects the
+// records:
 //
 //	a-<hex>-<hex>       all of these addresses
 //	rebind-<hex>-<hex>  one address per look-up, in order; then always the last address

@@ -29,7 +29,7 @@ const (
 // server during callbacks that would never end.
 func floodTries(r *world) {
 	slow := func(name, path string, then request, want int) {
-		r.try(name, fmt.Sprintf("sends the first byte of %d bodies", slowBodies), fmt.Sprintf("that another's whole request is answered with %d within 5 s", want), func(ctx context.Context) string {
+		r.try(name, fmt.Sprintf("sends the first byte of %d bodies", slowBodies), fmt.Sprintf("that the complete request of another client is answered with %d within 5 s", want), func(ctx context.Context) string {
 			text := "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\nA"
 			stop, err := flood(ctx, slowBodies, text)
 			defer stop()
@@ -41,7 +41,7 @@ func floodTries(r *world) {
 	slow("slow receipts", "/v1/receipts/twilio", request{method: "POST", url: "/v1/receipts/twilio", body: "x=y", header: form}, 0)
 	slow("slow forms", "/ui/sign-in", request{url: "/ui/sign-in"}, 200)
 	slow("slow receipts, a caller", "/v1/receipts/twilio", request{url: "/readyz"}, 200)
-	r.try("idle connections", fmt.Sprintf("opens %d connections, with a request each", idleConns), "that another's request is answered within 5 s", func(ctx context.Context) string {
+	r.try("idle connections", fmt.Sprintf("opens %d connections and sends one request on each", idleConns), "that the request of another client is answered within 5 s", func(ctx context.Context) string {
 		stop, err := flood(ctx, idleConns, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
 		defer stop()
 		rig.Ok(err)
@@ -67,8 +67,8 @@ func floodTries(r *world) {
 	})
 }
 
-// soon sends a request as another client. It returns "" if the server answers with the status
-// want within 5 s. If want is 0, every answer is good except a 503 whose body says busy.
+// soon sends a request as another client. It returns "" if the server answers with the status want
+// within 5 s. If want is 0, every answer is good except a 503 whose body contains "busy".
 func (r *world) soon(q request, want int) string {
 	began := time.Now()
 	a, err := r.asked(q)
@@ -84,7 +84,7 @@ func (r *world) soon(q request, want int) string {
 }
 
 // flood opens n connections to the API and writes text on each of them. The connections stay open
-// until stop is called.
+// until the result stop is called.
 func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 	conns := make([]net.Conn, 0, n)
 	stop = func() {
@@ -97,11 +97,11 @@ func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i%4), 1)}}
 		c, err := d.DialContext(ctx, "tcp", apiAddr)
 		if err != nil {
-			return stop, fmt.Errorf("connection %d: %w", i, err)
+			return stop, fmt.Errorf("cannot open connection %d to the API: %w", i, err)
 		}
 		conns = append(conns, c)
 		if _, err := c.Write([]byte(text)); err != nil {
-			return stop, fmt.Errorf("connection %d: %w", i, err)
+			return stop, fmt.Errorf("cannot write to connection %d to the API: %w", i, err)
 		}
 	}
 	return stop, nil
@@ -117,7 +117,7 @@ func (r *world) fileTries() {
 		}
 		return ""
 	}
-	r.try("modes", "looks at the files of the data folder, which others may enter", "that others may neither read nor write any", func(context.Context) string {
+	r.try("modes", "looks at the files of the data folder, which other users may enter", "that other users may neither read nor write any file", func(context.Context) string {
 		n := 0
 		var open string
 		err := filepath.WalkDir(r.file("data"), func(path string, d fs.DirEntry, err error) error {
@@ -138,11 +138,11 @@ func (r *world) fileTries() {
 		})
 		rig.Ok(err)
 		if n < 10 {
-			panic(fmt.Errorf("the data folder has %d entries", n))
+			panic(fmt.Errorf("the data folder has only %d entries, but must have 10 or more", n))
 		}
 		return open
 	})
-	r.try("logs", "looks for secrets in the logs, which are at level debug", "that none stands there", func(context.Context) string {
+	r.try("logs", "looks for secrets in the logs, which are at level debug", "that none is there", func(context.Context) string {
 		for name, p := range r.procs {
 			b := rig.Must(os.ReadFile(p.log))
 			if what := secretIn(string(b)); what != "" {
@@ -151,10 +151,10 @@ func (r *world) fileTries() {
 		}
 		return ""
 	})
-	r.try("metrics", "looks for secrets and callers in the metrics", "that none stands there", func(context.Context) string {
+	r.try("metrics", "looks for secrets and callers in the metrics", "that none is there", func(context.Context) string {
 		return secretIn(r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"}).body)
 	})
-	r.try("arguments", "looks for secrets in the arguments of the processes", "that none stands there", func(context.Context) string {
+	r.try("arguments", "looks for secrets in the arguments of the processes", "that none is there", func(context.Context) string {
 		for _, p := range r.procs {
 			b := rig.Must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.Pid())))
 			if bytes.Contains(b, []byte("whsec_")) || bytes.Contains(b, []byte("SG.")) {
@@ -163,7 +163,7 @@ func (r *world) fileTries() {
 		}
 		return ""
 	})
-	r.try("bundle", "takes what operators send when they ask for help", "that no secret stands there", func(context.Context) string {
+	r.try("bundle", "reads the debug bundle that operators send when they ask for help", "that no secret is in the bundle", func(context.Context) string {
 		return secretIn(r.must(request{url: "/v1/ops/debug", token: r.keys.token("op", "operate")}).body)
 	})
 }

@@ -45,11 +45,11 @@ func nameTries(r *world) {
 			{"job", request{url: "/v1/ops/jobs/" + inPath, token: op}},
 			{"scope of a filter", request{url: "/v1/ops/dead-letters?state=" + escape(bad), token: op}},
 		} {
-			r.wants(q.what+" with "+kind, "names something so", q.ask, 400, 404, 422)
+			r.wants(q.what+" with "+kind, "uses this text as a name", q.ask, 400, 404, 422)
 		}
 	}
 	for _, name := range []string{"<script>", "a b", "ä", strings.Repeat("x", 129), "%2e%2e", "a%2fb%00", "a%22b", "a%3Cb"} {
-		r.wants("caller "+name, "names a caller as no token may", request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: "{}"}, 400, 404, 422)
+		r.wants("caller "+name, "gives a caller a name that no token may have", request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: "{}"}, 400, 404, 422)
 	}
 }
 
@@ -73,7 +73,7 @@ func requestTries(r *world) {
 	const hooks = "https://hooks." + domain + "/"
 	token := r.keys.token(r.mustCaller(hooks), callerScopes)
 	post := func(name, path, body string, header map[string]string) {
-		r.wants("body "+name, "sends it", request{method: "POST", url: path, token: token, body: body, header: header}, 400, 413, 415, 422)
+		r.wants("body "+name, "sends this request", request{method: "POST", url: path, token: token, body: body, header: header}, 400, 413, 415, 422)
 	}
 	good := noteTo("u", "x")
 	for name, body := range map[string]string{
@@ -159,14 +159,14 @@ func (r *world) wireTries(token string) {
 		"trailer":               head + "Transfer-Encoding: chunked\r\nTrailer: Authorization\r\n\r\n0\r\nAuthorization: Bearer x\r\n\r\n",
 		"body shorter":          head + fmt.Sprintf("Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body)-1, body),
 	} {
-		r.unanswered("wire "+name, "writes a request so", text)
+		r.unanswered("wire "+name, "sends this raw request", text)
 	}
 }
 
 // whereTries select dead letters with expressions that cost much memory or time. The server must
-// refuse each expression within 3 s; for the expression deep, every fast answer is good. The
-// expressions are smaller than an attacker's could be, because a server with a mutant evaluates
-// them and must not exhaust the machine.
+// refuse each expression within 3 s; for the expression named "deep", any answer within 3 s is
+// good. The expressions are smaller than an attacker's could be, because a server with a mutant
+// evaluates them and must not exhaust the machine.
 func whereTries(r *world) {
 	token := r.keys.token("looker", "observe")
 	r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token("failing", callerScopes), body: noteTo("u-nowhere", strings.Repeat("x", 200))})
@@ -174,7 +174,7 @@ func whereTries(r *world) {
 		a := r.must(request{url: "/v1/ops/dead-letters?where=" + escape(`.user_id == "u-nowhere"`), token: token})
 		return strings.Contains(a.body, "ntf_")
 	}) {
-		panic(errors.New("there is no dead letter that an expression finds"))
+		panic(errors.New("the expression did not find the dead letter of the user u-nowhere within 20 s"))
 	}
 	e := `tostring|./""|tostring|./""|tostring|./""|tostring`
 	for name, expr := range map[string]string{
@@ -186,7 +186,7 @@ func whereTries(r *world) {
 		"recursion": `[recurse(.; true)] | length > 0`, "walk": "walk(.) | true", "assignment": `.code |= "x" | true`, "format": "@base64 | true", "error": "error", "label": "label $x | break $x", "getpath": `getpath(["a"]) | true`,
 		"too long": strings.Repeat("(", 5000), "deep": strings.Repeat("(", 1500) + "1" + strings.Repeat(")", 1500), "input_filename": "input_filename | true", "$__prog_args": "$__prog_args | true", "fromjson of much": `.extra | tojson | fromjson | true`, "@sh": "@sh",
 	} {
-		r.try(name, "selects dead letters with it", "an answer of 4xx within 3 s", func(ctx context.Context) string {
+		r.try(name, "selects dead letters with this expression", "an answer of 4xx within 3 s", func(ctx context.Context) string {
 			began := time.Now()
 			a, err := r.asked(request{url: "/v1/ops/dead-letters?where=" + escape(expr), token: token})
 			took := time.Since(began)
@@ -195,7 +195,7 @@ func whereTries(r *world) {
 				// The server may still evaluate the expression. Restart it, so that the next try
 				// finds an idle server.
 				r.restart(ctx, "serve")
-				return fmt.Sprintf("it took %s: %v", took, err)
+				return fmt.Sprintf("the request took %s (error: %v)", took, err)
 			case err != nil:
 				panic(err)
 			case a.status/100 != 4 && name != "deep":
@@ -213,13 +213,13 @@ func labelTries(r *world) {
 		"method": "ATTACKMETHOD%d /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "path": "GET /attackpath%d HTTP/1.1\r\nHost: x\r\n\r\n", "host": "GET /healthz HTTP/1.1\r\nHost: attackhost%d\r\n\r\n",
 		"provider": "POST /v1/receipts/attackprovider%d HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "user agent": "GET /healthz HTTP/1.1\r\nHost: x\r\nUser-Agent: attackagent%d\r\n\r\n",
 	} {
-		r.try(name, "makes 200 requests, each with another one", "that none of them stands in /metrics", func(context.Context) string {
+		r.try(name, "makes 200 requests, each with another value", "that /metrics contains none of the values", func(context.Context) string {
 			for i := range 200 {
 				rig.Must(raw(apiAddr, fmt.Sprintf(text, i)))
 			}
 			a := r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"})
 			if at := strings.Index(strings.ToLower(a.body), "attack"); at >= 0 {
-				return "in /metrics stands " + a.body[max(0, at-60):at+40]
+				return "/metrics contains " + a.body[max(0, at-60):at+40]
 			}
 			return ""
 		})

@@ -34,11 +34,11 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first, and make the tries of the group that must notice, unless -only says which: "+strings.Join(rig.MutantNames("attack"), " "))
+	flag.StringVar(&o.mutant, "mutant", "", "build notifyd with this mutant, which breaks one mechanism; without -only, make only the tries of the group that must notice it; the mutants: "+strings.Join(rig.MutantNames("attack"), " "))
 	list := flag.Bool("mutants", false, "print the mutants' names")
-	flag.StringVar(&o.only, "only", "", "make only the tries whose group is one of these, with commas between")
+	flag.StringVar(&o.only, "only", "", "make only the tries of these groups, separated by commas")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
-	flag.BoolVar(&o.verbose, "v", false, "print each try and what a refusal of it is")
+	flag.BoolVar(&o.verbose, "v", false, "print each try and its description of a refusal")
 	flag.StringVar(&o.inside, "inside", "", "used by the command itself: the folder of the binaries")
 	flag.Parse()
 	if *list {
@@ -63,7 +63,7 @@ func (o *options) outside(ctx context.Context, dir string) (ok bool) {
 	apart(c)
 	err := c.Run()
 	if c.ProcessState == nil {
-		panic(fmt.Errorf("a network of its own is needed, which takes root or user namespaces: %w", err))
+		panic(fmt.Errorf("attack needs its own network namespace, which needs root or user namespaces: %w", err))
 	}
 	switch c.ProcessState.ExitCode() {
 	case 0:
@@ -80,7 +80,7 @@ func (o *options) attack(ctx context.Context, dir string) (ok bool) {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Minute)
 	defer stop()
 	if err := enterWorld(dir); err != nil {
-		panic(fmt.Errorf("the network of its own: %w", err))
+		panic(fmt.Errorf("cannot prepare the network namespace: %w", err))
 	}
 	r := &world{bin: o.inside, dir: dir, procs: map[string]*proc{}}
 	defer r.end()

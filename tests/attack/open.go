@@ -37,7 +37,7 @@ func pageTries(r *world) {
 	a := r.must(request{url: "/ui/sign-in"})
 	found := formToken.FindStringSubmatch(a.body)
 	if found == nil {
-		panic(errors.New("the form to sign in has no token of its own"))
+		panic(errors.New("the sign-in form has no CSRF token"))
 	}
 	csrf := "&csrf=" + escape(found[1])
 	opened, _, _ := strings.Cut(a.header.Get("Set-Cookie"), ";")
@@ -45,12 +45,12 @@ func pageTries(r *world) {
 	signIn := func(scope string) (cookie string) {
 		a := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", scope)) + csrf, header: inForm})
 		if a.status != http.StatusSeeOther {
-			panic(fmt.Errorf("sign in: %s", a))
+			panic(fmt.Errorf("sign-in with a valid token: the page %s", a))
 		}
 		for _, c := range a.header.Values("Set-Cookie") {
 			name, value, _ := strings.Cut(strings.SplitN(c, ";", 2)[0], "=")
 			if !strings.Contains(c, "HttpOnly") || !strings.Contains(c, "SameSite=Strict") {
-				panic(fmt.Errorf("the cookie %s is open to scripts or to other sites: %s", name, c))
+				panic(fmt.Errorf("the cookie %s must be HttpOnly and SameSite=Strict, but the header is %s", name, c))
 			}
 			cookie += name + "=" + value + "; "
 		}
@@ -70,28 +70,28 @@ func pageTries(r *world) {
 			"": {}, " from another site": {"Origin": "https://evil.test", "Sec-Fetch-Site": "cross-site"}, " from another origin": {"Origin": "http://evil.test"}, " from a sandbox": {"Origin": "null"}, " from a sister": {"Sec-Fetch-Site": "same-site"},
 		} {
 			header := joined(form, h, map[string]string{"Cookie": session})
-			r.wants("change "+p+" without its form token"+name, "sends a form that is not of the session", request{method: "POST", url: "/ui/" + p, body: body, header: header}, 403)
-			r.wants("change "+p+" with another form token"+name, "sends a form that is not of the session", request{method: "POST", url: "/ui/" + p, body: body + "AAAAAAAAAAAAAAAAAAAAAA", header: header}, 403)
+			r.wants("change "+p+" without its form token"+name, "sends a form without the form token of its session", request{method: "POST", url: "/ui/" + p, body: body, header: header}, 403)
+			r.wants("change "+p+" with another form token"+name, "sends a form without the form token of its session", request{method: "POST", url: "/ui/" + p, body: body + "AAAAAAAAAAAAAAAAAAAAAA", header: header}, 403)
 		}
 		r.wants("change "+p+" by who looks", "changes with a session that only looks", request{method: "POST", url: "/ui/" + p, body: body, header: joined(form, map[string]string{"Cookie": looks})}, 403)
 	}
 	for _, token := range []string{"", "x", r.keys.token("page", "send read"), r.keys.signed("none", nil, nil, claimsOf("page", "operate")), r.keys.signed("ES256", r.keys.other, nil, claimsOf("page", "operate"))} {
 		r.wants("sign in by "+strconv.Itoa(len(token))+" bytes", "signs in with a token that does not open the page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(token) + csrf, header: inForm}, 400, 401, 403, 422)
 	}
-	r.wants("sign in from elsewhere", "signs a visitor in by a form of another page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", "operate")), header: form}, 403)
+	r.wants("sign in from elsewhere", "signs in with a form of another page, without the CSRF token", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", "operate")), header: form}, 403)
 	good := escape(r.keys.token("page", "observe"))
 	for _, next := range []string{"//evil.test/", "https://evil.test/", "/\\evil.test/", "\\\\evil.test", "/ui/../../evil", "javascript:alert(1)", "/ui/\r\nX: y", "http:evil.test", "/v1/ops/callers", "///evil.test", "/%2f/evil.test", " //evil.test"} {
-		r.try("go on at "+strconv.Quote(next), "signs in and is led on", "a way within the page", func(context.Context) string {
+		r.try("go on at "+strconv.Quote(next), "signs in with this next page", "a redirect within the operator page", func(context.Context) string {
 			a := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + good + csrf + "&next=" + escape(next), header: inForm})
 			if to := a.header.Get("Location"); a.status/100 == 3 && !strings.HasPrefix(to, "/ui/") || a.header.Get("X") != "" || strings.Contains(a.header.Get("Location"), "..") {
-				return "led to " + to
+				return "redirected to " + to
 			}
 			return ""
 		})
 	}
 	for _, text := range []string{"<script>alert(1)</script>", `"><img src=x onerror=alert(1)>`, "{{.}}", "'-alert(1)-'", "javascript:alert(1)"} {
 		for _, p := range []string{"find?q=", "id/", "users/", "dead-letters?code=", "dead-letters?where=", "jobs/", "sign-in?next=", "plan?where="} {
-			r.try("page "+p+text, "puts a script where the page shows what it was asked", "that the page does not hold it as it is", func(context.Context) string {
+			r.try("page "+p+text, "sends a script in a value that the page shows", "that the page escapes the script", func(context.Context) string {
 				a := r.ask(request{url: "/ui/" + p + strings.ReplaceAll(escape(text), "+", "%20"), header: map[string]string{"Cookie": session}})
 				if strings.Contains(a.body, "<script>alert") || strings.Contains(a.body, "<img src=x") || strings.Contains(a.body, `href="javascript:`) {
 					return a.String()
@@ -138,7 +138,7 @@ func receiptTries(r *world) {
 		nil, {"X-Twilio-Signature": ""}, {"X-Twilio-Signature": "AAAA"}, {"X-Twilio-Email-Event-Webhook-Signature": "AAAA"}, {"X-Twilio-Email-Event-Webhook-Signature": "MAYCAQECAQE=", "X-Twilio-Email-Event-Webhook-Timestamp": fmt.Sprint(now.Unix())},
 	} {
 		for _, to := range []string{jwksAddr + path, jwksAddr + "/v1/receipts/twilio", apiAddr + path, apiAddr + "/v1/receipts/twilio", apiAddr + "/v1/receipts/apns", apiAddr + "/v1/receipts/%2e%2e"} {
-			r.wants(fmt.Sprintf("%s with %v", to, header), "sends an event without a signature that fits", request{method: "POST", url: "http://" + to, body: events, header: header}, 400, 401, 403, 404, 415, 422, 503)
+			r.wants(fmt.Sprintf("%s with %v", to, header), "sends an event without a valid signature", request{method: "POST", url: "http://" + to, body: events, header: header}, 400, 401, 403, 404, 415, 422, 503)
 		}
 	}
 }
@@ -157,16 +157,16 @@ func listenerTries(r *world) {
 		}
 	}
 	for _, p := range []string{"", "cmdline", "profile", "symbol", "trace", "heap", "goroutine?debug=2", "allocs"} {
-		r.wants("pprof/"+p+" from another machine", "asks the admin listener at an address that others reach", request{url: "http://10.9.9.9:" + adminPort + "/debug/pprof/" + p}, 403)
+		r.wants("pprof/"+p+" from another machine", "sends a request to the admin listener at an address that other machines can reach", request{url: "http://10.9.9.9:" + adminPort + "/debug/pprof/" + p}, 403)
 	}
 	for _, s := range []string{"99999", "91", "0", "-1", "NaN", "Inf", "1e9", "x"} {
 		for _, p := range []string{"profile", "trace"} {
-			r.wants("pprof/"+p+" for "+s+" s", "asks for a profile without end", request{url: admin + "/debug/pprof/" + p + "?seconds=" + s}, 400)
+			r.wants("pprof/"+p+" for "+s+" s", "asks for a profile of this length", request{url: admin + "/debug/pprof/" + p + "?seconds=" + s}, 400)
 		}
 	}
 	for _, a := range []string{apiAddr, jwksAddr, kafkaAddr, simsAddr} {
 		_, port := rig.Must2(net.SplitHostPort(a))
-		r.try("port "+port+" from another machine", "connects to an address that others reach", "that nothing listens there", func(ctx context.Context) string {
+		r.try("port "+port+" from another machine", "connects to an address that other machines can reach", "that nothing listens there", func(ctx context.Context) string {
 			if dialled(ctx, "10.9.9.9:"+port) == nil {
 				return "a connection"
 			}

@@ -32,7 +32,7 @@ type belongings struct {
 // these scopes, too.
 const callerScopes = "send read trigger users"
 
-// belong creates the resources of the victim (alice). token is alice's token.
+// belong creates the resources of the victim (alice). The result token is alice's token.
 func (r *world) belong() (b belongings, token string) {
 	const base = "https://hooks." + domain + "/"
 	token = r.keys.token(r.mustCaller(base), callerScopes)
@@ -46,7 +46,7 @@ func (r *world) belong() (b belongings, token string) {
 	b.fan = strings.TrimSuffix(post("/v1/notifications:fanout", later(fan), "first_id", nil), "-0")
 	b.trigger = post("/v1/triggers", strings.Replace(triggerOf(base), `"delay_seconds":0`, `"delay_seconds":3600`, 1), "trigger_id", nil)
 	if b.note == "" || b.schedule == "" || b.fan == "" || b.trigger == "" {
-		panic(fmt.Errorf("alice lacks something: %+v", b))
+		panic(fmt.Errorf("the API has not returned an id for each resource of alice: %+v", b))
 	}
 	return b, token
 }
@@ -68,13 +68,13 @@ func ownerTries(r *world) {
 	}
 	looks = append(looks, look{"GET", "/v1/campaigns/" + b.campaign, ""}, look{"DELETE", "/v1/campaigns/" + b.campaign, ""}, look{"GET", "/v1/ops/dead-letters/" + b.note, ""})
 	for _, l := range looks {
-		r.wants(l.method+" "+l.path, "asks for what another caller has", request{method: l.method, url: l.path, token: mallory, body: l.body}, 400, 403, 404, 410, 422)
+		r.wants(l.method+" "+l.path, "requests a resource of another caller", request{method: l.method, url: l.path, token: mallory, body: l.body}, 400, 403, 404, 410, 422)
 	}
 	for _, path := range []string{
 		"/v1/triggers", "/v1/triggers?caller=", "/v1/triggers?caller=alice", "/v1/schedules", "/v1/schedules?caller=", "/v1/schedules?caller=alice", "/v1/failed", "/v1/failed?caller=alice",
 		"/v1/notifications", "/v1/notifications?caller=", "/v1/notifications?caller=alice", "/v1/notifications?user_id=alices-user", "/v1/users/alices-user/notifications?caller=alice", "/v1/users/alices-user/notifications",
 	} {
-		r.try("list "+path, "lists", "an answer without anything of another caller's", func(context.Context) string {
+		r.try("list "+path, "lists resources", "an answer without any resource of another caller", func(context.Context) string {
 			a := r.ask(request{url: path, token: mallory})
 			for _, of := range []string{b.note, b.schedule, b.fan, b.trigger, b.campaign, b.secret} {
 				if strings.Contains(a.body, of) {
@@ -89,7 +89,7 @@ func ownerTries(r *world) {
 	// After these tries alice's resources must be unchanged.
 	for _, path := range []string{"/v1/notifications/" + b.note, "/v1/notifications/" + b.schedule, "/v1/notifications/" + b.fan, "/v1/triggers/" + b.trigger} {
 		before := r.must(request{url: path, token: alice})
-		r.try("change of "+path, "has tried to change or cancel it", "that it is not cancelled and due when it was", func(context.Context) string {
+		r.try("change of "+path, "has tried to change or cancel the resource", "that the resource is not cancelled and its due time is unchanged", func(context.Context) string {
 			a := r.must(request{url: path, token: alice})
 			return a.when(strings.Contains(a.body, "CANCELLED") || a.field("fire_at") != before.field("fire_at") || a.field("scheduled_at") != before.field("scheduled_at"))
 		})
@@ -118,12 +118,12 @@ func (r *world) cursorTries(alice, mallory string) {
 	a := r.must(request{url: "/v1/schedules?limit=1", token: alice})
 	cursor := a.field("cursor")
 	if len(cursor) < 10 {
-		panic(fmt.Errorf("a listing without a cursor: %s", a))
+		panic(fmt.Errorf("the first page of the schedules has no cursor: the API %s", a))
 	}
 	last := cursor[:len(cursor)-1] + string("AB"[map[bool]int{true: 1, false: 0}[cursor[len(cursor)-1] == 'A']])
 	for name, c := range map[string]string{"another's": cursor, "changed": last, "shorter": cursor[:len(cursor)-2], "longer": cursor + "AAAA", "an id": "ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS", "zeros": strings.Repeat("A", 60), "no text": "\x00", "a path": "../../x", "huge": strings.Repeat("A", 4000)} {
 		for _, path := range []string{"/v1/schedules", "/v1/triggers", "/v1/failed", "/v1/users/alices-user/notifications"} {
-			r.wants("cursor "+name+" at "+path, "goes on where another listing has ended", request{url: path + "?cursor=" + escape(c), token: mallory}, 400, 422)
+			r.wants("cursor "+name+" at "+path, "continues a listing with this cursor", request{url: path + "?cursor=" + escape(c), token: mallory}, 400, 422)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func namespaceTries(r *world) {
 			{"batch", "/v1/notifications:batch", "[" + noteTo(user, "x") + "," + noteTo("shop:ann", "x") + "]"},
 			{"fan-out", "/v1/notifications:fanout", fmt.Sprintf(`{"channel":"push","category":"marketing","content":{"title":"t","body":"x"},"receivers":[%q,"shop:ann"]}`, user)},
 		} {
-			r.try(fmt.Sprintf("%s with %q", body.kind, user), "sends to such a user among others", "an answer of 4xx, or one that takes only the other", func(context.Context) string {
+			r.try(fmt.Sprintf("%s with %q", body.kind, user), "sends to this user and to a user of its own namespace", "an answer of 4xx, or an answer that accepts only its own user", func(context.Context) string {
 				a := r.ask(request{method: "POST", url: body.path, token: token, body: body.text})
 				return a.when(a.status/100 != 4 && !strings.Contains(a.body, `"accepted":1`))
 			})

@@ -55,14 +55,14 @@ func kafkaTries(r *world) {
 		}
 	}
 	for name, b := range frames {
-		r.try(name, "sends it to the log's port", "that the connection is closed without an answer, and the server goes on", func(context.Context) string {
+		r.try(name, "sends this frame to the Kafka port", "that the server closes the connection without an answer and still runs", func(context.Context) string {
 			conn := rig.Must(net.DialTimeout("tcp", kafkaAddr, 5*time.Second))
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(12 * time.Second))
 			_, _ = conn.Write(b) // the server may close the connection during the write
 			got, err := io.ReadAll(conn)
 			if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
-				return "the connection stays"
+				return "the connection stays open"
 			}
 			if len(got) > 0 {
 				return fmt.Sprintf("answered %x", got[:min(len(got), 40)])
@@ -92,7 +92,7 @@ func clientTries(r *world) {
 			_, _ = r.run(ctx, "notifyctl", "--server", "http://"+first, "--token-file", token, "--timeout", "3s", "caller", "ls")
 			select {
 			case header := <-got:
-				return "followed, with Authorization of " + fmt.Sprint(len(header)) + " bytes"
+				return "notifyctl followed the redirect, with an Authorization header of " + fmt.Sprint(len(header)) + " bytes"
 			default:
 				return ""
 			}
@@ -100,8 +100,9 @@ func clientTries(r *world) {
 	}
 }
 
-// serveOn listens on addr and serves h until stop is called. at is the address of the listener.
-func serveOn(addr string, h http.HandlerFunc) (at string, stop func()) {
+// serveOn listens on addr and serves h until the function stop is called. The result actual is the
+// address of the listener.
+func serveOn(addr string, h http.HandlerFunc) (actual string, stop func()) {
 	ln := rig.Must(net.Listen("tcp", addr))
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = srv.Serve(ln) }()
@@ -117,7 +118,7 @@ func (r *world) run(ctx context.Context, name string, args ...string) (string, e
 	c.Env = append(r.environ(), "NO_PROXY=*")
 	out, err := c.CombinedOutput()
 	if ctx.Err() != nil {
-		return string(out), fmt.Errorf("%s %s does not end", name, args[0])
+		return string(out), fmt.Errorf("%s %s still runs after 20 s", name, args[0])
 	}
 	return string(out), err
 }
@@ -141,7 +142,7 @@ func startTries(r *world) {
 		{key, "providers.sendgrid.key_file=" + r.file("open.key")}, {key, "providers.twilio.accounts_file=" + r.file("open.key")}, {key, "providers.apns.key_file=" + r.file("open.pem")}, {key, "triggers.allow=::ffff:10.0.0.0/104"}, {key, "triggers.allow=everything"},
 		{key, "tracing.headers_file=" + r.file("open.key"), "tracing.endpoint=http://127.0.0.1:4318"},
 	} {
-		r.try(fmt.Sprint(i, " ", strings.ReplaceAll(strings.Join(sets, " "), r.dir+"/", "")), "starts a server with such settings", "that it does not start", func(ctx context.Context) string {
+		r.try(fmt.Sprint(i, " ", strings.ReplaceAll(strings.Join(sets, " "), r.dir+"/", "")), "starts a server with these settings", "that it does not start", func(ctx context.Context) string {
 			args := []string{"serve", "--data-dir", r.file(fmt.Sprint("data-start-", i)), "--set", "providers.stub=true", "--set", "api.admin=", "--set", "log.listen=off", "--set", "api.listen=127.0.0.1:7920"}
 			if !strings.Contains(strings.Join(sets, " "), "providers.") {
 				args = append(args, "--set", "log.listen=off")
@@ -179,7 +180,7 @@ func backupTries(r *world) {
 		file := r.file("backup-" + strings.ReplaceAll(name, " ", "-"))
 		rig.Ok(os.WriteFile(file, packed(entries), 0o600))
 		for _, check := range []bool{false, true} {
-			r.try(fmt.Sprint(name, ", check ", check), "restores it", "an error that steers no terminal, and nothing but an empty folder", func(ctx context.Context) string {
+			r.try(fmt.Sprint(name, ", check ", check), "restores this backup", "an error without terminal escape sequences, at most 1 MiB in the data folder, and no file outside it", func(ctx context.Context) string {
 				to := file + fmt.Sprint("-", check)
 				args := []string{"restore", file, "--data-dir", to}
 				if check {
@@ -197,7 +198,7 @@ func backupTries(r *world) {
 					return fmt.Sprint("it left ", size, " bytes")
 				}
 				if _, err := os.Stat(r.file("out")); err == nil {
-					return "it wrote beside its folder"
+					return "it wrote a file outside its folder"
 				}
 				return ""
 			})
@@ -205,8 +206,8 @@ func backupTries(r *world) {
 	}
 }
 
-// packed returns a tar file compressed with zstd. entries are pairs of a name and a content. A
-// content that is an int n stands for n zero bytes.
+// packed returns a tar file compressed with zstd. The parameter entries has a name and a content
+// for each file. A content is a text, or a number of zero bytes as an int.
 func packed(entries []any) []byte {
 	var b strings.Builder
 	z, _ := zstd.NewWriter(&b)

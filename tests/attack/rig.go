@@ -115,7 +115,7 @@ func (r *world) start(ctx context.Context, name string) {
 		return p.Gone() || err == nil && a.status == http.StatusOK
 	}) || p.Gone() {
 		b, _ := os.ReadFile(p.log)
-		panic(fmt.Errorf("%s is not ready after a minute, or has ended by itself:\n%s", name, b[max(0, len(b)-4000):]))
+		panic(fmt.Errorf("the server %s is not ready after a minute, or has ended by itself:\n%s", name, b[max(0, len(b)-4000):]))
 	}
 }
 
@@ -167,7 +167,7 @@ func (r *world) control(ctx context.Context) {
 
 // request is a request to the API.
 type request struct {
-	method, url string // a url that begins with a slash is a path of the first server
+	method, url string // a url that begins with a slash is a path on the first server
 	token       string // empty: no Authorization header
 	body        string
 	header      map[string]string
@@ -184,9 +184,9 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// when returns a description of the answer if through is true. Otherwise it returns "".
-func (a answer) when(through bool) string {
-	if through {
+// when returns a description of the answer if gotThrough is true. Otherwise it returns "".
+func (a answer) when(gotThrough bool) string {
+	if gotThrough {
 		return a.String()
 	}
 	return ""
@@ -290,7 +290,7 @@ func (r *world) fire(ctx context.Context, base, url string) answer {
 		return a
 	}
 	if a = r.called(ctx, a.field("trigger_id"), token, 20*time.Second); !strings.Contains(a.body, logged) {
-		panic(fmt.Errorf("no call was made: %s", a))
+		panic(fmt.Errorf("the trigger was not called within 20 s: the API %s", a))
 	}
 	return a
 }
@@ -298,7 +298,7 @@ func (r *world) fire(ctx context.Context, base, url string) answer {
 // logged is part of the JSON of every trigger that was called at least once.
 const logged = `"log":[`
 
-// called waits until a trigger was called or limit is over. It returns the answer of the API
+// called waits until a trigger was called, for limit at most. It returns the answer of the API
 // about the trigger.
 func (r *world) called(ctx context.Context, id, token string, limit time.Duration) (a answer) {
 	eventually(ctx, limit, func() bool {

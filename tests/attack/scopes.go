@@ -67,8 +67,9 @@ func bodyOf(method string) string {
 	return "{}"
 }
 
-// missing returns the routes of an OpenAPI document that need a token and are not in known.
-func missing(document string, known []string) (lacks []string) {
+// missing returns the routes of an OpenAPI document that need a token but are missing in the list
+// listed.
+func missing(document string, listed []string) (lacks []string) {
 	open := []string{"POST /v1/receipts/{provider}", "GET /openapi.yaml", "GET /healthz", "GET /readyz"}
 	path := ""
 	for line := range strings.Lines(document) {
@@ -82,7 +83,7 @@ func missing(document string, known []string) (lacks []string) {
 		if !ok || !isKey || path == "" || !slices.Contains([]string{"get", "put", "post", "delete", "patch"}, m) {
 			continue
 		}
-		if name := strings.ToUpper(m) + " " + path; !slices.Contains(known, name) && !slices.Contains(open, name) {
+		if name := strings.ToUpper(m) + " " + path; !slices.Contains(listed, name) && !slices.Contains(open, name) {
 			lacks = append(lacks, name)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 // storedTry searches the stored files for secrets, as an attacker with a copy of the disk would.
 func (r *world) storedTry() {
-	r.try("stored", "looks for the callers' signing secrets in every file of the data folder, and in the logs", "that none stands there, with whsec_ or without", func(context.Context) string {
+	r.try("stored", "looks for the callers' signing secrets in every file of the data folder, and in the logs", "that none is there, with the prefix whsec_ or without", func(context.Context) string {
 		r.mu.Lock()
 		signing := append([]string(nil), r.signing...)
 		s := search{parts: map[string]string{}, names: map[string]bool{}}
@@ -26,7 +26,7 @@ func (r *world) storedTry() {
 		for _, secret := range signing {
 			body, ok := strings.CutPrefix(secret, "whsec_")
 			if !ok || len(body) < partLen {
-				panic(fmt.Errorf("a caller was given a secret of another form, of %d bytes", len(secret)))
+				panic(fmt.Errorf("a caller got a signing secret of %d bytes that does not begin with whsec_, or is too short", len(secret)))
 			}
 			s.parts[body[:partLen]] = body
 		}
@@ -38,11 +38,11 @@ func (r *world) storedTry() {
 		}
 		switch {
 		case len(s.found) > 0:
-			return fmt.Sprintf("%d times a secret, first in %s", len(s.found), s.found[0])
+			return fmt.Sprintf("found a signing secret %d times, first in %s", len(s.found), s.found[0])
 		case len(signing) == 0:
-			panic(errors.New("no caller was given a secret"))
+			panic(errors.New("no caller has a signing secret"))
 		case !s.named:
-			panic(errors.New("the name of no caller is in the files either: a secret would not be seen"))
+			panic(errors.New("the search found no caller's name in the files, so it would not find a secret either"))
 		}
 		return ""
 	})

@@ -107,11 +107,11 @@ func (k *keys) token(caller, scope string) string {
 	return k.signed("ES256", k.own, nil, claimsOf(caller, scope))
 }
 
-// with returns a copy of claims, changed by the values of the parameter more. A nil value removes
-// the claim.
-func with(claims map[string]any, more map[string]any) map[string]any {
+// with returns a copy of claims in which the values of changes replace the old values. A nil value
+// removes the claim.
+func with(claims map[string]any, changes map[string]any) map[string]any {
 	out := maps.Clone(claims)
-	for name, v := range more {
+	for name, v := range changes {
 		if out[name] = v; v == nil {
 			delete(out, name)
 		}
@@ -119,10 +119,11 @@ func with(claims map[string]any, more map[string]any) map[string]any {
 	return out
 }
 
-// signed makes a token with any algorithm name and any key. The parameter more has extra fields of
-// the header. body is a map of claims, or a string with the raw text of the claims.
-func (k *keys) signed(alg string, key any, more map[string]any, body any) string {
-	header, err := json.Marshal(with(map[string]any{"alg": alg, "typ": "JWT"}, more))
+// signed makes a token with any algorithm name and any key. The parameter headerFields has extra
+// fields of the header. The parameter body is a map of claims, or a string with the raw text of the
+// claims.
+func (k *keys) signed(alg string, key any, headerFields map[string]any, body any) string {
+	header, err := json.Marshal(with(map[string]any{"alg": alg, "typ": "JWT"}, headerFields))
 	if err != nil {
 		panic(err)
 	}
@@ -171,5 +172,5 @@ func signature(key any, text []byte) []byte {
 	case ed25519.PrivateKey:
 		return ed25519.Sign(key, text)
 	}
-	panic(fmt.Sprintf("a key of %T", key))
+	panic(fmt.Sprintf("attack: cannot sign with a key of type %T", key))
 }

@@ -18,9 +18,9 @@ type try struct {
 	name    string // unique in its group
 	does    string // describes the attack
 	refused string // describes a refusal
-	// run makes the try. It returns "" if the server refused the try. Otherwise through describes
-	// what got through. run panics (rig.Ok) if the try could not be made.
-	run func(ctx context.Context) (through string)
+	// run makes the try. It returns "" if the server refused the try. Otherwise it returns a
+	// description of the answer that got through. run panics (rig.Ok) if the try could not be made.
+	run func(ctx context.Context) string
 }
 
 // group has the tries of one kind.
@@ -76,7 +76,7 @@ func (t *tally) run(ctx context.Context, r *world, g group, verbose bool) error 
 	work.SetLimit(g.at)
 	for _, x := range r.tries {
 		if names[x.name] || x.does == "" || x.refused == "" {
-			return fmt.Errorf("%s/%s stands twice in the table, or does not say what it does and what a refusal is", g.name, x.name)
+			return fmt.Errorf("the try %s/%s is in the table twice, or has no description of the attack or of a refusal", g.name, x.name)
 		}
 		names[x.name] = true
 		work.Go(func() error {

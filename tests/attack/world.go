@@ -39,19 +39,19 @@ func enterWorld(dir string) error {
 	// A server that exceeds the limit ends. This counts as a try that got through. Without the
 	// limit, a server that does not bound the cost of a caller could exhaust the machine.
 	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: mostMemory, Max: mostMemory}); err != nil {
-		return fmt.Errorf("the limit of memory: %w", err)
+		return fmt.Errorf("set the memory limit: %w", err)
 	}
 	if err := up("lo"); err != nil {
-		return fmt.Errorf("lo: %w", err)
+		return fmt.Errorf("start the interface lo: %w", err)
 	}
 	for _, family := range []uint8{syscall.AF_INET, syscall.AF_INET6} {
 		if err := everywhere(family); err != nil {
-			return fmt.Errorf("a route of family %d: %w", family, err)
+			return fmt.Errorf("add the local route of address family %d: %w", family, err)
 		}
 	}
 	// Make mounts private, so that the next mount does not appear outside this namespace.
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("mounts: %w", err)
+		return fmt.Errorf("make the mounts private: %w", err)
 	}
 	conf := filepath.Join(dir, "resolv.conf")
 	if err := os.WriteFile(conf, []byte("nameserver "+nameServer+"\noptions timeout:1 attempts:2\n"), 0o600); err != nil {

@@ -12,4 +12,4 @@ const nameServer = ""
 func apart(*exec.Cmd) {}
 
 // enterWorld returns an error, because only Linux has network namespaces.
-func enterWorld(string) error { return errors.New("only Linux has it") }
+func enterWorld(string) error { return errors.New("attack needs the network namespaces of Linux") }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -38,7 +37,7 @@ func callbacks(ctx context.Context, b *bench) {
 	r := newReceiver()
 	defer r.server.Close()
 	l := b.pipeline(ctx, r.url)
-	// From the first calls the receiver keeps the request that the reference sends.
+	// This run also gives the receiver the request that the reference will send.
 	n := 2000
 	l.fire(ctx, n)
 	var perCall, best float64
@@ -98,14 +97,14 @@ func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 		rig.Must(io.Copy(io.Discard, resp.Body))
 		rig.Ok(resp.Body.Close())
 		if resp.StatusCode != http.StatusOK {
-			panic(errors.New(resp.Status))
+			panic(fmt.Errorf("the receiver answered %s, not 200", resp.Status))
 		}
 		return 1
 	})
 }
 
-// pipeline has all components that a trigger passes, put together as in pkg/app/later.go. The HTTP
-// API is missing.
+// pipeline has all components that a trigger passes, put together as in pkg/app/later.go. It has no
+// HTTP API.
 type pipeline struct {
 	url        string
 	dir        string
@@ -117,7 +116,7 @@ type pipeline struct {
 	fired      atomic.Int64 // triggers that ended in state fired
 	other      atomic.Int64 // triggers that ended in another state
 	running    [2]*background
-	requests   int // number of requests so far; it is the idempotency key
+	requests   int // number of requests so far; the number is the idempotency key
 }
 
 const benchCaller = "bench"
@@ -130,7 +129,7 @@ func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.Par
 type noDead struct{}
 
 func (noDead) Append(_ context.Context, rs []trigger.DeadRecord) error {
-	return fmt.Errorf("%d triggers failed", len(rs))
+	return fmt.Errorf("%d triggers failed and became dead letters", len(rs))
 }
 
 func (b *bench) pipeline(ctx context.Context, url string) *pipeline {
@@ -201,11 +200,11 @@ func (l *pipeline) fire(ctx context.Context, n int) fired {
 		l.requests++
 		a := rig.Must(l.triggers.RegisterBatch(ctx, request.Meta{Caller: benchCaller, Route: "POST /v1/triggers:batch", Key: fmt.Sprint(l.requests), ContentType: api.TypeJSON}, append(body, ']')))
 		if want := fmt.Sprintf(`"accepted":%d,"rejected":0`, size); !bytes.Contains(a.Body, []byte(want)) {
-			panic(fmt.Errorf("not all of a batch was accepted: %.300s", a.Body))
+			panic(fmt.Errorf("not all triggers of a batch were accepted: %.300s", a.Body))
 		}
 	}
 	if left := time.Until(due); left < 0 {
-		panic(fmt.Errorf("registering %d triggers took %v longer than there was time", n, -left))
+		panic(fmt.Errorf("the registration of %d triggers ended %v after their due time", n, -left))
 	}
 	if early := l.fired.Load() - before; early > 0 {
 		panic(fmt.Errorf("%d triggers fired before they were due", early))
@@ -224,7 +223,7 @@ func (l *pipeline) fire(ctx context.Context, n int) fired {
 			}
 		}
 		if time.Now().After(limit) {
-			panic(fmt.Errorf("%d of %d triggers fired in two minutes", l.fired.Load()-before, n))
+			panic(fmt.Errorf("only %d of %d triggers fired within two minutes", l.fired.Load()-before, n))
 		}
 		rig.Ok(rig.Pause(ctx, 2*time.Millisecond))
 	}

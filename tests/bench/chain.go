@@ -91,7 +91,8 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 }
 
 // bestOf runs a loop chainRounds times and returns the best run. If addresses are in profiles, the
-// floor runs after each run. A profile file has the last run, because each run overwrites it.
+// floor runs after each run. With -profile, the profile files have the last run, because each run
+// overwrites them.
 func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func() driven, better func(d, than driven) bool) (best driven) {
 	for i := range b.chainRounds(with) {
 		d := run()
@@ -214,7 +215,7 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	for _, e := range r.Errors {
 		switch e.Code {
 		case "overloaded": // The rate is too high for the machine. The rates count accepted receivers only.
-			b.notef("%s: %d receivers were refused, for the server had as much as it could do", name, e.Count)
+			b.notef("%s: %d receivers were refused, because the server was overloaded", name, e.Count)
 			sum.Failed -= e.Count
 		case codeOver:
 			sum.Failed -= e.Count
@@ -227,12 +228,12 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	d.backlogEnd = sum.Acked - out
 	for began := time.Now(); m.count() < sum.Acked; {
 		if time.Since(began) > 5*time.Minute {
-			panic(fmt.Errorf("%d of %d receivers have no outcome five minutes after the end", sum.Acked-m.count(), sum.Acked))
+			panic(fmt.Errorf("%d of %d receivers have no outcome five minutes after the end of the load", sum.Acked-m.count(), sum.Acked))
 		}
 		rig.Ok(rig.Pause(ctx, 10*time.Millisecond))
 	}
 	if over := m.count() - sum.Acked; over > 0 {
-		panic(fmt.Errorf("%d receivers more than accepted have an outcome", over))
+		panic(fmt.Errorf("%d more receivers have an outcome than were accepted", over))
 	}
 	fl.written = (writtenBytes() - written) / float64(sum.Acked)
 	d.rssTo = rss()
@@ -242,18 +243,18 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	return d
 }
 
-// inTime ends an open loop that cannot reach its rate. After the time until it refuses every request
+// inTime ends an open loop that cannot reach its rate. After the deadline it refuses every request
 // with codeOver, so the measured rate is below the configured rate.
 type inTime struct {
 	load.Target
-	until time.Time
+	deadline time.Time
 }
 
 const codeOver = "over"
 
 func (t *inTime) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
-	if time.Now().After(t.until) {
-		return load.Ack{}, &notify.Error{Kind: notify.KindInvalid, Code: codeOver, Msg: "the time is over"}
+	if time.Now().After(t.deadline) {
+		return load.Ack{}, &notify.Error{Kind: notify.KindInvalid, Code: codeOver, Msg: "the time of the open loop is over"}
 	}
 	return t.Target.Send(ctx, r)
 }
@@ -292,7 +293,7 @@ func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) 
 			id := ids[rand.IntN(len(ids))]
 			began := time.Now()
 			if _, err := n.client.Notification(ctx, id.String()); err != nil {
-				panic(fmt.Errorf("looking up %s: %w", id, err))
+				panic(fmt.Errorf("lookup of %s: %w", id, err))
 			}
 			_ = one.RecordValue(int64(time.Since(began)))
 		}

@@ -26,18 +26,18 @@ const (
 
 // cassandraFigures measures the stores of the Cassandra engine. The peer is the driver alone, used
 // as its manual says: prepared statements, token-aware routing, and unlogged batches of one
-// partition. It writes values of the same size into the same tables at the same consistency. It has
-// no clock of its own, verifies nothing and translates no errors.
-func cassandraFigures(ctx context.Context, b *bench, at string) {
-	cfg := cassandra.Config{Hosts: []string{at}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
+// partition. The peer writes values of the same size into the same tables at the same consistency.
+// It has no clock of its own, verifies nothing and translates no errors.
+func cassandraFigures(ctx context.Context, b *bench, address string) {
+	cfg := cassandra.Config{Hosts: []string{address}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
 	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))
 	store := rig.Must(cassandra.Open(ctx, cfg))
 	defer store.Close()
 	c := &cassandraBench{bench: b, store: store}
-	c.connect(at, cfg.Keyspace)
+	c.connect(address, cfg.Keyspace)
 	defer func() {
 		if err := c.session.Query(`DROP KEYSPACE ` + cfg.Keyspace).ExecContext(context.WithoutCancel(ctx)); err != nil {
-			b.notef("the keyspace %s is left behind: %v", cfg.Keyspace, err)
+			b.notef("could not remove the keyspace %s: %v", cfg.Keyspace, err)
 		}
 		c.session.Close()
 	}()

@@ -78,7 +78,7 @@ func (c *serverChain) finished(e *notify.Envelope) {
 // requests, records, statements and commands as the chain, of the same kinds and sizes. It uses the
 // bare client libraries and a net/http server that only accepts. It starts all of them at the same
 // time.
-func chainFigures(ctx context.Context, b *bench, at map[string]string) {
+func chainFigures(ctx context.Context, b *bench, addresses map[string]string) {
 	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver(), null: httptest.NewServer(http.HandlerFunc(acceptAll))}
 	defer c.hooks.server.Close()
 	defer c.null.Close()
@@ -86,27 +86,28 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	cfg := b.config(b.folder("chain"), true)
 	cfg.Engines = app.EnginesDistributed
 	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
-	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{at["kafka"]}, []string{at["cassandra"]}, []string{at["redis"]}
+	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{addresses["kafka"]}, []string{addresses["cassandra"]}, []string{addresses["redis"]}
 	// The prefix is new for each run. Otherwise an audit of another run on the same servers would
 	// read all records of this run.
 	cfg.Kafka.TopicPrefix = keyspace + "-"
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
 	// A busy machine must not end a measurement.
 	cfg.Kafka.AppendTimeout, cfg.Cassandra.Timeout = time.Minute, 20*time.Second
-	cfg.Postgres.DSN = database(ctx, at["postgres"], keyspace)
+	cfg.Postgres.DSN = database(ctx, addresses["postgres"], keyspace)
 	cfg.Triggers.Plain, cfg.Triggers.Ports, cfg.Triggers.Allow = true, []int{0}, []string{"127.0.0.0/8"}
 	rig.Must(app.Migrate(ctx, &cfg, engine.Up, nil))
-	c.connect(at, keyspace)
-	defer c.close(context.WithoutCancel(ctx), at["postgres"], keyspace)
+	c.connect(addresses, keyspace)
+	defer c.close(context.WithoutCancel(ctx), addresses["postgres"], keyspace)
 	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.finished) })
 	defer c.node.end()
-	// Wait before the first measurement. A worker reads the row of every envelope that was made
-	// before the worker has had the partition for 5 s. These reads would be measured.
+	// Wait before the first measurement. If an envelope was made before its worker has owned the
+	// partition for 5 s, the worker also reads the envelope's row. The measurement would include
+	// these reads.
 	idle, began := c.made(ctx), time.Now()
 	rig.Ok(rig.Pause(ctx, 7*time.Second))
 	idle = c.made(ctx).minus(idle)
 	each := func(n float64) float64 { return n / time.Since(began).Seconds() }
-	c.notef("at rest, a second: Kafka %.3g fetches, %.3g heartbeats, %.3g others; Cassandra %.3g statements; Redis %.3g round trips",
+	c.notef("at rest, requests a second: Kafka %.3g fetches, %.3g heartbeats, %.3g others; Cassandra %.3g statements; Redis %.3g round trips",
 		each(float64(idle.kafka.Fetch)), each(float64(idle.kafka.Heartbeat)), each(float64(idle.kafka.Other)),
 		each(idle.swaps+idle.serial+idle.reads+idle.writes+idle.logged+idle.scattered), each(idle.trips))
 	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
@@ -186,7 +187,7 @@ type chainPair struct {
 
 func (p *chainPair) ratio() float64 { return p.floor.Seconds() / p.took.Seconds() }
 
-// measure runs the rounds of w and adds a line with the round that has the median ratio.
+// measure runs the rounds of w and adds the round with the median ratio to the results.
 func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	if c.only != "" && !slices.Contains(strings.Split(c.only, ","), w.key) {
 		return
@@ -216,11 +217,11 @@ func (c *serverChain) pair(ctx context.Context, w chainWork) chainPair {
 	bareCores, _ := used.cores()
 	bare = kafkaMinus(c.asked.Counts(), bare)
 	per := func(v float64) float64 { return v / float64(r.n) }
-	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s with %.2f cores, so %.2f of it. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes, %.3g logged batches and %.3g of several partitions; Redis: %.3g commands in %.3g round trips",
+	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s with %.2f cores, so its time is %.2f of the chain's. For each notification or trigger: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes, %.3g logged batches and %.3g of several partitions; Redis: %.3g commands in %.3g round trips",
 		w.key, r.n, r.took.Seconds(), r.cores, p.floor.Seconds(), bareCores, p.ratio(), per(r.made.records), r.made.recordBytes/max(r.made.records, 1),
 		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.rows), r.made.bytes/max(r.made.rows, 1), per(r.made.writes), per(r.made.logged), per(r.made.scattered), per(r.made.commands), per(r.made.trips))
 	k := func(n int64) float64 { return per(float64(n)) }
-	c.notef("%s: asked of Kafka for each: %.3g produce requests with %.3g batches (floor %.3g with %.3g), %.3g fetches of %.3g batches; in all %d commits, %d heartbeats, %d others",
+	c.notef("%s: requests to Kafka for each notification or trigger: %.3g produce requests with %.3g batches (floor %.3g with %.3g), %.3g fetches of %.3g batches; in all %d commits, %d heartbeats, %d others",
 		w.key, k(r.made.kafka.Produce), k(r.made.kafka.ProduceBatches), k(bare.Produce), k(bare.ProduceBatches),
 		k(r.made.kafka.Fetch), k(r.made.kafka.FetchBatches), r.made.kafka.Commit, r.made.kafka.Heartbeat, r.made.kafka.Other)
 	return p
@@ -252,7 +253,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	}
 	for limit := time.Now().Add(5 * time.Minute); c.ended(ctx, w)-ended < r.n; {
 		if time.Now().After(limit) {
-			panic(fmt.Errorf("%s: %d of %d ended in five minutes", w.key, c.ended(ctx, w)-ended, r.n))
+			panic(fmt.Errorf("%s: only %d of %d ended within five minutes", w.key, c.ended(ctx, w)-ended, r.n))
 		}
 		rig.Ok(rig.Pause(ctx, 10*time.Millisecond))
 	}
@@ -297,10 +298,11 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 	return m
 }
 
-// floor repeats with the bare clients what the chain requested from the servers, and returns how
-// long that took. m has the counts of the chain, and requests is its number of HTTP requests. As
-// many callers as in the chain each send a request that a net/http server only accepts. Then they
-// append the same number of records as the chain and wait until the records are acknowledged.
+// floor uses the bare clients to repeat the requests that the chain made to the servers. It returns
+// how long that took. The parameter m has the counts of the chain, and requests is the chain's
+// number of HTTP requests. As many callers as in the chain each send a request that a net/http
+// server only accepts. Then they append the same number of records as the chain and wait until the
+// records are acknowledged.
 func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	transport := &http.Transport{MaxIdleConnsPerHost: callers}
@@ -348,10 +350,10 @@ func acceptAll(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// shareOf divides all into n nearly equal whole numbers and returns number i, counted from 0. Their
-// sum is all, rounded down.
-func shareOf(all float64, n, i int) int {
-	return int(all)*(i+1)/n - int(all)*i/n
+// shareOf divides total into n nearly equal whole numbers, whose sum is total, rounded down. It
+// returns the number with index i, counted from 0.
+func shareOf(total float64, n, i int) int {
+	return int(total)*(i+1)/n - int(total)*i/n
 }
 
 // statements runs the Cassandra statements of the floor in random order, as the chain mixes them.
@@ -398,7 +400,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 	})
 }
 
-// apart returns n inserts, each into another partition.
+// apart returns n inserts, each into its own partition.
 func apart(n int, data []byte) []insert {
 	out := make([]insert, n)
 	for i := range out {
@@ -410,28 +412,28 @@ func apart(n int, data []byte) []insert {
 }
 
 // connect opens the bare clients. It creates the topic and the table swapped for the floor.
-func (c *serverChain) connect(at map[string]string, keyspace string) {
+func (c *serverChain) connect(addresses map[string]string, keyspace string) {
 	c.topic = keyspace + "-floor"
-	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(at["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes), kgo.WithHooks(&c.asked)))
+	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(addresses["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes), kgo.WithHooks(&c.asked)))
 	c.adm = kadm.NewClient(c.kafka)
 	rig.Must(c.adm.CreateTopic(context.Background(), kafkaPartitions, 1, nil, c.topic))
-	cl := gocql.NewCluster(at["cassandra"])
+	cl := gocql.NewCluster(addresses["cassandra"])
 	cl.Keyspace, cl.Consistency, cl.SerialConsistency, cl.NumConns = keyspace, gocql.LocalQuorum, gocql.LocalSerial, 4
 	cl.Timeout, cl.WriteTimeout, cl.ConnectTimeout = time.Minute, time.Minute, time.Minute
 	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(gocql.RoundRobinHostPolicy())
 	c.session = rig.Must(cl.CreateSession())
 	rig.Ok(c.session.Query(`CREATE TABLE swapped (id text PRIMARY KEY, value blob)`).ExecContext(context.Background())) // for conditional writes of the floor
-	c.redis = goredis.NewClient(&goredis.Options{Addr: at["redis"], PoolSize: chainCallers, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+	c.redis = goredis.NewClient(&goredis.Options{Addr: addresses["redis"], PoolSize: chainCallers, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
 }
 
 func (c *serverChain) close(ctx context.Context, postgres, keyspace string) {
 	conn := rig.Must(pgx.Connect(ctx, postgres))
 	defer conn.Close(ctx)
 	if _, err := conn.Exec(ctx, "DROP DATABASE "+keyspace+" WITH (FORCE)"); err != nil {
-		c.notef("the database %s is left behind: %v", keyspace, err)
+		c.notef("could not remove the database %s: %v", keyspace, err)
 	}
 	if err := c.session.Query(`DROP KEYSPACE ` + keyspace).ExecContext(ctx); err != nil {
-		c.notef("the keyspace %s is left behind: %v", keyspace, err)
+		c.notef("could not remove the keyspace %s: %v", keyspace, err)
 	}
 	topics, err := c.adm.ListTopics(ctx)
 	if err == nil {
@@ -439,7 +441,7 @@ func (c *serverChain) close(ctx context.Context, postgres, keyspace string) {
 		_, err = c.adm.DeleteTopics(ctx, own...)
 	}
 	if err != nil {
-		c.notef("the topics %s-* are left behind: %v", keyspace, err)
+		c.notef("could not remove the topics %s-*: %v", keyspace, err)
 	}
 	c.session.Close()
 	c.adm.Close()

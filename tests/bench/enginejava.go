@@ -58,7 +58,7 @@ func sentRate(out string) (best float64) {
 		best = max(best, rig.Must(strconv.ParseFloat(m[1], 64)))
 	}
 	if best == 0 {
-		panic(fmt.Errorf("kafka-producer-perf-test printed %.300q", out))
+		panic(fmt.Errorf("the output of kafka-producer-perf-test has no rate: %.300q", out))
 	}
 	return best
 }
@@ -84,5 +84,5 @@ func fetchRate(out string, n int64) float64 {
 			return rate
 		}
 	}
-	panic(fmt.Errorf("kafka-consumer-perf-test printed %.300q", out))
+	panic(fmt.Errorf("the output of kafka-consumer-perf-test has no rate, or counts fewer than %d records: %.300q", n, out))
 }

@@ -36,12 +36,12 @@ type kafkaBench struct {
 
 // kafkaFigures measures the log of a Kafka cluster. On both sides the producer is idempotent, and
 // all in-sync replicas acknowledge each record.
-func kafkaFigures(ctx context.Context, b *bench, at string) {
-	conn := log.Conn{Brokers: []string{at}}
+func kafkaFigures(ctx context.Context, b *bench, address string) {
+	conn := log.Conn{Brokers: []string{address}}
 	admin := rig.Must(log.NewAdmin(log.AdminConfig{Conn: conn}))
 	defer admin.Close()
 	k := &kafkaBench{bench: b, conn: conn, admin: admin, name: fmt.Sprintf("bench-%08x", rand.Uint32())}
-	k.remove = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(at))))
+	k.remove = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(address))))
 	defer k.remove.Close()
 
 	// A Java program needs some seconds until its hot code is compiled, so rounds are longer here.
@@ -78,7 +78,7 @@ func (k *kafkaBench) topic(ctx context.Context) (name string, remove func()) {
 		defer stop()
 		rs, err := k.remove.DeleteTopics(ctx, name)
 		if err = errors.Join(err, rs.Error()); err != nil {
-			k.notef("the topic %s is left behind: %v", name, err)
+			k.notef("could not remove the topic %s: %v", name, err)
 		}
 	}
 }
@@ -89,31 +89,31 @@ func (k *kafkaBench) producer() *log.Producer {
 	return rig.Must(log.NewProducer(log.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute}))
 }
 
-// produce appends records to a new topic for about d and returns records per second. Each append has
-// as many records as the parameter each says, of size bytes.
-func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, each int) float64 {
+// produce appends records to a new topic for about d and returns records per second. Each append
+// has perAppend records of size bytes.
+func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, perAppend int) float64 {
 	topic, remove := k.topic(ctx)
 	defer remove()
-	return k.fill(ctx, topic, d, size, callers, each)
+	return k.fill(ctx, topic, d, size, callers, perAppend)
 }
 
-func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, size, callers, each int) float64 {
+func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, size, callers, perAppend int) float64 {
 	p := k.producer()
 	defer p.Close()
 	requests := make([][]log.Record, callers)
 	for c := range requests {
-		requests[c] = make([]log.Record, each)
+		requests[c] = make([]log.Record, perAppend)
 		for i := range requests[c] {
 			requests[c][i] = log.Record{Topic: topic, Partition: int32((c + i) % kafkaPartitions), Value: noise(size)}
 		}
 	}
-	return flood(ctx, callers, d, func(ctx context.Context, c int) int { return rig.Must(each, p.Append(ctx, requests[c])) })
+	return flood(ctx, callers, d, func(ctx context.Context, c int) int { return rig.Must(perAppend, p.Append(ctx, requests[c])) })
 }
 
 func noise(n int) []byte {
 	out := make([]byte, n)
 	for i := range out {
-		out[i] = 'a' + byte(rand.Uint32N(26)) // the perf test makes such values, too
+		out[i] = 'a' + byte(rand.Uint32N(26)) // kafka-producer-perf-test also makes such values
 	}
 	return out
 }
@@ -162,8 +162,8 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// group reads total records with a log.Group, as a worker would that does nothing with the records.
-// It returns records per second. The time begins when the first partition is assigned, because the
+// group reads total records with a log.Group, like a worker that does nothing with the records. It
+// returns records per second. The time begins when the first partition is assigned, because the
 // peer's rate does not include the rebalance either.
 func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
@@ -175,7 +175,7 @@ func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float
 	}, h))
 	rig.Ok(g.Run(ctx))
 	if h.seen.Load() < total {
-		panic(fmt.Errorf("%d of %d records were read", h.seen.Load(), total))
+		panic(fmt.Errorf("only %d of %d records were read", h.seen.Load(), total))
 	}
 	return float64(total) / h.took.Seconds()
 }

@@ -19,7 +19,8 @@ import (
 
 // schedules measures what is stored for a request of one scheduled notification: the row of the
 // schedule, its three index rows and its timer. The peer, too, stores the row and the timer in a
-// logged batch. A logged batch makes sure that both are stored in the end, or neither.
+// logged batch. A logged batch makes sure that in the end the row and the timer are stored, or
+// neither of them.
 func (c *cassandraBench) schedules(ctx context.Context) {
 	const callers = 64
 	make1 := func() (engine.Schedule, engine.Timer) {
@@ -102,8 +103,9 @@ func (s *stock) put(ts []engine.Trigger) int {
 }
 
 // fire removes the triggers of one call from the stock and fires them. It calls swap twice: with
-// version 1 to claim the triggers, and with version 2 to end them. version is the stored version
-// that swap must replace. fire returns the number of fired triggers, or -1 if the stock is empty.
+// version 1 to claim the triggers, and with version 2 to end them. The argument version is the
+// stored version that swap must replace. fire returns the number of fired triggers, or -1 if the
+// stock is empty.
 func (s *stock) fire(swap func(ts []engine.Trigger, version uint64)) int {
 	s.mu.Lock()
 	if len(s.calls) == 0 {
@@ -120,7 +122,7 @@ func (s *stock) fire(swap func(ts []engine.Trigger, version uint64)) int {
 
 func allWon(won []bool) {
 	if slices.Contains(won, false) {
-		panic(errors.New("a conditional write that nobody competes for was lost"))
+		panic(errors.New("a conditional write was not applied, although no other client writes the row"))
 	}
 }
 
@@ -174,8 +176,8 @@ func (c *cassandraBench) bareCreate(ctx context.Context, t *engine.Trigger) {
 		t.ID, int64(1), time.Now().UnixMicro(), int16(t.State), t.Ended, int64(0), noise(bareRequest), noise(bareState))
 }
 
-// bareTimed returns the id of an entry in a purge list: the time ms, and then the id of the trigger
-// or schedule. Entries are in the order of time.
+// bareTimed returns the id of an entry in a purge list: first the time in ms, and then the id of
+// the trigger or schedule. So the entries of a list are in the order of time.
 func bareTimed(ms int64, id []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(ms)^1<<63), id...)
 }

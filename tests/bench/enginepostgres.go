@@ -27,15 +27,15 @@ const (
 // postgresFigures measures the store of preferences in a new database. The peer upserts and reads
 // the same documents by user. It does not number the changes, so no process could follow them.
 // These lines have no bound; they are for information.
-func postgresFigures(ctx context.Context, b *bench, at string) {
+func postgresFigures(ctx context.Context, b *bench, address string) {
 	name := fmt.Sprintf("bench_%08x", rand.Uint32())
-	u := rig.Must(url.Parse(at))
+	u := rig.Must(url.Parse(address))
 	u.Path = "/" + name
-	admin := rig.Must(pgx.Connect(ctx, at))
+	admin := rig.Must(pgx.Connect(ctx, address))
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
 		if _, err := admin.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
-			b.notef("the database %s is left behind: %v", name, err)
+			b.notef("could not remove the database %s: %v", name, err)
 		}
 		_ = admin.Close(ctx)
 	}()

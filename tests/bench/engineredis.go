@@ -17,19 +17,19 @@ import (
 )
 
 // redisFigures measures the data that processes share through Redis. The peers use the smallest set
-// of commands that stores such data, with the same client library and in pipelines. They guarantee
-// nothing when Redis loses its data or fails over. They never wait, neither for a replica nor for a
-// token or a message. These lines have no bound; they are for information.
-func redisFigures(ctx context.Context, b *bench, at string) {
+// of commands that stores the same data, with the same client library and in pipelines. The peers
+// guarantee nothing when Redis loses its data or fails over. They never wait, neither for a replica
+// nor for a token or a message. These lines have no bound; they are for information.
+func redisFigures(ctx context.Context, b *bench, address string) {
 	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
-	store := rig.Must(redis.Open(ctx, redis.Config{Addresses: []string{at}, Prefix: prefix, Timeout: time.Minute}))
+	store := rig.Must(redis.Open(ctx, redis.Config{Addresses: []string{address}, Prefix: prefix, Timeout: time.Minute}))
 	defer store.Close()
-	cl := goredis.NewClient(&goredis.Options{Addr: at, PoolSize: 32, ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute})
+	cl := goredis.NewClient(&goredis.Options{Addr: address, PoolSize: 32, ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute})
 	defer cl.Close()
 	r := &redisBench{bench: b, store: store, c: cl, prefix: prefix}
 	defer func() {
 		if err := rig.Try(func() { r.clean(context.WithoutCancel(ctx)) }); err != nil {
-			b.notef("keys with prefix %s are left behind: %v", prefix, err)
+			b.notef("could not remove all keys with the prefix %s: %v", prefix, err)
 		}
 	}()
 	r.filter(ctx)
@@ -138,7 +138,7 @@ func (r *redisBench) claims(ctx context.Context) {
 		k := engine.IdemKey{Caller: "shop", Route: "POST /v1/notifications", Key: strconv.FormatUint(rand.Uint64(), 36)}
 		_, won := rig.Must2(idem.Reserve(ctx, engine.Reservation{Key: k, Base: notify.NewBase(now), Accepted: now.UnixMilli(), Owner: "bench", LeaseUntil: now.UnixMilli() + 10_000, Expires: now.UnixMilli() + 60_000}, now.UnixMilli()))
 		if !won {
-			panic(errors.New("a random key was there"))
+			panic(errors.New("a new random idempotency key was already reserved"))
 		}
 		return rig.Must(1, idem.Finish(ctx, k, 201, answer, now.UnixMilli()+60_000))
 	}, func(ctx context.Context, _ int) int {

@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// P10 measures the cost of our use of a server. The same work is done in turns by the product's
-// engine and by a peer, on the servers of make engines. The peer is the server's own tool or the
-// bare driver. The peer stores the same bytes in the same tables. The difference is the cost of what
-// the engine adds: clocks, a fixed order of index writes, retries, and translated errors.
+// P10 measures the cost of our use of a server. The product's engine and a peer do the same work in
+// turns, on the servers of make engines. The peer is the server's own tool or the bare driver. The
+// peer stores the same bytes in the same tables. The difference is the cost of what the engine
+// adds: clocks, a fixed order of index writes, retries, and translated errors.
 
 // engineFigures has the servers of P10 in the order in which they are measured.
 var engineFigures = []struct {
@@ -28,23 +28,23 @@ var engineNeed = ratioOf(0.7)
 // servers measures P10 on each server of the flag -engine ("name=address"). If -chain is set, it
 // measures P11 instead.
 func servers(ctx context.Context, b *bench) {
-	at := map[string]string{}
+	addresses := map[string]string{}
 	for _, s := range b.engines {
 		name, address, _ := strings.Cut(s, "=")
-		at[name] = address
+		addresses[name] = address
 	}
 	if b.chain {
-		b.figure("P11", func() { chainFigures(ctx, b, at) })
+		b.figure("P11", func() { chainFigures(ctx, b, addresses) })
 		return
 	}
 	for _, f := range engineFigures {
-		address, asked := at[f.name]
-		if delete(at, f.name); asked {
+		address, asked := addresses[f.name]
+		if delete(addresses, f.name); asked {
 			b.figure(f.name, func() { f.run(ctx, b, address) })
 		}
 	}
-	if len(at) > 0 {
-		panic(fmt.Errorf("-engine is name=address of kafka, cassandra, redis or postgres, not %v", at))
+	if len(addresses) > 0 {
+		panic(fmt.Errorf("-engine must be name=address, and the name must be kafka, cassandra, redis or postgres; unknown: %v", addresses))
 	}
 }
 
@@ -52,8 +52,10 @@ func servers(ctx context.Context, b *bench) {
 type versus struct {
 	key, work, unit, peer string
 	need                  need
-	callers               int                           // number of concurrent callers on each side; only floods uses it
-	ours, theirs          func(d time.Duration) float64 // each runs once, for about d if it can, and returns units per second
+	callers               int // number of concurrent callers on each side; only floods uses it
+	// ours and theirs run once and return units per second. If the length of a run can be chosen, it
+	// is about d.
+	ours, theirs func(d time.Duration) float64
 }
 
 // against measures the product and the peer in turns and adds a line to the results. It does nothing
@@ -81,14 +83,15 @@ func (b *bench) floods(ctx context.Context, v versus, ours, theirs job) {
 	b.against(v)
 }
 
-// flood starts as many goroutines as callers says. Each goroutine calls do again and again for about
-// d. flood returns the units done per second, summed over all goroutines.
-func flood(ctx context.Context, callers int, d time.Duration, do job) float64 {
+// flood starts one goroutine for each caller; the parameter callers is their number. Each goroutine
+// calls work again and again for about d. flood returns the units done per second, summed over all
+// goroutines.
+func flood(ctx context.Context, callers int, d time.Duration, work job) float64 {
 	var done atomic.Int64
 	began := time.Now()
 	rig.Together(ctx, callers, func(ctx context.Context, i int) {
 		for time.Since(began) < d && ctx.Err() == nil {
-			n := do(ctx, i)
+			n := work(ctx, i)
 			if n < 0 {
 				return
 			}

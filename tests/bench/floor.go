@@ -24,10 +24,10 @@ import (
 const profileBytes = 69
 
 // floor measures the lowest cost of a receiver of P6 on this machine in this run. For each request
-// the floor scans the body once as JSON. For each receiver it reads one random place in a table with
-// the same number of profiles. It writes as many bytes as the chain wrote to two files and fsyncs
-// them, as the chain does with log and history. P6 adds HTTP, validation, order, claims, outcomes
-// and the provider. The floor and the chain run in turns.
+// the floor scans the body once as JSON. For each receiver it reads one random place in a table
+// with the same number of profiles. The floor writes to two files, together as many bytes as the
+// chain wrote, and fsyncs the files, as the chain does with log and history. P6 adds HTTP,
+// validation, order, claims, outcomes and the provider. The floor and the chain run in turns.
 type floor struct {
 	dir   string
 	users uint64
@@ -39,9 +39,9 @@ type floor struct {
 	nanos     float64 // processor time in ns per receiver in the best turn
 }
 
-// newFloor returns a floor with a table of users profiles. The table is outside of the Go heap,
-// because a larger heap would make the garbage collector run less often during the chain. The caller
-// must call end.
+// newFloor returns a floor. The parameter users is the number of profiles in its table. The table
+// is outside of the Go heap, because a larger heap would make the garbage collector run less often
+// during the chain. The caller must call end.
 func newFloor(dir string, users int) *floor {
 	table := rig.Must(syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE))
 	for i := range table {
@@ -60,7 +60,7 @@ func (f *floor) keep(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body
 // best.
 func (f *floor) turn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
-		panic(errors.New("the floor knows no request of the chain"))
+		panic(errors.New("the floor has no request to repeat, because the chain has sent none"))
 	}
 	var total atomic.Int64
 	began, used := time.Now(), cpu()
@@ -72,9 +72,9 @@ func (f *floor) turn(ctx context.Context, length time.Duration) {
 	}
 }
 
-// work repeats the floor of a request until the time until, and returns how many receivers the
+// work repeats the floor of a request until the time deadline, and returns how many receivers the
 // requests had. The names of its two files begin with prefix.
-func (f *floor) work(prefix string, until time.Time) (receivers int64) {
+func (f *floor) work(prefix string, deadline time.Time) (receivers int64) {
 	var files [2]*os.File // stand for log and history
 	for i, name := range []string{"log", "history"} {
 		files[i] = rig.Must(os.Create(prefix + name))
@@ -88,15 +88,15 @@ func (f *floor) work(prefix string, until time.Time) (receivers int64) {
 	out := make([]byte, half)
 	var sum byte
 	seed := maphash.MakeSeed()
-	for turn := 0; time.Now().Before(until); turn++ {
-		strings, at := scan(f.body, func(s []byte) {
+	for turn := 0; time.Now().Before(deadline); turn++ {
+		strings, valid := scan(f.body, func(s []byte) {
 			sum ^= f.table[maphash.Bytes(seed, s)%f.users*profileBytes]
 		})
-		if !at {
-			panic(errors.New("the request of the chain is no JSON"))
+		if !valid {
+			panic(errors.New("the body of the chain's request is not valid JSON"))
 		}
 		if strings < f.receivers {
-			panic(fmt.Errorf("%d strings in a request of %d receivers", strings, f.receivers))
+			panic(fmt.Errorf("the chain's request has %d receivers, but its JSON has only %d strings", f.receivers, strings))
 		}
 		copy(out, f.body)
 		out[0] = sum
@@ -110,9 +110,9 @@ func (f *floor) work(prefix string, until time.Time) (receivers int64) {
 	return receivers
 }
 
-// scan calls each with every string of a JSON text and returns the number of strings. ok is false if
-// a string does not end or contains a byte that JSON does not allow in a string.
-func scan(text []byte, each func([]byte)) (strings int, ok bool) {
+// scan calls visit with every string of a JSON text and returns the number of strings. The result
+// ok is false if a string does not end or contains a byte that JSON does not allow in a string.
+func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 	from := -1
 	for i := 0; i < len(text); i++ {
 		c := text[i]
@@ -120,7 +120,7 @@ func scan(text []byte, each func([]byte)) (strings int, ok bool) {
 		case c == '"' && from < 0:
 			from = i + 1
 		case c == '"':
-			each(text[from:i])
+			visit(text[from:i])
 			strings++
 			from = -1
 		case from < 0:
@@ -134,7 +134,7 @@ func scan(text []byte, each func([]byte)) (strings int, ok bool) {
 }
 
 // sampled is a target that sends all requests to Target. Before it sends the first request, it
-// passes that request to the function first.
+// passes that request to the function in the field first.
 type sampled struct {
 	load.Target
 	once  sync.Once

@@ -18,10 +18,10 @@ func generator(ctx context.Context, b *bench) {
 		return func(d time.Duration) float64 {
 			r := generated(ctx, d, load.Step{Target: load.Null, Rate: rate, Payload: load.Payload{Text: text}})
 			if t := &r.Totals; t.Lost > 0 || t.Delivered != t.Sent {
-				panic(fmt.Errorf("sent %d, delivered %d, lost %d", t.Sent, t.Delivered, t.Lost))
+				panic(fmt.Errorf("the null sink must get every notification: sent %d, delivered %d, lost %d", t.Sent, t.Delivered, t.Lost))
 			}
 			if r.Totals.Sent == 0 {
-				panic(errors.New("nothing was sent"))
+				panic(errors.New("the generator sent nothing"))
 			}
 			return r.Rates.Sent
 		}

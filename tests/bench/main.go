@@ -4,8 +4,8 @@
 // (callbacks of triggers). With -engine it measures P10 (real servers) instead. With
 // -engine and -chain it measures P11 (the whole chain on real servers) instead.
 //
-// The reference of a figure is measured in the same run. If both are rates, they are
-// measured in turns. The best round counts, because other programs may use the machine.
+// The reference of a figure is measured in the same run. If the figure and its reference are rates,
+// they are measured in turns. The best round counts, because other programs may use the machine.
 //
 // bench prints a table and one line of key=value pairs, and writes
 // bench/results.json. It exits with 1 only if a measurement itself fails. If a figure
@@ -47,7 +47,7 @@ type options struct {
 	jars    string
 }
 
-// figures has the functions of P1 to P8. Each adds one or more lines to the table.
+// figures has the functions of P1 to P8. Each function adds one or more lines to the table.
 var figures = []struct {
 	id  string
 	run func(ctx context.Context, b *bench)
@@ -67,16 +67,16 @@ func main() {
 	flag.DurationVar(&o.open, "open", 0, "length of P6's open loop; 0: 20 s, short 4 s")
 	flag.DurationVar(&o.round, "round", 0, "length of a round of P2, P3, P4, P5 and P8, longer for a profile; 0: 3 s, short 1 s")
 	flag.DurationVar(&o.closed, "closed", 0, "length of P6's closed loop; 0: 10 s, short 3 s")
-	flag.StringVar(&o.with, "with", "", "where P6's addresses come from, profiles or request; empty: first the one, then the other")
+	flag.StringVar(&o.with, "with", "", "where P6's addresses come from, profiles or request; empty: first profiles, then request")
 	flag.IntVar(&o.rounds, "rounds", 0, "rounds of each side; 0: 5, short 2")
 	flag.Float64Var(&o.rate, "rate", 5e6, "receivers per second of P6's open loop")
 	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")
-	flag.Func("engine", "name=address of kafka, cassandra, redis or postgres, may be repeated: measures P10 on it and nothing else", func(s string) error {
+	flag.Func("engine", "name=address of kafka, cassandra, redis or postgres; may be repeated; measures only P10, on these servers", func(s string) error {
 		o.engines = append(o.engines, s)
 		return nil
 	})
-	flag.BoolVar(&o.chain, "chain", false, "with -engine of all four: measures P11, the whole chain on them, in place of P10")
-	flag.StringVar(&o.java, "java", "java", "runs Kafka's own tools for P10")
+	flag.BoolVar(&o.chain, "chain", false, "with -engine for all four servers: measures P11, the whole chain on these servers, instead of P10")
+	flag.StringVar(&o.java, "java", "java", "path of the program java, which runs Kafka's own tools for P10")
 	flag.StringVar(&o.jars, "jars", "", "class path of Kafka's own tools for P10")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -113,7 +113,7 @@ func (o *options) defaults() {
 func measure(ctx context.Context, o options) {
 	o.defaults()
 	if o.with != "" && o.with != string(inProfiles) && o.with != string(inRequest) {
-		panic(fmt.Errorf("addresses come from profiles or request, not from %q", o.with))
+		panic(fmt.Errorf("-with must be profiles or request, not %q", o.with))
 	}
 	b := &bench{options: o}
 	if o.dir == "" {
@@ -137,7 +137,7 @@ func measure(ctx context.Context, o options) {
 		only = slices.DeleteFunc(only, func(id string) bool { return id == f.id })
 	}
 	if len(only) > 0 {
-		panic(fmt.Errorf("no figure is called %q", only))
+		panic(fmt.Errorf("-only: no figures are called %q", only))
 	}
 	b.report()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -83,7 +84,7 @@ func (b *bench) start(ctx context.Context, cfg app.Config, role string, prepare 
 	rig.Ok(rig.Until(ctx, "the node is ready", func() (bool, error) {
 		select {
 		case err := <-n.done:
-			return false, fmt.Errorf("the node ended: %w", err)
+			return false, errors.Join(errors.New("the node ended before it was ready"), err)
 		default:
 			return n.client.Ready(ctx) == nil, nil
 		}

@@ -76,7 +76,7 @@ func startSink(ctx context.Context) *pushSink {
 	rig.Ok(s.cmd.Start())
 	h := s.hear()
 	if s.addr = h.Addr; !s.roots.AppendCertsFromPEM([]byte(h.CA)) {
-		panic(errors.New("the sink has no certificate"))
+		panic(errors.New("the sink printed no valid certificate"))
 	}
 	return s
 }
@@ -90,7 +90,7 @@ func (s *pushSink) hear() (h sinkHello) {
 func (s *pushSink) stop() {
 	rig.Ok(s.in.Close())
 	if h := s.hear(); h.Pushes < s.sent.Load() {
-		panic(fmt.Errorf("the sink saw %d of %d pushes", h.Pushes, s.sent.Load()))
+		panic(fmt.Errorf("the sink answered only %d of %d pushes", h.Pushes, s.sent.Load()))
 	}
 	rig.Ok(s.cmd.Wait())
 }

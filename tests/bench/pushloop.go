@@ -34,7 +34,7 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 	_ = fr.WriteSettings()
 	_ = fr.WriteSettingsAck()
 	rig.Must(nc.Write(hello))
-	block, at := preparedBlock()
+	block, tokenAt := preparedBlock()
 	body := []byte(`{"aps":{"alert":{"title":"Your order","body":"It is on its way."}},"order":"12345","ntf":"ntf_01JABCDEFGHJKMNPQRSTVWXYZ0-123"}`)
 	free := make(chan int, pushStreams)
 	free <- pushStreams
@@ -72,7 +72,7 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 		}
 		out = out[:0]
 		for range n {
-			copy(block[at:], fmt.Appendf(nil, "%08x", id))
+			copy(block[tokenAt:], fmt.Appendf(nil, "%08x", id))
 			out = append(out, 0, byte(len(block)>>8), byte(len(block)), byte(http2.FrameHeaders), byte(http2.FlagHeadersEndHeaders), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
 			out = append(out, block...)
 			out = append(out, 0, byte(len(body)>>8), byte(len(body)), byte(http2.FrameData), byte(http2.FlagDataEndStream), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
@@ -92,8 +92,9 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 }
 
 // preparedBlock returns an HPACK header block whose fields are not added to the dynamic table, so
-// it can be sent again and again. at is the index of the first byte of the device token.
-func preparedBlock() (block []byte, at int) {
+// it can be sent again and again. The result tokenAt is the index of the first byte of the device
+// token.
+func preparedBlock() (block []byte, tokenAt int) {
 	var b bytes.Buffer
 	enc := hpack.NewEncoder(&b)
 	token := "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -103,12 +104,12 @@ func preparedBlock() (block []byte, at int) {
 	path := "/3/device/" + token
 	b.Write([]byte{4, byte(len(path))})
 	b.WriteString(path)
-	at = b.Len() - len(token)
+	tokenAt = b.Len() - len(token)
 	for _, f := range [][2]string{
 		{"apns-topic", "com.example.app"}, {"apns-push-type", "alert"}, {"apns-priority", "10"}, {"apns-expiration", "1893456000"},
 		{"apns-id", "123e4567-e89b-42d3-a456-426614174000"}, {"authorization", "bearer " + token + token + token},
 	} {
 		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: true})
 	}
-	return b.Bytes(), at
+	return b.Bytes(), tokenAt
 }

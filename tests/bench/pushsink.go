@@ -89,7 +89,7 @@ func (c *sinkConn) serve() {
 	br := bufio.NewReaderSize(c.nc, 64<<10)
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(br, preface); err != nil || string(preface) != http2.ClientPreface {
-		panic(fmt.Errorf("no preface: %w", err))
+		panic(errors.Join(errors.New("the client sent no HTTP/2 preface"), err))
 	}
 	var hello frameBuffer
 	fr := http2.NewFramer(&hello, nil)
@@ -145,13 +145,13 @@ func (c *sinkConn) serve() {
 	}
 }
 
-// aPush panics, which ends the connection, if a header block does not have the fields of a push.
+// aPush panics if a header block does not have the fields of a push. The panic ends the connection.
 func aPush(block []byte) {
 	fields := rig.Must(hpack.NewDecoder(4096, nil).DecodeFull(block))
 	for _, name := range []string{":method", ":path", "authorization", "apns-topic", "apns-id"} {
 		if !slices.ContainsFunc(fields, func(f hpack.HeaderField) bool { return f.Name == name }) {
 			fmt.Fprintf(os.Stderr, "sink: the push has no %s\n", name)
-			panic(errors.New("no push"))
+			panic(errors.New("the first request of the connection is not a push"))
 		}
 	}
 }

@@ -69,9 +69,9 @@ func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) 
 	return float64(acked.Load()) / time.Since(began).Seconds()
 }
 
-// envelopes makes count log records as intake does. Each has the given number of receivers.
-func envelopes(count, receivers int, body string) [][]byte {
-	out := make([][]byte, count)
+// envelopes makes n log records as intake does. Each record has the given number of receivers.
+func envelopes(n, receivers int, body string) [][]byte {
+	out := make([][]byte, n)
 	var w notify.ReceiverWriter
 	for i := range out {
 		w.Reset()

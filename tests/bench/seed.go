@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// seed stores the profiles of the users u00000000, u00000001 and so on in a data folder. No node may
-// have the folder open. If the parameter with is inProfiles, each profile has a push address of 64
-// bytes. Of all users, 2% have opted out of marketing by push and email, and 1% of SMS. seed does
-// nothing if the folder was seeded before.
+// seed stores the profiles of the users u00000000, u00000001 and so on in a data folder. No node
+// may have the folder open. If the parameter with is inProfiles, each profile has a push address of
+// 64 bytes. Of all users, 2% have opted out of marketing by push and email, and another 1% have
+// opted out of all SMS. seed does nothing if the folder was seeded before.
 func seed(ctx context.Context, dir string, users int, with addresses) {
 	mark := filepath.Join(dir, fmt.Sprintf("seeded-%d-%s", users, with))
 	if _, err := os.Stat(mark); err == nil {

@@ -67,18 +67,18 @@ const (
 	timerBatch   = 256
 )
 
-// timerAt returns the timer of one scheduled push that is due at the time at.
-func timerAt(at time.Time, payload []byte) engine.Timer {
-	c := notify.Chunk{Base: notify.NewBase(at)}
-	return engine.Timer{FireAt: at.UnixMilli(), ID: c.TimerID(0), Kind: timer.KindEnvelope, Target: "notifications-push", Payload: payload, Head: c.Base, Weight: 1}
+// timerAt returns the timer of one scheduled push that is due at the time due.
+func timerAt(due time.Time, payload []byte) engine.Timer {
+	c := notify.Chunk{Base: notify.NewBase(due)}
+	return engine.Timer{FireAt: due.UnixMilli(), ID: c.TimerID(0), Kind: timer.KindEnvelope, Target: "notifications-push", Payload: payload, Head: c.Base, Weight: 1}
 }
 
 // putting stores timers. They are durable when it returns.
 type putting = func(ctx context.Context, ts []engine.Timer)
 
-// inBatches calls put with batches of timers from timerWriters goroutines for about d, and returns
-// timers per second. The timers are due between one and two hours from now.
-func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put putting) (perSecond float64) {
+// inBatches calls store with batches of timers from timerWriters goroutines for about d, and
+// returns timers per second. The timers are due between one and two hours from now.
+func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, store putting) (perSecond float64) {
 	began := time.Now()
 	batches := [timerWriters][timerBatch]engine.Timer{}
 	return flood(ctx, timerWriters, d, func(ctx context.Context, writer int) int {
@@ -86,7 +86,7 @@ func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put putt
 		for i := range ts {
 			ts[i] = timerAt(began.Add(time.Hour+rand.N(time.Hour)), payloads[i%len(payloads)])
 		}
-		put(ctx, ts)
+		store(ctx, ts)
 		return timerBatch
 	})
 }
@@ -125,7 +125,7 @@ func scheduleOf(t *engine.Timer) engine.Schedule {
 }
 
 func (b *bench) registrations(ctx context.Context, what string, put func(*timerEngine) putting, bare func(*pebbledb.Batch, []engine.Timer)) {
-	e := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("nothing is due") })
+	e := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("no timer is due yet") })
 	dir := b.folder("pebble")
 	db := rig.Must(pebbledb.Open(dir, alone()))
 	payloads := envelopes(timerBatch, 1, text)
@@ -148,7 +148,7 @@ func (b *bench) registrations(ctx context.Context, what string, put func(*timerE
 	rows := int64(0)
 	rig.Ok(e.store.Timers().Pending(ctx, func(*engine.Timer) error { rows++; return nil }))
 	if n := parked.Load(); rows != n {
-		panic(fmt.Errorf("%d timers were acknowledged and %d are stored", n, rows))
+		panic(fmt.Errorf("%d timers were acknowledged, but %d are stored", n, rows))
 	}
 	e.close()
 	rig.Ok(db.Close())
@@ -213,7 +213,7 @@ func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	}
 }
 
-// releases records how late the engine passes each timer to publish.
+// releases records how late the engine passes each timer to the method publish.
 type releases struct {
 	want int           // number of timers
 	all  chan struct{} // closed when want timers were released
@@ -299,8 +299,8 @@ func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duratio
 	return r.late
 }
 
-// spreadOver parks n timers. Their due times are spread evenly over span, beginning at start.
-// spreadOver panics if storing the timers takes until after start.
+// spreadOver parks n timers. Their due times are spread evenly over the duration span. The first
+// due time is start. spreadOver panics if it has not stored all timers before start.
 func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
 	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
@@ -311,15 +311,16 @@ func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration,
 		rig.Ok(e.Park(ctx, ts))
 	})
 	if left := time.Until(start); left < 0 {
-		panic(fmt.Errorf("storing %d timers took %v longer than there was time", n, -left))
+		panic(fmt.Errorf("%d timers were stored only %v after the first was due", n, -left))
 	}
 }
 
 // storing returns the time allowed for parking n timers before the first is due.
 func storing(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
-// released passes n timers through a new engine. Their due times are spread over span from start. It
-// returns their sorted lateness and the cores that were busy.
+// released passes n timers through a new engine. Their due times are spread over the duration span,
+// and the first due time is start. released returns the sorted lateness of the timers and the cores
+// that were busy.
 func (b *bench) released(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
 	r = newReleases(n)
 	e := b.timerEngine(ctx, r.publish)
@@ -352,8 +353,8 @@ func (b *bench) lateness(ctx context.Context) {
 }
 
 // fullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
-// In the first run their due times are spread over the minute. In the second run all are due at its
-// first millisecond; this run is for information.
+// In the first run the due times are spread over the minute. In the second run all timers are due
+// at the first millisecond of the minute; this run is for information.
 func (b *bench) fullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute
 	if b.short {

@@ -57,7 +57,7 @@ func (b *bench) wheel(ctx context.Context) {
 	for last := int64(0); len(h) > 0; {
 		p := h.pop()
 		if p.at < last {
-			panic(fmt.Errorf("the heap is out of order"))
+			panic(fmt.Errorf("the binary heap returned timers out of order"))
 		}
 		last = p.at
 	}

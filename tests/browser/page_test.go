@@ -322,10 +322,10 @@ func TestReadOnly(t *testing.T) {
 	for _, p := range pages(b) {
 		b.open(p)
 		if n := js[int](b, `document.querySelectorAll("main form[method=post]").length`); n != 0 {
-			t.Errorf("%s offers %d forms to who may change nothing", p, n)
+			t.Errorf("%s offers %d forms to an operator who may change nothing", p, n)
 		}
 		if js[bool](b, `/read_only|scope_missing/.test(document.querySelector("main").textContent)`) {
-			t.Errorf("%s is not shown to who only looks", p)
+			t.Errorf("%s is not shown to an operator who may only read", p)
 		}
 	}
 }

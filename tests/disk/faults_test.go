@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// TestLogAtItsCap fills the log up to its cap. Intake then refuses requests with Retry-After.
-// notifyd delivers everything that it accepted before. Intake accepts requests again after the log
-// was trimmed.
+// TestLogAtItsCap fills the log up to its cap. Intake then refuses requests with Retry-After. After
+// a restart with all roles, notifyd delivers everything that it accepted before. Intake accepts
+// requests again after the log was trimmed.
 func TestLogAtItsCap(t *testing.T) {
 	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Log.CapMiB, c.Intake.SpillMiB = 2, 1 })
 	n := w.start(cluster.RoleAPI) // the API role alone delivers nothing, so the log is not trimmed
@@ -146,9 +146,9 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 }
 
-// TestBadCredentials lets the provider refuse the credentials. The refusal opens the circuit breaker
-// with the reason configuration. notifyd sends at most 3 requests, and no notification loses an
-// attempt. After a restart, and with accepted credentials, notifyd sends everything.
+// TestBadCredentials lets the provider refuse the credentials. The refusal opens the circuit
+// breaker with the reason "configuration". notifyd sends at most 3 requests, and no notification
+// loses an attempt. After a restart, and with accepted credentials, notifyd sends everything.
 func TestBadCredentials(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	rule, err := w.sim.AddRule(simulator.Rule{Provider: simulator.SendGrid, Do: simulator.Deny})
@@ -263,7 +263,8 @@ func TestOptOutDuringAFanout(t *testing.T) {
 	var writers sync.WaitGroup
 	for s := range 8 {
 		writers.Go(func() {
-			for i := 10_000 + s; i < 20_000; i += 8 * 10 { // the 8 writers together: a tenth of the second half of the receivers
+			// The 8 writers together opt out a tenth of the second half of the receivers.
+			for i := 10_000 + s; i < 20_000; i += 8 * 10 {
 				if _, err := n.PutUser(t.Context(), api.User{UserID: push(i).To.UserID, OptOut: []string{"push"}}); err != nil {
 					t.Error(err)
 					return

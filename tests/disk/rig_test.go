@@ -147,13 +147,14 @@ func (w *world) start(role string) *node {
 	return n
 }
 
-// eventually calls ok until it returns true. It fails the test after patience.
-func (n *node) eventually(what string, ok func() bool) {
+// eventually calls condition until condition returns true. It fails the test if that takes longer
+// than patience.
+func (n *node) eventually(what string, condition func() bool) {
 	n.w.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	deadline := time.After(patience)
-	for !ok() {
+	for !condition() {
 		select {
 		case <-tick.C:
 		case <-deadline:
@@ -162,8 +163,9 @@ func (n *node) eventually(what string, ok func() bool) {
 	}
 }
 
-// status waits until ok returns true for the state of the notification, and returns its status.
-func (n *node) status(id string, ok func(notify.State) bool) (out api.Status) {
+// status waits until matches returns true for the state of the notification, and returns its
+// status.
+func (n *node) status(id string, matches func(notify.State) bool) (out api.Status) {
 	n.w.t.Helper()
 	n.eventually(id+" comes to its state", func() bool {
 		var err error
@@ -171,7 +173,7 @@ func (n *node) status(id string, ok func(notify.State) bool) (out api.Status) {
 			n.w.t.Fatal(err)
 		}
 		s, _ := notify.ParseState(out.Status)
-		return ok(s)
+		return matches(s)
 	})
 	return out
 }

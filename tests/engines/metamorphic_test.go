@@ -92,9 +92,9 @@ type step struct {
 	do   func(ctx context.Context, e *engines, k *known) (string, error)
 }
 
-// known has the values that earlier steps of a program got from one engine, for use in later
-// steps. An engine chooses these values itself (versions, receipts), so they differ between
-// engines. The keys are the same for all engines.
+// known has the values that earlier steps of a program got from one engine, for use in later steps.
+// An engine chooses these values itself (versions, receipts), so the values differ between engines.
+// The keys of the maps are the same for all engines.
 type known struct {
 	numbers map[string]uint64
 	texts   map[string][]string
@@ -113,20 +113,19 @@ func answer(text string, err error) string {
 	return "error " + err.Error()
 }
 
-// program draws a random sequence of operations of one contract. n is the number of the program.
-// A program may use only names and times that belong to n, so that it cannot see data of another
-// program.
+// program draws a random sequence of operations of one contract. The parameter n is the number of
+// the program. A program may use only names and times that belong to n, so that it cannot see data
+// of another program.
 type program func(t *rapid.T, n int) []step
 
 // number counts the programs. Each program uses the hour that belongs to its number; see place.
 var number atomic.Int64
 
-// compare runs random programs on all engines of the parameter of. It fails the test if an engine
-// and the first engine give different answers to an operation. contract is the name of the
-// subtest.
-func compare(t *testing.T, contract string, p program, of ...side) {
+// compare runs random programs on all engines in list. It fails the test if an engine and the first
+// engine give different answers to an operation. The parameter contract is the name of the subtest.
+func compare(t *testing.T, contract string, p program, list ...side) {
 	t.Run(contract, func(t *testing.T) {
-		all := sides(t, of)
+		all := sides(t, list)
 		ctx, stop := context.WithTimeout(context.Background(), 30*time.Minute)
 		defer stop()
 		rapid.Check(t, func(rt *rapid.T) {
@@ -156,11 +155,11 @@ func compare(t *testing.T, contract string, p program, of ...side) {
 }
 
 // steps draws a sequence of most/2 to 2*most operations. Each operation is drawn by a random
-// function of the parameter of.
-func steps(t *rapid.T, most int, of ...func(t *rapid.T) step) (out []step) {
+// function of the list drawers.
+func steps(t *rapid.T, most int, drawers ...func(t *rapid.T) step) (out []step) {
 	n := rapid.IntRange(most/2, 2*most).Draw(t, "steps")
 	for range n {
-		out = append(out, of[rapid.IntRange(0, len(of)-1).Draw(t, "operation")](t))
+		out = append(out, drawers[rapid.IntRange(0, len(drawers)-1).Draw(t, "operation")](t))
 	}
 	return out
 }

@@ -830,8 +830,9 @@ func idemProgram(t *rapid.T, n int) []step {
 func queueProgram(t *rapid.T, n int) []step {
 	name := fmt.Sprint("queue-", n)
 	queue := func(e *engines) engine.Queue { return e.queue(name, 1000) }
-	// The program itself counts the messages: ready can be received, held were received and not yet
-	// acknowledged or released, sent is the total.
+	// The program itself counts the messages. ready is the number of messages that can be received.
+	// held is the number of messages that were received, and neither acknowledged nor released.
+	// sent is the number of all messages.
 	ready, held, sent := 0, 0, 0
 	return steps(t, 10,
 		func(t *rapid.T) step {

@@ -27,8 +27,8 @@ import (
 // side is one engine to compare.
 type side struct {
 	name, env string // env: variable with the server's address; empty: runs in this process
-	// open opens the engine. It passes functions to later that close the engine at the end of all
-	// tests.
+	// open opens the engine. It calls the parameter later with the functions that must close the
+	// engine at the end of all tests.
 	open func(addr string, later func(func())) (*engines, error)
 }
 
@@ -88,14 +88,14 @@ func (s *opener) get(of side, addr string) (*engines, error) {
 }
 
 // sides opens the engines to compare. It leaves out an engine whose environment variable is not
-// set. If the parameter of has only two engines, sides skips the test instead. With
-// NOTIFY_REQUIRE_ENGINES=1 it fails the test.
-func sides(t *testing.T, of []side) (out []*engines) {
+// set. If wanted has only two engines, sides skips the test instead. With NOTIFY_REQUIRE_ENGINES=1
+// it fails the test.
+func sides(t *testing.T, wanted []side) (out []*engines) {
 	t.Helper()
-	for _, one := range of {
+	for _, one := range wanted {
 		addr := ""
 		if one.env != "" {
-			if addr = os.Getenv(one.env); addr == "" && (len(of) == 2 || os.Getenv("NOTIFY_REQUIRE_ENGINES") == "1") {
+			if addr = os.Getenv(one.env); addr == "" && (len(wanted) == 2 || os.Getenv("NOTIFY_REQUIRE_ENGINES") == "1") {
 				addr = enginetest.Server(t, one.env)
 			} else if addr == "" {
 				continue
@@ -160,7 +160,7 @@ func openCassandra(addr string, later func(func())) (*engines, error) {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer stop()
 		if _, err := cassandra.Migrate(ctx, cfg, engine.Down); err != nil {
-			fmt.Fprintln(os.Stderr, "a keyspace of the tests is left:", err)
+			fmt.Fprintln(os.Stderr, "could not remove the keyspace of the tests:", err)
 		}
 	})
 	return &engines{
@@ -186,7 +186,7 @@ func openPostgres(dsn string, later func(func())) (*engines, error) {
 	}
 	later(func() {
 		if err := admin("DROP DATABASE " + name + " WITH (FORCE)"); err != nil {
-			fmt.Fprintln(os.Stderr, "a database of the tests is left:", err)
+			fmt.Fprintln(os.Stderr, "could not remove the database of the tests:", err)
 		}
 	})
 	at, err := withDatabase(dsn, name)

@@ -3,10 +3,10 @@
 // processes run, each with every role. The load registers schedules and triggers before the
 // raise is announced, between its announcement and its effect, and after its effect.
 //
-// growth checks six things. The provider or receiver gets each schedule and trigger once and
-// on time, unless it was cancelled. It gets the messages of each user in order. No message
-// waits longer than maxHeld. No request is refused. At the end
-// every timer shard has an owner. The audit finds no drift.
+// growth checks six things. The provider or receiver gets each schedule and trigger once and on
+// time, unless it was cancelled. The messages of each user are sent in order. No message waits
+// longer than maxHeld. No request is refused. At the end every timer shard has an owner. The audit
+// finds no drift.
 //
 // The last line of its output has key=value pairs. It exits 1 if a check fails.
 // scripts/growth.sh passes the addresses of the servers.
@@ -112,7 +112,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	rep := rig.Must(f.V.Audit(ctx))
 	stopped := f.Stop()
 	if stopped != nil {
-		fmt.Println("  at the end:", stopped)
+		fmt.Println("  the stop at the end failed:", stopped)
 	}
 	ok = s.Whole() && s.Cancelled > 0 && s.Latest <= maxLateness && s.Slowest <= maxHeld && b.Refused() == 0 && stopped == nil && rep.Drift == 0 && int(owned) == o.to
 	fmt.Printf("growth processes=%d timer_shards_from=%d timer_shards_to=%d partitions_from=%d partitions_to=%d owned=%.0f sends_per_s=%.0f schedules_per_s=%.0f triggers_per_s=%.0f %s cancelled=%d cancelled_sent=%d latest_ms=%d held_ms=%d refused=%d lost_connections=%d drift=%d seconds=%.0f ok=%v\n",

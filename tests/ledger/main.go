@@ -79,8 +79,8 @@ func (p *proof) line(ok bool) string {
 		p.ids, l.Lost, l.Duplicates, l.Reordered, l.Unexpected, l.Early, p.rss>>20, p.disk>>20, p.took.Seconds(), ok)
 }
 
-// prove sends n notifications, rounded up to whole requests, and judges the result. The parameters
-// memory and promises are the bytes of memory for each ledger and for the run.
+// prove sends n notifications, rounded up to whole requests, and judges the result. The parameter
+// memory is the number of bytes of memory for each ledger, and promises is the number for the run.
 func prove(ctx context.Context, n int64, dir string, memory, promises int) (*proof, error) {
 	fans, batches := (n*19/20+fanSize-1)/fanSize, (n/40+batchSize-1)/batchSize
 	t := &target{rounds: max(batches/10, 1)}
@@ -130,14 +130,14 @@ func (p *proof) judge(done *injected, res *load.Result) {
 		{"pending", l.Pending, 0}, {"unverified", l.Unverified, 0},
 	} {
 		if c.got != c.want {
-			p.wrong = append(p.wrong, fmt.Sprintf("%s: %d, and %d were", c.what, c.got, c.want))
+			p.wrong = append(p.wrong, fmt.Sprintf("the ledger counts %d messages as %s, but there were %d", c.got, c.what, c.want))
 		}
 	}
 	if timed < l.Delivered {
-		p.wrong = append(p.wrong, fmt.Sprintf("%d end-to-end times of %d deliveries", timed, l.Delivered))
+		p.wrong = append(p.wrong, fmt.Sprintf("only %d of %d deliveries have an end-to-end time", timed, l.Delivered))
 	}
 	if p.disk > diskMost*p.ids {
-		p.wrong = append(p.wrong, fmt.Sprintf("%d bytes of disk are over %d a receiver", p.disk, diskMost))
+		p.wrong = append(p.wrong, fmt.Sprintf("the ledgers use %d bytes of disk for %d receivers; the limit is %d bytes a receiver", p.disk, p.ids, diskMost))
 	}
 }
 
@@ -150,7 +150,7 @@ func peakMemory() (int64, error) {
 	_, rest, _ := strings.Cut(string(b), "VmHWM:")
 	kib := int64(0)
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		return 0, fmt.Errorf("VmHWM of /proc/self/status: %w", err)
+		return 0, fmt.Errorf("cannot read VmHWM in /proc/self/status: %w", err)
 	}
 	return kib << 10, nil
 }

@@ -16,7 +16,7 @@ const (
 	fanSize   = 10_000
 	batchSize = 1000
 	// keepFor is the number of kept ids. The target delivers a kept id again after it has kept
-	// keepFor newer ids. Before that, the ledger has written the first delivery to disk.
+	// keepFor newer ids. By then, the ledger has written the first delivery to disk.
 	keepFor = 500
 )
 
@@ -29,8 +29,8 @@ type injected struct {
 // the ledgers. It makes errors and counts them.
 type target struct {
 	ledgers [2]*simulator.Ledger
-	// rounds is the number of batches in which each user of a step gets one message. After so many
-	// batches the same users get their next message.
+	// rounds is the number of batches in which each user of a step gets one message. After this
+	// number of batches the same users get their next message.
 	rounds int64
 
 	mu   sync.Mutex

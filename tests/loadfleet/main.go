@@ -76,7 +76,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	home := filepath.Join(dir, "home")
 	f := &fleet{dir: dir, ctl: filepath.Join(dir, "notifyctl"), ctlEnv: append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home), token: filepath.Join(dir, "grant")}
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", f.ctl, "./cmd/notifyctl").CombinedOutput(); err != nil {
-		panic(fmt.Errorf("notifyctl: %w: %s", err, out))
+		panic(fmt.Errorf("build notifyctl: %w: %s", err, out))
 	}
 	defer o.Apart(ctx, "loadfleet")()
 	var err error
@@ -214,7 +214,7 @@ func (f *fleet) startAgent(ctx context.Context, i int) {
 	f.agents[i] = rig.Must(rig.Spawn(c))
 	rig.Ok(rig.Until(ctx, "agent "+n.far+" listens", func() (bool, error) {
 		if f.agents[i].Gone() {
-			return false, errors.New("it ended: see " + log.Name())
+			return false, fmt.Errorf("the load agent %s ended before it listened; see %s", n.far, log.Name())
 		}
 		b := rig.Must(os.ReadFile(log.Name()))
 		return bytes.Contains(b, []byte("listens at")), nil
@@ -247,7 +247,7 @@ func (f *fleet) start(ctx context.Context, scenario string, args ...string) *loa
 func (r *loadRun) waitSending() {
 	rig.Ok(rig.Until(r.ctx, "the run sends", func() (bool, error) {
 		if r.proc.Gone() {
-			return false, errors.New("it ended: see " + r.log)
+			return false, errors.New("the load run ended before it sent a request; see " + r.log)
 		}
 		return bytes.Contains(rig.Must(os.ReadFile(r.log)), []byte("sent")), nil
 	}))
@@ -259,7 +259,7 @@ func (r *loadRun) result() *load.Result {
 	}
 	b, err := os.ReadFile(r.out)
 	if err != nil {
-		panic(fmt.Errorf("the run left no result: %w\n%s", err, rig.Must(os.ReadFile(r.log))))
+		panic(fmt.Errorf("the load run wrote no result file: %w\n%s", err, rig.Must(os.ReadFile(r.log))))
 	}
 	var res load.Result
 	rig.Ok(json.Unmarshal(b, &res))
@@ -274,5 +274,5 @@ func (f *fleet) answeredSends(ctx context.Context) float64 {
 			return rig.Must(rig.ScrapeSum(ctx, "http://"+p.Admin+"/metrics", "notifyd_http_requests_total", `route="/v1/notifications`))
 		}
 	}
-	panic("there is no api-2")
+	panic("loadfleet: the fleet has no process api-2")
 }

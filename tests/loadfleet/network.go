@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// network is a network namespace. A virtual cable (a veth pair) connects it to the namespace of this
-// program. A process in the network reaches every address of the program's namespace, and no other
-// namespace.
+// network is a network namespace. A virtual cable (a veth pair) connects it to the namespace of
+// this program. A process in the network can reach every address of the program's namespace, but no
+// address of another namespace.
 type network struct {
 	name      string
 	near, far string // addresses of the two ends of the cable: in this program's namespace, in the network
@@ -43,7 +43,7 @@ func newNetwork(ctx context.Context, k int) *network {
 
 func (n *network) remove() {
 	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { // without a ctx, because it must also work after the run's ctx has ended
-		fmt.Printf("network %s is left behind: %v %s\n", n.name, err, out)
+		fmt.Printf("could not remove the network %s: %v %s\n", n.name, err, out)
 	}
 }
 

@@ -38,12 +38,12 @@ const minCatchUpRate = 2000
 // takeOver bounds the time from a start until every timer shard has an owner.
 const takeOver = 6 * time.Second
 
-// minStop is the shortest outage that the program accepts. It must leave a backlog, and notifyd
-// does not count triggers due in the last ten seconds before a start as backlog
+// minStop is the shortest outage that the program accepts. The outage must leave a backlog. notifyd
+// does not count triggers that became due in the last ten seconds before a start as backlog
 // (timer.Config.CatchUpAfter).
 const minStop = 15 * time.Second
 
-// onTimeLimit bounds the p99 of how late triggers fire that become due after the start, while
+// onTimeLimit bounds the p99 of the lateness of triggers that become due after the start, while
 // notifyd works off the backlog.
 const onTimeLimit = time.Second
 
@@ -61,7 +61,7 @@ func main() {
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if o.n < 1 || o.rate < 0 || o.ontime <= 0 || o.stop < minStop {
-		panic(fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", minStop))
+		panic(fmt.Errorf("-n and -ontime must be above 0, -rate must be at least 0, and -stop must be at least %s", minStop))
 	}
 	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rateName(), o.ontime, o.mutant, rig.LoadAverage())
 	bin := rig.Must(rig.Notifyd(ctx, dir, "outage", o.mutant))

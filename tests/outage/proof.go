@@ -49,7 +49,7 @@ func (r *proof) run(ctx context.Context) (ok bool) {
 	from := time.Now().Add(registrationLimit(r.o.n))
 	r.register(ctx, from, r.o.stop-time.Second)
 	if left := time.Until(from); left < 0 {
-		panic(fmt.Errorf("registering took %s longer than the time until the first trigger is due", -left))
+		panic(fmt.Errorf("the registration ended %s after the first trigger was due", -left))
 	}
 	rig.Must(r.v.Die(ctx, "", 0))
 	stopped := time.Now()
@@ -68,8 +68,8 @@ func (r *proof) run(ctx context.Context) (ok bool) {
 }
 
 // register registers the triggers of the backlog. They become due at random times. The first
-// possible due time is the parameter from, and span is the length of the range.
-func (r *proof) register(ctx context.Context, from time.Time, span time.Duration) {
+// possible due time is firstDue, and span is the length of the range.
+func (r *proof) register(ctx context.Context, firstDue time.Time, span time.Duration) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
 	const size = 1000
@@ -77,7 +77,7 @@ func (r *proof) register(ctx context.Context, from time.Time, span time.Duration
 		g.Go(func() error {
 			batch := make([]api.Trigger, min(size, r.o.n-first))
 			for i := range batch {
-				batch[i] = rig.Due(r.url+overduePath, from.Add(rand.N(span)))
+				batch[i] = rig.Due(r.url+overduePath, firstDue.Add(rand.N(span)))
 			}
 			var made api.TriggerBatchResult
 			if err := rig.Insist(ctx, func() (err error) {
@@ -87,7 +87,7 @@ func (r *proof) register(ctx context.Context, from time.Time, span time.Duration
 				return err
 			}
 			if made.Accepted != len(batch) {
-				return fmt.Errorf("%d of %d triggers were accepted", made.Accepted, len(batch))
+				return fmt.Errorf("only %d of %d triggers of a batch were accepted", made.Accepted, len(batch))
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -109,9 +109,9 @@ func (r *proof) drainLimit() time.Duration {
 }
 
 // drain registers on-time triggers, due in 2 to 5 s, until all overdue triggers have fired, and for
-// at least ten seconds. Then it waits up to 15 s for the last on-time triggers. It stops
-// registering twice the drain limit plus 20 s after the start, even if overdue triggers have not
-// fired; check reports triggers that have not fired as lost.
+// at least ten seconds. Then it waits up to 15 s for the last on-time triggers. It registers
+// triggers for at most twice the drain limit plus 20 s after the start, even if overdue triggers
+// have not fired. In that case check reports them as lost.
 func (r *proof) drain(ctx context.Context, ready time.Time) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)
@@ -149,12 +149,12 @@ func (r *proof) drain(ctx context.Context, ready time.Time) {
 	rig.Ok(ctx.Err())
 }
 
-// countDueBy returns the number of promises whose due time is at or before the parameter at.
-func (r *proof) countDueBy(at time.Time) (n int64) {
+// countDueBy returns the number of promises whose due time is limit or earlier.
+func (r *proof) countDueBy(limit time.Time) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.due {
-		if p.due <= at.UnixMilli() {
+		if p.due <= limit.UnixMilli() {
 			n++
 		}
 	}
@@ -175,7 +175,7 @@ func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time
 		fmt.Printf("  early: trigger %s was called %s before it was due\n", x.ID, x.By)
 	}
 	for _, id := range f.Lost[:min(len(f.Lost), 5)] {
-		fmt.Printf("  lost: trigger %s, due %s, never came\n", id, due[id].Format("15:04:05.000"))
+		fmt.Printf("  lost: trigger %s, due %s, was never called\n", id, due[id].Format("15:04:05.000"))
 	}
 	fired, last := 0, ready
 	var late []time.Duration

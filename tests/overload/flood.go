@@ -24,11 +24,11 @@ type bulk struct {
 	URL, Token string // URL of the API; path of the file that holds the token
 	Receivers  int    // number of receivers of each fan-out
 	Seconds    float64
-	// AtOnce, if above 0, runs a closed loop: so many requests are under way, and a new request
-	// begins when a request is answered.
+	// If AtOnce is above 0, the process runs a closed loop. AtOnce is the number of requests under
+	// way: a new request begins when a request is answered.
 	AtOnce int
-	// Rate, if above 0, runs an open loop: so many requests begin each second, even if the
-	// earlier requests are not answered yet.
+	// If Rate is above 0, the process runs an open loop. Rate is the number of requests that begin
+	// each second, even if the earlier requests are not answered yet.
 	Rate float64
 }
 
@@ -84,11 +84,11 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// flood sends the bulk load. The parameter what is the JSON of a bulk. flood writes a
-// floodResult as JSON to the parameter to.
-func flood(ctx context.Context, what string, to io.Writer) error {
+// flood sends the bulk load. The parameter config is the JSON of a bulk. flood writes a floodResult
+// as JSON to output.
+func flood(ctx context.Context, config string, output io.Writer) error {
 	var b bulk
-	if err := json.Unmarshal([]byte(what), &b); err != nil {
+	if err := json.Unmarshal([]byte(config), &b); err != nil {
 		return err
 	}
 	token, err := os.ReadFile(b.Token)
@@ -143,7 +143,7 @@ func flood(ctx context.Context, what string, to io.Writer) error {
 	wg.Wait()
 	out.Took = time.Since(began).Seconds()
 	out.Refused, out.Timeouts = via.refused.Load(), via.unanswered.Load()
-	return json.NewEncoder(to).Encode(out)
+	return json.NewEncoder(output).Encode(out)
 }
 
 // bodyOf returns the request body of a fan-out. All fan-outs use the same body, because making

@@ -5,12 +5,13 @@
 // accepted completely.
 //
 // overload first measures single requests at rest. Then it measures the capacity: how many
-// receivers of fan-outs notifyd accepts a second. Then it offers -times times the capacity for
-// the time -for. The providers run inside the process of notifyd and accept at once.
+// receivers of fan-outs notifyd accepts a second. Then it offers a multiple of the capacity (flag
+// -times) for a while (flag -for). The providers run inside the process of notifyd and accept at
+// once.
 //
-// A process of its own sends the bulk load. It has the lowest priority, so that it takes no
-// processor time from notifyd. This process sends the single requests with the highest
-// priority. It measures how late it sends them.
+// A separate process sends the bulk load. It has the lowest priority, so that it takes no processor
+// time from notifyd. The main process sends the single requests with the highest priority, and
+// measures how late it sends them.
 //
 // The last line of its output has key=value pairs. It exits 1 if a message was lost, a single
 // request was refused, the campaign was not accepted completely, or the audit found drift.
@@ -69,7 +70,7 @@ func main() {
 	flag.BoolVar(&o.servers, "servers", false, "on Kafka, Cassandra, Redis and PostgreSQL instead of the embedded engines")
 	flag.Float64Var(&o.times, "times", 4, "offered load, as a multiple of the capacity")
 	flag.DurationVar(&o.long, "for", time.Minute, "how long the overload lasts")
-	flag.Float64Var(&o.share, "share", 0, "limit notifyd to so many cores (root); 0: all cores")
+	flag.Float64Var(&o.share, "share", 0, "limit notifyd to this number of cores (needs root); 0: all cores")
 	flag.StringVar(&o.set, "set", "", "further settings of notifyd: key=value pairs, separated by spaces")
 	flag.BoolVar(&o.short, "short", false, "10 s of overload; figures are printed but not judged")
 	flag.BoolVar(&o.keep, "keep", false, "keep data and logs")
@@ -199,10 +200,10 @@ func raisePriority() {
 	}
 }
 
-// campaign waits for the time after. Then it sends a fan-out in parts through the client
-// library, as a caller would.
-func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.FanoutTotal, error) {
-	if err := rig.Pause(ctx, after); err != nil {
+// campaign waits for the time delay. Then it sends a fan-out in parts through the client library,
+// as a caller would.
+func campaign(ctx context.Context, cl *api.Client, delay time.Duration) (api.FanoutTotal, error) {
+	if err := rig.Pause(ctx, delay); err != nil {
 		return api.FanoutTotal{}, err
 	}
 	return cl.SendFanout(ctx, api.FanoutSend{
@@ -222,8 +223,9 @@ func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.Fan
 	})
 }
 
-// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. It
-// returns the number of receivers without a terminal state when the wait ends.
+// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. If a
+// fan-out has not ended within rig.Patience, countUnfinished panics as rig.Ok does. Otherwise it
+// returns 0.
 func (o *options) countUnfinished(ctx context.Context, v *rig.Victim, all ...floodResult) (n int64) {
 	var fans []acceptedFanout
 	for i := range all {

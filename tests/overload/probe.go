@@ -33,10 +33,10 @@ func (p probeResult) String() string {
 		len(p.otp.took), ms(p.otp.p99), len(p.alert.took), ms(p.alert.p99), p.otp.failed+p.alert.failed, ms(p.late))
 }
 
-// probe sends single requests for the time long, and returns when all requests are answered.
+// probe sends single requests for the given duration, and returns when all requests are answered.
 // Each request begins at its planned time, even if earlier requests are not answered yet (open
 // loop).
-func probe(ctx context.Context, cl *api.Client, long time.Duration) (p probeResult) {
+func probe(ctx context.Context, cl *api.Client, duration time.Duration) (p probeResult) {
 	one := *cl
 	one.Retries = 0 // probe counts a refused request instead of repeating it
 	var mu sync.Mutex
@@ -63,7 +63,7 @@ func probe(ctx context.Context, cl *api.Client, long time.Duration) (p probeResu
 	began := time.Now()
 	for n := 0; ; n++ {
 		at := began.Add(time.Duration(n) * probeEvery)
-		if at.Sub(began) >= long || rig.Pause(ctx, time.Until(at)) != nil {
+		if at.Sub(began) >= duration || rig.Pause(ctx, time.Until(at)) != nil {
 			break
 		}
 		late = append(late, time.Since(at))

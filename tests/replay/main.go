@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -56,7 +57,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	began := time.Now()
 	plan := rig.Must(cl.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{Code: "apns_payload_too_large"}, Rate: o.rate, Canary: 20}))
 	planned := time.Since(began)
-	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
+	fmt.Printf("  the plan has %d of %d dead letters; made in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
 
 	// The operator makes the plan with one command, and starts the replay with a second command that
 	// has a name. Because of the name, a repeat of the second command joins the same job, even if
@@ -67,13 +68,13 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	// The provider still refuses the notifications, so the guard of the canary stops the job.
 	op.run(term.ExitGuard, replay...)
-	jobs, err := cl.Jobs(ctx, 10)
-	if err != nil || len(jobs) != 1 {
-		panic(fmt.Errorf("%d jobs, want 1: %w", len(jobs), err))
+	jobs := rig.Must(cl.Jobs(ctx, 10))
+	if len(jobs) != 1 {
+		panic(fmt.Errorf("notifyd has %d jobs, but must have 1", len(jobs)))
 	}
 	job := jobs[0]
 	canary := job.Done
-	fmt.Printf("  the canary: %s, %s, %d sent\n", job.State, job.Why, canary)
+	fmt.Printf("  the canary: the job is %s (%s), %d dead letters were sent\n", job.State, job.Why, canary)
 	canaryHeld := job.State == "stopped" && canary <= 20
 	rig.Ok(v.DropRule(ctx, 1))
 	op.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes")
@@ -94,7 +95,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		if k%2 == 1 {
 			joined.kill()
 		}
-		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
+		fmt.Printf("  kill %d after %d of %d dead letters\n", k+1, job.Position, job.Planned)
 		rig.Ok(v.Restart(ctx, ""))
 	}
 	// The last command joins the same job, waits for its end and prints the result.
@@ -124,7 +125,7 @@ func createDeadLetters(ctx context.Context, cl *api.Client, o *options) {
 			return
 		}
 		if time.Now().After(end) {
-			panic(fmt.Errorf("%d of %d dead letters: %w", top.Total, o.letters, context.DeadlineExceeded))
+			panic(errors.Join(fmt.Errorf("waited %s for %d dead letters, but there are only %d", o.drain, o.letters, top.Total), err))
 		}
 		time.Sleep(300 * time.Millisecond)
 	}
@@ -137,7 +138,7 @@ func waitForJob(ctx context.Context, cl *api.Client, id string, o *options, read
 			return j
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
-			panic(fmt.Errorf("job at %d of %d, %s %s: %w", j.Position, j.Planned, j.State, j.Why, context.DeadlineExceeded))
+			panic(errors.Join(fmt.Errorf("waited too long for job %s: state %s (%s), %d of %d dead letters done", id, j.State, j.Why, j.Position, j.Planned), err))
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

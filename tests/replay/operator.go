@@ -41,7 +41,7 @@ func (o *operator) run(want int, args ...string) (out string) {
 	c := o.start(args...)
 	<-c.Exited()
 	if code := c.ExitCode(); code != want {
-		panic(fmt.Errorf("notifyctl %s: exit %d, want %d\n%s", strings.Join(args, " "), code, want, c.out.String()))
+		panic(fmt.Errorf("notifyctl %s: the exit code is %d, but must be %d\n%s", strings.Join(args, " "), code, want, c.out.String()))
 	}
 	return c.out.String()
 }
@@ -50,6 +50,6 @@ func (o *operator) run(want int, args ...string) (out string) {
 func (c *command) kill() {
 	rig.Ok(c.Kill())
 	if !c.Killed() {
-		panic(fmt.Errorf("notifyctl had ended by itself with exit %d\n%s", c.ExitCode(), c.out.String()))
+		panic(fmt.Errorf("notifyctl had ended with exit code %d before it was killed\n%s", c.ExitCode(), c.out.String()))
 	}
 }

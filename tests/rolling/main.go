@@ -53,15 +53,15 @@ var roles = []string{
 	"scheduler", "scheduler", "dispatcher", "dispatcher", "operator", "operator",
 }
 
-// install replaces the program at the path to by a copy of the program at the path from. It writes
-// the copy to a new file and renames that file, because the system refuses writes to a running
-// program.
-func install(from, to string) error {
-	b, err := os.ReadFile(from)
+// install replaces the program in the file target by a copy of the program in the file source. It
+// writes the copy to a new file and renames that file, because the system refuses writes to a
+// running program.
+func install(source, target string) error {
+	b, err := os.ReadFile(source)
 	if err == nil {
-		err = os.WriteFile(to+".new", b, 0o700) //nolint:gosec // a program
+		err = os.WriteFile(target+".new", b, 0o700) //nolint:gosec // a program
 	}
-	return errors.Join(err, os.Rename(to+".new", to))
+	return errors.Join(err, os.Rename(target+".new", target))
 }
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
@@ -95,7 +95,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	timeRestart := func(what string, restart func() error) error {
 		at := time.Now()
 		if err := restart(); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			return fmt.Errorf("restart of %s: %w", what, err)
 		}
 		took := time.Since(at)
 		restarts, slowest = restarts+1, max(slowest, took)
@@ -127,7 +127,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	rep := rig.Must(f.V.Audit(ctx))
 	stopped := f.Stop()
 	if stopped != nil {
-		fmt.Println("  at the end:", stopped)
+		fmt.Println("  the stop at the end failed:", stopped)
 	}
 	ok = s.Whole() && b.Refused() == 0 && stopped == nil && rep.Drift == 0
 	fmt.Printf("rolling processes=%d restarts=%d slowest_restart_s=%.1f %s refused=%d lost_connections=%d drift=%d seconds=%.0f ok=%v\n",

@@ -45,9 +45,10 @@ func (n *network) kill() {
 	n.dead = true
 }
 
-// call sends one request to a server: it waits for the modelled time and calls do. It adds 1 to
-// each counter. It returns an error after netTimeout if the process is dead or the answer is lost.
-func (n *network) call(ctx context.Context, do func(ctx context.Context) error, counters ...*atomic.Int64) error {
+// call sends one request to a server: it waits for the modelled time and calls request. It adds 1
+// to each counter. It returns an error after netTimeout if the process is dead or the answer is
+// lost.
+func (n *network) call(ctx context.Context, request func(ctx context.Context) error, counters ...*atomic.Int64) error {
 	n.mu.Lock()
 	dead, took, lost := n.dead, netLeast+time.Duration(n.rng.Int64N(int64(netSpread))), n.rng.Float64() < netLoss
 	n.mu.Unlock()
@@ -58,7 +59,7 @@ func (n *network) call(ctx context.Context, do func(ctx context.Context) error, 
 		if !notify.Sleep(ctx, took) {
 			return ctx.Err()
 		}
-		err := do(ctx)
+		err := request(ctx)
 		if !lost {
 			return err
 		}
@@ -118,8 +119,8 @@ type timers struct {
 	n *network
 }
 
-func (s timers) call(ctx context.Context, do func(ctx context.Context) error) error {
-	return s.n.call(ctx, do, &s.n.all.cassandra, &s.n.all.shards)
+func (s timers) call(ctx context.Context, request func(ctx context.Context) error) error {
+	return s.n.call(ctx, request, &s.n.all.cassandra, &s.n.all.shards)
 }
 
 func (s timers) Shard(ctx context.Context, shard uint16) (st engine.ShardState, err error) {

@@ -35,8 +35,8 @@ const (
 	// have ended.
 	callsTake = 10 * time.Second
 	// soloParts is the number of components that only one process at a time runs
-	// (cluster.Exclusive). A process with all roles competes for each of them. The two figures, lags
-	// and deferred, are not counted.
+	// (cluster.Exclusive). A process with all roles competes for each of them. The two components
+	// of type cluster.Figure (lags and deferred) are not counted.
 	soloParts = 9
 	// takeOver bounds the time from a kill until the shards of the killed process have another
 	// owner. It is 6 s plus the time-outs of two lost answers.
@@ -116,9 +116,10 @@ func (w *world) run(p *process, ctx context.Context, parts ...func(context.Conte
 	}
 }
 
-// chores starts the other components in each process. They own neither shards nor shares, so a kill
-// has no effect on them. chores returns a function that stops them. They run only while the test
-// counts the requests at rest, because they make each simulated minute slow to compute.
+// chores starts the other components in each process. These components own neither shards nor
+// shares, so a kill has no effect on them. chores returns a function that stops the components.
+// They run only while the test counts the requests at rest, because they make each simulated minute
+// slow to compute.
 func (w *world) chores() (stop func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	quiet := slog.New(slog.DiscardHandler)
@@ -217,9 +218,9 @@ func (w *world) moved() int {
 	return w.taken
 }
 
-// checkShares fails the test if the dispatchers' shares add up to more than the limit. If rest is
+// checkShares fails the test if the dispatchers' shares add up to more than the limit. If exact is
 // true, the shares must add up to exactly the limit.
-func (w *world) checkShares(when string, rest bool) {
+func (w *world) checkShares(when string, exact bool) {
 	w.t.Helper()
 	sum := 0
 	for _, p := range w.processes {
@@ -227,7 +228,7 @@ func (w *world) checkShares(when string, rest bool) {
 			sum += p.peers.Share(limit)
 		}
 	}
-	if sum > limit || rest && sum != limit {
+	if sum > limit || exact && sum != limit {
 		w.t.Errorf("%d processes, %s: they have %d of %d calls together", len(w.processes), when, sum, limit)
 	}
 }

@@ -16,7 +16,7 @@ const processes = "processes"
 const (
 	// needed is the lowest allowed rate of n processes, as a share of n times the rate of one process.
 	needed = 0.8
-	// fullCores is the share of the machine's cores. If at least this share is in use, the machine
+	// fullCores is a share of the machine's cores. If at least this share is in use, the machine
 	// counts as full.
 	fullCores = 0.95
 	// fullServer is a number of cores. If Redis uses at least this number, Redis counts as full,
@@ -124,28 +124,28 @@ type measure struct {
 // measures lists the figures of a step. A step prints them as key=value pairs. The table shows them
 // for all steps.
 var measures = []measure{
-	{"per_second", "ended a second", "%.0f", (*figures).perSecond},
-	{"end_p99_s", "s until 99% of what came at once had ended", "%.1f", func(f *figures) float64 {
+	{"per_second", "messages ended a second", "%.0f", (*figures).perSecond},
+	{"end_p99_s", "s until 99% of the messages had ended", "%.1f", func(f *figures) float64 {
 		return f.reached(0.99 * float64(f.count)).Sub(f.from).Seconds()
 	}},
 	{"cores", "cores of the processes", "%.2f", coresOf(processes)},
-	{"each_us", "us of theirs for each message", "%.0f", eachOf(processes)},
+	{"each_us", "us of processor time of the processes for each message", "%.0f", eachOf(processes)},
 	{"kafka_cores", "cores of Kafka", "%.2f", coresOf("kafka")},
 	{"cassandra_cores", "cores of Cassandra", "%.2f", coresOf("cassandra")},
 	{"redis_cores", "cores of Redis", "%.2f", coresOf("redis")},
 	{"postgres_cores", "cores of PostgreSQL", "%.2f", coresOf("postgres")},
 	{"providers_cores", "cores of the simulated providers", "%.2f", coresOf("providers")},
 	{"rest_of_it_cores", "cores of the API and other roles", "%.2f", func(f *figures) float64 { return f.cores()["api"] + f.cores()["rest"] }},
-	{"others_cores", "cores of what is not of the run", "%.2f", coresOf(others)},
+	{"others_cores", "cores of other programs", "%.2f", coresOf(others)},
 	{"statements_each", "statements to Cassandra for each message", "%.3g", askedOf("cassandra", statements...)},
-	{"reads_each", "of them reads", "%.3g", askedOf("cassandra", "read")},
-	{"rows_each", "rows written", "%.3g", askedOf("cassandra", "row")},
-	{"filter_silent_each", "rows that Redis was asked about, or told of, in vain", "%.3g", func(f *figures) float64 {
+	{"reads_each", "reads from Cassandra for each message", "%.3g", askedOf("cassandra", "read")},
+	{"rows_each", "rows written to Cassandra for each message", "%.3g", askedOf("cassandra", "row")},
+	{"filter_silent_each", "keys that could not be looked up in or added to the filter in Redis, for each message", "%.3g", func(f *figures) float64 {
 		return (f.asked[`notifyd_seen_filter_keys_total{result="blind"}`] + f.asked[`notifyd_seen_filter_keys_total{result="missed"}`]) / max(float64(f.count), 1)
 	}},
 	{"trips_each", "round trips to Redis for each message", "%.3g", askedOf("redis", "round_trip")},
-	{"rest_statements_s", "statements a second at rest, of all processes", "%.1f", restOf("cassandra", statements...)},
-	{"rest_trips_s", "round trips a second at rest, of all processes", "%.1f", restOf("redis", "round_trip")},
+	{"rest_statements_s", "statements to Cassandra a second at rest, of all processes", "%.1f", restOf("cassandra", statements...)},
+	{"rest_trips_s", "round trips to Redis a second at rest, of all processes", "%.1f", restOf("redis", "round_trip")},
 	{"rest_cores", "cores at rest, of all processes", "%.3f", func(f *figures) float64 { return between(f.calm[0], f.calm[1])[processes] }},
 	{"rest_kafka_cores", "cores of Kafka at rest", "%.3f", func(f *figures) float64 { return between(f.calm[0], f.calm[1])["kafka"] }},
 	{"rss_mib", "MiB resident, of the largest process", "%.0f", func(f *figures) float64 { return float64(slices.Max(f.rss)) }},
@@ -197,7 +197,7 @@ func table(steps []figures) string {
 	for i := range steps {
 		fmt.Fprintf(&b, " %d |", steps[i].processes)
 	}
-	b.WriteString(" with their number |\n|---|" + strings.Repeat("---|", len(steps)+1) + "\n")
+	b.WriteString(" with the number of processes |\n|---|" + strings.Repeat("---|", len(steps)+1) + "\n")
 	first, last := &steps[0], &steps[len(steps)-1]
 	for _, m := range measures {
 		fmt.Fprintf(&b, "| %s |", m.about)
@@ -209,14 +209,13 @@ func table(steps []figures) string {
 	return b.String()
 }
 
-// trend describes how a figure changes if the number of processes is multiplied by the parameter
-// times. The parameters from and to are the figure before and after. trend returns "" if it cannot
-// compare them.
-func trend(from, to, times float64) string {
-	if from <= 0 || to <= 0 || times <= 1 {
+// trend describes how a figure changes from before to after if the number of processes is
+// multiplied by factor. It returns "" if it cannot compare the two values.
+func trend(before, after, factor float64) string {
+	if before <= 0 || after <= 0 || factor <= 1 {
 		return ""
 	}
-	switch e := math.Log(to/from) / math.Log(times); {
+	switch e := math.Log(after/before) / math.Log(factor); {
 	case e >= growsFrom:
 		return "grows"
 	case e >= staysTo:

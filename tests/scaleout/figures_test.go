@@ -7,7 +7,8 @@ import (
 )
 
 // run returns the figures of a step with n processes and 1,000 messages. The rate is perSecond
-// messages a second. The map used holds the number of cores that each group of processes uses.
+// messages a second. The parameter used holds the number of cores that each group of processes
+// uses.
 func run(n int, perSecond float64, used map[string]float64) figures {
 	f := figures{load: "singles", processes: n, count: 1000, share: 0.1, machine: 2}
 	began := time.Unix(1_000_000, 0)
@@ -85,10 +86,10 @@ func TestTable(t *testing.T) {
 	}
 	text := table([]figures{run(1, 40, used(1)), run(2, 80, used(2)), run(4, 160, used(4))})
 	for _, want := range []string{
-		"| singles | 1 | 2 | 4 | with their number |",
-		"| ended a second | 40 | 80 | 160 | grows |",
+		"| singles | 1 | 2 | 4 | with the number of processes |",
+		"| messages ended a second | 40 | 80 | 160 | grows |",
 		"| cores of Kafka | 0.05 | 0.05 | 0.05 | stays |",
-		"| us of theirs for each message | 2500 | 2500 | 2500 | stays |",
+		"| us of processor time of the processes for each message | 2500 | 2500 | 2500 | stays |",
 	} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("no line %q in\n%s", want, text)

@@ -63,7 +63,7 @@ func pick(names string) (out []kind, err error) {
 	for _, name := range strings.Fields(names) {
 		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("-only: no load is called %q; there are singles, fanouts and triggers", name)
+			return nil, fmt.Errorf("-only: no load is called %q; the loads are singles, fanouts and triggers", name)
 		}
 		out = append(out, kinds[i])
 	}
@@ -140,7 +140,7 @@ func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	}
 	p.count = int64(len(p.triggers))
 	if late := time.Since(p.from); late > 0 {
-		panic(fmt.Errorf("the last of %d triggers was accepted %.0f s after all were due; -scale makes them fewer", n, late.Seconds()))
+		panic(fmt.Errorf("the last of %d triggers was accepted %.0f s after all were due; use a smaller -scale", n, late.Seconds()))
 	}
 	return p
 }

@@ -70,7 +70,7 @@ type scaleout struct {
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if o.share < 0 || o.share > 1 || o.scale <= 0 {
-		panic(fmt.Errorf("-share must be at most 1, -scale above 0"))
+		panic(fmt.Errorf("-share must be from 0 to 1, and -scale must be above 0"))
 	}
 	picked, err := pick(o.only)
 	rig.Ok(err)
@@ -94,7 +94,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		fmt.Print("\n", table(v.steps[k.name]), "\n")
 	}
 	if err := s.f.Stop(); err != nil {
-		fmt.Println("at the end:", err)
+		fmt.Println("the stop at the end failed:", err)
 		v.broken = true
 	}
 	line, ok := v.line()

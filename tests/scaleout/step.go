@@ -18,10 +18,10 @@ import (
 const sampleEvery = 250 * time.Millisecond
 
 // step starts n processes of the load's role, sends the messages, and stops the processes after all
-// messages have ended. The parameter part multiplies the usual number of messages. step returns the
+// messages have ended. The number of messages is the usual number times factor. step returns the
 // figures.
-func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figures {
-	count := max(int(float64(k.count)*s.scale*part), 100)
+func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figures {
+	count := max(int(float64(k.count)*s.scale*factor), 100)
 	procs := s.start(ctx, k, n)
 	pids := map[string][]int{"generator": {os.Getpid()}}
 	maps.Copy(pids, s.pids)
@@ -106,7 +106,7 @@ func (s *scaleout) start(ctx context.Context, k kind, n int) (procs []*rig.Proce
 		procs = append(procs, rig.Must(s.f.Run(ctx, fmt.Sprintf("scaleout-%d-%s", s.spent, strings.ReplaceAll(k.role, ":", "-")), k.role, nil)))
 	}
 	if k.group != "" {
-		rig.Ok(rig.Until(ctx, fmt.Sprintf("%d members of %s have as many partitions each", n, k.group), func() (bool, error) {
+		rig.Ok(rig.Until(ctx, fmt.Sprintf("the %d members of %s have the same number of partitions", n, k.group), func() (bool, error) {
 			return s.balanced(ctx, k.group, n)
 		}))
 	}
@@ -171,7 +171,8 @@ func minus(a, b map[string]float64) map[string]float64 {
 	return out
 }
 
-// sample holds how many messages were done, and how much processor time was used, until the time at.
+// sample holds how many messages were done, and how much processor time was used, up to the time in
+// the field at.
 type sample struct {
 	at   time.Time
 	done int64

@@ -158,15 +158,15 @@ func verify(b []byte, signer string) (*Card, error) {
 		return nil, err
 	}
 	if signer != "" && signer != c.Signer {
-		return nil, fmt.Errorf("it was signed by another key: %s", c.Signer)
+		return nil, fmt.Errorf("the card was signed by another key: %s", c.Signer)
 	}
 	public, err := base64.StdEncoding.DecodeString(c.Signer)
 	if err != nil || len(public) != ed25519.PublicKeySize {
-		return nil, errors.New("its signer is not an Ed25519 public key")
+		return nil, errors.New("the field signer is not an Ed25519 public key")
 	}
 	signature, err := base64.StdEncoding.DecodeString(c.Signature)
 	if err != nil {
-		return nil, fmt.Errorf("its signature: %w", err)
+		return nil, fmt.Errorf("the field signature is not base64: %w", err)
 	}
 	unsigned := c
 	unsigned.Signature = ""
@@ -175,7 +175,7 @@ func verify(b []byte, signer string) (*Card, error) {
 		return nil, err
 	}
 	if !ed25519.Verify(public, text, signature) {
-		return nil, errors.New("its signature does not match its content")
+		return nil, errors.New("the signature of the card does not match its content")
 	}
 	return &c, nil
 }

@@ -42,12 +42,12 @@ type options struct {
 
 func main() {
 	var o options
-	flag.Float64Var(&o.minutes, "minutes", 10, "approximate time of all proofs together; the least is 5 minutes, because each proof has a least length")
+	flag.Float64Var(&o.minutes, "minutes", 10, "approximate time of all proofs together, in minutes; they take at least 5 minutes, because each proof has a shortest length")
 	flag.StringVar(&o.only, "only", "", "proofs to run, e.g. \"lateness torture\"; empty: all")
 	flag.StringVar(&o.out, "out", "bench", "folder of scorecard.json and scorecard.html")
 	flag.StringVar(&o.key, "key", os.Getenv("SCORECARD_KEY"), "file with the Ed25519 key that signs, made if it is missing; default scorecard.key in the folder of -out")
 	flag.StringVar(&o.verify, "verify", "", "check the signature of this file, and run nothing")
-	flag.StringVar(&o.signer, "signer", "", "with -verify: the public key that must have signed, as in the file; empty: the file's own, which shows only that it was not changed")
+	flag.StringVar(&o.signer, "signer", "", "with -verify: the public key that must have signed, as in the field signer of the file; empty: any key, which shows only that the file was not changed after it was signed")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	pass, err := o.run(ctx, os.Stdout, execute)
@@ -87,7 +87,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 		return o.check(out)
 	}
 	if !(o.minutes > 0 && o.minutes <= 24*60) {
-		return false, fmt.Errorf("-minutes %g: must be above 0 and at most a day", o.minutes)
+		return false, fmt.Errorf("-minutes must be above 0 and at most 1440 (a day), not %g", o.minutes)
 	}
 	parts, err := partsOf(o.minutes, o.only, os.Getenv)
 	if err != nil {

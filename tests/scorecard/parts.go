@@ -25,14 +25,14 @@ type part struct {
 	results bool // true: the figures are in the results file of tests/bench, not in a closing line
 }
 
-// need is the limit of one figure of a closing line. The field than is a number, or another key of
-// the closing line, or a difference such as "replayed - canary".
-type need struct{ key, name, op, than string }
+// need describes the limit of one figure of a closing line. The field limit is a number, or another
+// key of the closing line, or a difference such as "replayed - canary".
+type need struct{ key, name, op, limit string }
 
 // partsOf returns the proofs. It chooses their arguments so that all proofs together run for about
-// the given minutes. The parameter only lists the names of the wanted proofs, separated by spaces;
+// the given minutes. The parameter wanted has the names of the wanted proofs, separated by spaces;
 // if it is empty, partsOf returns all proofs.
-func partsOf(minutes float64, only string, getenv func(string) string) ([]part, error) {
+func partsOf(minutes float64, wanted string, getenv func(string) string) ([]part, error) {
 	long := minutes >= 15
 	kills := max(3, int(minutes*60*0.35/4.5)) // a kill of torture takes 4.5 s
 	stop := time.Duration(min(max(minutes*60*0.15, 15), 600)) * time.Second
@@ -55,7 +55,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 			name: "torture", promise: "What was answered reaches one end, over kill -9, and duplicates stay within what is counted",
 			command: program("torture", "-kills", strconv.Itoa(kills)), begin: "torture ",
 			needs: append(slices.Clone(bounded), need{"terminal", "ended", "==", "accepted"}, need{"reordered", "out of order", "==", "0"},
-				need{"early", "early", "==", "0"}, need{"later_lost", "of those for later lost", "==", "0"},
+				need{"early", "early", "==", "0"}, need{"later_lost", "triggers and scheduled pushes lost", "==", "0"},
 				need{"called_twice", "called again", "<=", "called_twice_bound"}, need{"drift", "missing in the audit", "==", "0"}),
 		},
 		{
@@ -79,10 +79,10 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 			needs: []need{{"first_release_s", "seconds until the first release", "<=", "limit_s"}, {"lost", "lost", "==", "0"}, {"early", "early", "==", "0"}},
 		})
 	}
-	names := strings.Fields(only)
+	names := strings.Fields(wanted)
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(p part) bool { return p.name == name }) {
-			return nil, fmt.Errorf("-only %s: there is no such proof, or its servers do not run", name)
+			return nil, fmt.Errorf("-only: no proof is called %q, or its servers do not run", name)
 		}
 	}
 	if len(names) > 0 {
@@ -131,7 +131,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	began := time.Now()
 	text, exit, err := ex(ctx, command, progress)
 	if err != nil {
-		return out, fmt.Errorf("%s: %w", p.name, err)
+		return out, fmt.Errorf("the proof %s: %w", p.name, err)
 	}
 	out.Seconds, out.Exit = time.Since(began).Round(100*time.Millisecond).Seconds(), exit
 	if file != "" {
@@ -155,10 +155,10 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	return out, nil
 }
 
-// lastLine returns the last line of text that begins with the parameter begin and contains "ok=".
-func lastLine(text, begin string) string {
+// lastLine returns the last line of text that begins with prefix and contains "ok=".
+func lastLine(text, prefix string) string {
 	for _, line := range slices.Backward(strings.Split(text, "\n")) {
-		if strings.HasPrefix(line, begin) && strings.Contains(line, "ok=") {
+		if strings.HasPrefix(line, prefix) && strings.Contains(line, "ok=") {
 			return strings.TrimSpace(line)
 		}
 	}
@@ -189,7 +189,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 				v, err = strconv.ParseFloat(value, 64)
 			}
 			if err != nil {
-				return 0, fmt.Errorf("the closing line has no figure %s", word)
+				return 0, fmt.Errorf("the closing line has no figure %q", word)
 			}
 			sum += sign * v
 		}
@@ -200,7 +200,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 		if f.Value, err = number(n.key); err != nil {
 			return out, err
 		}
-		if f.Limit, err = number(n.than); err != nil {
+		if f.Limit, err = number(n.limit); err != nil {
 			return out, err
 		}
 		f.Need = n.op + " " + strconv.FormatFloat(f.Limit, 'f', -1, 64)
@@ -208,7 +208,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 		out = append(out, f)
 	}
 	if pairs["ok"] != "true" {
-		return out, fmt.Errorf("the closing line has ok=%s", pairs["ok"])
+		return out, fmt.Errorf("the closing line must have ok=true, but has ok=%s", pairs["ok"])
 	}
 	return out, nil
 }
@@ -235,7 +235,7 @@ func lateness(b []byte) ([]Figure, error) {
 		Pass                 *bool
 	}
 	if err := json.Unmarshal(b, &results); err != nil {
-		return nil, fmt.Errorf("the results of bench: %w", err)
+		return nil, fmt.Errorf("cannot decode the results of bench: %w", err)
 	}
 	for _, r := range results {
 		m := others.FindStringSubmatch(r.Work)
@@ -244,13 +244,13 @@ func lateness(b []byte) ([]Figure, error) {
 		}
 		limit, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimPrefix(r.Need, "< "), " ms"), 64)
 		if err != nil {
-			return nil, fmt.Errorf("the results of bench: a need %q", r.Need)
+			return nil, fmt.Errorf("the results of bench: the limit of the lateness must be like \"< 50 ms\", but it is %q", r.Need)
 		}
 		out := []Figure{{Name: "late, p99", Value: r.Value, Unit: r.Unit, Need: r.Need, Limit: limit, Pass: *r.Pass}}
 		for i, name := range []string{"late, p50", "late, p99.9", "late, at most"} {
 			v, err := strconv.ParseFloat(m[i+1], 64)
 			if err != nil {
-				return nil, fmt.Errorf("the results of bench: %s is %q", name, m[i+1])
+				return nil, fmt.Errorf("the results of bench: the figure %q must be a number, but it is %q", name, m[i+1])
 			}
 			out = append(out, Figure{Name: name, Value: v, Unit: r.Unit, Pass: true})
 		}

@@ -142,7 +142,7 @@ func TestChangedFileIsFound(t *testing.T) {
 }
 
 // TestBrokenPromisesAreFound checks that a figure outside its limit breaks the promise, and that a
-// missing figure does, even if the proof's closing line has ok=true.
+// missing figure also breaks it, even if the proof's closing line has ok=true.
 func TestBrokenPromisesAreFound(t *testing.T) {
 	t.Setenv("NOTIFY_TEST_KAFKA", "")
 	for _, c := range []struct{ proof, was, is string }{

@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Time-outs of notifyd's calls to the servers. They are long, because servers on a busy machine
-// are slow at times. appendTimeout is short enough that notifyd soon notices that the log is down
-// and uses the spill buffer.
+// Time-outs of notifyd's calls to the servers. Servers on a busy machine are slow at times, so the
+// time-outs are long. But appendTimeout is short enough that notifyd soon notices that the log is
+// down and uses the spill buffer.
 const (
 	appendTimeout    = 3 * time.Second
 	cassandraTimeout = 20 * time.Second
@@ -38,7 +38,7 @@ type cluster struct {
 	store *cassandra.Store
 	urls  string // base URL of the receiver of callbacks
 	lives int    // number of processes that run has started
-	// forGood has the servers that have a node which stays dead until the end of the run.
+	// forGood is true for a server if one of its nodes stays dead until the end of the run.
 	forGood map[string]bool
 }
 
@@ -66,8 +66,8 @@ func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(c.v.Restart(ctx, ""))
 }
 
-// run starts a process of a role and waits until the process is ready. If e is not nil, the
-// process runs in the network e. settings are extra settings of the form key=value.
+// run starts a process of a role and waits until the process is ready. If e is not nil, the process
+// runs in the network e. The parameter settings has extra settings of the form key=value.
 func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings ...string) *rig.Process {
 	c.lives++
 	start := (*exec.Cmd).Start
@@ -132,7 +132,7 @@ func (c *cluster) settle(ctx context.Context) {
 	for _, p := range c.f.Processes() {
 		rig.Ok(p.Ended())
 	}
-	until(ctx, "every shard has an owner, each scheduler some", func() bool {
+	until(ctx, "every shard has an owner, and each scheduler owns a shard", func() bool {
 		sum, all := 0.0, 0.0
 		for _, p := range c.processesOf("scheduler") {
 			m, err := p.Metrics(ctx)

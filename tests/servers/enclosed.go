@@ -44,8 +44,8 @@ func (e *enclosure) addresses() (out []string) {
 	return out
 }
 
-// start starts cmd in a new namespace and starts the wires. A signal to cmd.Process reaches the
-// program that cmd named.
+// start starts cmd in a new namespace and starts the wires. At its return, cmd.Process is the
+// process of the program that cmd named, so a signal reaches that program.
 func (e *enclosure) start(ctx context.Context, cmd *exec.Cmd) error {
 	addresses := e.addresses()
 	listeners, err := startEnclosed(cmd, addresses)
@@ -84,8 +84,8 @@ func (e *enclosure) end() {
 	e.serving.Wait()
 }
 
-// enclosed is a first argument of this program. With it, the program prepares a namespace from
-// inside; see runEnclosed.
+// If enclosed is the first argument of this program, the program runs in a new network namespace
+// and prepares it; see runEnclosed.
 const enclosed = "enclosed"
 
 func joined(addresses []string) string { return strings.Join(addresses, ",") }

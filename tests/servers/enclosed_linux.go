@@ -44,7 +44,7 @@ func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	err = cmd.Start()
 	theirs.Close()
 	if err != nil {
-		return nil, fmt.Errorf("a network namespace, which needs root or user namespaces: %w", err)
+		return nil, fmt.Errorf("cannot start a process in a new network namespace, which needs root or user namespaces: %w", err)
 	}
 	listeners, err := receiveListeners(pair[0], len(addresses))
 	if err != nil {
@@ -66,7 +66,7 @@ func receiveListeners(socket, n int) (out []net.Listener, err error) {
 		return nil, err
 	}
 	if len(messages) != 1 {
-		return nil, errors.New("the network namespace could not be prepared: the log of the process says why")
+		return nil, errors.New("the network namespace could not be prepared; see the log of the process")
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil {
@@ -83,7 +83,7 @@ func receiveListeners(socket, n int) (out []net.Listener, err error) {
 		out = append(out, l)
 	}
 	if err == nil && len(out) != n {
-		err = fmt.Errorf("%d of %d listeners arrived", len(out), n)
+		err = fmt.Errorf("received only %d of %d listeners from the network namespace", len(out), n)
 	}
 	return out, err
 }
@@ -94,7 +94,7 @@ func receiveListeners(socket, n int) (out []net.Listener, err error) {
 // these steps fails.
 func runEnclosed(addresses string, program []string) error {
 	if err := raiseLoopback(); err != nil {
-		return fmt.Errorf("loopback of the namespace: %w", err)
+		return fmt.Errorf("cannot start the loopback interface of the namespace: %w", err)
 	}
 	var fds []int
 	for a := range strings.SplitSeq(addresses, ",") {

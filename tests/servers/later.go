@@ -13,27 +13,27 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// spread returns the time of event i of n events. Event 0 is at the parameter from. The events are
+// spread returns the time of event i of n events. Event 0 is at the time start. The events are
 // spread evenly over the duration span.
-func spread(from time.Time, span time.Duration, i, n int) time.Time {
-	return from.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
+func spread(start time.Time, span time.Duration, i, n int) time.Time {
+	return start.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
 }
 
 // triggers registers n triggers. Their due times are spread evenly over the duration span. The
-// first trigger is due at the parameter from.
-func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time.Duration) rig.Dues {
+// first trigger is due at the time start.
+func (c *cluster) triggers(ctx context.Context, n int, start time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
 	for first := 0; first < n; first += size {
 		batch := make([]api.Trigger, min(size, n-first))
 		for i := range batch {
-			batch[i] = rig.Due(c.urls+"/fault", spread(from, span, first+i, n))
+			batch[i] = rig.Due(c.urls+"/fault", spread(start, span, first+i, n))
 		}
 		var made api.TriggerBatchResult
 		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.TriggerBatch(ctx, batch, ""); return err }))
 		for i, one := range made.Results {
 			if one.Error != nil {
-				panic(fmt.Errorf("%d of %d triggers were accepted, one not: %+v", made.Accepted, len(batch), *one.Error))
+				panic(fmt.Errorf("only %d of %d triggers were accepted; one was rejected: %+v", made.Accepted, len(batch), *one.Error))
 			}
 			out[one.TriggerID] = *batch[i].FireAt
 		}
@@ -52,14 +52,14 @@ func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error
 }
 
 // pushes schedules n pushes. Their due times are spread evenly over the duration span. The first
-// push is due at the parameter from.
-func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Time, span time.Duration) rig.Dues {
+// push is due at the time start.
+func (c *cluster) pushes(ctx context.Context, prefix string, n int, start time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
 	for first := 0; first < n; first += size {
 		batch := make([]api.Notification, min(size, n-first))
 		for i := range batch {
-			at := spread(from, span, first+i, n)
+			at := spread(start, span, first+i, n)
 			user := fmt.Sprintf("%s-later-%d", prefix, first+i)
 			batch[i] = api.Notification{
 				Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: rig.Address("push", user)},
@@ -135,7 +135,7 @@ func (c *cluster) shardsOf(ctx context.Context, d rig.Dues, shards int) map[stri
 		}
 	}
 	if len(out) != len(d) {
-		panic(fmt.Errorf("of %d triggers that were acknowledged %d have a row", len(d), len(out)))
+		panic(fmt.Errorf("only %d of %d acknowledged triggers have a timer row", len(out), len(d)))
 	}
 	return out
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// noticedLimit is the longest time until notifyd must notice that a broker is frozen. An append
-// has a time-out of one second; the other four seconds allow for a busy machine. With the default
-// settings of its library, a producer would report no error during the whole outage.
+// noticedLimit is the longest time until notifyd must notice that a broker is frozen. An append has
+// a time-out of one second; the other four seconds allow for a busy machine. With the default
+// settings of the Kafka client library, a producer would report no error during the whole outage.
 const noticedLimit = 5 * time.Second
 
 // kafkaStopped kills the only broker. While the broker is down, notifyd accepts messages of the
@@ -26,7 +26,7 @@ func kafkaStopped(ctx context.Context, c *cluster) outcome {
 }
 
 // kafkaFrozen stops the only broker with SIGSTOP. The connections stay open and return no errors,
-// so only a time-out can notice the fault. After that, the expectations are those of
+// so only a time-out can notice the fault. After that, the same rules must hold as for
 // kafkaStopped. The API process runs with a time-out of one second for appends, the default.
 func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	pid := c.pid("kafka")
@@ -40,17 +40,16 @@ func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// logAway runs load and calls the function away, which stops the log. After the time c.o.down it
-// calls the function again, which starts the log. After the stop, notifyd must refuse a request
-// within the time limit.
-func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, away, again func()) (r outcome) {
+// logAway runs load and calls stopLog. After the time c.o.down it calls startLog. After the stop,
+// notifyd must refuse a request within the time limit.
+func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, stopLog, startLog func()) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
 	t := c.traffic(ctx, prefix(name), critical, rest)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, warm))
 	gone := time.Now()
-	away()
+	stopLog()
 	killed := time.Now()
 	spilled := 0.0
 	for time.Since(killed) < c.o.down {
@@ -60,10 +59,10 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 		rig.Ok(rig.Pause(ctx, 500*time.Millisecond))
 	}
 	back := time.Now()
-	again()
+	startLog()
 	ready := time.Now()
 	// Continue the load until notifyd accepts the other categories again, and a little longer.
-	until(ctx, "the rest is accepted again", func() bool {
+	until(ctx, "more than 10 requests of the stream rest are accepted again", func() bool {
 		return t.count("rest", ready, time.Now()).accepted > 10
 	})
 	resumed := time.Now()
@@ -85,11 +84,11 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	restAll := t.count("rest", time.Time{}, time.Now())
 	for _, n := range []counts{whole, restAll} {
 		if n.example != nil {
-			fmt.Printf("  neither 201 nor 503: %v\n", n.example)
+			fmt.Printf("  an answer was neither 201 nor 503: %v\n", n.example)
 		}
 	}
 	if kept.refusal != nil {
-		fmt.Printf("  critical and refused: %v\n", kept.refusal)
+		fmt.Printf("  a critical push was refused: %v\n", kept.refusal)
 	}
 	noRetry, other := whole.noRetry+restAll.noRetry, whole.other+restAll.other
 	r.ok = r.lost == 0 && r.duplicates <= bound && reordered == 0 && spilled > 0 && kept.accepted > 0 && kept.refused == 0 &&

@@ -81,9 +81,9 @@ func main() {
 	}
 	var o options
 	flag.StringVar(&o.only, "only", "", "faults to run: "+strings.Join(names(1), " ")+"; with -nodes 3: "+strings.Join(names(3), " ")+"; empty: all")
-	flag.DurationVar(&o.down, "down", 30*time.Second, "how long a server is away")
+	flag.DurationVar(&o.down, "down", 30*time.Second, "how long a server is down")
 	flag.Float64Var(&o.rate, "rate", 40, "messages a second of each kind of load")
-	flag.DurationVar(&rig.Patience, "patience", rig.Patience, "longest wait for what must happen")
+	flag.DurationVar(&rig.Patience, "patience", rig.Patience, "longest wait for anything that must happen, e.g. a start")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	rig.MutantFlag(&o.mutant, "faults")
 	o.Flags()
@@ -93,16 +93,16 @@ func main() {
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if faults[o.Nodes] == nil {
-		panic(fmt.Errorf("-nodes is %d, not 1 or 3", o.Nodes))
+		panic(fmt.Errorf("-nodes must be 1 or 3, not %d", o.Nodes))
 	}
 	picked := strings.Fields(o.only)
 	for _, p := range picked {
 		if known := names(o.Nodes); !slices.Contains(known, p) {
-			panic(fmt.Errorf("no fault of %d nodes is called %q; there are %s", o.Nodes, p, strings.Join(known, ", ")))
+			panic(fmt.Errorf("with -nodes %d no fault is called %q; the faults are %s", o.Nodes, p, strings.Join(known, ", ")))
 		}
 	}
 	if o.down < 5*time.Second || o.rate <= 0 {
-		panic(fmt.Errorf("-down must be 5s or more, -rate above 0"))
+		panic(fmt.Errorf("-down must be at least 5s, and -rate must be above 0"))
 	}
 	began := time.Now()
 	c := &cluster{o: o, dir: dir, forGood: map[string]bool{}}
@@ -154,7 +154,7 @@ func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome)
 		stood := still.take()
 		rig.Ok(ctx.Err())
 		if err := rig.Try(func() { c.repair(ctx) }); err != nil {
-			panic(fmt.Errorf("after %s: %w", f.name, err))
+			panic(fmt.Errorf("repair of the installation after the fault %s: %w", f.name, err))
 		}
 		again := !r.ok && r.lost == 0 && r.early == 0 && stood > stoodStill && try < tries
 		verdict := fmt.Sprintf("ok=%v", r.ok)

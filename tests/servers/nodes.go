@@ -58,7 +58,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	}
 	// From now on the service must work without interruption.
 	steady := time.Now()
-	until(ctx, "the rest is accepted", func() bool {
+	until(ctx, "more than 50 requests of the stream rest are accepted", func() bool {
 		return t.count("rest", steady, time.Now()).accepted > 50
 	})
 	t.end()
@@ -80,7 +80,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	kept, more := t.count("critical", gone, over), t.count("rest", gone, over)
 	for _, err := range []error{kept.example, more.example, later.example} {
 		if err != nil {
-			fmt.Printf("  neither 201 nor 503: %v\n", err)
+			fmt.Printf("  an answer was neither 201 nor 503: %v\n", err)
 		}
 	}
 	other, noRetry := kept.other+more.other+later.other, kept.noRetry+more.noRetry+later.noRetry
@@ -95,14 +95,14 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	return r
 }
 
-// longestGap returns the length of the longest interval without an event. The parameter at has the
-// times of the events. Only the time between the parameters from and to counts.
-func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
-	at = slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return !t.After(from) || !t.Before(to) })
-	at = append(at, from, to)
-	slices.SortFunc(at, time.Time.Compare)
-	for i := 1; i < len(at); i++ {
-		gap = max(gap, at[i].Sub(at[i-1]))
+// longestGap returns the length of the longest interval between start and end without an event. The
+// parameter events has the times of the events.
+func longestGap(events []time.Time, start, end time.Time) (gap time.Duration) {
+	events = slices.DeleteFunc(slices.Clone(events), func(t time.Time) bool { return !t.After(start) || !t.Before(end) })
+	events = append(events, start, end)
+	slices.SortFunc(events, time.Time.Compare)
+	for i := 1; i < len(events); i++ {
+		gap = max(gap, events[i].Sub(events[i-1]))
 	}
 	return gap
 }
@@ -136,7 +136,7 @@ func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
 			continue
 		}
 		if n++; n <= 5 {
-			fmt.Printf("  without an end: %s %q\n", ids[i], s)
+			fmt.Printf("  no terminal state: %s is %q\n", ids[i], s)
 		}
 	}
 	return n
@@ -174,7 +174,7 @@ func (c *cluster) checkCopies(ctx context.Context) {
 		}
 	}
 	if len(seen.Brokers) != o.Nodes || insync != fmt.Sprint(cfg.MinInSync) {
-		panic(fmt.Errorf("kafka: %d brokers, min.insync.replicas %s", len(seen.Brokers), insync))
+		panic(fmt.Errorf("kafka must have %d brokers and min.insync.replicas=%d, but has %d brokers and min.insync.replicas=%s", o.Nodes, cfg.MinInSync, len(seen.Brokers), insync))
 	}
 	found := rig.Must(cassandra.Doctor(ctx, o.CassandraConfig(cassandraTimeout)))
 	want3 := fmt.Sprintf("%d replicas on %d nodes", o.Nodes, o.Nodes)
@@ -189,6 +189,6 @@ func (c *cluster) checkCopies(ctx context.Context) {
 		right = right || f.Check == "replication" && f.Detail == want3
 	}
 	if !right {
-		panic(fmt.Errorf("cassandra does not have %s", want3))
+		panic(fmt.Errorf("cassandra must have %s", want3))
 	}
 }

@@ -21,7 +21,7 @@ import (
 // fan-outs are not yet sent at the moment of the fault. It claims small windows of receivers, so
 // that few calls can be made twice.
 const (
-	slowCalls  = 20 // workers.push.in_flight: most receivers in calls at the same time
+	slowCalls  = 20 // workers.push.in_flight: largest number of receivers in calls at the same time
 	slowWindow = 10 // workers.push.window
 	slowAhead  = 2  // workers.push.ahead
 
@@ -60,17 +60,18 @@ func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// ownerAway calls the function away, which stops a worker or cuts the worker off. It waits until
-// the other worker (the successor) has finished all requests. Then it calls the function back,
-// which away has returned and which lets the first worker (the old owner) continue. These rules
-// must be kept:
+// ownerAway calls the function interrupt, which stops a worker or cuts the worker off. It waits
+// until the other worker (the successor) has finished all requests. Then it calls resume, the
+// function that interrupt has returned. resume lets the first worker (the old owner) continue. These
+// rules must be kept:
 //
 //   - No message is lost or out of order.
-//   - For each request, the rows record at least as many repeated receivers as were sent twice.
+//   - For each request, the rows record at least as many repeated receivers as the providers got
+//     twice.
 //   - No row that the successor has finished changes.
-//   - After the call of back, the old owner repeats at most slowCalls calls. These calls were
+//   - After the call of resume, the old owner repeats at most slowCalls calls. These calls were
 //     under way at the moment of the fault.
-func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Process, *enclosure) (back func())) (r outcome) {
+func (c *cluster) ownerAway(ctx context.Context, name string, interrupt func(*rig.Process, *enclosure) (resume func())) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
 	servers := append(strings.Split(c.o.Cassandra, ","), c.o.Redis, c.o.Postgres)
@@ -89,7 +90,7 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	c.called(ctx, bases, fanouts*fanoutTargets/2)
 
 	gone := time.Now()
-	back := away(p, e)
+	resume := interrupt(p, e)
 	c.members(ctx, 1)
 	took := time.Since(gone)
 	// Wait until the calls that the worker had begun are over. A call takes less than a second.
@@ -103,7 +104,7 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	bytesAway := e.called() - quiet
 	ended := c.totals(ctx)
 
-	back()
+	resume()
 	awayFor := time.Since(gone)
 	c.members(ctx, 2)
 	// The old owner must accept new work and must stop gracefully.
@@ -113,8 +114,8 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	overwritten := c.changed(ctx, rows)
 	beyond := c.beyondRows(ctx, append(bases, more...))
 	after := c.totals(ctx)
-	// All requests had ended before the call of back. So the old owner has made all repeated calls
-	// that happened after it.
+	// All requests had ended before the call of resume. So the old owner has made all repeated
+	// calls that happened after that call.
 	late := after.Duplicates - ended.Duplicates
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates
@@ -161,10 +162,10 @@ func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []noti
 		}
 		var made api.FanoutResult
 		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.Fanout(ctx, f, ""); return err }))
-		id, err := notify.ParseID(made.FirstID)
-		if err != nil || made.Accepted != fanoutTargets {
-			panic(fmt.Errorf("of a fan-out of %d %d were accepted: %w", fanoutTargets, made.Accepted, err))
+		if made.Accepted != fanoutTargets {
+			panic(fmt.Errorf("only %d of %d receivers of a fan-out were accepted", made.Accepted, fanoutTargets))
 		}
+		id := rig.Must(notify.ParseID(made.FirstID))
 		bases = append(bases, id.Base)
 	}
 	return bases
@@ -200,7 +201,7 @@ func (c *cluster) finished(ctx context.Context, ids []string, bases []notify.Bas
 				break
 			}
 			if waited.Over() {
-				fmt.Printf("  lost: of %s providers were sent %d, the API says %v\n", b, fans[b].IDs, sum.Counts)
+				fmt.Printf("  lost: providers accepted %[2]d receivers of the fan-out %[1]s; the API reports the states %[3]v\n", b, fans[b].IDs, sum.Counts)
 				lost += open
 				break
 			}
@@ -247,22 +248,22 @@ func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[n
 	return rows
 }
 
-// changed reads the rows again and counts the rows whose value is not the value in was.
-func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row) (n int64) {
+// changed reads the rows again and counts the rows that differ from the rows in before.
+func (c *cluster) changed(ctx context.Context, before map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base
-	for k := range was {
+	for k := range before {
 		if !seen[k.Chunk.Base] {
 			seen[k.Chunk.Base] = true
 			bases = append(bases, k.Chunk.Base)
 		}
 	}
 	now := c.rowsOf(ctx, bases)
-	for k, row := range was {
-		if is := now[k]; !reflect.DeepEqual(row, is) {
+	for k, row := range before {
+		if current := now[k]; !reflect.DeepEqual(row, current) {
 			if n++; n <= 5 {
 				fmt.Printf("  overwritten: %+v: done to %d, started to %d, starts=%d resent=%d done=%v; it was done to %d, started to %d, starts=%d resent=%d done=%v\n",
-					k, is.DoneUpTo, is.StartedUpTo, is.Starts, is.Resent, is.Done, row.DoneUpTo, row.StartedUpTo, row.Starts, row.Resent, row.Done)
+					k, current.DoneUpTo, current.StartedUpTo, current.Starts, current.Resent, current.Done, row.DoneUpTo, row.StartedUpTo, row.Starts, row.Resent, row.Done)
 			}
 		}
 	}

@@ -28,7 +28,7 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 	due := c.triggers(ctx, int(span/each), from, span)
 	in := c.shardsOf(ctx, due, shards)
 	if left := time.Until(from); left < 0 {
-		panic(fmt.Errorf("registering took %s longer than there was time", -left))
+		panic(fmt.Errorf("the registration of %d triggers ended %s after the first trigger was due", len(due), -left))
 	}
 	rig.Ok(rig.Pause(ctx, time.Until(from.Add(5*time.Second))))
 	states := c.shards(ctx, shards)
@@ -61,7 +61,7 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 func (c *cluster) shardCount(ctx context.Context) int {
 	m, err := c.processesOf("scheduler")[0].Metrics(ctx)
 	if err == nil && m["notifyd_timer_shards"] < 1 {
-		err = fmt.Errorf("a scheduler knows of no shards")
+		err = fmt.Errorf("the metric notifyd_timer_shards of a scheduler is below 1")
 	}
 	rig.Ok(err)
 	return int(m["notifyd_timer_shards"])
@@ -100,7 +100,7 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	rig.Ok(leader.Signal(syscall.SIGSTOP))
 	rig.Ok(rig.Pause(ctx, paused))
 	var now []engine.ShardState
-	until(ctx, "the other one has taken over what was the paused one's", func() bool {
+	until(ctx, "the other scheduler has taken over all shards of the paused scheduler", func() bool {
 		now = c.shards(ctx, shards)
 		return len(ownedBy(leader, now)) == 0
 	})
@@ -121,7 +121,7 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	// The scheduler must notice that it has lost the shards. Later it acquires its share of the
 	// shards again, with new terms.
 	lost := 0.0
-	until(ctx, "the paused one has noticed", func() bool {
+	until(ctx, "the paused scheduler has noticed that it has lost its shards", func() bool {
 		m, err := leader.Metrics(ctx)
 		if err != nil {
 			return false // the process has only just continued
@@ -174,13 +174,13 @@ func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 }
 
 // slowest returns the longest time from the answer 201 to the call of the provider. It considers
-// only requests that were accepted within 3 s before or after the parameter around.
-func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration) {
+// only requests that were accepted within 3 s before or after the time moment.
+func (c *cluster) slowest(ctx context.Context, t *traffic, moment time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.answers {
 		a := &t.answers[i]
-		if a.id == "" || a.at.Sub(around).Abs() > 3*time.Second {
+		if a.id == "" || a.at.Sub(moment).Abs() > 3*time.Second {
 			continue
 		}
 		at := rig.Must(c.v.SentAt(ctx, a.id))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,7 +23,7 @@ const checkpoints = 65 * time.Second
 //   - Every immediate message reaches a terminal state, also if it was accepted after the backups.
 //   - Every schedule or trigger made before the Cassandra backup is executed, perhaps late, but
 //     never early. Triggers made after the backup are lost.
-//   - Only messages sent after the begin of the Cassandra backup are repeated.
+//   - Only messages sent after the start of the Cassandra backup are repeated.
 func restored(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -48,7 +49,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	t.end()
 	answer, running := c.restoreServers(ctx, taken)
 	if running == nil || !strings.Contains(answer, "cluster_running") {
-		panic(fmt.Errorf("restored while processes work: %w\n%s", running, answer))
+		panic(errors.Join(fmt.Errorf("restore-servers must refuse with cluster_running while processes run, but it printed:\n%s", answer), running))
 	}
 
 	lost := time.Now()
@@ -88,7 +89,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	calls := c.callbacks(ctx, triggers)
 	drained := time.Since(ready)
 	early := c.sentEarly(ctx, pushes) + calls.early
-	// Include calls of the last 5 s before the backup: a call that was under way at the begin of
+	// Include calls of the last 5 s before the backup: a call that was under way at the start of
 	// the backup has no row in the backup.
 	since := taken.Add(-5 * time.Second)
 	within := func(at []time.Time) (n int64) {
@@ -120,9 +121,10 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// restoreServers runs the command "notifyd restore-servers". taken is the time of the backup.
-func (c *cluster) restoreServers(ctx context.Context, taken time.Time) (string, error) {
-	return c.f.Command(ctx, nil, "restore-servers", "--taken", taken.UTC().Format(time.RFC3339Nano), "--config", c.f.Engines())
+// restoreServers runs the command "notifyd restore-servers". The parameter backupTime is the time
+// of the backup.
+func (c *cluster) restoreServers(ctx context.Context, backupTime time.Time) (string, error) {
+	return c.f.Command(ctx, nil, "restore-servers", "--taken", backupTime.UTC().Format(time.RFC3339Nano), "--config", c.f.Engines())
 }
 
 // postgres runs a command-line tool of PostgreSQL on the database that notifyd uses.

@@ -54,7 +54,7 @@ func (c *cluster) kill(ctx context.Context, name string) {
 	}
 	pid := c.pid(name)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		panic(fmt.Errorf("%s (%d): %w", name, pid, err))
+		panic(fmt.Errorf("cannot kill %s (process %d): %w", name, pid, err))
 	}
 	until(ctx, name+" is gone", func() bool { return gone(pid) })
 }
@@ -71,7 +71,7 @@ func (c *cluster) pid(name string) int {
 	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
 	pid, err := strconv.Atoi(first)
 	if err != nil || pid <= 1 {
-		panic(fmt.Errorf("%s holds no process id: %q", path, b))
+		panic(fmt.Errorf("the file %s must contain a process id, but it contains %q", path, b))
 	}
 	return pid
 }
@@ -94,8 +94,8 @@ func emptyRedis() {
 	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until calls the function ask repeatedly and returns when ask returns true. If this does not
-// happen within rig.Patience, until panics.
-func until(ctx context.Context, what string, ask func() bool) {
-	rig.Ok(rig.Until(ctx, what, func() (bool, error) { return ask(), nil }))
+// until calls check repeatedly and returns when check returns true. If check has not returned true
+// within rig.Patience, until panics with the text condition.
+func until(ctx context.Context, condition string, check func() bool) {
+	rig.Ok(rig.Until(ctx, condition, func() (bool, error) { return check(), nil }))
 }

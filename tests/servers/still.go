@@ -8,8 +8,8 @@ import (
 
 const (
 	// stoodStill is the longest time that the machine may stand still during a fault. After a
-	// longer stall, a failed fault is run again. The time is shorter than every lease and session
-	// of notifyd.
+	// longer stall, a fault whose checks failed is run again. The time is shorter than every lease
+	// and session of notifyd.
 	stoodStill = 2 * time.Second
 	// tries is the largest number of runs of one fault.
 	tries = 3

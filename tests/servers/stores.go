@@ -60,7 +60,7 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	kept, more := t.count("critical", killed, back), t.count("rest", killed, back)
 	refused := kept.refused + more.refused + kept.other + more.other
 	if later.example != nil {
-		fmt.Printf("  neither 201 nor 503: %v\n", later.example)
+		fmt.Printf("  an answer was neither 201 nor 503: %v\n", later.example)
 	}
 	r.ok = r.lost == 0 && r.early == 0 && r.duplicates == 0 && calls.twice == 0 && kept.accepted > 0 && more.accepted > 0 && refused == 0 &&
 		later.accepted == 0 && later.refused > 0 && later.noRetry == 0 && later.other == 0
@@ -119,8 +119,8 @@ func (c *cluster) released(ctx context.Context) (n float64) {
 	return n
 }
 
-// putUser stores the profile of a user, with the address that the load uses. optOut lists the
-// channels and categories of which the user wants no messages.
+// putUser stores the profile of a user, with the address that the load uses. The parameter optOut
+// lists the channels and categories in which the user wants no messages.
 func (c *cluster) putUser(ctx context.Context, user string, optOut ...string) error {
 	_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}, OptOut: optOut})
 	return err
@@ -164,7 +164,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	muted := c.send(ctx, stream{categories: []string{"transactional"}, profiles: true}, one, 0)
 	rig.Ok(muted.err)
 	status := ""
-	until(ctx, "what was opted out of has ended", func() bool {
+	until(ctx, "the push after the opt-out has a terminal state", func() bool {
 		st, err := c.cl.Notification(ctx, muted.id)
 		if k := notify.KindOf(err); err != nil && k != notify.KindUnavailable && k != notify.KindNotFound {
 			panic(err)
@@ -176,7 +176,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	kept := t.count("known", killed, back)
 	if optOut.example != nil {
-		fmt.Printf("  neither 201 nor 503: %v\n", optOut.example)
+		fmt.Printf("  an answer was neither 201 nor 503: %v\n", optOut.example)
 	}
 	r.ok = r.lost == 0 && r.duplicates == 0 && kept.accepted > 0 && kept.refused+kept.other == 0 && meanwhile > delivered &&
 		optOut.accepted == 0 && optOut.refused > 0 && optOut.other == 0 && status == notify.Suppressed.String()

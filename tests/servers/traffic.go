@@ -158,22 +158,22 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal returns how long it took until the first answer 503 arrived. The parameter after is
-// the beginning of this time. Requests that were sent earlier are ignored, because they may have
-// been refused for another reason. The result there is false if no request was refused.
-func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool) {
+// firstRefusal returns the time from start until the first answer 503 arrived. It ignores requests
+// that were sent before start, because they may have been refused for another reason. The result
+// refused is false if no request was refused.
+func (t *traffic) firstRefusal(start time.Time) (took time.Duration, refused bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.answers {
 		a := &t.answers[i]
-		if a.sent.Before(after) || notify.KindOf(a.err) != notify.KindUnavailable {
+		if a.sent.Before(start) || notify.KindOf(a.err) != notify.KindUnavailable {
 			continue
 		}
-		if d := a.at.Sub(after); !there || d < took {
-			took, there = d, true
+		if d := a.at.Sub(start); !refused || d < took {
+			took, refused = d, true
 		}
 	}
-	return took, there
+	return took, refused
 }
 
 // accepted returns the times at which requests of the named streams were acknowledged. Without

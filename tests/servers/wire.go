@@ -85,24 +85,24 @@ func (w *wire) forward(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// copyBytes forwards the bytes of one direction of a connection until the sender closes it. Then
-// it closes that direction. It adds the number of forwarded bytes to count.
-func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
+// copyBytes forwards bytes from source to target until the sender closes source. Then it closes
+// that direction of target. It adds the number of forwarded bytes to total.
+func (w *wire) copyBytes(target, source net.Conn, total *atomic.Int64) {
 	buf := make([]byte, 64<<10)
 	for {
-		n, err := from.Read(buf)
+		n, err := source.Read(buf)
 		w.gate.pass()
 		if n > 0 {
-			if _, failed := to.Write(buf[:n]); failed != nil {
+			if _, failed := target.Write(buf[:n]); failed != nil {
 				err = failed
 			}
-			count.Add(int64(n))
+			total.Add(int64(n))
 		}
 		if err != nil {
-			if half, ok := to.(interface{ CloseWrite() error }); ok {
+			if half, ok := target.(interface{ CloseWrite() error }); ok {
 				_ = half.CloseWrite() // the other direction stays open
 			} else {
-				to.Close()
+				target.Close()
 			}
 			return
 		}

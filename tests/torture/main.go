@@ -37,11 +37,11 @@ func main() {
 	flag.IntVar(&o.kills, "kills", 20, "number of times the process is killed")
 	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "seed of the random kill times and fault points")
 	flag.Float64Var(&o.rate, "rate", 300, "single notifications per second")
-	flag.Float64Var(&o.laterRate, "later", 0, "triggers and scheduled pushes per second, most of them in batches; 0: a sixth of rate")
+	flag.Float64Var(&o.laterRate, "later", 0, "triggers and scheduled pushes per second, most of them in batches; 0: a sixth of -rate")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
 	rig.MutantFlag(&o.mutant, "torture")
-	flag.StringVar(&o.faultPoint, "at", "", "kill always at this fault point; without it, half of the kills are at random fault points")
-	flag.DurationVar(&o.drain, "drain", 5*time.Minute, "longest wait for everything to become terminal")
+	flag.StringVar(&o.faultPoint, "at", "", "fault point of every kill; empty: half of the kills are at random fault points")
+	flag.DurationVar(&o.drain, "drain", 5*time.Minute, "longest wait until everything has a terminal state")
 	flag.Parse()
 	rig.Main("torture", o.keep, o.run)
 }
@@ -84,7 +84,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		panic(fmt.Errorf("the graceful stop failed: %w", err))
 	}
 	rig.Ok(v.Rows(ctx, &res))
-	fmt.Printf("  later: %d triggers and %d scheduled pushes, %d fired, %d cancelled; %d calls too many, %d explained by claims\n",
+	fmt.Printf("  later: %d triggers and %d scheduled pushes, %d fired, %d cancelled; %d repeated calls; the claims allow %d\n",
 		later.Triggers, later.Schedules, later.Fired, later.Cancelled, later.Duplicates, later.Bound)
 	good := res.Lost == 0 && res.Terminal == res.Accepted && res.Duplicates <= res.Bound && res.Reordered == 0 && res.NoID == 0 &&
 		later.Good() && audit.Drift == 0

@@ -52,8 +52,8 @@ func main() {
 	flag.IntVar(&o.users, "users", 20_000_000, "number of users, each with a push address of 64 bytes")
 	flag.IntVar(&o.workers, "workers", 4, "number of worker processes")
 	flag.IntVar(&o.partitions, "partitions", 18, "partitions of each topic")
-	flag.StringVar(&o.kafka, "kafka", "127.0.0.1:19092", "address of a broker")
-	flag.StringVar(&o.postgres, "postgres", "127.0.0.1:15432", "address of the server")
+	flag.StringVar(&o.kafka, "kafka", "127.0.0.1:19092", "address of a Kafka broker")
+	flag.StringVar(&o.postgres, "postgres", "127.0.0.1:15432", "address of the PostgreSQL server")
 	flag.BoolVar(&o.worker, "worker", false, "internal: run as a worker; -postgres is the DSN")
 	flag.StringVar(&o.topics, "topics", "", "internal: topics of a worker, separated by commas")
 	flag.StringVar(&o.owner, "owner", "", "internal: name of a worker in its groups")
@@ -75,7 +75,7 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
 		if _, err := admin.Exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
-			fmt.Printf("the database %s is left behind: %v\n", name, err)
+			fmt.Printf("could not remove the database %s: %v\n", name, err)
 		}
 		_ = admin.Close(ctx)
 	}()
@@ -188,18 +188,18 @@ func (o *options) measureWorkers(ctx context.Context, fleet []*child) (out worke
 	return out
 }
 
-// measureOptOuts stores opt-outs of n users, one after the other. It divides all users into 100 equal
-// ranges and uses the first user of n ranges; the parameter from is the index of the first range.
-// measureOptOuts returns the longest time from the answer to an opt-out until every worker refused
-// to send to the user.
-func (o *options) measureOptOuts(ctx context.Context, api *users.Service, fleet []*child, n, from int) (longest time.Duration) {
+// measureOptOuts stores opt-outs of n users, one after the other. It divides all users into 100
+// equal ranges and uses the first user of n ranges; the parameter first is the index of the first
+// range. measureOptOuts returns the longest time from the answer to an opt-out until every worker
+// refused to send to the user.
+func (o *options) measureOptOuts(ctx context.Context, api *users.Service, fleet []*child, n, first int) (longest time.Duration) {
 	for i := range n {
-		user := userOf((from + i) * (o.users / 100))
+		user := userOf((first + i) * (o.users / 100))
 		p := rig.Must(api.Get(ctx, user))
 		p.OptOut = []string{"marketing"}
 		rig.Must(api.Put(ctx, p))
 		answered := time.Now()
-		rig.Ok(rig.Until(ctx, "every worker knows of an opt-out", func() (bool, error) {
+		rig.Ok(rig.Until(ctx, "every worker refuses to send to "+user, func() (bool, error) {
 			for _, c := range fleet {
 				if s, err := c.ask("decide " + user); err != nil || !s.OptedOut {
 					return false, err

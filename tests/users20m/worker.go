@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -137,7 +138,8 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 	return s
 }
 
-// child is a worker's process, as the process that started it sees the worker.
+// child is a worker process, with the pipes through which the main process sends it lines and reads
+// its answers.
 type child struct {
 	*rig.Child
 
@@ -164,7 +166,7 @@ func (c *child) ask(line string) (s state, err error) {
 		return s, err
 	}
 	if !c.out.Scan() {
-		return s, fmt.Errorf("a worker does not answer: %w", c.out.Err())
+		return s, errors.Join(errors.New("a worker closed its output before it answered"), c.out.Err())
 	}
 	err = json.Unmarshal(c.out.Bytes(), &s)
 	return s, err
@@ -187,7 +189,7 @@ func (o *options) dropTopics(ctx context.Context, topics []string) {
 	defer cl.Close()
 	adm := kadm.NewClient(cl)
 	if _, err := adm.DeleteTopics(ctx, topics...); err != nil {
-		fmt.Println("topics are left behind:", err)
+		fmt.Println("could not remove the topics:", err)
 	}
 	_, _ = adm.DeleteGroups(ctx, topics[0]+"-workers", topics[1]+"-workers")
 }

@@ -36,10 +36,10 @@ func send(t *testing.T, cl *api.Client, user string) (string, error) {
 	return made.NotificationID, err
 }
 
-// clientOf returns a copy of cl that sends its requests to another process. The parameter at is
-// the address (host:port) of that process.
-func clientOf(cl *api.Client, at string) *api.Client {
+// clientOf returns a copy of cl that sends its requests to another process. The parameter address
+// is the host:port of that process.
+func clientOf(cl *api.Client, address string) *api.Client {
 	out := *cl
-	out.BaseURL = "http://" + at
+	out.BaseURL = "http://" + address
 	return &out
 }

@@ -81,10 +81,10 @@ func (s *skewed) pass(c net.Conn, to string) {
 }
 
 // TestClockThatIsOff starts a process whose clock is one hour fast, and then a process whose clock
-// is one hour slow. Such a process must own no shards and make no calls. It must not be ready, and
-// the doctor must report the clock. It must refuse triggers and scheduled pushes, and accept
-// immediate pushes. When the test corrects the clock, the process must acquire all shards and work
-// normally. When the clock becomes wrong again, the process must release all shards.
+// is one hour slow. Each process must own no shards and make no calls. It must not be ready, and
+// the doctor must report the clock. The process must refuse triggers and scheduled pushes, and
+// accept immediate pushes. When the test corrects the clock, the process must acquire all shards
+// and work normally. When the clock becomes wrong again, the process must release all shards.
 func TestClockThatIsOff(t *testing.T) {
 	e, f := clockFleet(t)
 	for _, off := range []string{"1h", "-1h"} {
@@ -205,11 +205,11 @@ func (e *estate) clockProcess(t *testing.T, f *rig.Fleet, name, off string, set 
 	return c
 }
 
-// turn sets the error of the process's clock to the parameter off, such as "-1h". It renames a
-// complete file, so that the process never reads a half-written file.
-func (c *clockProcess) turn(off string) {
+// turn sets the error of the process's clock to offset, such as "-1h". It renames a complete file,
+// so that the process never reads a half-written file.
+func (c *clockProcess) turn(offset string) {
 	c.t.Helper()
-	err := os.WriteFile(c.file+".new", []byte(off), 0o600)
+	err := os.WriteFile(c.file+".new", []byte(offset), 0o600)
 	if err == nil {
 		err = os.Rename(c.file+".new", c.file)
 	}
@@ -253,11 +253,11 @@ func (c *clockProcess) newTrigger(due time.Time) api.Trigger {
 	return api.Trigger{CallbackURL: fmt.Sprintf("%s/clock?due=%d", url, due.UnixMilli()), FireAt: &due, Exact: true}
 }
 
-// trigger registers a trigger and returns its id. The parameter at is a client of another process,
-// whose clock is correct.
-func (c *clockProcess) trigger(at *api.Client, due time.Time) string {
+// trigger registers a trigger and returns its id. The parameter other is a client of another
+// process, whose clock is correct.
+func (c *clockProcess) trigger(other *api.Client, due time.Time) string {
 	c.t.Helper()
-	made, err := at.Trigger(c.t.Context(), c.newTrigger(due), "")
+	made, err := other.Trigger(c.t.Context(), c.newTrigger(due), "")
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func (c *clockProcess) later(due time.Time) map[string]error {
 	return map[string]error{"a trigger": trigger, "a schedule": schedule}
 }
 
-// called returns the time of the last call of a trigger, and the number n of its calls.
+// called returns the time of the last call of a trigger, and the number of its calls.
 func (c *clockProcess) called(id string) (at time.Time, n int) {
 	c.t.Helper()
 	if err := c.f.V.Calls(c.t.Context(), func(v rig.Call) {

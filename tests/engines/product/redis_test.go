@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// plainRedis starts Redis servers without TLS, in addition to the Redis with TLS. form is
-// "sentinel" or "cluster". It returns the addresses for the configuration.
+// plainRedis starts Redis servers without TLS, in addition to the Redis with TLS. The parameter
+// form is "sentinel" or "cluster". It returns the addresses for the configuration.
 func (e *estate) plainRedis(t *testing.T, form string) []string {
 	t.Helper()
 	s := []string{"redis", "REDIS_MODE=" + form, "REDIS_SECURE=", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])}

@@ -27,8 +27,8 @@ func (e *estate) secrets(t *testing.T) []string {
 	return out
 }
 
-// environment returns the credentials of v as environment variables. without has settings that
-// remove the files with these credentials from the configuration.
+// environment returns the credentials of v as environment variables. The result without has
+// settings that remove the files with these credentials from the configuration.
 func (e *estate) environment(t *testing.T, v values) (env []string, without values) {
 	t.Helper()
 	s := e.secrets(t)
@@ -61,15 +61,15 @@ func TestSecure(t *testing.T) {
 	e.tellsNothing(t, f, "")
 }
 
-// tellsNothing fails the test if a secret is in the logs of f or in the text of the parameter more.
-func (e *estate) tellsNothing(t *testing.T, f *rig.Fleet, more string) {
+// tellsNothing fails the test if a secret is in the logs of f or in text.
+func (e *estate) tellsNothing(t *testing.T, f *rig.Fleet, text string) {
 	t.Helper()
 	logs, err := f.Logs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, s := range e.secrets(t) {
-		if strings.Contains(logs+more, s) {
+		if strings.Contains(logs+text, s) {
 			t.Errorf("secret %d is told", i)
 		}
 	}

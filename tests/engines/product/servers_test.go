@@ -108,9 +108,9 @@ func (e *estate) start() (err error) {
 	return e.roles()
 }
 
-// script runs a script of scripts/engines with the argument verb. s has the name of the script and
-// environment variables for it. The output goes to a file. With a pipe, script would wait until
-// the server ends, because the server keeps the pipe open.
+// script runs a script of scripts/engines with the argument verb. The parameter s has the name of
+// the script, followed by environment variables for the script. The output goes to a file. With a
+// pipe, script would wait until the server ends, because the server keeps the pipe open.
 func (e *estate) script(verb string, s []string) error {
 	name := filepath.Join(e.dir, s[0]+".script.log")
 	out, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
@@ -292,15 +292,15 @@ var (
 	mainErr  error
 )
 
-// fleet returns a new fleet with the configuration v and starts its first process. first is the
-// list of roles of that process.
+// fleet returns a new fleet with the configuration v and starts its first process. The parameter
+// first is the list of roles of that process.
 func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *rig.Fleet {
 	t.Helper()
 	f, err := rig.NewFleet(t.Context(), rig.FleetConfig{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: first, Env: env})
 	t.Cleanup(func() {
 		if t.Failed() {
 			if logs, err := f.Logs(); err == nil {
-				t.Logf("the last that was said:\n%s", logs[max(0, len(logs)-20_000):])
+				t.Logf("the end of the logs:\n%s", logs[max(0, len(logs)-20_000):])
 			}
 		}
 		f.End()
@@ -311,10 +311,10 @@ func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *rig
 	return f
 }
 
-// load starts a small load of each kind and calls the function do. Then it waits until at least 30
-// messages were accepted, ends the load, and waits until the messages are delivered. It returns
-// the counts of accepted, lost and repeated messages.
-func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
+// load starts a small load of each kind and calls action. Then it waits until at least 30 messages
+// were accepted, ends the load, and waits until the messages are delivered. It returns the counts
+// of accepted, lost and repeated messages.
+func load(t *testing.T, f *rig.Fleet, prefix string, action func()) rig.Sums {
 	t.Helper()
 	ctx := t.Context()
 	b := rig.NewBalancer(rig.HostOf(f.V.URL()))
@@ -323,8 +323,8 @@ func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
 	if err != nil {
 		t.Fatal(err)
 	}
-	do()
-	// On a busy machine few messages may have been accepted while do ran.
+	action()
+	// On a busy machine few messages may have been accepted while action ran.
 	if err := rig.Until(ctx, "30 messages are accepted", func() (bool, error) { return l.Accepted() >= 30, nil }); err != nil {
 		t.Error(err)
 	}
@@ -348,7 +348,7 @@ func whole(t *testing.T, s rig.Sums, what string) {
 	}
 }
 
-// briefly returns a function for the parameter do of load. The function waits for two seconds.
+// briefly returns a function for the parameter action of load. The function waits for two seconds.
 func briefly(t *testing.T) func() {
 	return func() {
 		if err := rig.Pause(t.Context(), 2*time.Second); err != nil {

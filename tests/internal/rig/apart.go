@@ -13,11 +13,11 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// Apart gives a run its own keyspace in Cassandra, database in PostgreSQL and key prefix in
-// Redis. All three have the same new name, which begins with name. Apart creates only the database.
-// The returned function removes all three, and prints the name if it could not remove something.
-// Topics have the same names in all installations. So a run that needs its own topics must start its
-// own Kafka.
+// Apart gives a run its own keyspace in Cassandra, database in PostgreSQL and key prefix in Redis.
+// All three have the same new name, which begins with the parameter name. Apart creates the
+// database, but not the keyspace. The returned function removes all three, and prints the name if
+// it could not remove something. Topics have the same names in all installations. So a run that
+// needs its own topics must start its own Kafka.
 func (s *Servers) Apart(ctx context.Context, name string) (remove func()) {
 	name = fmt.Sprintf("%s_%08x", name, rand.Uint32())
 	s.Keyspace, s.Database, s.Prefix = name, name, name+":"
@@ -29,7 +29,7 @@ func (s *Servers) Apart(ctx context.Context, name string) (remove func()) {
 		defer func() { _ = admin.Close(ctx) }()
 		_, err := admin.Exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)")
 		if err := errors.Join(err, Try(func() { s.dropKeyspace(ctx, name) }), Try(func() { s.dropKeys(ctx, name+":") })); err != nil {
-			fmt.Printf("%s is left behind in the servers: %v\n", name, err)
+			fmt.Printf("could not remove everything called %s from the servers: %v\n", name, err)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (v *Victim) AuditSince(ctx context.Context, since time.Time) (api.Conservat
 	cl.HTTPClient = &h
 	rep, err := cl.Conservation(ctx, since)
 	if err != nil {
-		return rep, fmt.Errorf("the audit: %w", err)
+		return rep, fmt.Errorf("the server could not audit its requests: %w", err)
 	}
 	for i, f := range rep.Findings {
 		if i == 20 {

@@ -16,8 +16,8 @@ import (
 )
 
 // Balancer is an http.RoundTripper that sends requests to each API in turn, as the load balancer of
-// an installation does. If an attempt has no answer, it tries the next API. It counts the attempts
-// without an answer and the answers that refuse a request.
+// an installation does. If an attempt gets no answer, Balancer tries the next API. It counts the
+// attempts without an answer and the answers that refuse a request.
 type Balancer struct {
 	hosts []string
 	next  atomic.Uint64
@@ -59,7 +59,7 @@ func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	panic("a balancer without a host")
+	panic("rig: NewBalancer was called without a host")
 }
 
 // note counts an answer that refuses a request. It reads the body of resp and replaces it with a
@@ -90,7 +90,8 @@ func (f *Fleet) Client(b *Balancer) *api.Client {
 // connection.
 func (b *Balancer) Connections() int64 { return b.connections.Load() }
 
-// Why describes the refused requests. It has a line for each status, error code and route.
+// Why describes the refused requests. The text has a line for each combination of status, error
+// code and route.
 func (b *Balancer) Why() (text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

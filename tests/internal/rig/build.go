@@ -41,7 +41,7 @@ func Mutants(program string) (map[string]Mutant, error) {
 
 // MutantFlag registers the flag -mutant of a proof program. Its value is the name of a mutant.
 func MutantFlag(name *string, program string) {
-	flag.StringVar(name, "mutant", "", "break a mechanism first: "+strings.Join(MutantNames(program), ", "))
+	flag.StringVar(name, "mutant", "", "build notifyd with this mutant, which breaks one mechanism: "+strings.Join(MutantNames(program), ", "))
 }
 
 // MutantNames returns the names of a program's mutants, sorted.
@@ -61,7 +61,7 @@ func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	}
 	m, ok := known[mutant]
 	if !ok {
-		return "", fmt.Errorf("no mutant is called %q; there are %s", mutant, strings.Join(MutantNames(program), ", "))
+		return "", fmt.Errorf("no mutant is called %q; the mutants are %s", mutant, strings.Join(MutantNames(program), ", "))
 	}
 	return Build(ctx, ".", dir, &m)
 }
@@ -101,7 +101,7 @@ func (m Mutant) apply(root string) (file, text string, err error) {
 		return "", "", err
 	}
 	if n := strings.Count(string(src), m.Old); n != 1 || m.Old == m.New {
-		return "", "", fmt.Errorf("the mutant's text stands %d times in %s and must stand there once, and change", n, m.File)
+		return "", "", fmt.Errorf("the mutant's old text occurs %d times in %s; it must occur once and differ from the new text", n, m.File)
 	}
 	text = strings.Replace(string(src), m.Old, m.New, 1)
 	_, err = parser.ParseFile(token.NewFileSet(), m.File, text, parser.SkipObjectResolution)

@@ -28,8 +28,8 @@ func TestMutantsFitTheirFiles(t *testing.T) {
 func TestMutantThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	for want, m := range map[string]Mutant{
-		"stands 0 times": {File: "tests/internal/rig/try.go", Old: "what no file has", New: "x"},
-		"stands 2 times": {File: "tests/internal/rig/try.go", Old: "\tOk(err)", New: "x"},
+		"occurs 0 times": {File: "tests/internal/rig/try.go", Old: "what no file has", New: "x"},
+		"occurs 2 times": {File: "tests/internal/rig/try.go", Old: "\tOk(err)", New: "x"},
 		"expected":       {File: "tests/internal/rig/try.go", Old: "package rig", New: "package"},
 	} {
 		if _, _, err := m.apply("../../.."); err == nil || !strings.Contains(err.Error(), want) {

@@ -48,14 +48,14 @@ func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
 // Call is one callback as the receiver has recorded it.
 type Call = simulator.Call
 
-// Due returns a trigger that fires exactly at the time at. The query of its URL contains the time in
-// ms since 1970, so that the receiver can measure the lateness of the call.
-func Due(url string, at time.Time) api.Trigger {
-	at = at.UTC().Truncate(time.Millisecond)
-	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
+// Due returns a trigger that fires exactly at the time fireAt. The query of its URL contains the
+// time in ms since 1970, so that the receiver can measure the lateness of the call.
+func Due(url string, fireAt time.Time) api.Trigger {
+	fireAt = fireAt.UTC().Truncate(time.Millisecond)
+	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, fireAt.UnixMilli()), FireAt: &fireAt, Exact: true, Payload: []byte(`{"n":1}`)}
 }
 
-// Dues has acknowledged triggers or scheduled pushes by id. The value is the due time. A trigger or
+// Dues has the due times of acknowledged triggers or scheduled pushes, by their ids. A trigger or
 // push must not be sent before its due time.
 type Dues map[string]time.Time
 
@@ -69,7 +69,8 @@ type TooEarly struct {
 	By time.Duration
 }
 
-// Fired is the result of comparing the calls that the receiver has recorded with Dues.
+// Fired is the result of the method Fired, which compares Dues with the calls that the receiver has
+// recorded.
 type Fired struct {
 	First   map[string]time.Time // time of the first accepted call, by trigger
 	Lost    []string             // triggers without an accepted call
@@ -79,7 +80,7 @@ type Fired struct {
 	Latest  time.Duration        // greatest lateness of a first accepted call
 }
 
-// Fired compares the calls that the receiver has recorded with the triggers in d.
+// Fired compares the triggers in d with the calls that the receiver has recorded.
 func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	f.First = map[string]time.Time{}
 	err = v.Calls(ctx, func(c Call) {

@@ -18,14 +18,14 @@ import (
 type Result struct {
 	Accepted  int64 // acknowledged by the server
 	Terminal  int64 // in a terminal state
-	Lost      int64 // not terminal, or sent or delivered by their state although no provider accepted them
+	Lost      int64 // not terminal; or their state is sent or delivered, but no provider accepted them
 	Unknown   int64 // in state UNKNOWN
 	Failed    int64 // in state FAILED
-	Ambiguous int64 // calls that a provider accepted without the caller knowing it, e.g. with an error as answer
+	Ambiguous int64 // accepted calls whose caller cannot know this, e.g. because the answer was an error
 	NoID      int64 // receivers in calls without a notification id
 
 	Duplicates int64 // calls that a provider accepted again for the same id and address
-	Bound      int64 // most duplicates that are allowed: receivers that the rows record as resent
+	Bound      int64 // allowed number of duplicates: receivers that the rows record as resent
 	Reordered  int64 // first attempts out of their user's order
 }
 
@@ -40,7 +40,7 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (o
 	for _, f := range p.fans {
 		r.Accepted += int64(f.Count - f.Rejected)
 	}
-	fmt.Fprintf(v.cfg.Out, "  promised %d receivers in %d singles and %d fan-outs; waiting for their ends\n", r.Accepted, len(p.ids), len(p.fans))
+	fmt.Fprintf(v.cfg.Out, "  promised %d receivers in %d singles and %d fan-outs; waiting until all have ended\n", r.Accepted, len(p.ids), len(p.fans))
 	deadline := time.Now().Add(limit)
 	reached := map[string]bool{} // ids whose state says that a provider accepted them
 	open := 0
@@ -192,7 +192,7 @@ func (v *Victim) explainDuplicates(ctx context.Context, rows map[notify.Base][]n
 		if n <= known {
 			continue
 		}
-		fmt.Fprintf(v.cfg.Out, "  %d duplicates of %s, its rows know of %d\n", n, base, known)
+		fmt.Fprintf(v.cfg.Out, "  %d duplicates of %s, its rows record %d\n", n, base, known)
 		for _, d := range out.Recent {
 			if id, err := notify.ParseID(d.ID); err == nil && id.Base == base {
 				fmt.Fprintf(v.cfg.Out, "    %s taken %s and %s\n", d.ID, d.FirstAt.Format("15:04:05.000"), d.At.Format("15:04:05.000"))

@@ -51,7 +51,7 @@ func (p *Child) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) 
 func (p *Child) Pid() int { return p.cmd.Process.Pid }
 
 // errStays is the error of Wait for a process that has not ended within limit.
-var errStays = errors.New("it does not end")
+var errStays = errors.New("the process has not ended in time")
 
 // Wait waits until the process has ended. It returns an error if the exit code is not 0 or the
 // process has not ended within limit.

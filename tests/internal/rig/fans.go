@@ -14,16 +14,17 @@ type Fan struct {
 	Duplicates int64 // calls that a provider accepted again for the same receiver and address
 }
 
-// Fans returns the counts of each fan-out in the providers' ledger, by the base of its ids.
-func (v *Victim) Fans(ctx context.Context) (out map[notify.Base]Fan, err error) {
+// Fans returns the counts of each fan-out in the providers' ledger. The key of the map is the base
+// of the fan-out's ids.
+func (v *Victim) Fans(ctx context.Context) (fans map[notify.Base]Fan, err error) {
 	defer Catch(&err)
 	var list []simulator.BaseCount
 	Ok(v.get(ctx, "/ledger/bases", &list))
-	out = make(map[notify.Base]Fan, len(list))
+	fans = make(map[notify.Base]Fan, len(list))
 	for _, f := range list {
-		out[Must(notify.ParseBase(f.Base))] = Fan{int64(f.IDs), int64(f.Duplicates)}
+		fans[Must(notify.ParseBase(f.Base))] = Fan{int64(f.IDs), int64(f.Duplicates)}
 	}
-	return out, nil
+	return fans, nil
 }
 
 // Providers returns host:port of each simulated provider that a worker calls.

@@ -55,8 +55,9 @@ type Process struct {
 	with Starter
 }
 
-// Starter starts a command in another way than exec.Cmd.Start, for example in a network namespace.
-// If a process has its own network namespace, Process.Metrics cannot read its metrics.
+// Starter is a function that starts a command, such as exec.Cmd.Start. Another Starter may start
+// the command in a network namespace. If a process has its own network namespace, Process.Metrics
+// cannot read its metrics.
 type Starter func(*exec.Cmd) error
 
 // NewFleet migrates the servers, and starts the simulators and the first process. The caller must
@@ -82,7 +83,7 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 
 // Migrate runs notifyd migrate up. On a busy machine Cassandra is slow, and the output may then ask
 // for a retry. In that case Migrate repeats the command up to four times. A repeated command
-// continues where the command before it stopped.
+// continues where the previous command stopped.
 func (f *Fleet) Migrate(ctx context.Context) error {
 	out, err := f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
 	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
@@ -114,15 +115,15 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 	return string(out), err
 }
 
-// Run starts a process with the given roles and waits until it is ready. The parameter set has
-// settings as key=value. The parameter env has further environment variables as KEY=value.
-func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
-	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, set...)
+// Run starts a process with the given roles and waits until it is ready. Each of settings is
+// key=value. Each of env is a further environment variable, KEY=value.
+func (f *Fleet) Run(ctx context.Context, name, role string, env []string, settings ...string) (*Process, error) {
+	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, settings...)
 }
 
-// RunBy is like Run, but it starts the process with the parameter with.
-func (f *Fleet) RunBy(ctx context.Context, with Starter, name, role string, env []string, set ...string) (*Process, error) {
-	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: set, with: with}
+// RunBy is like Run, but it starts the process with the function start.
+func (f *Fleet) RunBy(ctx context.Context, start Starter, name, role string, env []string, settings ...string) (*Process, error) {
+	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: settings, with: start}
 	f.procs = append(f.procs, p)
 	port, err := freeport.Find(1)
 	if err != nil {
@@ -219,8 +220,8 @@ func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return out, err
 }
 
-// ScrapeSum reads the metrics at a URL. It returns the sum of all samples of the metric name whose
-// labels contain the text labels.
+// ScrapeSum reads the metrics at a URL. It adds up the samples whose metric is called name and
+// whose labels contain the text in the parameter labels. It returns the sum.
 func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	for line := range strings.Lines(string(b)) {

@@ -39,18 +39,19 @@ type LoadConfig struct {
 	Users  int           // number of users of each channel
 	Every  time.Duration // time between two messages to a user
 	// Ahead is the time from the registration of a schedule or trigger to its due time. Up to 0.9
-	// Every is added, so that the due times are spread and do not come all together.
+	// times Every is added to Ahead, so that the due times are not all the same.
 	Ahead time.Duration
-	// Far replaces Ahead for one of four schedules and triggers; 0: for none. Half of the
-	// schedules and triggers with Far are cancelled, at twice Ahead before their due time. The
-	// cancel is not sent if the load has ended before that time.
+	// If Far is not 0, it replaces Ahead for one of four schedules and triggers. Half of the
+	// schedules and triggers with Far are cancelled. The cancel is sent twice the time Ahead before
+	// the due time, unless the load has ended before.
 	Far time.Duration
-	// Later is the number of schedules, and also of triggers, that a user gets in each interval
-	// Every; 0: one.
+	// Later is the number of schedules that a user gets in each interval Every. The user gets the
+	// same number of triggers. 0: one of each.
 	Later int
 	// Planners is the number of users who get schedules and triggers; 0: all.
 	Planners int
-	// Warm is the time from the start during which messages do not count for Sums.Slowest.
+	// Warm is a time after the start of the load. Messages that are requested within this time do
+	// not count for Sums.Slowest.
 	Warm time.Duration
 }
 
@@ -76,10 +77,10 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 	return l, nil
 }
 
-// each starts a goroutine that calls do after each interval of o.Every until the load ends. The
-// second argument of do counts from 1. When the load ends, a request under way still gets its
-// answer.
-func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)) {
+// each starts a goroutine that calls request after each interval of o.Every until the load ends.
+// The second argument of request counts from 1. When the load ends, a request under way still gets
+// its answer.
+func (l *Load) each(ctx context.Context, user int, request func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
 			return
@@ -87,7 +88,7 @@ func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)
 		tick := time.NewTicker(l.o.Every)
 		defer tick.Stop()
 		for seq := 1; ctx.Err() == nil; seq++ {
-			do(context.WithoutCancel(ctx), seq)
+			request(context.WithoutCancel(ctx), seq)
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -211,13 +212,13 @@ type Sums struct {
 	// the schedules and triggers of Cancelled that were sent or called nevertheless.
 	Cancelled, CancelledSent int64
 	Latest                   time.Duration // greatest lateness of a schedule or trigger
-	// Slowest is the longest time from the request for a message to its call of a provider. Messages
-	// requested within Warm are left out.
+	// Slowest is the longest time from the request for a message to the call that passes the
+	// message to a provider. Messages requested within Warm are left out.
 	Slowest time.Duration
 }
 
-// Whole reports whether nothing was lost, repeated, early or out of order, and no request was
-// refused for good.
+// Whole reports whether nothing was lost, repeated, early or out of order, and every request was
+// accepted in the end.
 func (s Sums) Whole() bool {
 	return s.Accepted > 0 && s.Scheduled > 0 && s.Triggers > 0 && len(s.Errors) == 0 && s.Lost+s.Duplicates+s.Twice+s.Early+s.Reordered+s.CancelledSent == 0
 }

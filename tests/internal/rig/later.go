@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// later has the acknowledged triggers and scheduled pushes by id.
+// later stores the fate of each acknowledged trigger and scheduled push, by its id.
 type later struct {
 	mu        sync.Mutex
 	triggers  map[string]fate
@@ -23,8 +23,8 @@ type later struct {
 // fate is the state of a trigger or push after the last change that the server has answered.
 type fate struct {
 	due       int64 // earliest time at which it may fire, in ms since 1970
-	cancelled bool  // true: the answer to a cancel was final
-	refused   bool  // true: the answer to a cancel was a conflict, so it must not end as cancelled
+	cancelled bool  // true: the server has answered that the cancel is final
+	refused   bool  // true: a cancel was answered with a conflict, so the end must not be CANCELLED
 }
 
 // Each trigger and push is due between laterLeast and laterMost after its registration.
@@ -36,9 +36,9 @@ const (
 const (
 	// askLimit is the timeout of one request. A request without an answer is sent again.
 	askLimit = 10 * time.Second
-	// insistLimit is the longest time for which one request is repeated while the process is
-	// killed and started again. When nothing is killed any more, the limit is Patience. If the
-	// process dies during a request, the idempotency key stays leased for 30 s.
+	// insistLimit is the longest time for which one request is repeated while the process is killed
+	// and started again. After the end of the load the limit is Patience instead. If the process
+	// dies during a request, the idempotency key stays leased for 30 s.
 	insistLimit = 15 * time.Minute
 )
 
@@ -135,21 +135,21 @@ func (l *laterWorker) do(ctx context.Context, n int, key string) error {
 	return l.many(ctx, key)
 }
 
-// insist calls ask until the server answers, and returns the error of that answer, or nil. Any
-// other error of ask means that the process is not there: it is down, it is starting, or it has no
-// token file after a power cut. If there is no answer within insistLimit, or before ctx ends,
-// insist returns an error with what and with the last error of ask.
-func insist(ctx context.Context, what string, ask func(context.Context) error) error {
+// insist calls send until the server answers, and returns the error of that answer, or nil. Any
+// other error of send means that the process cannot answer: the process does not run, is starting,
+// or has no token file after a power cut. If there is no answer within insistLimit, or before ctx
+// ends, insist returns an error with the parameter request and the last error of send.
+func insist(ctx context.Context, request string, send func(context.Context) error) error {
 	began := time.Now()
 	for {
 		one, cancel := context.WithTimeout(ctx, askLimit)
-		err := ask(one)
+		err := send(one)
 		cancel()
 		if answered(err) {
 			return err
 		}
 		if ctx.Err() != nil || time.Since(began) > insistLimit {
-			return fmt.Errorf("%s has no answer after %s: %w", what, time.Since(began).Round(time.Second), err)
+			return fmt.Errorf("the request %q has no answer after %s: %w", request, time.Since(began).Round(time.Second), err)
 		}
 		select {
 		case <-ctx.Done():
@@ -197,7 +197,7 @@ func (l *laterWorker) many(ctx context.Context, key string) error {
 		return err
 	}
 	if made.Accepted != len(batch) || len(made.Results) != len(batch) {
-		return fmt.Errorf("batch %s: %d of %d triggers were accepted", key, made.Accepted, len(batch))
+		return fmt.Errorf("batch %s: only %d of %d triggers were accepted", key, made.Accepted, len(batch))
 	}
 	for i := range made.Results {
 		l.into.put(l.into.triggers, made.Results[i].TriggerID, fate{due: made.Results[i].FireAt.UnixMilli()})
@@ -215,8 +215,8 @@ func (l *laterWorker) many(ctx context.Context, key string) error {
 	return nil
 }
 
-func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, what int) error {
-	return l.change(ctx, l.into.triggers, id, f, what, func(ctx context.Context) (bool, error) {
+func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, action int) error {
+	return l.change(ctx, l.into.triggers, id, f, action, func(ctx context.Context) (bool, error) {
 		_, err := l.v.client.CancelTrigger(ctx, id)
 		return true, err
 	}, func(ctx context.Context, to time.Time) error {
@@ -225,13 +225,13 @@ func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, what
 	})
 }
 
-// change cancels the trigger or push with this id if what is 0, and moves it if what is 1. Then it
-// stores the new fate in m. For any other value of what, change does nothing. The function cancel
-// reports whether the cancel is final.
-func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, what int,
+// change cancels the trigger or push with this id if action is 0, and moves it if action is 1. Then
+// it stores the new fate in m. For any other value of action, change does nothing. The function
+// cancel reports whether the cancel is final.
+func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, action int,
 	cancel func(context.Context) (final bool, err error), move func(context.Context, time.Time) error,
 ) (err error) {
-	switch what {
+	switch action {
 	case 0:
 		final := false
 		err = insist(ctx, "cancel of "+id, func(ctx context.Context) (err error) { final, err = cancel(ctx); return err })
@@ -240,7 +240,7 @@ func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, 
 		to := soon(l.rng)
 		err = insist(ctx, "move of "+id, func(ctx context.Context) error { return move(ctx, to) })
 		// After an error it is not known whether the move was stored. So the trigger or push may
-		// fire from the earlier due time on.
+		// fire at the earlier one of the two due times.
 		if was := f.due; err != nil {
 			f.due = min(was, to.UnixMilli())
 		} else {

@@ -11,17 +11,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// LaterResult has the results of the acknowledged triggers and scheduled pushes.
+// LaterResult counts how the acknowledged triggers and scheduled pushes ended.
 type LaterResult struct {
 	Triggers, Schedules int64
 	Fired               int64
 	Cancelled           int64 // triggers and pushes whose cancel was final
 	Nonterminal         int64 // triggers and pushes that have not ended, or that the server has lost
-	Lost                int64 // fired, delivered or sent by their state, but without a call in the ledgers
+	Lost                int64 // their state is fired, delivered or sent, but the ledgers have no call
 	Early               int64 // triggers and pushes whose first call was before their due time
-	CancelledFired      int64 // called or sent despite a final cancel, or cancelled although it was refused
+	CancelledFired      int64 // called or sent after a final cancel, or cancelled after a refused cancel
 	Duplicates          int64 // calls of a trigger after the first call that the receiver accepted
-	Bound               int64 // most duplicates that are allowed: claims of each trigger after its first claim
+	Bound               int64 // allowed number of duplicates: all claims of triggers, without the first claim of each
 	Unclaimed           int64 // triggers with more calls than claims
 	BadSignature        int64 // calls with a wrong signature
 }
@@ -47,7 +47,7 @@ func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duratio
 	l := &p.later
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	fmt.Fprintf(v.cfg.Out, "  promised %d triggers and %d scheduled pushes; waiting for their ends\n", len(l.triggers), len(l.schedules))
+	fmt.Fprintf(v.cfg.Out, "  promised %d triggers and %d scheduled pushes; waiting until all have ended\n", len(l.triggers), len(l.schedules))
 	deadline := time.Now().Add(limit)
 	Ok(v.awaitTriggers(ctx, deadline))
 	rows := Must(v.allTriggers(ctx))
@@ -75,7 +75,7 @@ func (r *LaterResult) trigger(v *Victim, st api.TriggerStatus, f fate, id string
 	r.Bound += max(int64(st.Claims)-1, 0)
 	if len(calls) > int(st.Claims) {
 		r.Unclaimed++
-		say("called without a claim")
+		say("more calls than claims")
 	}
 	switch {
 	case !endedTrigger(st.Status):
@@ -89,7 +89,7 @@ func (r *LaterResult) trigger(v *Victim, st api.TriggerStatus, f fate, id string
 		}
 	case f.refused && st.Status == "CANCELLED":
 		r.CancelledFired++
-		say("cancelled although that was refused")
+		say("cancelled although the cancel was refused")
 	case st.Status == "FIRED":
 		r.Fired++
 		if len(calls) == 0 {
@@ -126,7 +126,7 @@ func (r *LaterResult) schedule(ctx context.Context, v *Victim, f fate, id string
 		r.Fired++
 		if lookErr != nil {
 			r.Lost++
-			fmt.Fprintf(v.cfg.Out, "  lost: %s is %s, and no provider was sent it\n", id, state)
+			fmt.Fprintf(v.cfg.Out, "  lost: %s is %s, but no provider has received it\n", id, state)
 		}
 	}
 	if len(ds) > 0 && !ds[0].At.IsZero() && ds[0].At.UnixMilli() < f.due {

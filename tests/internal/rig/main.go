@@ -14,11 +14,11 @@ type Proof func(ctx context.Context, dir string) (ok bool)
 
 // Main runs a proof in a new temporary folder until it ends or is interrupted. If the promises were
 // kept, Main returns. If a promise was broken, Main ends the process with exit code 1. If the test
-// could not be completed, the exit code is 2. Main removes the folder if the promises were kept
-// and keep is false, or if the folder is empty.
-func Main(name string, keep bool, proof Proof) {
+// could not be completed, the exit code is 2. Main removes the folder if the promises were kept and
+// keepFolder is false, or if the folder is empty.
+func Main(name string, keepFolder bool, proof Proof) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := inFolder(ctx, name, keep, proof)
+	ok, err := inFolder(ctx, name, keepFolder, proof)
 	stop()
 	switch {
 	case err != nil:
@@ -29,13 +29,13 @@ func Main(name string, keep bool, proof Proof) {
 	}
 }
 
-func inFolder(ctx context.Context, name string, keep bool, proof Proof) (ok bool, err error) {
+func inFolder(ctx context.Context, name string, keepFolder bool, proof Proof) (ok bool, err error) {
 	dir, err := os.MkdirTemp("", "notifyd-"+name+"-")
 	if err != nil {
 		return false, err
 	}
 	defer func() {
-		if ok && !keep {
+		if ok && !keepFolder {
 			_ = os.RemoveAll(dir)
 			return
 		}

@@ -5,12 +5,12 @@ import (
 	"math/rand/v2"
 )
 
-// faultPoints has the fault points at which notifyd can kill itself. It does so when it passes the
-// point for the nth time, and n is random from 1 to most. A point that is passed often has a larger
-// most, so that the process runs for a while before it dies.
+// faultPoints has the fault points at which notifyd can kill itself. notifyd kills itself when it
+// passes the point for the nth time. The number n is random, from 1 to maxPasses. If a point is
+// passed often, its maxPasses is larger, so that the process runs for a while before it dies.
 var faultPoints = []struct {
-	name string
-	most int
+	name      string
+	maxPasses int
 }{
 	{"request-reserved", 60}, {"request-stored", 60}, {"claimed", 60}, {"before-outcome", 60},
 	{"outcome-before-handon", 60}, {"handon-before-mark", 60}, {"retries-before-parked", 4}, {"timers-published", 2},
@@ -22,7 +22,7 @@ var faultPoints = []struct {
 // Point returns a random fault point with a random count, in the form that Victim.Start expects.
 func Point(rng *rand.Rand) string {
 	p := faultPoints[rng.IntN(len(faultPoints))]
-	return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.most))
+	return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.maxPasses))
 }
 
 // PointAt is like Point, but for the fault point with this name. It returns an error if no fault
@@ -30,7 +30,7 @@ func Point(rng *rand.Rand) string {
 func PointAt(rng *rand.Rand, name string) (string, error) {
 	for _, p := range faultPoints {
 		if p.name == name {
-			return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.most)), nil
+			return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.maxPasses)), nil
 		}
 	}
 	return "", fmt.Errorf("no fault point is called %q", name)

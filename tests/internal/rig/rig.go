@@ -142,7 +142,7 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 	return nil
 }
 
-var errEnded = errors.New("it ended by itself")
+var errEnded = errors.New("the process ended by itself")
 
 // Restart starts notifyd again. If the process still runs, Restart stops it with SIGTERM first.
 func (v *Victim) Restart(ctx context.Context, point string) error {
@@ -155,12 +155,12 @@ func (v *Victim) Restart(ctx context.Context, point string) error {
 }
 
 // Die waits until the process is dead and returns a description of when it died. If point is empty,
-// Die kills the process after the time after. If point is a fault point, Die waits up to 6 s until
-// the process has killed itself there, and then kills it. Die returns an error if the process ended
-// in another way than by SIGKILL.
-func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (string, error) {
+// Die kills the process after delay. If point is a fault point, Die waits up to 6 s until the
+// process has killed itself there, and then kills it. Die returns an error if the process ended in
+// another way than by SIGKILL.
+func (v *Victim) Die(ctx context.Context, point string, delay time.Duration) (string, error) {
 	began := time.Now()
-	wait := after
+	wait := delay
 	if point != "" {
 		wait = 6 * time.Second
 	}
@@ -209,17 +209,17 @@ func (v *Victim) End() {
 
 var httpClient = &http.Client{Timeout: 30 * time.Second}
 
-// get reads path from the simulators' control API and decodes the JSON answer into out.
-func (v *Victim) get(ctx context.Context, path string, out any) error {
-	return v.ask(ctx, http.MethodGet, path, "", out)
+// get reads path from the simulators' control API and decodes the JSON of the response into answer.
+func (v *Victim) get(ctx context.Context, path string, answer any) error {
+	return v.ask(ctx, http.MethodGet, path, "", answer)
 }
 
-func (v *Victim) ask(ctx context.Context, method, path, body string, out any) error {
+func (v *Victim) ask(ctx context.Context, method, path, body string, answer any) error {
 	b, err := fetch(ctx, httpClient, method, v.control+path, body)
-	if err != nil || out == nil {
+	if err != nil || answer == nil {
 		return err
 	}
-	return json.Unmarshal(b, out)
+	return json.Unmarshal(b, answer)
 }
 
 // fetch sends a request and returns the whole body of the answer. It returns an error if the status
@@ -252,7 +252,7 @@ func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 	return n, err
 }
 
-// ledgerBase counts the receivers of a fan-out that a provider has accepted.
+// ledgerBase counts the receivers of the fan-out f whose call a provider has accepted.
 func (v *Victim) ledgerBase(ctx context.Context, f load.Ack) (int64, error) {
 	var out simulator.BaseReport
 	err := v.get(ctx, fmt.Sprintf("/ledger/base?base=%s&expected=%d", f.Base, f.Count), &out)

@@ -16,25 +16,25 @@ import (
 // several addresses, separated by commas.
 type Servers struct {
 	Kafka, Cassandra, Redis, Postgres, Keyspace string
-	Nodes                                       int // number of Kafka brokers, and of Cassandra nodes
+	Nodes                                       int // number of Kafka brokers; Cassandra has the same number of nodes
 
 	// Database is the database in PostgreSQL. Default: postgres.
 	Database string
 	// Prefix is the prefix of the keys in Redis. Default: notifyd:, as in the product.
 	Prefix string
-	// Partitions is the number of partitions of each topic for pushes and for mails that migrate
-	// creates. Default: 6 for pushes and 4 for mails.
+	// Partitions is the number of partitions of each topic for pushes and of each topic for mails.
+	// The command notifyd migrate creates the topics. Default: 6 for pushes and 4 for mails.
 	Partitions int
 }
 
 // Flags registers a flag for each address, for Keyspace and for Nodes.
 func (s *Servers) Flags() {
-	flag.StringVar(&s.Kafka, "kafka", "127.0.0.1:19092", "addresses of the brokers, with commas between")
-	flag.StringVar(&s.Cassandra, "cassandra", "127.0.0.1:19042", "addresses of the nodes, with commas between")
-	flag.StringVar(&s.Redis, "redis", "127.0.0.1:16379", "address of the server")
-	flag.StringVar(&s.Postgres, "postgres", "127.0.0.1:15432", "address of the server")
+	flag.StringVar(&s.Kafka, "kafka", "127.0.0.1:19092", "addresses of the Kafka brokers, separated by commas")
+	flag.StringVar(&s.Cassandra, "cassandra", "127.0.0.1:19042", "addresses of the Cassandra nodes, separated by commas")
+	flag.StringVar(&s.Redis, "redis", "127.0.0.1:16379", "address of the Redis server")
+	flag.StringVar(&s.Postgres, "postgres", "127.0.0.1:15432", "address of the PostgreSQL server")
 	flag.StringVar(&s.Keyspace, "keyspace", "notifyd", "keyspace in Cassandra")
-	flag.IntVar(&s.Nodes, "nodes", 1, "brokers of Kafka, and nodes of Cassandra: 1 or 3")
+	flag.IntVar(&s.Nodes, "nodes", 1, "number of Kafka brokers, and also of Cassandra nodes: 1 or 3")
 }
 
 // InSync returns the number of replicas that must have a record before Kafka acknowledges it.

@@ -13,8 +13,8 @@ import (
 
 // A control group gets a new quota of processor time in every period. When the quota is used up,
 // its processes stop until the next period. The kernel refuses a quota below leastQuota. The period
-// is as short as leastQuota allows, because a process that stops for longer misses the deadlines of
-// its calls to servers.
+// is leastPeriod, or longer if the quota would otherwise be below leastQuota. It is not longer than
+// necessary, because a process that stops for longer misses the deadlines of its calls to servers.
 const (
 	leastQuota  = time.Millisecond
 	leastPeriod = 20 * time.Millisecond
@@ -50,7 +50,7 @@ func NewShare(name string, cores float64) (*Share, error) {
 		}
 	}
 	if err != nil {
-		return s, fmt.Errorf("no share of a core can be set: %w; it takes root, and the cpu controller of cgroups", err)
+		return s, fmt.Errorf("cannot limit processes to a share of a core: %w; this needs root, and the cpu controller of cgroups", err)
 	}
 	return s, nil
 }

@@ -13,8 +13,8 @@ import (
 const tick = 10 * time.Millisecond
 
 // CPU returns the processor time that each group of processes has used since the processes started,
-// as /proc says. The keys are the names of the groups and the values are process ids. The children
-// of these processes count, too. A process that has ended does not count.
+// as /proc says. The parameter groups has the process ids of each group, by the group's name. The
+// children of these processes count, too. A process that has ended does not count.
 func CPU(groups map[string][]int) map[string]time.Duration {
 	group := map[string]string{}
 	for name, pids := range groups {
@@ -72,8 +72,9 @@ func RSS(pid int) int {
 	return pages * os.Getpagesize() >> 20
 }
 
-// Listeners returns the ids of the processes that listen on addresses, a list of host:port separated
-// by commas. It returns an error if it sees no process of this machine that listens on one of them.
+// Listeners returns the ids of the processes that listen on addresses, a list of host:port
+// separated by commas. It returns an error if it does not find, for every address, a process of
+// this machine that listens there.
 func Listeners(addresses string) (pids []int, err error) {
 	for _, address := range strings.Split(addresses, ",") {
 		pid, err := listener(address)
@@ -92,13 +93,14 @@ func listener(address string) (int, error) {
 	host, port, _ := strings.Cut(address, ":")
 	n, err := strconv.Atoi(port)
 	if err != nil {
-		return 0, fmt.Errorf("%q is no host:port: %w", address, err)
+		return 0, fmt.Errorf("the address %q must be host:port: %w", address, err)
 	}
 	var a [4]byte
 	if _, err := fmt.Sscanf(host, "%d.%d.%d.%d", &a[0], &a[1], &a[2], &a[3]); err != nil {
-		return 0, fmt.Errorf("%q is no IPv4 address with a port: %w", address, err)
+		return 0, fmt.Errorf("the address %q must be an IPv4 address with a port: %w", address, err)
 	}
-	// The entry of an IPv4 socket, and of an IPv4 address in IPv6, ends with this text.
+	// In both tables the local address of a socket that listens on host and port ends with this
+	// text. In tcp6 the IPv4 address is the end of an IPv6 address.
 	end := fmt.Sprintf("%02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], n)
 	sockets := map[string]bool{}
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -116,5 +118,5 @@ func listener(address string) (int, error) {
 			return strconv.Atoi(strings.Split(fd, "/")[2])
 		}
 	}
-	return 0, fmt.Errorf("no process of this machine is seen to listen on %s: the program needs Linux, and the rights of the servers' user", address)
+	return 0, fmt.Errorf("found no process on this machine that listens on %s; this program must run on Linux, as root or as the user who runs that server", address)
 }

@@ -33,17 +33,17 @@ func (e *Endurance) Over() bool {
 	return e.spent > Patience
 }
 
-// Until calls ask every 50 ms until ask returns true. It returns an error if ask returns an error,
-// if ask has not returned true within Patience, or if ctx ends.
-func Until(ctx context.Context, what string, ask func() (bool, error)) error {
+// Until calls check every 50 ms until check returns true. It returns an error if check returns an
+// error, if check has not returned true within Patience, or if ctx ends.
+func Until(ctx context.Context, condition string, check func() (bool, error)) error {
 	var waited Endurance
 	for {
-		ok, err := ask()
+		ok, err := check()
 		if err != nil || ok {
 			return err
 		}
 		if waited.Over() {
-			return fmt.Errorf("it did not become so within %s: %s", Patience, what)
+			return fmt.Errorf("waited %s, but this did not become true: %s", Patience, condition)
 		}
 		if err := Pause(ctx, 50*time.Millisecond); err != nil {
 			return err
@@ -51,25 +51,26 @@ func Until(ctx context.Context, what string, ask func() (bool, error)) error {
 	}
 }
 
-// Within calls ask again and again until ask returns true, with a pause of length every between two
-// calls. It returns false if ask has not returned true within limit, or if ctx ends.
-func Within(ctx context.Context, limit, every time.Duration, ask func() bool) bool {
+// Within calls check again and again until check returns true. Between two calls it waits for the
+// time pause. Within returns false if check has not returned true within limit, or if ctx ends.
+func Within(ctx context.Context, limit, pause time.Duration, check func() bool) bool {
 	for end := time.Now().Add(limit); ; {
-		if ask() {
+		if check() {
 			return true
 		}
-		if time.Now().After(end) || Pause(ctx, every) != nil {
+		if time.Now().After(end) || Pause(ctx, pause) != nil {
 			return false
 		}
 	}
 }
 
-// Insist calls ask again after 50 ms while ask returns notify.KindUnavailable or
-// notify.KindThrottled, for Patience at most. It returns the last error of ask.
-func Insist(ctx context.Context, ask func() error) error {
+// Insist calls request. While the error of request is of kind notify.KindUnavailable or
+// notify.KindThrottled, Insist calls it again after 50 ms, for Patience at most. It returns the
+// last error of request.
+func Insist(ctx context.Context, request func() error) error {
 	var waited Endurance
 	for {
-		err := ask()
+		err := request()
 		if k := notify.KindOf(err); err == nil || k != notify.KindUnavailable && k != notify.KindThrottled || waited.Over() {
 			return err
 		}
@@ -91,7 +92,7 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// LoadAverage returns the load average of the last minute, or "?" without /proc.
+// LoadAverage returns the load average of the last minute, or "?" if /proc/loadavg cannot be read.
 func LoadAverage() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -135,8 +135,8 @@ func (d *Disk) Copy() *Disk {
 	return c
 }
 
-// revive copies the durable state of n into a new node and returns the new node. The copy is
-// needed because a process may still have the old node open; it must not reach the new data.
+// revive copies the durable state of n into a new node and returns the new node. The copy is needed
+// because a process may still have the old node open; it must not reach the new data. The parameter
 // parent is the folder of the new node. revive adds the number of dropped pages to loss.
 func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
 	r := d.newNode(n.dir, n.mode)
@@ -201,10 +201,9 @@ func set[K comparable, V any](m map[K]*V, k K, v *V) {
 	}
 }
 
-// link assigns a node (the parameter to) to a name in dir. If the node is nil, link removes the
-// name.
-func (d *Disk) link(dir *node, name string, to *node) {
-	c := change{dir, name, dir.live[name], to, d.group}
+// link assigns the node child to a name in the folder dir. If child is nil, link removes the name.
+func (d *Disk) link(dir *node, name string, child *node) {
+	c := change{dir, name, dir.live[name], child, d.group}
 	for _, n := range []*node{c.from, c.to} {
 		if n != nil {
 			n.moved = true
@@ -213,24 +212,24 @@ func (d *Disk) link(dir *node, name string, to *node) {
 	if c.from != nil {
 		c.from.parent = nil
 	}
-	if to != nil {
-		to.parent = dir
+	if child != nil {
+		child.parent = dir
 	}
-	set(dir.live, name, to)
+	set(dir.live, name, child)
 	dir.mtime = time.Now()
 	d.pending = append(d.pending, c)
 }
 
-// settle makes pending changes durable. The function which selects the changes. If it selects one
-// change of a name, all pending changes of that name become durable.
-func (d *Disk) settle(which func(c *change) bool) {
+// settle makes the pending changes durable for which selects returns true. If selects returns true
+// for one change of a name, all pending changes of that name become durable.
+func (d *Disk) settle(selects func(c *change) bool) {
 	type entry struct {
 		dir  *node
 		name string
 	}
 	chosen := map[entry]bool{}
 	for i := range d.pending {
-		if c := &d.pending[i]; which(c) {
+		if c := &d.pending[i]; selects(c) {
 			chosen[entry{c.dir, c.name}] = true
 		}
 	}
@@ -318,21 +317,21 @@ func (n *node) read(b []byte, off int64) int {
 	return len(b)
 }
 
-// rename moves the entry name of the folder from to the entry target of the folder to. If target
-// exists already and the parameter replace is not 0, rename returns replace as its error. With
-// replace 0, the moved entry replaces the existing entry.
-func (d *Disk) rename(from *node, name string, to *node, target string, replace syscall.Errno) syscall.Errno {
-	n := from.live[name]
+// rename moves the entry oldName of the folder oldDir to the entry newName of the folder newDir. If
+// newName exists already and existsErr is not 0, rename returns existsErr. If existsErr is 0, the
+// moved entry replaces the existing entry.
+func (d *Disk) rename(oldDir *node, oldName string, newDir *node, newName string, existsErr syscall.Errno) syscall.Errno {
+	n := oldDir.live[oldName]
 	if n == nil {
 		return syscall.ENOENT
 	}
-	old := to.live[target]
+	old := newDir.live[newName]
 	switch {
 	case old == n:
 		return 0
 	case old == nil:
-	case replace != 0:
-		return replace
+	case existsErr != 0:
+		return existsErr
 	case old.dir && !n.dir:
 		return syscall.EISDIR
 	case !old.dir && n.dir:
@@ -341,8 +340,8 @@ func (d *Disk) rename(from *node, name string, to *node, target string, replace 
 		return syscall.ENOTEMPTY
 	}
 	d.group++
-	d.link(from, name, nil)
-	d.link(to, target, n)
+	d.link(oldDir, oldName, nil)
+	d.link(newDir, newName, n)
 	return 0
 }
 

@@ -14,8 +14,8 @@
 //   - Names. The creation, rename or removal of a name is volatile until an fsync of its folder.
 //     In the model [WithFolder], nothing else makes a name durable; POSIX requires no more than
 //     this. In the model [WithFile], an fsync of a file also makes durable the names that the
-//     file has received or lost since, and the names of the folders above the file. ext4, XFS
-//     and btrfs give at least this guarantee. (ext4 and XFS also commit all older changes.)
+//     file has received or lost since its previous fsync, and the names of the folders above the
+//     file. ext4, XFS and btrfs give at least this guarantee. (ext4 and XFS also commit all older changes.)
 //   - Renames. A rename is atomic: after a cut the disk has either the state before the rename or
 //     the state after it. If the rename was lost, the file that it replaced exists again.
 //

@@ -17,11 +17,11 @@ import (
 func Available() error {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("no FUSE here: %w", err)
+		return fmt.Errorf("FUSE is not available: %w", err)
 	}
 	f.Close()
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("mounting needs root, this is user %d", os.Geteuid())
+		return fmt.Errorf("mounting a Disk needs root, but this process runs as user %d", os.Geteuid())
 	}
 	return nil
 }
@@ -35,12 +35,12 @@ func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 		DisableXAttrs: true, DisableReadDirPlus: true,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("lossfs: %w", err)
+		return nil, fmt.Errorf("lossfs: mount %s: %w", dir, err)
 	}
 	var wg sync.WaitGroup
 	wg.Go(srv.Serve)
 	if err := srv.WaitMount(); err != nil {
-		return nil, fmt.Errorf("lossfs: %w", err)
+		return nil, fmt.Errorf("lossfs: mount %s: %w", dir, err)
 	}
 	return func() error {
 		// A new child process has this process's files open between fork and exec. Until exec, the
@@ -50,7 +50,7 @@ func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 			time.Sleep(50 * time.Millisecond)
 		}
 		if err != nil {
-			return fmt.Errorf("lossfs: %w", err)
+			return fmt.Errorf("lossfs: unmount %s: %w", dir, err)
 		}
 		wg.Wait()
 		return nil

@@ -4,7 +4,7 @@ package lossfs
 
 import "errors"
 
-var errElsewhere = errors.New("lossfs: only Linux mounts it")
+var errElsewhere = errors.New("lossfs: only Linux can mount a Disk")
 
 // Available returns an error, because only Linux can mount a Disk.
 func Available() error { return errElsewhere }
