@@ -82,11 +82,11 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 		bound = ratioAtMost(2)
 		least = fmt.Sprintf("; floor of the same run: a JSON scan of the request, a random read of %s profiles, %.0f bytes appended and fsynced", number(float64(b.users)), fl.written)
 	}
-	b.add(result{ID: "P6", Key: keyOf(with, "P6_open"), Work: fmt.Sprintf("its processor time a receiver, generator included; %.2f cores, %.0f to %.0f MiB resident%s", at.cores, at.rssFrom, at.rssTo, least),
+	b.add(result{ID: "P6", Key: keyOf(with, "P6_open"), Work: fmt.Sprintf("processor time for each receiver in the open loop, generator included; %.2f cores, %.0f to %.0f MiB resident%s", at.cores, at.rssFrom, at.rssTo, least),
 		Value: at.cores / at.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
-	b.add(result{ID: "P6", Work: fmt.Sprintf("its backlog at the end, against the middle: %s of %s receivers", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
+	b.add(result{ID: "P6", Work: fmt.Sprintf("receivers without an outcome at the end of the open loop: %s (in its middle: %s)", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
 	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores", what, flat.cores), Value: flat.rate, Unit: "receivers/s"}, info)
-	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "its processor time a receiver, beside the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
+	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "processor time for each receiver in the closed loop, compared with the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
 	b.lookups(ctx, n, m, with)
 }
 

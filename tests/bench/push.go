@@ -46,7 +46,7 @@ func pushes(ctx context.Context, b *bench) {
 	what := fmt.Sprintf("%d connections x %d streams, answers after %v", pushConns, pushStreams, pushLatency)
 	b.add(result{ID: "P5", Work: "pushes through the APNs client, " + what + "; ref: a loop over prepared frames",
 		Value: ours.best, Unit: "pushes/s", Reference: loop.best, main: true}, atLeast(150e3, "pushes/s"))
-	b.add(result{ID: "P5", Work: "processor time of a push, the client's alone; ref: the loop",
+	b.add(result{ID: "P5", Work: "processor time of a push, of the client only; ref: the loop",
 		Value: us(ours), Unit: "us/push", Reference: us(loop)}, atMost(6, "us/push"))
 }
 
