@@ -91,9 +91,10 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-// Changes implements users.CancelStore. A scope may have several rows in the log. Changes
-// leaves out a row if the row of another Put is the valid row of the scope. It returns a
-// row whose Put is not finished yet, because that Put cancels the same scope.
+// Changes implements users.CancelStore. A scope may have several rows in the log, because
+// several calls of Put may have added one. Normally Changes returns only the valid row of a
+// scope. If the scope has no valid row yet, because its Put is not finished, Changes
+// returns the row of that Put instead.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))

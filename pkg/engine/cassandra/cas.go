@@ -8,19 +8,19 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 )
 
-// swapTries is how often a conditional write is tried. It is tried again if its answer was
-// lost and the row shows that the write was not applied.
+// swapTries is how often a conditional write is tried. The write is tried again if its
+// answer was lost and the row shows that the write was not applied.
 const swapTries = 8
 
-// swapOutcome is the result of a conditional write whose answer was lost. It is found out
-// by reading the row.
+// swapOutcome is the result of a conditional write whose answer was lost. The row is read
+// to find the outcome.
 type swapOutcome int
 
 const (
 	swapUndone  swapOutcome = iota // the row is unchanged: the write may be tried again
 	swapDone                       // the write was applied
 	swapLost                       // another write was applied instead of this write
-	swapUnknown                    // the row was changed again: this write may have been applied before
+	swapUnknown                    // another write changed the row last: this write may have been applied before
 )
 
 // casOnce sends a conditional write once. The driver neither retries the write nor sends it
@@ -101,9 +101,10 @@ type versionSwap struct {
 	elseLost bool
 }
 
-// swapVersion runs a conditional write until it is known whether the write was applied. It
-// returns an error if the answer was lost and the row has changed more than once after
-// that. The row then does not show whether this write was one of the changes.
+// swapVersion runs a conditional write until it is known whether the write was applied. If
+// the answer was lost and the row has neither of the two versions of w, the row does not
+// show whether this write was applied. swapVersion then returns an error, or false if
+// w.elseLost is true.
 func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (won bool, err error) {
 	return s.runConditional(ctx, w.what, func() (swapOutcome, error) {
 		var version, writer int64
@@ -122,8 +123,8 @@ func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (
 	}, stmts...)
 }
 
-// orNull returns a version as a value for a condition of a statement. For version 0, a
-// missing row, it returns null.
+// orNull returns the argument of a condition IF version = ?. Version 0 means that the row
+// does not exist, so orNull then returns nil, which CQL reads as null.
 func orNull(version int64) any {
 	if version == 0 {
 		return nil

@@ -32,7 +32,7 @@ func translate(err error) error {
 	case gocql.ErrCodeCredentials:
 		return &notify.Error{Kind: notify.KindUnauthorized, Code: "cassandra_credentials", Msg: "cassandra refuses the user name or password", Err: err}
 	case gocql.ErrCodeUnauthorized:
-		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the role may not do this in the keyspace", Err: err}
+		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the cassandra role does not have the permission for a request in the keyspace", Err: err}
 	case gocql.ErrCodeInvalid, gocql.ErrCodeSyntax, gocql.ErrCodeConfig, gocql.ErrCodeAlreadyExists, gocql.ErrCodeProtocol:
 		// This package writes the statements. So an operator can repair the error only if a
 		// table or keyspace is missing.

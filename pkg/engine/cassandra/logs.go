@@ -41,9 +41,9 @@ func (l numbered) last(ctx context.Context) (r logRow, err error) {
 
 // append calls fill with the last row and appends the rows that fill returns. It appends
 // all of them or none. It returns the number of the first new row, and how many rows it
-// appended. room is how many rows fit into the block. fill must not return more than room
-// rows, and the caller must append the rest with another call. If another process has
-// appended rows before, append calls fill again.
+// appended. room is how many rows still fit into the block. fill must not return more than
+// room rows, and the caller must append the rest with another call. If another process
+// appends rows at the same time and is faster, append calls fill again.
 func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {

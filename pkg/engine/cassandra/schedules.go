@@ -26,8 +26,8 @@ func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// indexSchedule adds a schedule to the lists of schedules, and with fireAt to the list of
-// Purge.
+// indexSchedule adds a schedule to the lists of schedules. It also adds an entry with the
+// time fireAt to the list of Purge.
 func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
 	es := append(scheduleEntries(x), purgeEntry{fireAt, x.Base[:]}.listed(purgeOfSchedules))
 	return addToList(ctx, s, scheduleKeeps(s, fireAt), es...)
@@ -72,8 +72,8 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 // PutScheduled calls Put and then Timers.Put. If the arguments are invalid, it stores
 // nothing. After another error any of the rows may be stored, but no timer is stored
 // without its schedule. A schedule without timers belongs to a request that was not
-// acknowledged, and the reconciler reports it. One logged batch for both would avoid this,
-// but would cost Cassandra twice the writes.
+// acknowledged, and the reconciler reports it. One logged batch of schedules and timers
+// would avoid such schedules, but would cost Cassandra twice the writes.
 func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err

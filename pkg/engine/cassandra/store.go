@@ -82,9 +82,9 @@ func centres(session *gocql.Session) (dcs []string) {
 	return dcs
 }
 
-// openError returns "keyspace_not_migrated" if the keyspace is missing, and otherwise the
-// translated err. The check is needed because the driver returns the same error for a
-// missing keyspace and for a cluster that does not answer.
+// openError returns "keyspace_not_migrated" if the keyspace is missing. Otherwise it
+// returns the translated err. It looks for the keyspace because the driver returns the same
+// error for a missing keyspace and for a cluster that does not answer.
 func openError(ctx context.Context, cfg Config, err error) error {
 	session, cerr := connect(ctx, cfg, "")
 	if cerr != nil {
@@ -261,8 +261,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one batch. All of them are stored or none,
-// and they become visible together.
+// write runs plain writes of one partition as one batch with the timestamp at. All of them
+// are stored or none, and they become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
@@ -495,8 +495,8 @@ func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers}
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
 // ClockOffset reads the clock of one node. offset is the time of that clock minus the time
-// of this process's clock. took is how long the query ran. The true offset differs from
-// offset by at most took/2 plus a millisecond.
-func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
+// of this process's clock. roundTrip is how long the query ran. The true offset differs
+// from offset by at most roundTrip/2 plus a millisecond.
+func (s *Store) ClockOffset(ctx context.Context) (offset, roundTrip time.Duration, err error) {
 	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }

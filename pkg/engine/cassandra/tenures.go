@@ -15,12 +15,12 @@ import (
 // writes arrive and even if the clocks of machines differ. So a row needs no conditional
 // write. Only TakeOver needs one conditional write.
 
-// timestamp returns the timestamp for the write of a row. If the row has no stamp, the
-// timestamp is now.
-func (t status) timestamp(ctx context.Context, r *notify.Row, now int64) (int64, error) {
+// timestamp returns the timestamp for the write of a row. If the row has no stamp, it
+// returns clockTime, a timestamp of the clock.
+func (t status) timestamp(ctx context.Context, r *notify.Row, clockTime int64) (int64, error) {
 	switch r.Stamp {
 	case 0:
-		return now, nil
+		return clockTime, nil
 	case engine.StampBeside:
 		var at int64
 		var v []byte
