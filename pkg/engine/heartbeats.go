@@ -25,9 +25,9 @@ type Heartbeats interface {
 	// version of the group.
 	Beat(ctx context.Context, group, owner, value string, ttl time.Duration) (version int64, err error)
 	// Alive returns the members of group, ordered by owner, and the version of the group.
-	// known is a version that an earlier call returned. If the group still has the version
-	// known, Alive returns no members.
-	Alive(ctx context.Context, group string, known int64) (members []Heartbeat, version int64, err error)
+	// knownVersion is a version that an earlier call returned. If the group still has this
+	// version, Alive returns no members.
+	Alive(ctx context.Context, group string, knownVersion int64) (members []Heartbeat, version int64, err error)
 	// Leave ends the membership of owner before its ttl is over. It changes nothing if
 	// owner is not a member.
 	Leave(ctx context.Context, group, owner string) error

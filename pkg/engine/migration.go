@@ -43,7 +43,7 @@ func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 		stem := strings.TrimSuffix(name, ".up."+ext)
 		number, rest, _ := strings.Cut(strings.TrimPrefix(stem, "migrations/"), "_")
 		if n, _ := strconv.Atoi(number); n != i+1 {
-			panic(fmt.Sprintf("migration %s is not number %d", name, i+1))
+			panic(fmt.Sprintf("the name of the migration %s must begin with the number %d", name, i+1))
 		}
 		up, err1 := fs.ReadFile(files, name)
 		down, err2 := fs.ReadFile(files, stem+".down."+ext)

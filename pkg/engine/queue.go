@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -23,7 +24,7 @@ func CheckMessages(ms []Message) error {
 			return err
 		}
 		if len(ms[i].Body) > MaxMessage {
-			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
+			return notify.Invalid("bad_message", "body", fmt.Sprintf("a message must have at most 65,536 bytes, but it has %d", len(ms[i].Body)))
 		}
 	}
 	return nil
@@ -32,7 +33,7 @@ func CheckMessages(ms []Message) error {
 // CheckDelay returns notify.KindInvalid for a delay out of range.
 func CheckDelay(d time.Duration) error {
 	if d < 0 || d > MaxQueueDelay {
-		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
+		return notify.Invalid("bad_message", "delay", fmt.Sprintf("a message can be delayed by 0 to 15 minutes, not by %s", d))
 	}
 	return nil
 }
@@ -40,7 +41,7 @@ func CheckDelay(d time.Duration) error {
 // CheckVisibility returns notify.KindInvalid for a visibility out of range.
 func CheckVisibility(d time.Duration) error {
 	if d <= 0 || d > MaxVisibility {
-		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and less than 12 hours")
+		return notify.Invalid("bad_message", "visibility", fmt.Sprintf("a visibility must be more than 0 and at most %s, not %s", MaxVisibility, d))
 	}
 	return nil
 }
@@ -54,7 +55,7 @@ type Message struct {
 	Backlog bool
 }
 
-// BacklogShare limits the backlog lane. While messages wait in the other lane, one of
+// BacklogShare limits the backlog lane. While messages wait in the other lane, one of every
 // BacklogShare received messages comes from the backlog lane. While the other lane is
 // empty, all received messages may come from the backlog lane.
 const BacklogShare = 4

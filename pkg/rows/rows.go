@@ -72,21 +72,22 @@ type Partitions interface {
 	Scanner
 	// Get returns the values of keys, in the order of keys. The value is nil for a key that
 	// has no row. If a Swap of one of these rows is running, Get waits until the Swap ends.
-	// So every value that a Swap compared (If) or stored (Do) is durable when Get returns
-	// it.
+	// So every value that a Swap compared (Expect) or stored (Set) is durable when Get
+	// returns it.
 	Get(ctx context.Context, p Partition, keys ...string) ([][]byte, error)
-	// Swap applies all changes and returns true if every row of every If is stored with the
-	// given value. Otherwise it changes nothing and returns false. It never applies only a
-	// part of the changes. It calls the Number functions in the order of cs. An engine that
-	// implements Partitions but not Rows accepts only one change, without Add and Number.
-	// After an error the changes may have been applied.
+	// Swap compares the rows in Expect of all changes with the stored rows. If all are
+	// equal, it applies all changes and returns true. Otherwise it changes nothing and
+	// returns false. It calls the Number functions in the order of cs. An engine that
+	// implements Partitions but not Rows accepts only one change, without Insert and
+	// Number. After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
-	// Turn waits until no other caller of this process has the turn of p. The caller has
-	// the turn until it calls end. A caller that reads rows, decides and swaps them calls
-	// Turn first. The reason: in an engine of many machines a swap that returns false costs
-	// as much as a swap that returns true. In other engines Turn returns at once. A caller
-	// that has a turn must not call Turn again before it has called end.
-	Turn(ctx context.Context, p Partition) (end func(), err error)
+	// Turn waits until no other caller of this process has the turn of p. The caller then
+	// has the turn until it calls release. A caller that reads rows, decides and swaps them
+	// calls Turn first, so that callers of one process do not make each other's swaps fail.
+	// In an engine of many machines a swap that returns false costs as much as a swap that
+	// returns true. In other engines Turn returns at once. A caller that has a turn must not
+	// call Turn again before it has called release.
+	Turn(ctx context.Context, p Partition) (release func(), err error)
 }
 
 // Reader reads rows.
@@ -118,9 +119,8 @@ type Rows interface {
 	// fill at most once, before Write returns. It calls fill under a lock, so fill must do
 	// no I/O and must not wait.
 	//
-	// A row that Write writes must never be written by Swap, and the reverse. Write does
-	// not wait for a Swap, so a Swap could compare a value that a Write is about to
-	// replace.
+	// Each row must be written only by Write or only by Swap. Write does not wait for a
+	// Swap, so a Swap could compare a value that a Write is about to replace.
 	Write(ctx context.Context, fill func(Batch)) error
 	// Post does the same as Write but does not wait until the batch is durable. The batch
 	// becomes durable before the rows of any later Write or Swap. If the power fails before

@@ -26,10 +26,10 @@ func (b broadcast) Send(ctx context.Context, channel string, message []byte) err
 	return translate(b.s.c.Publish(ctx, b.channel(channel), message).Err())
 }
 
-// Listen calls ready when Redis has confirmed the subscription. After that it calls fn with
-// each message that is sent to channel. It returns nil when ctx ends, or an error when the
-// connection fails or the Store closes.
-func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error {
+// Listen calls onReady when Redis has confirmed the subscription. After that it calls fn
+// with each message that is sent to channel. It returns nil when ctx ends, or an error when
+// the connection fails or the Store closes.
+func (b broadcast) Listen(ctx context.Context, channel string, onReady func(), fn func(message []byte)) error {
 	ps := b.s.c.Subscribe(ctx)
 	returned := make(chan struct{}) // closed when Listen returns
 	defer close(returned)
@@ -49,7 +49,7 @@ func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn 
 		m, err = ps.ReceiveTimeout(ctx, wait)
 		switch m := m.(type) {
 		case *client.Subscription:
-			ready()
+			onReady()
 		case *client.Message:
 			fn([]byte(m.Payload))
 		}
@@ -67,5 +67,5 @@ func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn 
 	if ctx.Err() != nil {
 		return nil
 	}
-	return fmt.Errorf("listening to %s: %w", channel, translate(err))
+	return fmt.Errorf("cannot listen to the channel %q: %w", channel, translate(err))
 }
