@@ -41,8 +41,8 @@ type committer struct {
 	opts  *pebbledb.WriteOptions
 	latch *latch
 	wake  chan struct{} // of size 1; contains a value when filling has rows or closed is true
-	// exited is closed when close was called and every group that run has applied is
-	// finished.
+	// exited is closed after close was called, as soon as every group that run has applied
+	// is finished.
 	exited chan struct{}
 
 	groups, writes atomic.Uint64
@@ -105,9 +105,9 @@ func (c *committer) write(ctx context.Context, fill func(*group)) error {
 
 // insertUnordered does what write does, for rows whose order relative to other writes does
 // not matter. A call with many rows does not wait for other writes, because it gets a
-// separate batch. rows is how many rows fill adds.
-func (c *committer) insertUnordered(ctx context.Context, rows int, fill func(*group)) error {
-	if rows < minOwnBatch {
+// separate batch. fill adds numRows rows.
+func (c *committer) insertUnordered(ctx context.Context, numRows int, fill func(*group)) error {
+	if numRows < minOwnBatch {
 		return c.write(ctx, fill)
 	}
 	if err := ctx.Err(); err != nil {
@@ -183,7 +183,7 @@ func (c *committer) addToGroup(ctx context.Context, fill func(*group)) (*group, 
 	}
 }
 
-// run applies groups. It ends when close was called and every accepted write is applied.
+// run applies groups. After close was called, it ends when every accepted write is applied.
 // run sends each group to syncGroups. While a group waits for its fsync, run applies the
 // next group, so the disk is never idle while writes wait.
 func (c *committer) run() {
@@ -209,7 +209,7 @@ func (c *committer) run() {
 func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("commit: %v", r)
+			err = fmt.Errorf("the write of a batch failed: %v", r)
 			c.latch.trip(err)
 		}
 	}()
@@ -228,7 +228,8 @@ func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	return err
 }
 
-// syncGroups finishes the groups that run sends, in order. It ends when run closes syncing.
+// syncGroups finishes the groups that it gets from run, in order. It ends when run closes
+// the channel syncing.
 func (c *committer) syncGroups(syncing <-chan *group) {
 	defer close(c.exited)
 	for g := range syncing {

@@ -63,7 +63,7 @@ func lockedError(dir string, err error) error {
 func newerError(dir string, found, known int) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "store_newer",
-		Msg: fmt.Sprintf("the folder %s was written by a newer release (format %d, this build reads up to %d): start that release or a newer one", dir, found, known),
+		Msg: fmt.Sprintf("the folder %s was written by a newer release (it has format %d, but this build reads formats up to %d): start that release or a newer one", dir, found, known),
 	}
 }
 

@@ -27,7 +27,7 @@ func (c callers) Get(ctx context.Context, id string) (out engine.Caller, ok bool
 
 func (c callers) Put(ctx context.Context, in engine.Caller) error {
 	if in.ID == "" {
-		return notify.Invalid("bad_caller", "id", "a caller has an id")
+		return notify.Invalid("bad_caller", "id", "a caller must have an id")
 	}
 	old := in.Version
 	in.Version++

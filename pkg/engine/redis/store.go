@@ -117,7 +117,8 @@ local now = t[1] * 1000000 + t[2]
 if ARGV[1] ~= '' then now = tonumber(ARGV[1]) end
 `
 
-// script returns a Lua script whose first argument is clockArg.
+// newScript returns a Lua script that begins with serverClock. The first argument of the
+// script must be clockArg.
 func newScript(lua string) *client.Script { return client.NewScript(serverClock + lua) }
 
 // clockArg returns the first argument of every script that newScript has made: the time of

@@ -12,8 +12,8 @@ import (
 
 const retryAfter = 2 * time.Second
 
-// codeOf returns the error code that SQS answered, without its prefix; empty if SQS did not
-// answer.
+// codeOf returns the error code in the answer of SQS, without the prefix of the code. It
+// returns "" if SQS did not answer.
 func codeOf(err error) string {
 	e, ok := errors.AsType[smithy.APIError](err)
 	if !ok {

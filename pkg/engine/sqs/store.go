@@ -52,7 +52,7 @@ func (c Config) checkEndpoint() error {
 	}
 	u, err := url.Parse(c.Endpoint)
 	if err != nil {
-		return configError("endpoint", "it is not an http or https URL")
+		return configError("endpoint", "must be an http or https URL, not %q", c.Endpoint)
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	local := u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
@@ -68,7 +68,7 @@ func (c Config) checkEndpoint() error {
 // maxReceives.
 func (s *Store) Queue(name string, maxReceives int) (engine.Queue, error) {
 	if !queueName.MatchString(s.cfg.Prefix + name) {
-		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+" must have 1 to 72 letters, digits, - and _: change sqs.prefix")
+		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+` must have 1 to 72 characters, only letters, digits, "-" and "_": change sqs.prefix`)
 	}
 	return s.queue(name, maxReceives), nil
 }
@@ -118,7 +118,7 @@ const retention = 14 * 24 * time.Hour
 func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	q, ok := dq.(*queue)
 	if !ok || q.s != s {
-		return notify.Invalid("bad_queue", "", "the queue is of another engine")
+		return notify.Invalid("bad_queue", "", "the delay queue to migrate is not a queue of SQS")
 	}
 	redrive := ""
 	for _, l := range []int{dead, onTime, backlog} {
