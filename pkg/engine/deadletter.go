@@ -7,7 +7,7 @@ import (
 )
 
 // DeadLetter is the index row of one notification that is FAILED or UNKNOWN.
-// notify.State.InFailedFeed decides which of these notifications get a row. The topic
+// notify.State.InFailedFeed decides which notifications get an index row. The topic
 // notifications-failed contains the same notifications. Feeds and filters read the index,
 // never the topic.
 type DeadLetter struct {

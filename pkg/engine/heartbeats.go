@@ -17,9 +17,10 @@ type Heartbeat struct {
 // which member may do which work.
 //
 // A group has a version greater than 0. The version changes whenever a member joins,
-// leaves, expires or changes its value, and no version is used twice. So a member reads the
-// list only after the version has changed. In a group without changes the cost therefore
-// grows with the number of members, not with the square of that number.
+// leaves, expires or changes its value, and no version is used twice. So a member needs to
+// read the list only after the version has changed. In a group without changes, the cost of
+// all members together therefore grows with their number, not with the square of their
+// number.
 type Heartbeats interface {
 	// Beat makes owner a member of group for ttl from now, with value. It returns the
 	// version of the group.

@@ -8,7 +8,7 @@ import (
 
 // ReadMetaMap returns the map that is stored under name in meta, and its stored bytes
 // (row). Both are empty if no map is stored. It returns an error if the stored bytes are
-// not the JSON of such a map.
+// not the JSON of a map with values of type V.
 func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[string]V, row []byte, err error) {
 	row, err = meta.GetMeta(ctx, name)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Schedule describes the timers of one request with a future fire time, or of one such item
-// of a batch. The API finds the timers of an id through its schedule. A schedule is stored
-// before its timers and never changed.
+// Schedule describes the timers of one request, or of one item of a batch, whose fire time
+// is in the future. The API finds the timers of an id through the schedule of the id. A
+// schedule is stored before its timers and never changed.
 type Schedule struct {
 	Base       notify.Base
 	Caller     string

@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// Lease lets one process at a time do some work, like SET NX EX in Redis. It only avoids
-// doing the work twice. It does not prove ownership, because two processes may both believe
-// that they have the lease. Only a term in the store proves ownership.
+// Lease lets one process at a time do some work, like SET NX EX in Redis. A lease only
+// makes it unlikely that two processes do the same work. It does not prove ownership,
+// because two processes may believe at the same time that they have the lease. Only a term
+// in the store proves ownership.
 type Lease interface {
 	// Acquire gives the lease to owner for ttl and returns true if the lease is free or
 	// owner already has it.

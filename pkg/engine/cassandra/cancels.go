@@ -27,7 +27,9 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	in.Version = 0 // Version is the number of the row in the log, so it is not stored
 	v, err := json.Marshal(in)
 	if err != nil {
-		return 0, notify.Invalid("bad_cancel", "", "the cancellation cannot be stored")
+		e := notify.Invalid("bad_cancel", "", "the cancellation cannot be written as JSON")
+		e.Err = err
+		return 0, e
 	}
 	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
 		// Another caller may have stored the cancellation while this caller waited for the
@@ -42,7 +44,7 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	}
 	me := nonce()
 	won, err := c.s.swapVersion(ctx, versionSwap{
-		what: "cancellation", to: first, writer: me, elseLost: true,
+		what: "the cancellation of " + in.Scope, to: first, writer: me, elseLost: true,
 		readBack: stmt{`SELECT version, writer FROM cancels WHERE scope = ?`, []any{in.Scope}},
 	}, stmt{`INSERT INTO cancels (scope, version, writer) VALUES (?, ?, ?) IF NOT EXISTS`, []any{in.Scope, first, me}})
 	if err != nil {

@@ -89,15 +89,15 @@ func (s *Store) runConditional(ctx context.Context, what string, readBack func()
 
 // versionSwap describes a conditional write that changes the version of a row.
 type versionSwap struct {
-	what     string // name of the row, for error messages
+	what     string // what is written, for error messages
 	from, to int64  // versions before and after the write; 0: no row
 	writer   int64  // the nonce that the write stores; 0 if the write removes the row
 	readBack stmt   // reads the version and the writer of the row
 	// elseLost says what swapVersion returns if the answer was lost and the row has neither
-	// of the two versions. If elseLost is true, the write counts as not applied. If it is
-	// false, swapVersion returns an error. elseLost is true in two cases: the row would
-	// still show the write if it had been applied, or the caller need not know whether its
-	// write was applied.
+	// of the two versions. If elseLost is true, the write counts as not applied. If
+	// elseLost is false, swapVersion returns an error. elseLost is true in two cases. Either
+	// the row would still show the write if the write had been applied. Or the caller need
+	// not know whether its write was applied.
 	elseLost bool
 }
 

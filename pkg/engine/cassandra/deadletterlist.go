@@ -41,7 +41,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 			ids := make([][]byte, len(some))
 			for i, key := range some {
 				if len(key) != 8+store.LetterIDLen {
-					return false, corrupt("the list of dead letters")
+					return false, corrupt("an entry in the list of dead letters")
 				}
 				ids[i] = placeOf(key).id
 			}

@@ -134,7 +134,7 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 		_, err := l.s.swapVersion(ctx, versionSwap{
 			// If another process has stored numbers for the same dead letter, the numbers
 			// of that process are valid.
-			what: "a dead letter's numbers", to: int64(p.row.Seq), elseLost: true,
+			what: "the numbers of a dead letter", to: int64(p.row.Seq), elseLost: true,
 			readBack: stmt{`SELECT seq, writer FROM dead_letters WHERE id = ?`, []any{p.id}},
 		}, stmt{`UPDATE dead_letters SET ord = ?, seq = ? WHERE id = ? IF seq = 0`, []any{int64(p.row.Ord), int64(p.row.Seq), p.id}})
 		return err
@@ -164,7 +164,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	}
 	me := nonce()
 	_, err = l.s.swapVersion(ctx, versionSwap{
-		what: "a dead letter", to: me, writer: me, elseLost: true,
+		what: "a new dead letter", to: me, writer: me, elseLost: true,
 		readBack: stmt{`SELECT writer, writer FROM dead_letters WHERE id = ?`, []any{id}},
 	}, stmt{
 		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
@@ -288,7 +288,7 @@ func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, 
 
 func (l deadLetters) move(ctx context.Context, id []byte, m *engine.LetterMove) (bool, error) {
 	me := nonce()
-	return l.s.runConditional(ctx, "move of a dead letter", func() (swapOutcome, error) {
+	return l.s.runConditional(ctx, "the move of a dead letter", func() (swapOutcome, error) {
 		now, ok, err := l.serial(ctx, id)
 		switch {
 		case err != nil:

@@ -21,9 +21,9 @@
 // to implement the contracts of these four.
 //
 // The rows of one call are normally in one partition, where a batch is atomic and becomes
-// visible as a whole. Otherwise the row that is written last names the other rows. If
-// neither is true for a contract, the comment of its method in store.go says what the
-// contract promises instead.
+// visible as a whole. If they are in several partitions, the row that is written last
+// normally names the other rows. For the contracts without this rule, the comment of the
+// method in store.go says what the contract promises instead.
 //
 // Outcomes and history are partitioned by the minute in which a request was made. Each
 // minute has few partitions. So the rows of many single sends become one write to each of

@@ -37,12 +37,12 @@ func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 		case cfg.TLS.Enabled:
 			repair += "; check that the certificates belong to this cluster"
 		}
-		d.Add("reachable", true, "fail", repair, "%s: %v", where, err)
+		d.Add("reachable", true, "fail", repair, "no node of %s can be used: %v", where, err)
 		return d.Findings, nil
 	}
 	defer session.Close()
 	d.migrator = migrator{session, cfg}
-	d.Add("reachable", false, "", "", "%s", where)
+	d.Add("reachable", false, "", "", "connected to a node of %s", where)
 	if err := d.cfg.learnDC(centres(session)); err != nil {
 		d.Add("data centre", true, "fail", "set cassandra.datacenter", "%v", err)
 	}
@@ -229,8 +229,8 @@ func (d *doctor) paxos(ctx context.Context) error {
 
 // addPaxos adds a finding of level "fail" if the Paxos variant is not v2. Swaps of one row
 // were measured on one node. With v2, 64 concurrent writers made 1,531 swaps/s and 256
-// writers made 1,182/s. With v1, the default of Cassandra, they made 455/s and 249/s, and
-// some answers took longer than the timeout of a request.
+// writers made 1,182/s. With v1, the default of Cassandra, 64 writers made 455/s and 256
+// writers made 249/s, and some answers took longer than the timeout of a request.
 func (d *doctor) addPaxos(node, variant string) {
 	d.Add("paxos", variant != "v2", "fail",
 		"swaps of a busy row time out: set paxos_variant: v2 in cassandra.yaml of every node and restart them one by one",

@@ -257,7 +257,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 					return nil
 				}
 				if len(b) != len(p.base) {
-					return corrupt("a row of notifications")
+					return corrupt("a row of the table notifications")
 				}
 				p.base = notify.Base(b)
 				if q.Caller == "" || p.caller == q.Caller {

@@ -70,7 +70,7 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 			stmts[i] = stmt{`INSERT INTO logs (log, block, n, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{l.name, block, first + int64(i), me, data}}
 		}
 		look := stmt{`SELECT n, writer FROM logs WHERE log = ? AND block = ? AND n = ?`, []any{l.name, block, first}}
-		won, err := l.s.swapVersion(ctx, versionSwap{what: l.name, to: first, writer: me, readBack: look}, stmts...)
+		won, err := l.s.swapVersion(ctx, versionSwap{what: "a row of " + l.name, to: first, writer: me, readBack: look}, stmts...)
 		if err != nil {
 			return 0, 0, err
 		}

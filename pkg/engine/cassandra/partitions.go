@@ -120,7 +120,7 @@ func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 		err := p.s.write(ctx, p.s.clock.now(), stmts...)
 		return err == nil, err
 	}
-	won, err := p.s.runConditional(ctx, "rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (swapOutcome, error) { return p.readOutcome(ctx, c, me) }, stmts...)
+	won, err := p.s.runConditional(ctx, "a change of rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (swapOutcome, error) { return p.readOutcome(ctx, c, me) }, stmts...)
 	if err == nil && !won {
 		err = backoff(ctx, lostTry) // wait, because callers try again at once
 	}

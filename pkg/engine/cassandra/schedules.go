@@ -145,7 +145,7 @@ func (t schedules) List(ctx context.Context, caller string, after notify.Base, m
 	}
 	return collectListed(ctx, t.s, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(key []byte) (engine.Schedule, bool, error) {
 		if len(key) != len(notify.Base{}) {
-			return engine.Schedule{}, false, corrupt("the list of schedules")
+			return engine.Schedule{}, false, corrupt("an entry in the list of schedules")
 		}
 		x, ok, err := t.Get(ctx, notify.Base(key))
 		return x, ok && (caller == "" || x.Caller == caller), err
@@ -172,7 +172,7 @@ func (t schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 	err = t.s.rows(ctx, func(scan func(...any) bool) error {
 		for b := []byte(nil); scan(&b); {
 			if len(b) != len(notify.Base{}) {
-				return corrupt("timer_hints")
+				return corrupt("a row of the table timer_hints")
 			}
 			out = append(out, notify.Base(b))
 		}

@@ -181,7 +181,7 @@ func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row)
 		)
 		for scan(&base, &part, &block, &epoch, &attempt, &deferrals, &first, &kind, &at, &v) {
 			if len(base) != len(notify.Base{}) {
-				return corrupt("chunks")
+				return corrupt("a row of the table chunks")
 			}
 			r := new(notify.Row)
 			k := notify.RowKey{

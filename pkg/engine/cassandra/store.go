@@ -383,9 +383,9 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks lets only one call of this process at a time swap a row. The reason: a swap that
-// is not applied costs as much as a swap that is applied. Keys with the same hash share a
-// lock.
+// keyLocks has locks so that only one call of this process at a time swaps a row. The
+// reason: a swap that is not applied costs as much as a swap that is applied. Keys with the
+// same hash share a lock.
 type keyLocks struct {
 	seed  maphash.Seed
 	slots [256]chan struct{} // of size 1; contains a value while a caller has the lock
@@ -471,8 +471,8 @@ func (s *Store) Meta() engine.Meta { return store.MetaOver(partitions{s}) }
 func (s *Store) Schedules() engine.Schedules { return schedules{s} }
 
 // Status returns the outcome rows. All rows of a request are in one partition. Put stores
-// all rows of a request or none, and they become visible together. If a Put with rows of
-// several requests returns an error, the rows of any of these requests may be stored.
+// all rows of a request or none, and these rows become visible together. If a Put with rows
+// of several requests returns an error, the rows of any of these requests may be stored.
 // Calling Put again is safe. A row expires Config.StatusTTL after its last write.
 func (s *Store) Status() engine.Status { return status{s} }
 

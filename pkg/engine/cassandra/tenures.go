@@ -41,7 +41,7 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 		next := engine.NextTenure(topic, partition, was, time.Now().UnixMicro())
 		me := nonce()
 		won, err := t.s.swapVersion(ctx, versionSwap{
-			what: fmt.Sprint("tenure of ", topic, "/", partition), from: was, to: next.Start, writer: me, readBack: look,
+			what: fmt.Sprint("the tenure of partition ", partition, " of the topic ", topic), from: was, to: next.Start, writer: me, readBack: look,
 			elseLost: true, // if it was applied and another tenure followed, a range of stamps stays unused
 		}, stmt{
 			`UPDATE tenures SET start = ?, writer = ? WHERE topic = ? AND part = ? IF start = ?`,

@@ -307,7 +307,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 	if !ok {
 		write = stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, ?, ?, 0, 0) IF NOT EXISTS`, []any{int(shard), int64(next.Term), owner}}
 	}
-	won, err := t.s.runConditional(ctx, "take-over", func() (swapOutcome, error) {
+	won, err := t.s.runConditional(ctx, fmt.Sprint("the take-over of shard ", shard), func() (swapOutcome, error) {
 		now, _, err := t.readShard(ctx, shard)
 		switch {
 		case err != nil:
@@ -352,7 +352,7 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 		case !ok:
 			// The shard never had an owner and st.Term is 0. Create the row of the shard,
 			// as the other engines do.
-			_, err := t.s.runConditional(ctx, "advance", func() (swapOutcome, error) { return swapUndone, nil },
+			_, err := t.s.runConditional(ctx, fmt.Sprint("the first state of shard ", shard), func() (swapOutcome, error) { return swapUndone, nil },
 				stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 0, '', ?, ?) IF NOT EXISTS`, []any{int(shard), max(st.Closed, 0), max(st.Watermark, 0)}})
 			if err != nil {
 				return err
@@ -364,7 +364,7 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 			return nil
 		}
 		if try == swapTries {
-			return unknownOutcome("advance")
+			return unknownOutcome(fmt.Sprint("the new state of shard ", shard))
 		}
 		// The answer is ignored, because the next read shows whether the swap was applied.
 		_, _, err = t.s.casOnce(ctx, stmt{

@@ -117,6 +117,6 @@ func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 // purgeRow removes a row if the row has not changed since it was read.
 func (t triggers) purgeRow(ctx context.Context, x *triggerRow) (gone bool, err error) {
 	return t.s.swapVersion(ctx, versionSwap{
-		what: "purge of " + x.ID, from: int64(x.Version), readBack: triggerVersionQuery(x.ID), elseLost: true,
+		what: "the purge of the trigger " + x.ID, from: int64(x.Version), readBack: triggerVersionQuery(x.ID), elseLost: true,
 	}, stmt{`DELETE FROM triggers WHERE id = ? IF version = ?`, []any{x.ID, int64(x.Version)}})
 }

@@ -284,7 +284,9 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		})
 		same(t, "order", settled, filled)
 		same(t, "calls", len(settled), 100)
-		if err := s.Write(endedContext(), func(b rows.Batch) { b.Settled(func(error) { t.Error("the engine called a function of Settled for a write that it refused") }) }); err == nil {
+		if err := s.Write(endedContext(), func(b rows.Batch) {
+			b.Settled(func(error) { t.Error("the engine called a function of Settled for a write that it refused") })
+		}); err == nil {
 			t.Error("a write with an ended context returned no error")
 		}
 	})

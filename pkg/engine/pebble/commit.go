@@ -29,9 +29,10 @@ const (
 )
 
 // committer merges the writes of all goroutines into groups. Each group is one batch. While
-// one group is being written, writers fill the next group. Groups become visible, become
-// durable and are answered in the order in which they were filled. Versions and sequence
-// numbers are assigned while a group is filled. So no reader sees them out of order.
+// one group is being written, writers fill the next group. Groups become visible and durable
+// in the order in which they were filled, and their writers get answers in the same order.
+// Versions and sequence numbers are assigned while a group is filled. So no reader sees
+// versions or sequence numbers out of order.
 //
 // A group has three owners, one after the other. First the writers fill it while they hold
 // mu. Then run applies it. Last, syncGroups waits for the fsync of the group and answers

@@ -70,6 +70,6 @@ func newerError(dir string, found, known int) error {
 func foreignError(dir string) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "store_foreign",
-		Msg: "the folder " + dir + " holds a database that no release of notifyd wrote: set store.dir to an empty folder",
+		Msg: "the folder " + dir + " contains a database that notifyd did not write: set store.dir to an empty folder",
 	}
 }

@@ -64,7 +64,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	s := &Store{cfg: cfg, fs: cfg.FS, latch: newLatch(cfg.Logger)}
 	if s.fs == nil {
 		s.fs, s.fsClose = vfs.WithDiskHealthChecks(vfs.Default, 5*time.Second, nil, func(i vfs.DiskSlowInfo) {
-			cfg.Logger.Warn("slow disk", "op", i.OpType.String(), "file", i.Path, "seconds", i.Duration.Seconds())
+			cfg.Logger.Warn("an operation of the disk takes longer than 5 seconds", "op", i.OpType.String(), "file", i.Path, "seconds", i.Duration.Seconds())
 		})
 	}
 	defer func() {

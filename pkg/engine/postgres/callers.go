@@ -33,7 +33,9 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 	in.Version++
 	doc, err := json.Marshal(in)
 	if err != nil {
-		return notify.Invalid("bad_caller", "", "the caller cannot be stored")
+		e := notify.Invalid("bad_caller", "", "the caller cannot be written as JSON")
+		e.Err = err
+		return e
 	}
 	if old >= math.MaxInt64 {
 		return changedError("caller_changed", "caller")

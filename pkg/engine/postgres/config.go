@@ -67,7 +67,8 @@ func (c Config) poolConfig() (*pgxpool.Config, error) {
 	pool.MaxConnLifetimeJitter = 5 * time.Minute
 	cc.RuntimeParams["application_name"] = c.Application
 	cc.ConnectTimeout = c.Timeout / 2 // for each host, so that a call can try the next host
-	// Refuse standbys, even if the DSN allows them, because a standby may return old rows.
+	// Refuse standbys, even if the DSN allows standbys, because a standby may return old
+	// rows.
 	cc.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	if c.PasswordFile != "" {
 		if _, err := c.readPassword(); err != nil {

@@ -26,7 +26,7 @@ func TestBadConfigs(t *testing.T) {
 	}
 	const local = "postgres://notifyd:hidden-word@127.0.0.1:1/x?sslmode=disable"
 	for want, cfg := range map[string]Config{
-		"dsn: it is empty":            {},
+		"dsn: the DSN is empty":       {},
 		"dsn: failed to parse as URL": {DSN: "postgres://u:hidden-word@[::1:5432/x"},
 		"dsn: ":                       {DSN: "postgres://u:hidden-word@127.0.0.1:port/x"},
 		"max_conns: 1001 is not between 1 and 1000":   {DSN: local, MaxConns: 1001},

@@ -73,13 +73,15 @@ func encodeProfile(p *engine.Profile) ([]byte, error) {
 	c.User, c.Version = "", 0
 	doc, err := json.Marshal(&c)
 	if err != nil {
-		return nil, notify.Invalid("bad_profile", "", "the profile cannot be stored")
+		e := notify.Invalid("bad_profile", "", "the profile cannot be written as JSON")
+		e.Err = err
+		return nil, e
 	}
 	return doc, nil
 }
 
 // putBatchSize is how many profiles PutMany stores in one transaction. Other writers wait
-// for the counter during that time. With this size they wait about 40 ms.
+// until this transaction unlocks the counter. With this size they wait about 40 ms.
 const putBatchSize = 5000
 
 // PutMany implements users.ProfileStore.

@@ -70,7 +70,7 @@ type querier interface {
 
 // withRetry calls fn with a context that ends after s.timeout, and translates the error of
 // fn. If the connection was dead before anything was sent, withRetry calls fn once more.
-// This helps after a failover, when the pool contains many dead connections.
+// The second call is useful after a failover, when the pool contains many dead connections.
 func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()

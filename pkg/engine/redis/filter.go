@@ -217,7 +217,7 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 		for _, gen := range gens {
 			bits, err := gen.Result()
 			if err == nil && len(bits) != len(indexes)*f.hashes {
-				err = fmt.Errorf("%w: %d bits of a filter", notify.ErrCorrupt, len(bits))
+				err = fmt.Errorf("%w: an answer about a filter has %d bits, but it must have %d", notify.ErrCorrupt, len(bits), len(indexes)*f.hashes)
 			}
 			if err != nil {
 				return translate(err)

@@ -69,7 +69,7 @@ func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, err
 	}
 	ac, err := awsconfig.LoadDefaultConfig(ctx, from...)
 	if err != nil {
-		return nil, nil, configError("credentials_file", "the SDK refuses its configuration: %v", err)
+		return nil, nil, configError("credentials_file", "the AWS SDK cannot load its configuration: %v", err)
 	}
 	if ac.Region == "" {
 		return nil, nil, configError("region", "no region is set: set sqs.region or the environment variable AWS_REGION")

@@ -38,7 +38,7 @@ func translate(err error) error {
 	}
 	switch code := codeOf(err); code {
 	case "NonExistentQueue", "QueueDoesNotExist":
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_missing", Msg: "SQS has no queue of this name: run notifyd migrate up", RetryAfter: retryAfter, Err: err}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_missing", Msg: "SQS does not have the queues of notifyd: run notifyd migrate up", RetryAfter: retryAfter, Err: err}
 	case "AccessDenied", "AccessDeniedException", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidSecurity", "InvalidAddress", "ExpiredToken", "MissingAuthenticationToken":
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_refused", Msg: "SQS refuses this client: check sqs.credentials_file and the policy of the queues", RetryAfter: retryAfter, Err: err}
 	}

@@ -52,7 +52,7 @@ func (c Config) checkEndpoint() error {
 	}
 	u, err := url.Parse(c.Endpoint)
 	if err != nil {
-		return configError("endpoint", "must be an http or https URL, not %q", c.Endpoint)
+		return configError("endpoint", "must be an http or https URL")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	local := u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
