@@ -31,10 +31,9 @@ func Pack(version byte, fn func(*Codec)) []byte {
 }
 
 // Unpack reads a record that Pack wrote. It returns true if it read all bytes and if the record's
-// version is from 1 to the parameter version. If the record has a higher version, Unpack reads none of
-// its fields.
-func Unpack(b []byte, version byte, fn func(*Codec)) bool {
-	c := Unpacker(b, version)
+// version is from 1 to maxVersion. If the record has a higher version, Unpack reads none of its fields.
+func Unpack(b []byte, maxVersion byte, fn func(*Codec)) bool {
+	c := Unpacker(b, maxVersion)
 	if !c.damaged {
 		fn(&c)
 	}
@@ -48,10 +47,10 @@ func Packer(b []byte, version byte) Codec { return Codec{b: append(b, version)} 
 // Packed returns the bytes that the caller gave to Packer, followed by the record.
 func (c *Codec) Packed() []byte { return c.b }
 
-// Unpacker returns a codec that reads what Packer wrote. The caller calls Whole after the last
-// field.
-func Unpacker(b []byte, version byte) Codec {
-	if len(b) == 0 || b[0] == 0 || b[0] > version {
+// Unpacker returns a codec that reads a record that Packer wrote, if the record's version is from 1 to
+// maxVersion. The caller calls Whole after the last field.
+func Unpacker(b []byte, maxVersion byte) Codec {
+	if len(b) == 0 || b[0] == 0 || b[0] > maxVersion {
 		return Codec{reading: true, damaged: true}
 	}
 	return Codec{b: append([]byte(nil), b[1:]...), reading: true}

@@ -97,8 +97,8 @@ type DeadLetters interface {
 	// letters as they were at one moment. In an engine of many machines, fn gets each dead
 	// letter as it was at a different moment of the call.
 	Walk(ctx context.Context, afterOrd, lastOrd uint64, fn func(*DeadLetter) error) error
-	// Last returns the greatest Ord that a dead letter has got; 0 if no dead letter was
-	// ever stored.
+	// Last returns the greatest Ord that any dead letter has ever had. It returns 0 if no
+	// dead letter was ever stored.
 	Last(ctx context.Context) (uint64, error)
 	// Move applies each move whose From and FromJob match the stored dead letter. moved[i]
 	// is true if ms[i] was applied. If two moves name the same dead letter, only one of the

@@ -90,8 +90,8 @@ type Queue interface {
 	// notify.KindInvalid and stores no message.
 	Enqueue(ctx context.Context, ms []Message) error
 	// Receive waits until a message is ready or ctx ends. It returns up to max messages,
-	// from both lanes as BacklogShare says. For the time visibility, no other Receive
-	// returns these messages. If ctx ends, Receive returns no message and no error.
+	// from both lanes as BacklogShare says. No other Receive returns these messages until
+	// the duration visibility is over. If ctx ends, Receive returns no message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
 	// Extend sets the end of visibility of the deliveries to now plus visibility. It
 	// ignores receipts that are not valid any more.

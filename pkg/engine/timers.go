@@ -62,11 +62,11 @@ func ShardOf(id []byte, shards notify.Spread) uint16 {
 	return uint16(notify.ColumnDigest(id) % uint64(shards.PartsOf(id)))
 }
 
-// Shards returns over how many shards timers are spread, and the history of that number. It
-// returns an error if the process cannot find out the number at this moment. After an error
-// the caller must not store, find or change a timer. For a new timer, the caller must
-// create the base first and call Shards after that. Otherwise a raise of the number between
-// the two steps could put the timer into a wrong shard.
+// Shards returns the number of shards over which timers are spread, with the history of
+// that number. It returns an error if the process does not know the number at this moment.
+// After an error the caller must not store, find or change a timer. For a new timer, the
+// caller must create the base first and call Shards after that. Otherwise a raise of the
+// number between the two steps could put the timer into a wrong shard.
 type Shards func() (notify.Spread, error)
 
 // FixedShards returns a Shards whose number of shards is always n.

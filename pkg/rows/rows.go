@@ -37,8 +37,8 @@ type Change struct {
 	// such a row must never be in an Expect.
 	Insert []Row
 	// Number returns more rows to store. The engine calls Number as many times as the field
-	// Numbers says, with i = 0, 1, 2 and so on. n counts all calls of Number for the
-	// partition: each call gets an n that is greater by one than the n of the call before.
+	// Numbers says, with i = 0, 1, 2 and so on. n is a counter of the partition: each call of
+	// Number gets an n that is greater by one than the n of the call before.
 	// Changes become visible in the order of their n. The engine calls Number under a lock,
 	// so Number must do no I/O and must not wait.
 	Number  func(i int, n uint64) []Row
@@ -137,10 +137,10 @@ type Rows interface {
 type Batch interface {
 	Set(p Partition, key, value []byte)
 	Delete(p Partition, key []byte)
-	// Settled registers fn. The engine calls fn(nil) after the batch is durable. If the
-	// batch cannot become durable, the engine calls fn with the error. It calls fn even if
-	// Write has already returned because its context ended. The engine calls these
-	// functions in the order in which the fill functions ran. fn must not wait. After a
-	// failure of the engine fn may never be called.
+	// Settled registers fn. Normally the engine calls fn(nil) after the batch is durable, or
+	// calls fn with the error if the batch cannot become durable. It calls fn even if Write
+	// has already returned because its context ended. But after a failure of the engine, fn
+	// may never be called. The engine calls these functions in the order in which the fill
+	// functions ran. fn must not wait.
 	Settled(fn func(err error))
 }

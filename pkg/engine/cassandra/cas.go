@@ -123,8 +123,8 @@ func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (
 	}, stmts...)
 }
 
-// orNull returns the argument of a condition IF version = ?. Version 0 means that the row
-// does not exist, so orNull then returns nil, which CQL reads as null.
+// orNull returns the argument of the condition "IF version = ?". Version 0 means that the
+// row does not exist. For version 0 orNull returns nil, which is null in CQL.
 func orNull(version int64) any {
 	if version == 0 {
 		return nil

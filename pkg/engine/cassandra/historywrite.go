@@ -103,8 +103,8 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 }
 
 // inlineChunk is the greatest size, in bytes, of data that is stored in the row of its
-// chunk. Larger data has a separate row, because it would make the partitions of a minute
-// too large.
+// chunk. Larger data is stored in a separate table, because it would make the partitions of
+// a minute too large.
 const inlineChunk = 1 << 10
 
 // historyRows contains the rows of some records. The fields are in the order in which the
@@ -128,8 +128,8 @@ type original struct {
 const usersAtOnce = 4096
 
 // userRows creates the rows of the table notifications, one row for each receiver with a
-// user. They are called rows by user, because the rows of one user and month are in one
-// partition. userRows calls store with at most usersAtOnce rows at a time.
+// user. Such a row is called a row by user, because the rows of one user and month are in
+// one partition. userRows calls store with at most usersAtOnce rows at a time.
 type userRows struct {
 	store func([]stmt) error
 	rows  []stmt

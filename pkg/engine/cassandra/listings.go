@@ -15,11 +15,11 @@ import (
 // table buckets has a note for each partition that may have entries.
 //
 // Entries are removed one by one. The tombstone of each removed entry stays for listGrace
-// (gc_grace_seconds of the table). Cassandra refuses a read that finds 100,000 tombstones,
-// so a list can have 2,600 removals a second. If a node misses a removal for longer than
-// listGrace, the entry may appear again. So an entry does not prove that its row exists.
-// The reader of a list also reads the row of each entry, and removes an entry that has no
-// row.
+// (gc_grace_seconds of the table). Cassandra refuses a read that finds 100,000 tombstones.
+// So a list can have at most 2,600 removals a second: 100,000 in each of its listShards
+// partitions within listGrace. If a node misses a removal for longer than listGrace, the
+// entry may appear again. So an entry does not prove that its row exists. The reader of a
+// list also reads the row of each entry, and removes an entry that has no row.
 const (
 	listLength = 6 * hourMs
 	listShards = 16

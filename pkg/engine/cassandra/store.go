@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Store is one keyspace of one cluster. Its methods return the contracts. Any goroutine may
-// use the contracts until Close.
+// Store is one keyspace of one cluster. Its methods return implementations of the
+// contracts. Any goroutine may use these implementations until Close.
 type Store struct {
 	cfg      Config
 	session  *gocql.Session
@@ -486,8 +486,8 @@ func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} 
 func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
 
 // Triggers returns the triggers. A state row is written only by compare and swap. It is
-// read without SERIAL. This is safe because a swap that has returned is committed, and
-// because a caller that acts on a row must swap the row. Each change of state costs one
+// read without SERIAL. Such a read is safe because a swap that has returned is committed,
+// and because a caller that acts on a row must swap the row. Each change of state costs one
 // swap. A trigger costs one swap when it is created. If it fires at its first attempt, it
 // costs two more swaps, one for the claim and one for the end. List reads an index of plain
 // rows and then the state rows. It includes every row that was created, with every swap

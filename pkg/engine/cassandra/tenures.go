@@ -42,7 +42,7 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 		me := nonce()
 		won, err := t.s.swapVersion(ctx, versionSwap{
 			what: fmt.Sprint("the tenure of partition ", partition, " of the topic ", topic), from: was, to: next.Start, writer: me, readBack: look,
-			elseLost: true, // if it was applied and another tenure followed, a range of stamps stays unused
+			elseLost: true, // if the swap was applied and another tenure followed, the stamps of this tenure stay unused
 		}, stmt{
 			`UPDATE tenures SET start = ?, writer = ? WHERE topic = ? AND part = ? IF start = ?`,
 			[]any{next.Start, me, topic, partition, orNull(was)},

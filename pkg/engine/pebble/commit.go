@@ -16,10 +16,10 @@ const (
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
 
-	// maxSyncing is how many groups may wait while the fsync of another group runs. It was
-	// measured with the values 0, 1, 3 and 8. The durations of writes differed by no more
-	// than the noise of the disk. A small value gives larger groups, so each call uses less
-	// CPU. With 64 writers a group had 22, 15, 10 and 5 calls for these values.
+	// maxSyncing is how many groups may wait while the fsync of another group runs. The
+	// values 0, 1, 3 and 8 were measured. The durations of writes differed by no more than
+	// the noise of the disk. A small value gives larger groups, so each call uses less CPU.
+	// With 64 writers a group had 22, 15, 10 and 5 calls for the four values.
 	maxSyncing = 1
 
 	// minOwnBatch is the smallest number of rows for which insertUnordered makes a separate

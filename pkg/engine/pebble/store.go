@@ -27,8 +27,8 @@ import (
 // writes only this version, because no release had another version.
 const formatVersion = 6
 
-// Store is one open database folder. Its methods return the contracts. Any goroutine may
-// use the contracts until Close.
+// Store is one open database folder. Its methods return implementations of the contracts.
+// Any goroutine may use these implementations until Close.
 type Store struct {
 	cfg     Config
 	fs      vfs.FS
@@ -173,8 +173,8 @@ func (s *Store) create() error {
 func (s *Store) syncDir() error { return syncFolder(s.fs, s.cfg.Dir) }
 
 // lockError translates an error of LockDirectory. It returns "store_locked" if another
-// process uses the folder. For an error such as a read-only or full disk it returns the
-// result of translate.
+// process uses the folder. For another error, such as a read-only or full disk, it returns
+// the result of translate.
 func lockError(dir string, err error) error {
 	for _, e := range []error{os.ErrPermission, os.ErrNotExist, syscall.ENOSPC, syscall.EROFS, syscall.EIO} {
 		if errors.Is(err, e) && !errors.Is(err, syscall.EACCES) {

@@ -170,8 +170,8 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 }
 
 // checkCounter stores the counter in lastSeen. If versions that Changes has returned are
-// lost, it returns store_regressed. This happens after a failover to a standby that lacked
-// these versions. The follower must then call Version and read all profiles again.
+// lost, it returns store_regressed. Versions are lost in a failover to a standby that
+// lacked these versions. The follower must then call Version and read all profiles again.
 func (p *Prefs) checkCounter(now counter) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

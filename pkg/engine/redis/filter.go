@@ -140,8 +140,8 @@ func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, addC
 }
 
 // eachCall groups ids by part and divides each group into pieces of at most idsPerCall ids.
-// It calls fn for all pieces concurrently. The piece contains the ids at the positions
-// indexes of the slice ids.
+// It calls fn for all pieces concurrently. indexes contains, for each id of the piece, the
+// position of the id in ids.
 func (f *Filter) eachCall(ids []uint64, fn func(part uint64, indexes []int) error) error {
 	byPart := make([][]int, f.parts)
 	for i, id := range ids {

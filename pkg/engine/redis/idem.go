@@ -192,12 +192,12 @@ func parseReservation(key engine.IdemKey, l []any) (r engine.Reservation, err er
 	return r, nil
 }
 
-// TakeOver makes owner the owner of the reservation until leaseUntil. It does this only if
-// the stored reservation is not done and has the same owner and lease as expected.
+// TakeOver makes owner the owner of the reservation of r.Key until leaseUntil. It does this
+// only if the stored reservation is not done and has the same owner and lease as r.
 // Otherwise another process was faster, and TakeOver returns false.
-func (i Idem) TakeOver(ctx context.Context, expected engine.Reservation, owner string, leaseUntil int64) (bool, error) {
-	keys, _ := i.keys(expected.Key)
-	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), expected.Owner, expected.LeaseUntil, owner, leaseUntil)
+func (i Idem) TakeOver(ctx context.Context, r engine.Reservation, owner string, leaseUntil int64) (bool, error) {
+	keys, _ := i.keys(r.Key)
+	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), r.Owner, r.LeaseUntil, owner, leaseUntil)
 }
 
 // Freeze stores the layout of a reservation: Fire, Partitions, BlockSize and Version of r.

@@ -232,9 +232,9 @@ redis.call('ZREM', held, id)
 if r >= maxReceives then redis.call('ZADD', last, at, id) else redis.call('ZADD', lanes[l], at, id) end
 if at < before then return wakeAll() end
 return ''`)
-	// It returns the numbers of messages that are ready, delayed, in flight, dead and in
-	// the backlog lane. It also returns the enqueue time of the oldest ready message. To
-	// find that message it reads only the first thousand ready messages of each lane.
+	// queueDepth returns how many messages are ready, delayed, in flight, dead and in the
+	// backlog lane. It also returns the enqueue time of the oldest ready message. To find
+	// that message it reads only the first thousand ready messages of each lane.
 	queueDepth = queueScript(`
 local ready, all, oldest = 0, 0, ''
 for l = 0, 1 do
@@ -288,8 +288,8 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return q.runAndWake(ctx, queueEnqueue, args...)
 }
 
-// Receive waits until a message is ready or ctx ends. It returns up to max messages. For
-// the time visibility, no other Receive returns these messages.
+// Receive waits until a message is ready or ctx ends. It returns up to max messages. No
+// other Receive returns these messages until the duration visibility is over.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err

@@ -70,7 +70,7 @@ func (w *wake) wait(ctx context.Context, maxMicros int64, lastID string) {
 	if streamIDAfter(w.streamEnd, lastID) {
 		// There are two possible reasons. The stream got an entry after the script ran, so
 		// the receiver must check the queue again. Or Redis was emptied, and lastID is the
-		// last id of the new stream, so streamEnd must be set back to it.
+		// last id of the new stream, so streamEnd must be set back to lastID.
 		w.streamEnd = lastID
 		w.mu.Unlock()
 		return

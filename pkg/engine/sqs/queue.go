@@ -149,7 +149,7 @@ func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string
 }
 
 // Receive implements engine.Queue. It reads both lanes. If both lanes are empty, it waits
-// for messages in the lane onTime. If none arrives, it starts from the beginning.
+// for messages in the lane onTime. If no message arrives, it reads both lanes again.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) (out []engine.Delivery, err error) {
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return nil, err

@@ -87,8 +87,8 @@ func (s *Store) queue(name string, maxReceives int) *queue {
 	return q
 }
 
-// Close waits for requests that still run although their Receive has returned. This takes
-// at most Wait plus one second. Then Close closes the connections.
+// Close waits for requests that still run although their Receive has returned. These
+// requests take at most Wait plus one second. Then Close closes the connections.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
