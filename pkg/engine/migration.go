@@ -21,8 +21,8 @@ const (
 
 // Migration is one step of a schema.
 type Migration struct {
-	Version int       // 1 for the first; consecutive
-	Name    string    // the name part of the names of its files
+	Version int       // 1, 2, 3 and so on, without gaps
+	Name    string    // the part after the number in the names of its files
 	Applied time.Time // zero: not applied
 	// WorksWith is the oldest version whose builds still work with the tables of this
 	// migration. The first line of an up script may set WorksWith: "-- works with 2".

@@ -135,7 +135,7 @@ func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, 
 			what: "the purge of the head of the schedule " + base.String(), from: int64(h.Version), readBack: headVersionQuery(base), elseLost: true,
 		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{base[:], int64(h.Version)}})
 		if err != nil || !won {
-			return false, true, err // another process reschedules at this moment
+			return false, true, err // another process is rescheduling the schedule
 		}
 	}
 	if err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timer_requests WHERE base = ?`, []any{base[:]}}); err != nil {

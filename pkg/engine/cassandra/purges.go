@@ -18,7 +18,7 @@ const purgePage = 200
 
 // purgeEntry is one entry of the list of a purge.
 type purgeEntry struct {
-	at int64 // ms since 1970
+	at int64 // from when the row may be purged, ms since 1970
 	id []byte
 }
 

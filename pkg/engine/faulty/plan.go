@@ -69,7 +69,7 @@ type Plan struct {
 
 type rule struct {
 	Rule
-	matched, applied int // calls
+	matched, applied int // how many calls the rule matched, and to how many it was applied
 }
 
 // NewPlan returns a plan without rules: every call runs normally. The same seed and the

@@ -39,7 +39,7 @@ type Store struct {
 	commit  *committer
 	locks   *rows.Locks
 
-	*store.Contracts // over partRows
+	*store.Contracts // implemented with partRows
 }
 
 // Open opens or creates the store in cfg.Dir. It returns
