@@ -31,10 +31,9 @@ func Pack(version byte, fn func(*Codec)) []byte {
 }
 
 // Unpack reads a record that Pack wrote. It returns true if it read all bytes and if the record's
-// version is from 1 to the parameter version. If the record has a higher version, Unpack reads none of
-// its fields.
-func Unpack(b []byte, version byte, fn func(*Codec)) bool {
-	c := Unpacker(b, version)
+// version is from 1 to maxVersion. If the record has a higher version, Unpack reads none of its fields.
+func Unpack(b []byte, maxVersion byte, fn func(*Codec)) bool {
+	c := Unpacker(b, maxVersion)
 	if !c.damaged {
 		fn(&c)
 	}
@@ -48,10 +47,10 @@ func Packer(b []byte, version byte) Codec { return Codec{b: append(b, version)} 
 // Packed returns the bytes that the caller gave to Packer, followed by the record.
 func (c *Codec) Packed() []byte { return c.b }
 
-// Unpacker returns a codec that reads what Packer wrote. The caller calls Whole after the last
-// field.
-func Unpacker(b []byte, version byte) Codec {
-	if len(b) == 0 || b[0] == 0 || b[0] > version {
+// Unpacker returns a codec that reads a record that Packer wrote, if the record's version is from 1 to
+// maxVersion. The caller calls Whole after the last field.
+func Unpacker(b []byte, maxVersion byte) Codec {
+	if len(b) == 0 || b[0] == 0 || b[0] > maxVersion {
 		return Codec{reading: true, damaged: true}
 	}
 	return Codec{b: append([]byte(nil), b[1:]...), reading: true}
@@ -117,12 +116,12 @@ func Num[N Number](c *Codec, v *N) {
 	*v = N(i)
 }
 
-// Delta packs or unpacks v as its difference from near. The caller must pass the same near in both
-// directions.
-func Delta[N Number](c *Codec, v *N, near N) {
-	d := *v - near
+// Delta packs or unpacks v as its difference from reference. The caller must pass the same reference
+// in both directions. The packed difference is short if the two values are close to each other.
+func Delta[N Number](c *Codec, v *N, reference N) {
+	d := *v - reference
 	Num(c, &d)
-	*v = near + d
+	*v = reference + d
 }
 
 // Fixed packs or unpacks an integer as 8 bytes, little endian.
@@ -161,7 +160,7 @@ func (c *Codec) Bool(v *bool) {
 
 // Len packs or unpacks the length of a list. Each item of the list takes at least one byte. If an
 // unpacked length is greater than the number of unread bytes, Len marks the record as damaged and
-// returns 0. So a damaged length cannot make the reader allocate more than the record's size.
+// returns 0. So a damaged length cannot make the reader allocate more items than the record has bytes.
 func (c *Codec) Len(n int) int {
 	u := uint64(n)
 	c.Uint(&u)
@@ -182,8 +181,8 @@ func (c *Codec) Str(v *string) {
 	*v = unsafe.String(unsafe.SliceData(c.nextBytes(n)), n)
 }
 
-// maxWords is the size of a record's table of words. Words that come after the table is full are
-// written out each time.
+// maxWords is how many words a record's table of words can contain. When the table is full, each
+// further word is packed as a whole string every time.
 const maxWords = 8
 
 // Word packs or unpacks a string that may occur many times in a record. Word writes a repeated string

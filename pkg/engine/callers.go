@@ -50,8 +50,8 @@ const (
 // CallerSecret is one signing key.
 type CallerSecret struct {
 	// Secret is "whsec_" and 24 to 64 bytes in base64. The store contains the secret in
-	// sealed form (users.SealedCallers). A process without the key cannot open it and reads
-	// the sealed form.
+	// sealed form (users.SealedCallers). A process without the key cannot open the secret,
+	// so it reads the sealed form.
 	Secret  string `json:"secret"`
 	Created int64  `json:"created"`           // ms since 1970
 	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: never

@@ -1,6 +1,6 @@
 package engine
 
-// Cancel stops those notifications of a request or a campaign that have not started yet.
+// Cancel stops the notifications of a request or a campaign that have not started yet.
 type Cancel struct {
 	Scope   string // "ntf_<ULID>", "ntf_<ULID>-<index>" or "cmp_<ULID>"
 	Caller  string // the owner of the notifications

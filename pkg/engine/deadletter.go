@@ -7,7 +7,7 @@ import (
 )
 
 // DeadLetter is the index row of one notification that is FAILED or UNKNOWN.
-// notify.State.InFailedFeed decides which of these notifications get a row. The topic
+// notify.State.InFailedFeed decides which notifications get an index row. The topic
 // notifications-failed contains the same notifications. Feeds and filters read the index,
 // never the topic.
 type DeadLetter struct {
@@ -84,21 +84,21 @@ type DeadLetters interface {
 	// Get returns one dead letter. It returns notify.KindNotFound if the dead letter does
 	// not exist.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
-	// Feed returns a caller's dead letters with Seq > after, ascending. Feed, Walk and Last
-	// return only durable dead letters and numbers. No failure takes them back, so a reader
-	// may store the last Seq or Ord that it has read.
-	Feed(ctx context.Context, caller string, after uint64, max int) ([]DeadLetter, error)
+	// Feed returns a caller's dead letters with Seq > afterSeq, in ascending order of Seq.
+	// Feed, Walk and Last return only durable dead letters and numbers. No failure undoes
+	// them, so a reader may store the last Seq or Ord that it has read.
+	Feed(ctx context.Context, caller string, afterSeq uint64, max int) ([]DeadLetter, error)
 	// List returns dead letters that f selects, newest first, after the cursor. A nil
 	// cursor begins the listing. List returns a nil cursor at the end.
 	List(ctx context.Context, f DeadLetterFilter, cursor []byte, max int) ([]DeadLetter, []byte, error)
-	// Walk calls fn with the dead letters that have Ord in (after, upTo], in ascending
-	// order of Ord. It stops when fn returns an error, and returns that error. It keeps few
-	// dead letters in memory. An engine of one process returns all dead letters as they
-	// were at one moment. Another engine returns each dead letter as it was at some moment
-	// of the call.
-	Walk(ctx context.Context, after, upTo uint64, fn func(*DeadLetter) error) error
-	// Last returns the greatest Ord that a dead letter has got; 0 if no dead letter was
-	// ever stored.
+	// Walk calls fn with the dead letters that have Ord in (afterOrd, lastOrd], in
+	// ascending order of Ord. It stops when fn returns an error, and returns that error. It
+	// keeps few dead letters in memory. In an engine of one process, fn gets all dead
+	// letters as they were at one moment. In an engine of many machines, fn gets each dead
+	// letter as it was at a different moment of the call.
+	Walk(ctx context.Context, afterOrd, lastOrd uint64, fn func(*DeadLetter) error) error
+	// Last returns the greatest Ord that any dead letter has ever had. It returns 0 if no
+	// dead letter was ever stored.
 	Last(ctx context.Context) (uint64, error)
 	// Move applies each move whose From and FromJob match the stored dead letter. moved[i]
 	// is true if ms[i] was applied. If two moves name the same dead letter, only one of the
@@ -107,7 +107,7 @@ type DeadLetters interface {
 	// caller must then call Move again with the same moves. A dead letter that already has
 	// the Job of its move counts as moved.
 	Move(ctx context.Context, ms []LetterMove) (moved []bool, err error)
-	// Purge removes dead letters with Until <= now (ms since 1970) and returns how many it
+	// Purge removes dead letters with Until <= nowMs (ms since 1970) and returns how many it
 	// removed.
-	Purge(ctx context.Context, now int64) (int, error)
+	Purge(ctx context.Context, nowMs int64) (int, error)
 }

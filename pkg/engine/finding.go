@@ -36,21 +36,21 @@ func (fs *Findings) Add(check string, bad bool, level, repair, format string, ar
 // this process.
 const maxClockOffset = 500 * time.Millisecond
 
-// AskClock calls ask, which reads a clock. offset is the time of that clock minus the time
-// of this process's clock. took is how long ask ran. The true offset differs from offset by
-// at most took/2.
-func AskClock(ask func() (time.Time, error)) (offset, took time.Duration, err error) {
+// AskClock calls readClock, which reads the clock of a server. offset is the time of that
+// clock minus the time of this process's clock. roundTrip is how long readClock ran. The
+// true offset differs from offset by at most roundTrip/2.
+func AskClock(readClock func() (time.Time, error)) (offset, roundTrip time.Duration, err error) {
 	began := time.Now()
-	at, err := ask()
-	if took = time.Since(began); err != nil {
-		return 0, took, err
+	at, err := readClock()
+	if roundTrip = time.Since(began); err != nil {
+		return 0, roundTrip, err
 	}
-	return at.Sub(began.Add(took / 2)), took, nil
+	return at.Sub(began.Add(roundTrip / 2)), roundTrip, nil
 }
 
-// AddClock appends a finding about the clock of a server. offset and took are results of
-// AskClock.
-func (fs *Findings) AddClock(check, level, server string, offset, took time.Duration) {
-	fs.Add(check, offset.Abs() > maxClockOffset+took/2, level, "let NTP or chrony set the clocks of both machines",
-		"%s%s from ours (+-%s)", server, offset.Round(time.Millisecond), (took / 2).Round(time.Millisecond))
+// AddClock appends a finding about the clock of a server. offset and roundTrip are results
+// of AskClock. server is the beginning of the finding's text, for example "host:port: ".
+func (fs *Findings) AddClock(check, level, server string, offset, roundTrip time.Duration) {
+	fs.Add(check, offset.Abs() > maxClockOffset+roundTrip/2, level, "let NTP or chrony set the clocks of both machines",
+		"%sthe clock differs by %s from the clock of this process (accuracy +-%s)", server, offset.Round(time.Millisecond), (roundTrip / 2).Round(time.Millisecond))
 }

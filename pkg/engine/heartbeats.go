@@ -17,17 +17,18 @@ type Heartbeat struct {
 // which member may do which work.
 //
 // A group has a version greater than 0. The version changes whenever a member joins,
-// leaves, expires or changes its value, and no version is used twice. So a member reads the
-// list only after the version has changed. In a group without changes the cost therefore
-// grows with the number of members, not with the square of that number.
+// leaves, expires or changes its value, and no version is used twice. So a member needs to
+// read the list only after the version has changed. In a group without changes, the cost of
+// all members together therefore grows with their number, not with the square of their
+// number.
 type Heartbeats interface {
 	// Beat makes owner a member of group for ttl from now, with value. It returns the
 	// version of the group.
 	Beat(ctx context.Context, group, owner, value string, ttl time.Duration) (version int64, err error)
 	// Alive returns the members of group, ordered by owner, and the version of the group.
-	// known is a version that an earlier call returned. If the group still has the version
-	// known, Alive returns no members.
-	Alive(ctx context.Context, group string, known int64) (members []Heartbeat, version int64, err error)
+	// knownVersion is a version that an earlier call returned. If the group still has this
+	// version, Alive returns no members.
+	Alive(ctx context.Context, group string, knownVersion int64) (members []Heartbeat, version int64, err error)
 	// Leave ends the membership of owner before its ttl is over. It changes nothing if
 	// owner is not a member.
 	Leave(ctx context.Context, group, owner string) error

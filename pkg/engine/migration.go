@@ -21,8 +21,8 @@ const (
 
 // Migration is one step of a schema.
 type Migration struct {
-	Version int       // 1 for the first; consecutive
-	Name    string    // the name part of the names of its files
+	Version int       // 1, 2, 3 and so on, without gaps
+	Name    string    // the part after the number in the names of its files
 	Applied time.Time // zero: not applied
 	// WorksWith is the oldest version whose builds still work with the tables of this
 	// migration. The first line of an up script may set WorksWith: "-- works with 2".
@@ -43,7 +43,7 @@ func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 		stem := strings.TrimSuffix(name, ".up."+ext)
 		number, rest, _ := strings.Cut(strings.TrimPrefix(stem, "migrations/"), "_")
 		if n, _ := strconv.Atoi(number); n != i+1 {
-			panic(fmt.Sprintf("migration %s is not number %d", name, i+1))
+			panic(fmt.Sprintf("the name of the migration %s must begin with the number %d", name, i+1))
 		}
 		up, err1 := fs.ReadFile(files, name)
 		down, err2 := fs.ReadFile(files, stem+".down."+ext)

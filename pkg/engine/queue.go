@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -23,7 +24,7 @@ func CheckMessages(ms []Message) error {
 			return err
 		}
 		if len(ms[i].Body) > MaxMessage {
-			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
+			return notify.Invalid("bad_message", "body", fmt.Sprintf("a message must have at most 65,536 bytes, but it has %d", len(ms[i].Body)))
 		}
 	}
 	return nil
@@ -32,7 +33,7 @@ func CheckMessages(ms []Message) error {
 // CheckDelay returns notify.KindInvalid for a delay out of range.
 func CheckDelay(d time.Duration) error {
 	if d < 0 || d > MaxQueueDelay {
-		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
+		return notify.Invalid("bad_message", "delay", fmt.Sprintf("a message can be delayed by 0 to 15 minutes, not by %s", d))
 	}
 	return nil
 }
@@ -40,7 +41,7 @@ func CheckDelay(d time.Duration) error {
 // CheckVisibility returns notify.KindInvalid for a visibility out of range.
 func CheckVisibility(d time.Duration) error {
 	if d <= 0 || d > MaxVisibility {
-		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and less than 12 hours")
+		return notify.Invalid("bad_message", "visibility", fmt.Sprintf("a visibility must be more than 0 and at most %s, not %s", MaxVisibility, d))
 	}
 	return nil
 }
@@ -54,7 +55,7 @@ type Message struct {
 	Backlog bool
 }
 
-// BacklogShare limits the backlog lane. While messages wait in the other lane, one of
+// BacklogShare limits the backlog lane. While messages wait in the other lane, one of every
 // BacklogShare received messages comes from the backlog lane. While the other lane is
 // empty, all received messages may come from the backlog lane.
 const BacklogShare = 4
@@ -89,8 +90,8 @@ type Queue interface {
 	// notify.KindInvalid and stores no message.
 	Enqueue(ctx context.Context, ms []Message) error
 	// Receive waits until a message is ready or ctx ends. It returns up to max messages,
-	// from both lanes as BacklogShare says. For the time visibility, no other Receive
-	// returns these messages. If ctx ends, Receive returns no message and no error.
+	// from both lanes as BacklogShare says. No other Receive returns these messages until
+	// the duration visibility is over. If ctx ends, Receive returns no message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
 	// Extend sets the end of visibility of the deliveries to now plus visibility. It
 	// ignores receipts that are not valid any more.

@@ -2,13 +2,14 @@ package engine
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Schedule describes the timers of one request with a future fire time, or of one such item
-// of a batch. The API finds the timers of an id through its schedule. A schedule is stored
-// before its timers and never changed.
+// Schedule describes the timers of one request, or of one item of a batch, whose fire time
+// is in the future. The API finds the timers of an id through the schedule of the id. A
+// schedule is stored before its timers and never changed.
 type Schedule struct {
 	Base       notify.Base
 	Caller     string
@@ -38,7 +39,7 @@ func NoBase() error {
 // CheckCaller returns notify.KindInvalid with code if caller is too long.
 func CheckCaller(code, caller string) error {
 	if len(caller) > MaxCaller {
-		return notify.Invalid(code, "caller", "a caller has at most 32,768 bytes")
+		return notify.Invalid(code, "caller", fmt.Sprintf("a caller must have at most 32,768 bytes, but it has %d", len(caller)))
 	}
 	return nil
 }
@@ -76,9 +77,9 @@ const (
 	ScheduleCancelled ScheduleState = 3
 )
 
-// ScheduleHead is the row with the current state of a schedule. The first cancel or
-// reschedule writes it, or a release that found a hint. A schedule without a head is
-// pending and has generation 0.
+// ScheduleHead is the row with the current state of a schedule. The head is first written
+// by a cancel, by a reschedule, or by a release that found a hint. A schedule without a
+// head is pending and has generation 0.
 type ScheduleHead struct {
 	Base   notify.Base
 	State  ScheduleState
@@ -109,25 +110,25 @@ type Schedules interface {
 	Put(ctx context.Context, ss []Schedule) error
 	Get(ctx context.Context, base notify.Base) (s Schedule, ok bool, err error)
 	// List returns at most max schedules of caller, newest first. If caller is "", it
-	// returns schedules of all callers. It begins after the schedule with the base after;
-	// if after is zero, it begins with the newest schedule.
-	List(ctx context.Context, caller string, after notify.Base, max int) ([]Schedule, error)
+	// returns schedules of all callers. It begins after the schedule with the base
+	// lastBase. If lastBase is zero, it begins with the newest schedule.
+	List(ctx context.Context, caller string, lastBase notify.Base, max int) ([]Schedule, error)
 	// Hint stores hints. Storing the same hint again changes nothing.
 	Hint(ctx context.Context, hs []Hint) error
 	// Hints returns the bases of the hints in a partition.
 	Hints(ctx context.Context, p TimerPartition) ([]notify.Base, error)
 	// Head returns the head of a schedule. It sees every Swap that returned before the call.
 	Head(ctx context.Context, base notify.Base) (h ScheduleHead, ok bool, err error)
-	// Swap stores h with Version old+1 if the stored version is old, and returns the new
-	// head and true. An old of 0 means that no head is stored. If the stored version
-	// differs, Swap changes nothing and returns the stored head and false. After an error h
-	// may or may not be stored; the caller must read the head.
-	Swap(ctx context.Context, old uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
-	// Purge removes schedules, with their heads, whose fire time is earlier than the
-	// argument before (ms since 1970). The fire time is the FireAt of the head. If there is
-	// no head, it is the FireAt of the schedule. Purge removes at most max schedules and
-	// returns how many it removed.
-	Purge(ctx context.Context, before int64, max int) (int, error)
+	// Swap stores h with Version oldVersion+1 if the stored version is oldVersion, and
+	// returns the new head and true. oldVersion is 0 if no head is stored. If the stored
+	// version differs, Swap changes nothing and returns the stored head and false. After an
+	// error h may or may not be stored; the caller must read the head.
+	Swap(ctx context.Context, oldVersion uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
+	// Purge removes schedules, with their heads, whose fire time is earlier than beforeMs
+	// (ms since 1970). The fire time is normally the FireAt of the head. If there is no
+	// head, it is instead the FireAt of the schedule. Purge removes at most max schedules
+	// and returns how many it removed.
+	Purge(ctx context.Context, beforeMs int64, max int) (int, error)
 	// PutScheduled stores what Put and Timers.Put would store: all rows or none. In an
 	// engine of many machines an error may leave some rows stored; schedules are stored
 	// before timers. Calling PutScheduled again with the same arguments stores the missing

@@ -9,8 +9,9 @@ import (
 // Status stores the outcome rows of notifications, by chunk.
 type Status interface {
 	// Put stores rows. If a key is written several times, the row with the greatest
-	// Row.Stamp wins, in whatever order the writes arrive. (Resume says when an engine may
-	// return an older row for a time.) If the writes have no stamps, the last write wins.
+	// Row.Stamp wins, in whatever order the writes arrive. For a short time an engine may
+	// still return an older row; see Resume. If the writes have no stamps, the last write
+	// wins.
 	// Put stores all rows of one request (Base) or none, and they become visible together.
 	// If Put refuses a row (notify.KindInvalid), it stores no row of the call. In an engine
 	// of many machines an error may leave the rows of some requests of the call stored.
@@ -71,19 +72,19 @@ const (
 )
 
 // StampBeside is the stamp of a row whose writer does not own the partition. Such a row
-// replaces the stored row. Every row that an owner stamps after that replaces the row with
+// replaces the stored row. Every row that an owner writes after that replaces the row with
 // StampBeside.
 const StampBeside = -1
 
-// NextTenure returns the tenure that follows a tenure whose Start is the argument before.
-// If before is 0, it returns the first tenure. nowMicros is the current time in
+// NextTenure returns the tenure that follows a tenure whose Start is previousStart. If
+// previousStart is 0, it returns the first tenure. nowMicros is the current time in
 // microseconds since 1970.
-func NextTenure(topic string, partition int32, before, nowMicros int64) Tenure {
+func NextTenure(topic string, partition int32, previousStart, nowMicros int64) Tenure {
 	start := nowMicros + nowMicros%2
-	if before != 0 {
-		start = max(start, before+tenureSpan)
+	if previousStart != 0 {
+		start = max(start, previousStart+tenureSpan)
 	}
-	return Tenure{Topic: topic, Partition: partition, Start: start, Before: before}
+	return Tenure{Topic: topic, Partition: partition, Start: start, Before: previousStart}
 }
 
 // Stamp returns the stamp of the owner's nth write, 0 < n < TenureStamps.

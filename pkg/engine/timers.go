@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -18,8 +19,9 @@ type Timer struct {
 
 	// Head is the base of the timer's schedule. If that schedule has a head (ScheduleHead),
 	// the head decides whether the timer is released. Head is zero if the timer has no
-	// schedule. These are the timers of parked retries, which cannot be cancelled, and of
-	// triggers, which have state rows of their own.
+	// schedule. Two kinds of timers have no schedule: timers of parked retries, because
+	// these retries cannot be cancelled, and timers of triggers, because each trigger has
+	// its own state row.
 	Head notify.Base
 	// Gen is the generation of the timer. Each reschedule raises it. Head and Gen are
 	// stored with the timer but do not belong to its key.
@@ -40,7 +42,7 @@ const (
 // CheckTimers returns notify.KindInvalid if Put must refuse ts.
 func CheckTimers(shards notify.Spread, ts []Timer) error {
 	if n := shards.Most(); n < 1 || n > 1<<16 {
-		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
+		return notify.Invalid("bad_timer", "shards", fmt.Sprintf("the number of shards must be 1 to 65,536, not %d", n))
 	}
 	for i := range ts {
 		if ts[i].FireAt < 0 || len(ts[i].ID) == 0 || len(ts[i].ID) > MaxTimerID {
@@ -60,11 +62,11 @@ func ShardOf(id []byte, shards notify.Spread) uint16 {
 	return uint16(notify.ColumnDigest(id) % uint64(shards.PartsOf(id)))
 }
 
-// Shards returns over how many shards timers are spread, and the history of that number. It
-// returns an error if the process cannot find out the number at this moment. After an error
-// the caller must not store, find or change a timer. For a new timer, the caller must
-// create the base first and call Shards after that. Otherwise a raise of the number between
-// the two steps could put the timer into a wrong shard.
+// Shards returns the number of shards over which timers are spread, with the history of
+// that number. It returns an error if the process does not know the number at this moment.
+// After an error the caller must not store, find or change a timer. For a new timer, the
+// caller must create the base first and call Shards after that. Otherwise a raise of the
+// number between the two steps could put the timer into a wrong shard.
 type Shards func() (notify.Spread, error)
 
 // FixedShards returns a Shards whose number of shards is always n.
@@ -97,7 +99,7 @@ type ShardState struct {
 
 // StaleTerm returns the error for a former owner: another owner has a later term.
 func StaleTerm() error {
-	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance took the shard over"}
+	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance has taken over the shard"}
 }
 
 // TimerTable stores timers by bucket and shard. Rows are inserted and never changed. A
@@ -110,8 +112,8 @@ type TimerTable interface {
 	// Scan returns up to max rows of p, in order, that come after the cursor and have
 	// FireAt <= until.
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
-	// ScanWithoutPayload does the same as Scan, for a caller that only counts timers. The timers that
-	// it returns may lack their Payload.
+	// ScanWithoutPayload does the same as Scan, for a caller that does not need payloads,
+	// for example because it only counts timers. The returned timers may lack their Payload.
 	ScanWithoutPayload(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
 	// Buckets returns the buckets of shard in [from, to] that contain rows, in ascending
 	// order. An owner that is late reads only these buckets. Buckets may also return a
@@ -138,8 +140,8 @@ type Timers interface {
 	// that returned before the call. It may include an Advance that is still running.
 	Closed(ctx context.Context, shard uint16) (int64, error)
 	// TakeOver raises the term of a shard by 1 and stores the new owner, if the stored term
-	// is the argument term. If the stored term differs, it returns notify.KindConflict.
-	TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (ShardState, error)
+	// is oldTerm. If the stored term differs, it returns notify.KindConflict.
+	TakeOver(ctx context.Context, shard uint16, oldTerm uint64, owner string) (ShardState, error)
 	// Advance raises Closed and Watermark to the values in s, if the stored term is s.Term.
 	// It never lowers them. If the stored term differs, it returns notify.KindConflict.
 	Advance(ctx context.Context, shard uint16, s ShardState) error

@@ -24,8 +24,8 @@ const (
 func (s TriggerState) Terminal() bool { return s >= TriggerFired && s <= TriggerExpired }
 
 // TriggerOpen is not a state of a trigger. It is an argument of List that selects the rows
-// that still need work. These are rows that are PENDING or IN_FLIGHT, and rows that are
-// FAILED and whose dead letter is not written yet (NextAt is not 0).
+// that still need work. Such a row is PENDING or IN_FLIGHT, or it is FAILED and its dead
+// letter is not written yet (NextAt is not 0).
 const TriggerOpen TriggerState = 0xff
 
 // IsOpen reports whether a row counts as TriggerOpen.
@@ -104,7 +104,7 @@ func (t *Trigger) Check() error {
 	case t.ID == "":
 		return notify.Invalid("bad_trigger", "id", "a trigger must have an id")
 	case len(t.ID) > 1<<10 || len(t.Caller) > 1<<15:
-		return notify.Invalid("bad_trigger", "id", "an id has at most 1,024 bytes, a caller 32,768")
+		return notify.Invalid("bad_trigger", "id", "an id must have at most 1,024 bytes, and a caller at most 32,768 bytes")
 	}
 	return nil
 }
@@ -139,12 +139,12 @@ type Triggers interface {
 	// rows of all callers. It begins after the cursor; a zero cursor is before the newest
 	// row. A state of 0 selects all states.
 	List(ctx context.Context, caller string, state TriggerState, after TriggerCursor, max int) ([]Trigger, error)
-	// CountOpen returns how many rows of a caller TriggerOpen selects. It may stop counting
-	// when the count is greater than the argument most. It may still count rows that ended
-	// a moment ago.
-	CountOpen(ctx context.Context, caller string, most int) (int, error)
-	// Purge removes at most max terminal rows that ended earlier than the argument before
-	// (ms since 1970). It never removes a row that is not terminal. It returns how many
-	// rows it removed.
-	Purge(ctx context.Context, before int64, max int) (int, error)
+	// CountOpen returns how many rows of a caller are open (TriggerOpen). It may stop
+	// counting when the count is greater than limit. It may still count rows that ended a
+	// moment ago.
+	CountOpen(ctx context.Context, caller string, limit int) (int, error)
+	// Purge removes at most max terminal rows that ended earlier than beforeMs (ms since
+	// 1970). It never removes a row that is not terminal. It returns how many rows it
+	// removed.
+	Purge(ctx context.Context, beforeMs int64, max int) (int, error)
 }

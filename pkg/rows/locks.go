@@ -25,9 +25,9 @@ type keyLock struct {
 
 // NewLocks returns Locks in which no key is locked. After the channel failed is closed,
 // Lock returns the result of cause(). If the context of a call ends, Lock returns the
-// result of ended(ctx).
-func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
-	return &Locks{failed: failed, cause: cause, contextErr: ended, held: map[string]*keyLock{}}
+// result of contextErr(ctx).
+func NewLocks(failed <-chan struct{}, cause func() error, contextErr func(context.Context) error) *Locks {
+	return &Locks{failed: failed, cause: cause, contextErr: contextErr, held: map[string]*keyLock{}}
 }
 
 // Lock locks the keys and returns a function that unlocks them. It locks the keys in
@@ -51,10 +51,10 @@ func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return func() { k.unlockKeys(keys) }, nil
 }
 
-// Settled waits for each of the keys that is locked until its writer unlocks it. A writer
-// unlocks its keys only when its write is durable. So when Settled returns nil, the values
-// that the caller read before the call are durable. Nearly always no key is locked. So
-// Settled first checks all keys, and locks mu only once for that.
+// Settled waits until the current writers of the keys have unlocked them. A writer unlocks
+// its keys only when its write is durable. So when Settled returns nil, the values that the
+// caller read before the call are durable. Nearly always no key is locked. So Settled first
+// checks all keys together, which locks mu only once.
 func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()

@@ -37,8 +37,8 @@ type Change struct {
 	// such a row must never be in an Expect.
 	Insert []Row
 	// Number returns more rows to store. The engine calls Number as many times as the field
-	// Numbers says, with i = 0, 1, 2 and so on. n counts all calls of Number for the
-	// partition: each call gets an n that is greater by one than the n of the call before.
+	// Numbers says, with i = 0, 1, 2 and so on. n is a counter of the partition: each call of
+	// Number gets an n that is greater by one than the n of the call before.
 	// Changes become visible in the order of their n. The engine calls Number under a lock,
 	// so Number must do no I/O and must not wait.
 	Number  func(i int, n uint64) []Row
@@ -72,21 +72,22 @@ type Partitions interface {
 	Scanner
 	// Get returns the values of keys, in the order of keys. The value is nil for a key that
 	// has no row. If a Swap of one of these rows is running, Get waits until the Swap ends.
-	// So every value that a Swap compared (If) or stored (Do) is durable when Get returns
-	// it.
+	// So every value that a Swap compared (Expect) or stored (Set) is durable when Get
+	// returns it.
 	Get(ctx context.Context, p Partition, keys ...string) ([][]byte, error)
-	// Swap applies all changes and returns true if every row of every If is stored with the
-	// given value. Otherwise it changes nothing and returns false. It never applies only a
-	// part of the changes. It calls the Number functions in the order of cs. An engine that
-	// implements Partitions but not Rows accepts only one change, without Add and Number.
-	// After an error the changes may have been applied.
+	// Swap compares the rows in Expect of all changes with the stored rows. If all are
+	// equal, it applies all changes and returns true. Otherwise it changes nothing and
+	// returns false. It calls the Number functions in the order of cs. An engine that
+	// implements Partitions but not Rows accepts only one change, without Insert and
+	// Number. After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
-	// Turn waits until no other caller of this process has the turn of p. The caller has
-	// the turn until it calls end. A caller that reads rows, decides and swaps them calls
-	// Turn first. The reason: in an engine of many machines a swap that returns false costs
-	// as much as a swap that returns true. In other engines Turn returns at once. A caller
-	// that has a turn must not call Turn again before it has called end.
-	Turn(ctx context.Context, p Partition) (end func(), err error)
+	// Turn waits until no other caller of this process has the turn of p. The caller then
+	// has the turn until it calls release. A caller that reads rows, decides and swaps them
+	// calls Turn first, so that callers of one process do not make each other's swaps fail.
+	// In an engine of many machines a swap that returns false costs as much as a swap that
+	// returns true. In other engines Turn returns at once. A caller that has a turn must not
+	// call Turn again before it has called release.
+	Turn(ctx context.Context, p Partition) (release func(), err error)
 }
 
 // Reader reads rows.
@@ -118,9 +119,8 @@ type Rows interface {
 	// fill at most once, before Write returns. It calls fill under a lock, so fill must do
 	// no I/O and must not wait.
 	//
-	// A row that Write writes must never be written by Swap, and the reverse. Write does
-	// not wait for a Swap, so a Swap could compare a value that a Write is about to
-	// replace.
+	// Each row must be written only by Write or only by Swap. Write does not wait for a
+	// Swap, so a Swap could compare a value that a Write is about to replace.
 	Write(ctx context.Context, fill func(Batch)) error
 	// Post does the same as Write but does not wait until the batch is durable. The batch
 	// becomes durable before the rows of any later Write or Swap. If the power fails before
@@ -137,10 +137,10 @@ type Rows interface {
 type Batch interface {
 	Set(p Partition, key, value []byte)
 	Delete(p Partition, key []byte)
-	// Settled registers fn. The engine calls fn(nil) after the batch is durable. If the
-	// batch cannot become durable, the engine calls fn with the error. It calls fn even if
-	// Write has already returned because its context ended. The engine calls these
-	// functions in the order in which the fill functions ran. fn must not wait. After a
-	// failure of the engine fn may never be called.
+	// Settled registers fn. Normally the engine calls fn(nil) after the batch is durable, or
+	// calls fn with the error if the batch cannot become durable. It calls fn even if Write
+	// has already returned because its context ended. But after a failure of the engine, fn
+	// may never be called. The engine calls these functions in the order in which the fill
+	// functions ran. fn must not wait.
 	Settled(fn func(err error))
 }

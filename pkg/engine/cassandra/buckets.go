@@ -18,8 +18,8 @@ const (
 	noteRounding = 16 * engine.DayMs
 )
 
-// insertBucket stores a note. keeps is the end of the note and belongs to its key. So
-// storing a note with an earlier end does not replace an existing note.
+// insertBucket stores a note. The column keeps contains the end of the note. It is part of
+// the key, so a note with an earlier end does not replace an existing note.
 const insertBucket = `INSERT INTO buckets (scope, n, keeps) VALUES (?, ?, ?) USING TTL ?`
 
 // bucketCache contains the notes that this process has stored recently. So noteBucket need
@@ -36,7 +36,7 @@ type bucketKey struct {
 
 type bucketNote struct {
 	renewAt time.Time // when the note must be written again
-	keeps   int64     // end of the note, ms since 1970; 0: the note has no end
+	endMs   int64     // end of the note, ms since 1970; 0: the note has no end
 }
 
 const (
@@ -45,41 +45,42 @@ const (
 )
 
 // has reports whether this process has recently stored a note of bucket k whose end is
-// keeps or later.
-func (c *bucketCache) has(k bucketKey, keeps int64) bool {
+// endMs or later.
+func (c *bucketCache) has(k bucketKey, endMs int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n, ok := c.noted[k]
-	return ok && time.Now().Before(n.renewAt) && (n.keeps == 0 || keeps != 0 && keeps <= n.keeps)
+	return ok && time.Now().Before(n.renewAt) && (n.endMs == 0 || endMs != 0 && endMs <= n.endMs)
 }
 
-func (c *bucketCache) add(k bucketKey, keeps int64) {
+func (c *bucketCache) add(k bucketKey, endMs int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.noted == nil || len(c.noted) >= bucketsMax {
 		c.noted = map[bucketKey]bucketNote{}
 	}
-	c.noted[k] = bucketNote{time.Now().Add(bucketsKept), keeps}
+	c.noted[k] = bucketNote{time.Now().Add(bucketsKept), endMs}
 }
 
-// noteBucket stores a note: bucket n of a scope may have rows until keeps, ms since 1970.
-// If keeps is 0, the note has no end. A writer calls noteBucket before it acknowledges the
+// noteBucket stores a note: bucket n of a scope may have rows until endMs, ms since 1970.
+// If endMs is 0, the note has no end. A writer calls noteBucket before it acknowledges the
 // rows, because readers do not find rows whose bucket has no note. A note of a bucket
-// without rows causes no harm. cached allows noteBucket to use the cache. It may be true
-// only if no process removes the note while rows are added.
-func noteBucket(ctx context.Context, s *Store, scope string, n, keeps int64, cached bool) error {
+// without rows causes no harm. If useCache is true, noteBucket does not store a note that
+// is in the cache. useCache may be true only if no process removes the note while rows are
+// added.
+func noteBucket(ctx context.Context, s *Store, scope string, n, endMs int64, useCache bool) error {
 	k := bucketKey{scope, n}
-	if keeps != 0 {
-		keeps = (keeps/noteRounding + 1) * noteRounding
+	if endMs != 0 {
+		endMs = (endMs/noteRounding + 1) * noteRounding
 	}
-	if cached && s.buckets.has(k, keeps) {
+	if useCache && s.buckets.has(k, endMs) {
 		return nil
 	}
-	if err := s.write(ctx, s.clock.now(), stmt{insertBucket, []any{scope, n, keeps, ttl(keeps)}}); err != nil {
+	if err := s.write(ctx, s.clock.now(), stmt{insertBucket, []any{scope, n, endMs, ttl(endMs)}}); err != nil {
 		return err
 	}
-	if cached {
-		s.buckets.add(k, keeps)
+	if useCache {
+		s.buckets.add(k, endMs)
 	}
 	return nil
 }
@@ -88,25 +89,26 @@ func forgetBucket(ctx context.Context, s *Store, scope string, n int64) error {
 	return forgetBucketAt(ctx, s, s.clock.now(), scope, n)
 }
 
-// forgetBucketAt removes those notes of bucket n that were written before the timestamp at.
-func forgetBucketAt(ctx context.Context, s *Store, at int64, scope string, n int64) error {
-	return s.write(ctx, at, stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
+// forgetBucketAt removes the notes of bucket n that were written before timestamp.
+func forgetBucketAt(ctx context.Context, s *Store, timestamp int64, scope string, n int64) error {
+	return s.write(ctx, timestamp, stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
 }
 
-// eachBucket calls fn with each bucket of a scope in [from, to] that has a note. It stops
-// when fn returns false. The order is ascending, or descending if back is true.
-func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, back bool, fn func(n int64) (bool, error)) error {
-	if from > to {
+// eachBucket calls fn with each bucket in [low, high] of a scope, if the bucket has a note.
+// It stops when fn returns false. The order is ascending, or descending if descending is
+// true.
+func eachBucket(ctx context.Context, s *Store, scope string, low, high int64, descending bool, fn func(n int64) (bool, error)) error {
+	if low > high {
 		return nil
 	}
 	order := ``
-	if back {
+	if descending {
 		order = ` ORDER BY n DESC`
 	}
 	s.counts.reads.Add(1)
-	q := s.query(`SELECT n FROM buckets WHERE scope = ? AND n >= ? AND n <= ?`+order, scope, from, to)
-	if back {
-		q = q.PageSize(50).Prefetch(0) // most callers that read backwards need few buckets
+	q := s.query(`SELECT n FROM buckets WHERE scope = ? AND n >= ? AND n <= ?`+order, scope, low, high)
+	if descending {
+		q = q.PageSize(50).Prefetch(0) // most callers that read in descending order need few buckets
 	}
 	return s.iterate(ctx, q, func(scan func(...any) bool) error {
 		last, first := int64(0), true
@@ -123,39 +125,39 @@ func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, bac
 	})
 }
 
-// readBuckets returns the buckets of a scope in [from, to] that have a note, in ascending
+// readBuckets returns the buckets in [low, high] of a scope that have a note, in ascending
 // order.
-func readBuckets(ctx context.Context, s *Store, scope string, from, to int64) (out []int64, err error) {
-	err = eachBucket(ctx, s, scope, from, to, false, func(n int64) (bool, error) {
+func readBuckets(ctx context.Context, s *Store, scope string, low, high int64) (out []int64, err error) {
+	err = eachBucket(ctx, s, scope, low, high, false, func(n int64) (bool, error) {
 		out = append(out, n)
 		return true, nil
 	})
 	return out, err
 }
 
-// ttl returns the TTL in seconds of a row that is kept until keeps, ms since 1970. It
-// returns 0, which means no TTL, if keeps is 0 or later than now plus maxTTL.
-func ttl(keeps int64) int {
-	if keeps == 0 {
+// ttl returns the TTL in seconds of a row that is kept until endMs, ms since 1970. It
+// returns 0, which means no TTL, if endMs is 0 or later than now plus maxTTL.
+func ttl(endMs int64) int {
+	if endMs == 0 {
 		return 0
 	}
-	left := (keeps-time.Now().UnixMilli())/1000 + 1
+	left := (endMs-time.Now().UnixMilli())/1000 + 1
 	if left > int64(maxTTL/time.Second) {
 		return 0
 	}
 	return int(max(left, 1))
 }
 
-// keepUntil returns until when to keep a row that is about the time ms. The argument and
-// the result are in ms since 1970. keepUntil adds the duration after to ms, or to the
-// current time if that is later, and rounds up to the end of the day. It returns 0, which
-// means for ever, if ms is too large.
-func keepUntil(ms int64, after time.Duration) int64 {
+// keepUntil returns the time until which a row is kept. ms is the time that the row is
+// about, for example the fire time of a timer. Both times are in ms since 1970. keepUntil
+// adds retention to ms, or to the current time if that is later, and rounds up to the end
+// of the day. If ms is too large, it returns 0: the row is kept for ever.
+func keepUntil(ms int64, retention time.Duration) int64 {
 	ms = max(ms, time.Now().UnixMilli())
 	if ms > math.MaxInt64/2 {
 		return 0
 	}
-	return (ms+after.Milliseconds())/engine.DayMs*engine.DayMs + engine.DayMs
+	return (ms+retention.Milliseconds())/engine.DayMs*engine.DayMs + engine.DayMs
 }
 
 // shardOfBase returns the shard of a row with the base or key b.

@@ -27,7 +27,9 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	in.Version = 0 // Version is the number of the row in the log, so it is not stored
 	v, err := json.Marshal(in)
 	if err != nil {
-		return 0, notify.Invalid("bad_cancel", "", "the cancellation cannot be stored")
+		e := notify.Invalid("bad_cancel", "", "the cancellation cannot be written as JSON")
+		e.Err = err
+		return 0, e
 	}
 	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
 		// Another caller may have stored the cancellation while this caller waited for the
@@ -42,7 +44,7 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	}
 	me := nonce()
 	won, err := c.s.swapVersion(ctx, versionSwap{
-		what: "cancellation", to: first, writer: me, elseLost: true,
+		what: "the cancellation of " + in.Scope, to: first, writer: me, elseLost: true,
 		readBack: stmt{`SELECT version, writer FROM cancels WHERE scope = ?`, []any{in.Scope}},
 	}, stmt{`INSERT INTO cancels (scope, version, writer) VALUES (?, ?, ?) IF NOT EXISTS`, []any{in.Scope, first, me}})
 	if err != nil {
@@ -91,9 +93,10 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-// Changes implements users.CancelStore. A scope may have several rows in the log. Changes
-// leaves out a row if the row of another Put is the valid row of the scope. It returns a
-// row whose Put is not finished yet, because that Put cancels the same scope.
+// Changes implements users.CancelStore. A scope may have several rows in the log, because
+// several calls of Put may have added one. Normally Changes returns only the valid row of a
+// scope. If the scope has no valid row yet, because its Put is not finished, Changes
+// returns the row of that Put instead.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))

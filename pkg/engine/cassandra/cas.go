@@ -8,19 +8,19 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 )
 
-// swapTries is how often a conditional write is tried. It is tried again if its answer was
-// lost and the row shows that the write was not applied.
+// swapTries is how often a conditional write is tried. The write is tried again if its
+// answer was lost and the row shows that the write was not applied.
 const swapTries = 8
 
-// swapOutcome is the result of a conditional write whose answer was lost. It is found out
-// by reading the row.
+// swapOutcome is the result of a conditional write whose answer was lost. The row is read
+// to find the outcome.
 type swapOutcome int
 
 const (
 	swapUndone  swapOutcome = iota // the row is unchanged: the write may be tried again
 	swapDone                       // the write was applied
 	swapLost                       // another write was applied instead of this write
-	swapUnknown                    // the row was changed again: this write may have been applied before
+	swapUnknown                    // another write changed the row last: this write may have been applied before
 )
 
 // casOnce sends a conditional write once. The driver neither retries the write nor sends it
@@ -89,21 +89,22 @@ func (s *Store) runConditional(ctx context.Context, what string, readBack func()
 
 // versionSwap describes a conditional write that changes the version of a row.
 type versionSwap struct {
-	what     string // name of the row, for error messages
+	what     string // what is written, for error messages
 	from, to int64  // versions before and after the write; 0: no row
 	writer   int64  // the nonce that the write stores; 0 if the write removes the row
 	readBack stmt   // reads the version and the writer of the row
 	// elseLost says what swapVersion returns if the answer was lost and the row has neither
-	// of the two versions. If elseLost is true, the write counts as not applied. If it is
-	// false, swapVersion returns an error. elseLost is true in two cases: the row would
-	// still show the write if it had been applied, or the caller need not know whether its
-	// write was applied.
+	// of the two versions. If elseLost is true, the write counts as not applied. If
+	// elseLost is false, swapVersion returns an error. elseLost is true in two cases. Either
+	// the row would still show the write if the write had been applied. Or the caller need
+	// not know whether its write was applied.
 	elseLost bool
 }
 
-// swapVersion runs a conditional write until it is known whether the write was applied. It
-// returns an error if the answer was lost and the row has changed more than once after
-// that. The row then does not show whether this write was one of the changes.
+// swapVersion runs a conditional write until it is known whether the write was applied. If
+// the answer was lost and the row has neither of the two versions of w, the row does not
+// show whether this write was applied. swapVersion then returns an error, or false if
+// w.elseLost is true.
 func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (won bool, err error) {
 	return s.runConditional(ctx, w.what, func() (swapOutcome, error) {
 		var version, writer int64
@@ -122,8 +123,8 @@ func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (
 	}, stmts...)
 }
 
-// orNull returns a version as a value for a condition of a statement. For version 0, a
-// missing row, it returns null.
+// orNull returns the argument of the condition "IF version = ?". Version 0 means that the
+// row does not exist. For version 0 orNull returns nil, which is null in CQL.
 func orNull(version int64) any {
 	if version == 0 {
 		return nil

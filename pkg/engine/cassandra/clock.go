@@ -23,12 +23,12 @@ func (c *clock) now() int64 {
 	}
 }
 
-// observe makes all later timestamps greater than us. us is the timestamp of a row that was
-// read.
-func (c *clock) observe(us int64) {
+// observe makes all later timestamps greater than rowTimestamp, the timestamp of a row that
+// was read.
+func (c *clock) observe(rowTimestamp int64) {
 	for {
 		last := c.last.Load()
-		if us <= last || c.last.CompareAndSwap(last, us) {
+		if rowTimestamp <= last || c.last.CompareAndSwap(last, rowTimestamp) {
 			return
 		}
 	}

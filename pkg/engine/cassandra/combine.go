@@ -21,8 +21,8 @@ type combiner struct {
 }
 
 // combined contains the statements of several callers, one set for each caller. combiner.mu
-// guards sets until takeNext has returned the combined. After that the goroutine that
-// called takeNext owns it. err may be read after done is closed.
+// guards sets until takeNext removes the combined from the combiner. After that, the
+// goroutine that called takeNext owns sets. err may be read after done is closed.
 type combined struct {
 	sets [][]stmt
 	done chan struct{}

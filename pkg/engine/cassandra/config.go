@@ -65,7 +65,7 @@ var KeyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
 func (c Config) withDefaults() (Config, error) {
 	c = setting.Fill(c)
 	if !KeyspaceName.MatchString(c.Keyspace) {
-		return c, notify.Invalid("bad_config", "cassandra.keyspace", "a keyspace must have 1 to 48 of a-z, 0-9 and _, and begin with a letter")
+		return c, notify.Invalid("bad_config", "cassandra.keyspace", "a keyspace must have 1 to 48 characters, only a-z, 0-9 and _, and must begin with a letter")
 	}
 	err := setting.Err("cassandra", &c)
 	return c, err
@@ -82,7 +82,7 @@ func (c *Config) learnDC(dcs []string) error {
 	case c.LocalDC != "" || len(dcs) == 0:
 		return nil
 	case len(dcs) > 1:
-		return notify.Invalid("bad_config", "datacenter", "the cluster has the data centres "+strings.Join(dcs, ", ")+": set cassandra.datacenter to the one of this process")
+		return notify.Invalid("bad_config", "datacenter", "the cluster has the data centres "+strings.Join(dcs, ", ")+": set cassandra.datacenter to the data centre of this process")
 	}
 	c.LocalDC = dcs[0]
 	return nil

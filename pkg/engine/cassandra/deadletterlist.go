@@ -41,7 +41,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 			ids := make([][]byte, len(some))
 			for i, key := range some {
 				if len(key) != 8+store.LetterIDLen {
-					return false, corrupt("the list of dead letters")
+					return false, corrupt("an entry in the list of dead letters")
 				}
 				ids[i] = placeOf(key).id
 			}
@@ -90,10 +90,10 @@ func placeOf(key []byte) letterPlace {
 	return letterPlace{int64(binary.BigEndian.Uint64(key)), invert(nil, key[8:])}
 }
 
-// invert appends the bytes of b, each with all bits inverted, to the slice to.
-func invert(to, b []byte) []byte {
+// invert appends the bytes of b to target, each byte with all its bits inverted.
+func invert(target, b []byte) []byte {
 	for _, c := range b {
-		to = append(to, ^c)
+		target = append(target, ^c)
 	}
-	return to
+	return target
 }

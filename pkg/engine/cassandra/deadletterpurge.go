@@ -14,7 +14,7 @@ func (l deadLetters) Purge(ctx context.Context, now int64) (int, error) {
 		if err != nil || !ok || r.Until > now {
 			return false, false, err
 		}
-		gone, err = l.s.runConditional(ctx, "purge of a dead letter", func() (swapOutcome, error) {
+		gone, err = l.s.runConditional(ctx, "the purge of a dead letter", func() (swapOutcome, error) {
 			if _, ok, err := l.serial(ctx, e.id); err != nil || ok {
 				return swapUndone, err
 			}

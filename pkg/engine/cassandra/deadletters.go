@@ -61,11 +61,11 @@ func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, er
 	})
 }
 
-// Put implements engine.DeadLetters. It first stores the rows of the dead letters without
-// numbers. Then it appends their ids to the log of the index, and to the logs of the feeds
-// of their callers. At the end it stores in each row the numbers that the row has in these
-// logs. An interrupted Put may leave rows in the logs that are not valid. A row of a log is
-// valid only if the dead letter has the number of that row.
+// Put implements engine.DeadLetters in three steps. First it stores each dead letter
+// without numbers. Then it appends the ids of the dead letters to the log of the index and
+// to the feed log of each caller. At the end it stores in each dead letter the numbers that
+// its id has in these logs. An interrupted Put may leave invalid rows in the logs. A row of
+// a log is valid only if its dead letter contains the number of the row.
 func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	type put struct {
 		id  []byte
@@ -134,7 +134,7 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 		_, err := l.s.swapVersion(ctx, versionSwap{
 			// If another process has stored numbers for the same dead letter, the numbers
 			// of that process are valid.
-			what: "a dead letter's numbers", to: int64(p.row.Seq), elseLost: true,
+			what: "the numbers of a dead letter", to: int64(p.row.Seq), elseLost: true,
 			readBack: stmt{`SELECT seq, writer FROM dead_letters WHERE id = ?`, []any{p.id}},
 		}, stmt{`UPDATE dead_letters SET ord = ?, seq = ? WHERE id = ? IF seq = 0`, []any{int64(p.row.Ord), int64(p.row.Seq), p.id}})
 		return err
@@ -143,9 +143,9 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 
 func (l deadLetters) feed(caller string) numbered { return logOf(l.s, "feed/"+caller) }
 
-// create stores a dead letter without numbers, after it has stored the entries in the
-// lists. It returns the stored dead letter. If the dead letter existed before, create
-// returns the existing row.
+// create stores the entries of a dead letter in the lists, and then the dead letter without
+// numbers. It returns the stored dead letter. If the dead letter existed before, create
+// stores nothing and returns the existing row.
 func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter) (letterRow, error) {
 	if r, ok, err := l.serial(ctx, id); err != nil || ok {
 		return r, err
@@ -164,7 +164,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	}
 	me := nonce()
 	_, err = l.s.swapVersion(ctx, versionSwap{
-		what: "a dead letter", to: me, writer: me, elseLost: true,
+		what: "a new dead letter", to: me, writer: me, elseLost: true,
 		readBack: stmt{`SELECT writer, writer FROM dead_letters WHERE id = ?`, []any{id}},
 	}, stmt{
 		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
@@ -175,7 +175,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	}
 	r, ok, err := l.serial(ctx, id)
 	if err == nil && !ok {
-		err = unknownOutcome("a dead letter that was purged at once")
+		err = unknownOutcome("a dead letter that is missing directly after its write")
 	}
 	return r, err
 }
@@ -194,11 +194,11 @@ func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engin
 }
 
 // eachNumbered reads the rows of a log whose numbers are in (after, upTo] and calls fn with
-// their dead letters. It stops when fn returns false. numberOf returns the field of a dead
-// letter that contains its number in the log (Seq or Ord). If the field is 0, the Put of
-// the dead letter is not finished, and eachNumbered sets the field to the number of the
-// row. If the field has another number, an interrupted Put has left the row, and
-// eachNumbered skips it.
+// their dead letters. It stops when fn returns false. numberOf returns a pointer to the
+// field of a dead letter that contains its number in the log (Seq or Ord). If the field is
+// 0, the Put of the dead letter is not finished, and eachNumbered sets the field to the
+// number of the row. If the field has another number, an interrupted Put has left the row,
+// and eachNumbered skips the row.
 func (l deadLetters) eachNumbered(ctx context.Context, log numbered, after, upTo uint64, max int, numberOf func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
 	for {
 		page, err := log.page(ctx, after, upTo, min(max, letterPage))
@@ -288,7 +288,7 @@ func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, 
 
 func (l deadLetters) move(ctx context.Context, id []byte, m *engine.LetterMove) (bool, error) {
 	me := nonce()
-	return l.s.runConditional(ctx, "move of a dead letter", func() (swapOutcome, error) {
+	return l.s.runConditional(ctx, "the move of a dead letter", func() (swapOutcome, error) {
 		now, ok, err := l.serial(ctx, id)
 		switch {
 		case err != nil:

@@ -8,7 +8,7 @@
 //   - Rows that are inserted and never changed (timers, hints, schedules, indexes). If the
 //     same row is inserted twice, the first row is valid: the time of the write is the last
 //     part of the stored key, so readers read the first row first.
-//   - Rows that are overwritten (outcomes, holds, values of names). Their timestamps come
+//   - Rows that are overwritten (outcomes, holds, values of Meta). Their timestamps come
 //     from a hybrid logical clock (clock.go). So a process that reads a row and replaces it
 //     wins, even if the clocks of the machines differ.
 //   - Rows that are compared and swapped (triggers, heads, shards, records, logs). They are
@@ -16,14 +16,14 @@
 //     SERIAL. If an answer is lost, the row is read again (cas.go). The nonce in the row
 //     shows which write was applied.
 //
-// The audit log, campaigns, jobs and values of names are rows of the table records.
-// partitions.go implements rows.Partitions with that table, and pkg/store implements their
-// contracts with rows.Partitions.
+// The audit log, campaigns, jobs and values of Meta are rows of the table records.
+// partitions.go implements rows.Partitions with that table. pkg/store uses rows.Partitions
+// to implement the contracts of these four.
 //
 // The rows of one call are normally in one partition, where a batch is atomic and becomes
-// visible as a whole. Otherwise the row that is written last names the other rows. If
-// neither is true for a contract, the comment of its method in store.go says what the
-// contract promises instead.
+// visible as a whole. If they are in several partitions, the row that is written last
+// normally names the other rows. For the contracts without this rule, the comment of the
+// method in store.go says what the contract promises instead.
 //
 // Outcomes and history are partitioned by the minute in which a request was made. Each
 // minute has few partitions. So the rows of many single sends become one write to each of
@@ -34,8 +34,8 @@
 // write ends, the waiting writes are sent together (combine.go). So a busy cluster gets few
 // large requests.
 //
-// No table is searched. The table buckets has a note for each bucket of time that may have
-// rows. The note is stored before these rows are acknowledged. Timers are removed one
+// No table is searched. The table buckets has a note for each period of time (bucket) that
+// may have rows. The note is stored before these rows are acknowledged. Timers are removed one
 // minute at a time, with one delete of a partition. A purge removes the entries of its list
 // with one delete of a range (purges.go). Entries of other lists are removed one by one.
 // Their partitions are so small that the tombstones do not stop reads (listings.go).

@@ -37,12 +37,12 @@ func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 		case cfg.TLS.Enabled:
 			repair += "; check that the certificates belong to this cluster"
 		}
-		d.Add("reachable", true, "fail", repair, "%s: %v", where, err)
+		d.Add("reachable", true, "fail", repair, "no node of %s can be used: %v", where, err)
 		return d.Findings, nil
 	}
 	defer session.Close()
 	d.migrator = migrator{session, cfg}
-	d.Add("reachable", false, "", "", "%s", where)
+	d.Add("reachable", false, "", "", "connected to a node of %s", where)
 	if err := d.cfg.learnDC(centres(session)); err != nil {
 		d.Add("data centre", true, "fail", "set cassandra.datacenter", "%v", err)
 	}
@@ -61,16 +61,16 @@ type doctor struct {
 	nodes    []*gocql.HostInfo // nodes of the local data centre
 	replicas int               // number of replicas in the local data centre
 
-	offset, took time.Duration // result of askClock for the last node
+	offset, roundTrip time.Duration // result of askClock for the last node
 }
 
-// eachUp calls look with each node of the local data centre that is up.
-func (d *doctor) eachUp(look func(h *gocql.HostInfo) error) error {
+// eachUp calls fn with each node of the local data centre that is up.
+func (d *doctor) eachUp(fn func(h *gocql.HostInfo) error) error {
 	for _, h := range d.nodes {
 		if !h.IsUp() {
 			continue
 		}
-		if err := look(h); err != nil {
+		if err := fn(h); err != nil {
 			return err
 		}
 	}
@@ -152,14 +152,14 @@ func (d *doctor) replication(ctx context.Context) error {
 			d.replicas += n
 		}
 	}
-	level, repair := "fail", "ALTER KEYSPACE "+d.cfg.Keyspace+" WITH replication, then nodetool repair"
+	level, repair := "fail", "run ALTER KEYSPACE "+d.cfg.Keyspace+" WITH replication, then nodetool repair"
 	switch {
 	case d.replicas == 0:
 		repair = "the keyspace has no replicas in this data centre: " + repair
 	case d.replicas > len(d.nodes):
 		repair = "add nodes, or " + repair
 	case len(d.nodes) > 1 && d.replicas < 3:
-		repair = "with less than 3 replicas the loss of a node loses data: " + repair
+		repair = "with fewer than 3 replicas, data is lost when a node is lost: " + repair
 	case d.replicas == 1:
 		level, repair = "warn", "the loss of the disk loses everything: make backups, or use 3 nodes"
 	default:
@@ -182,7 +182,8 @@ func (d *doctor) consistency(up int) {
 		"%s needs %d of %d replicas; %d of %d nodes are up", d.cfg.Consistency, need, d.replicas, up, len(d.nodes))
 }
 
-// setting reads a setting of a node; empty if the node does not have it.
+// setting returns the value of a setting of a node. It returns "" if the node does not have
+// the setting.
 func (d *doctor) setting(ctx context.Context, h *gocql.HostInfo, name string) (value string, err error) {
 	err = d.queryOne(`SELECT value FROM system_views.settings WHERE name = ?`, name).SetHostID(h.HostID()).ScanContext(ctx, &value)
 	if errors.Is(err, gocql.ErrNotFound) {
@@ -228,8 +229,8 @@ func (d *doctor) paxos(ctx context.Context) error {
 
 // addPaxos adds a finding of level "fail" if the Paxos variant is not v2. Swaps of one row
 // were measured on one node. With v2, 64 concurrent writers made 1,531 swaps/s and 256
-// writers made 1,182/s. With v1, the default of Cassandra, they made 455/s and 249/s, and
-// some answers took longer than the timeout of a request.
+// writers made 1,182/s. With v1, the default of Cassandra, 64 writers made 455/s and 256
+// writers made 249/s, and some answers took longer than the timeout of a request.
 func (d *doctor) addPaxos(node, variant string) {
 	d.Add("paxos", variant != "v2", "fail",
 		"swaps of a busy row time out: set paxos_variant: v2 in cassandra.yaml of every node and restart them one by one",
@@ -238,28 +239,28 @@ func (d *doctor) addPaxos(node, variant string) {
 
 const selectClock = `SELECT toTimestamp(now()) FROM system.local`
 
-func askClock(ctx context.Context, q *gocql.Query) (offset, took time.Duration, err error) {
-	offset, took, err = engine.AskClock(func() (at time.Time, err error) {
+func askClock(ctx context.Context, q *gocql.Query) (offset, roundTrip time.Duration, err error) {
+	offset, roundTrip, err = engine.AskClock(func() (at time.Time, err error) {
 		err = q.ScanContext(ctx, &at)
 		return at, err
 	})
-	return offset, took, translate(err)
+	return offset, roundTrip, translate(err)
 }
 
-// clock compares the clock of each node with the clock of this process. Clocks must agree
-// because timers are released by the clock, and the timestamps of plain writes come from
-// it.
+// clock compares the clock of each node with the clock of this process. The clocks must
+// agree, because they decide when timers are released and give plain writes their
+// timestamps.
 func (d *doctor) clock(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
 		// The first query opens the connection and prepares the statement, so only the
 		// second query gives a good measurement.
 		for range 2 {
 			var err error
-			if d.offset, d.took, err = askClock(ctx, d.queryOne(selectClock).SetHostID(h.HostID())); err != nil {
+			if d.offset, d.roundTrip, err = askClock(ctx, d.queryOne(selectClock).SetHostID(h.HostID())); err != nil {
 				return err
 			}
 		}
-		d.AddClock("clock", "fail", hostPort(h)+": ", d.offset, d.took)
+		d.AddClock("clock", "fail", hostPort(h)+": ", d.offset, d.roundTrip)
 		return nil
 	})
 }

@@ -32,7 +32,7 @@ func translate(err error) error {
 	case gocql.ErrCodeCredentials:
 		return &notify.Error{Kind: notify.KindUnauthorized, Code: "cassandra_credentials", Msg: "cassandra refuses the user name or password", Err: err}
 	case gocql.ErrCodeUnauthorized:
-		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the role may not do this in the keyspace", Err: err}
+		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the cassandra role does not have the permission for a request in the keyspace", Err: err}
 	case gocql.ErrCodeInvalid, gocql.ErrCodeSyntax, gocql.ErrCodeConfig, gocql.ErrCodeAlreadyExists, gocql.ErrCodeProtocol:
 		// This package writes the statements. So an operator can repair the error only if a
 		// table or keyspace is missing.
@@ -59,7 +59,7 @@ func refused(err error) bool {
 // unknownOutcome returns the error of a conditional write that may or may not have been
 // applied.
 func unknownOutcome(what string) error {
-	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("%s: the outcome of the write is unknown", what))
+	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("it is unknown whether a write was applied: %s", what))
 }
 
 // corrupt returns the error for a stored value that this package cannot read.

@@ -43,7 +43,7 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	me := nonce()
 	data := store.HeadRecord.Pack(&next)
 	won, err := t.s.swapVersion(ctx, versionSwap{
-		what: "head of " + h.Base.String(), from: int64(old), to: int64(next.Version), writer: me, readBack: headVersionQuery(h.Base),
+		what: "the head of the schedule " + h.Base.String(), from: int64(old), to: int64(next.Version), writer: me, readBack: headVersionQuery(h.Base),
 	}, stmt{
 		`UPDATE timer_heads SET version = ?, writer = ?, at = ?, fire_at = ?, data = ? WHERE base = ? IF version = ?`,
 		[]any{int64(next.Version), me, t.s.clock.now(), h.FireAt, data, h.Base[:], orNull(int64(old))},
@@ -91,7 +91,7 @@ func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error
 	var removedFrom partSet
 	n, err := purgeListed(ctx, t.s, purgeOfSchedules, before, max, func(e purgeEntry) (gone, again bool, err error) {
 		if len(e.id) != len(notify.Base{}) {
-			return false, false, corrupt("the purge of schedules")
+			return false, false, corrupt("an entry in the list of schedules to purge")
 		}
 		return t.purgeSchedule(ctx, notify.Base(e.id), e.at, before, &removedFrom)
 	})
@@ -101,8 +101,8 @@ func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error
 	return n, removedFrom.forgetEmpty(ctx, t.s)
 }
 
-// purgeSchedule handles one entry of the list. gone is true if it removed the schedule.
-// again is true if the entry must stay in the list.
+// purgeSchedule handles one entry of the list. The result gone is true if purgeSchedule
+// removed the schedule. The result again is true if the entry must stay in the list.
 func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, before int64, removedFrom *partSet) (gone, again bool, err error) {
 	unlock, err := t.s.locks.lock(ctx, string(base[:]))
 	if err != nil {
@@ -132,10 +132,10 @@ func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, 
 	}
 	if touched {
 		won, err := t.s.swapVersion(ctx, versionSwap{
-			what: "purge of a head", from: int64(h.Version), readBack: headVersionQuery(base), elseLost: true,
+			what: "the purge of the head of the schedule " + base.String(), from: int64(h.Version), readBack: headVersionQuery(base), elseLost: true,
 		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{base[:], int64(h.Version)}})
 		if err != nil || !won {
-			return false, true, err // another process reschedules at this moment
+			return false, true, err // another process is rescheduling the schedule
 		}
 	}
 	if err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timer_requests WHERE base = ?`, []any{base[:]}}); err != nil {

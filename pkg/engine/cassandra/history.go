@@ -20,13 +20,14 @@ type HistoryPart struct {
 
 // HistoryConfig is the configuration of a History.
 type HistoryConfig struct {
-	// Barrier returns the current end offset of every partition of the log. Each calls
-	// Barrier at its beginning. Find calls Barrier if it has found nothing. After that,
-	// both wait until all records before these offsets are in the history, no matter which
-	// process appends them. If Barrier is nil, Each and Find do not wait.
+	// Barrier returns the current end offset of every partition of the log. The method Each
+	// calls Barrier at its beginning. The method Find calls Barrier only if it has found
+	// nothing. After Barrier returns, Each and Find wait until all records before these
+	// offsets are in the history, no matter which process appends the records. If Barrier
+	// is nil, Each and Find do not wait.
 	Barrier func(ctx context.Context) (map[HistoryPart]int64, error)
-	// MaxWait is how long Each and Find wait before they return KindUnavailable. Default 5
-	// s.
+	// MaxWait is how long Each and Find wait before they return KindUnavailable. The
+	// default is 5 s.
 	MaxWait time.Duration
 }
 
@@ -52,13 +53,13 @@ type chunkRef struct {
 
 const chunkColumns = `part, block, first, last, fan, topic, log_part, log_offset, data`
 
-// scanRef reads one row into r. The row has the columns of the parameter more first, and
-// then the columns of chunkColumns.
-func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, more ...any) bool {
+// scanRef reads one row into r. The row begins with the columns that are read into leading.
+// The columns of chunkColumns follow.
+func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, leading ...any) bool {
 	var part int
 	var block, first, last int64
 	*r = chunkRef{}
-	ok := scan(append(more, &part, &block, &first, &last, &r.fan, &r.topic, &r.part, &r.offset, &r.data)...)
+	ok := scan(append(leading, &part, &block, &first, &last, &r.fan, &r.topic, &r.part, &r.offset, &r.data)...)
 	r.chunk = notify.Chunk{Base: base, Partition: uint16(part), Block: uint32(block)}
 	r.first, r.last = uint32(first), uint32(last)
 	return ok
@@ -221,7 +222,7 @@ func historyCursor(user string, released int64, base notify.Base, index uint32) 
 // although more notifications exist. The cursor is nil only at the end.
 func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
-		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
+		return nil, nil, notify.Invalid("bad_limit", "limit", fmt.Sprintf("a page must have 1 to 1,000 notifications, not %d", q.Limit))
 	}
 	left, before, index := int64(math.MaxInt64), lastBase, int64(1)<<32
 	if q.Before != nil {
@@ -242,8 +243,8 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 	var page []place
 	looked, more := 0, false
 	var last place
-	// The clock of another machine may be later than the clock of this machine. So a base
-	// may be in the next month.
+	// The clock of another machine may be ahead of the clock of this machine. So a base may
+	// be in the next month.
 	now := time.Now().UnixMilli()
 	newest := min(now/monthMs+1, left/monthMs)
 	oldest := (now - h.s.cfg.StatusTTL.Milliseconds()) / monthMs
@@ -256,7 +257,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 					return nil
 				}
 				if len(b) != len(p.base) {
-					return corrupt("a row of notifications")
+					return corrupt("a row of the table notifications")
 				}
 				p.base = notify.Base(b)
 				if q.Caller == "" || p.caller == q.Caller {

@@ -20,26 +20,26 @@ type HistoryRecord struct {
 	Time      int64  // when the record was appended to the log, ms since 1970
 }
 
-// released returns when a notification was released to its receivers, ms since 1970. This
-// is the time of the request or the scheduled time. If the notification was cancelled, it
-// is the time of the cancellation. The result is the same for each copy of an envelope.
+// released returns when a notification was released to its receivers, ms since 1970. The
+// result is the time of the request, or the scheduled time, or the time of the cancellation
+// if the notification was cancelled. The result is the same for each copy of an envelope.
 func released(env *notify.Envelope, appended int64) int64 {
 	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }
 
-// historyNext contains for each partition up to which offset this process has appended
-// records.
+// historyNext contains one offset for each partition of the log. This process has appended
+// all records before this offset.
 type historyNext struct {
 	mu   sync.Mutex
-	next map[HistoryPart]int64 // the offset to append next
+	next map[HistoryPart]int64 // the offset of the next record to append
 }
 
 // AppendHistory stores records in the history. The records of a partition must be in the
 // order of their offsets. AppendHistory skips records that this Store has already appended,
 // so the caller may append the same records again. It also skips records that it cannot
 // read, and derived envelopes. When it returns nil, the records can be found, and
-// HistoryOffsets returns greater offsets than the records have. After an error the caller
-// must append the same records again.
+// HistoryOffsets returns offsets that are greater than the offsets of the records. After an
+// error the caller must append the same records again.
 func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error {
 	s.history.mu.Lock()
 	var todo []HistoryRecord
@@ -58,10 +58,10 @@ func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error 
 	return advanceHistoryPart(ctx, s, next)
 }
 
-// AdvanceHistory stores that all records of a partition with an offset less than next have
-// been appended. It is for a partition whose log is empty or begins at a greater offset.
-func (s *Store) AdvanceHistory(ctx context.Context, p HistoryPart, next int64) error {
-	return advanceHistoryPart(ctx, s, map[HistoryPart]int64{p: next})
+// AdvanceHistory marks all records of a partition with an offset less than nextOffset as
+// appended. It is for a partition whose log is empty or begins at a greater offset.
+func (s *Store) AdvanceHistory(ctx context.Context, p HistoryPart, nextOffset int64) error {
+	return advanceHistoryPart(ctx, s, map[HistoryPart]int64{p: nextOffset})
 }
 
 func advanceHistoryPart(ctx context.Context, s *Store, next map[HistoryPart]int64) error {
@@ -83,8 +83,8 @@ func advanceHistoryPart(ctx context.Context, s *Store, next map[HistoryPart]int6
 	return nil
 }
 
-// HistoryOffsets returns for each partition the offset of the next record to append,
-// counting the records that all processes have appended.
+// HistoryOffsets returns the offset of the next record to append, for each partition. It
+// counts the records that any process has appended.
 func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, error) {
 	out := map[HistoryPart]int64{}
 	err := s.rows(ctx, func(scan func(...any) bool) error {
@@ -103,8 +103,8 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 }
 
 // inlineChunk is the greatest size, in bytes, of data that is stored in the row of its
-// chunk. Larger data has a separate row, because it would make the partitions of a minute
-// too large.
+// chunk. Larger data is stored in a separate table, because it would make the partitions of
+// a minute too large.
 const inlineChunk = 1 << 10
 
 // historyRows contains the rows of some records. The fields are in the order in which the
@@ -112,7 +112,7 @@ const inlineChunk = 1 << 10
 type historyRows struct {
 	contents []stmt // the data of large chunks
 	chunks   map[minuteShard][]stmt
-	byUser   []original // envelopes whose receivers each get a row by user
+	byUser   []original // each receiver of these envelopes gets a row by user (userRows)
 }
 
 // original is an envelope that is stored in the history.
@@ -127,8 +127,9 @@ type original struct {
 // a receiver.
 const usersAtOnce = 4096
 
-// userRows creates rows by user and calls store with at most usersAtOnce rows at a time.
-// The rows of one user and month are in one partition.
+// userRows creates the rows of the table notifications, one row for each receiver with a
+// user. Such a row is called a row by user, because the rows of one user and month are in
+// one partition. userRows calls store with at most usersAtOnce rows at a time.
 type userRows struct {
 	store func([]stmt) error
 	rows  []stmt
@@ -235,16 +236,16 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	return nil
 }
 
-// EachHistory calls fn with every original chunk for whose record want returns true, in no
-// particular order. It reads the rows of all chunks, but the content only of chunks that
-// want has selected. It leaves out chunks whose content has been removed because its
-// retention is over.
-func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
+// EachHistory calls selected with the position of each chunk in the log. It calls fn with
+// the chunks for which selected returns true, in no particular order. It reads the rows of
+// all chunks, but reads the content only of selected chunks. It leaves out a chunk whose
+// content was removed because its retention is over.
+func (s *Store) EachHistory(ctx context.Context, selected func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
 	var refs []chunkRef
 	err := s.rows(ctx, func(scan func(...any) bool) error {
 		var base []byte
 		for r := (chunkRef{}); scanRef(scan, notify.Base{}, &r, &base); {
-			if len(base) == len(notify.Base{}) && want(HistoryPart{r.topic, r.part}, r.offset) {
+			if len(base) == len(notify.Base{}) && selected(HistoryPart{r.topic, r.part}, r.offset) {
 				r.chunk.Base = notify.Base(base)
 				refs = append(refs, r)
 			}

@@ -28,14 +28,14 @@ func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, e
 	})
 }
 
-// Swap stores next without a comparison. Other writers cannot interfere: only the owner of
-// a user's partition writes the user's holds, and Turn lets only one Update of this process
-// run at a time.
-func (h holdQueues) Swap(ctx context.Context, keys []store.HoldKey, _, next [][]byte) (bool, error) {
+// Swap stores values without a comparison. Other writers cannot interfere: only the owner
+// of a user's partition writes the user's holds, and Turn lets only one Update of this
+// process run at a time.
+func (h holdQueues) Swap(ctx context.Context, keys []store.HoldKey, _, values [][]byte) (bool, error) {
 	var stmts []stmt
 	size := 0
 	for i, k := range keys {
-		data, keep := next[i], 0
+		data, keep := values[i], 0
 		if data == nil {
 			data, keep = []byte{}, int(emptyQueueTTL/time.Second)
 		}

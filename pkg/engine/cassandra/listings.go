@@ -15,24 +15,24 @@ import (
 // table buckets has a note for each partition that may have entries.
 //
 // Entries are removed one by one. The tombstone of each removed entry stays for listGrace
-// (gc_grace_seconds of the table). Cassandra refuses a read that finds 100,000 tombstones,
-// so a list can have 2,600 removals a second. If a node misses a removal for longer than
-// listGrace, the entry may appear again. So an entry does not prove that its row exists.
-// The reader of a list also reads the row of each entry, and removes an entry that has no
-// row.
+// (gc_grace_seconds of the table). Cassandra refuses a read that finds 100,000 tombstones.
+// So a list can have at most 2,600 removals a second: 100,000 in each of its listShards
+// partitions within listGrace. If a node misses a removal for longer than listGrace, the
+// entry may appear again. So an entry does not prove that its row exists. The reader of a
+// list also reads the row of each entry, and removes an entry that has no row.
 const (
 	listLength = 6 * hourMs
 	listShards = 16
 	listGrace  = 10 * time.Minute
 
-	// A walk (walkList) removes an entry or a note whose row is missing, but only if it is
-	// older than tidyBehind. The removal has a timestamp that is tidyBehind before now. So
-	// it does not remove an entry that is written during the walk.
+	// A walk (walkList) removes entries that have no row, and notes of empty partitions.
+	// The removal has a timestamp that is tidyBehind before now. So it affects only entries
+	// and notes that are older than tidyBehind, and not an entry that is written during the
+	// walk.
 	tidyBehind = time.Minute
 )
 
-// listEntry is one entry of a list. If one entry has a greater key than another entry, its
-// ms must not be smaller.
+// listEntry is one entry of a list. An entry with a greater key must not have a smaller ms.
 type listEntry struct {
 	list string
 	ms   int64 // determines the bucket
@@ -61,11 +61,11 @@ func listPart(n int64) (bucket int64, shard int16) {
 	return (n - int64(shard)) / listShards, shard
 }
 
-// addToList adds entries that are kept until keeps, ms since 1970. If keeps is 0, they are
+// addToList adds entries that are kept until endMs, ms since 1970. If endMs is 0, they are
 // kept until they are removed. When addToList returns nil, readers find the entries.
-func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) error {
+func addToList(ctx context.Context, s *Store, endMs int64, es ...listEntry) error {
 	began := time.Now()
-	note := func(e *listEntry, cached bool) error { return noteBucket(ctx, s, e.list, e.part(), keeps, cached) }
+	note := func(e *listEntry, useCache bool) error { return noteBucket(ctx, s, e.list, e.part(), endMs, useCache) }
 	err := parallel(len(es), func(i int) error {
 		e := &es[i]
 		// A walk of another process may have removed the note of an old bucket. So the
@@ -75,7 +75,7 @@ func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) erro
 		}
 		return s.combiner.submit(ctx, e.partition(), stmt{
 			`INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`,
-			[]any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key, ttl(keeps), s.clock.now()},
+			[]any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key, ttl(endMs), s.clock.now()},
 		})
 	})
 	if err == nil && time.Since(began) > tidyBehind/2 {
@@ -86,19 +86,19 @@ func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) erro
 	return err
 }
 
-// removeFromList removes entries that were added before the timestamp at.
-func removeFromList(ctx context.Context, s *Store, at int64, es ...listEntry) error {
+// removeFromList removes entries that were added before timestamp.
+func removeFromList(ctx context.Context, s *Store, timestamp int64, es ...listEntry) error {
 	return parallel(len(es), func(i int) error {
 		e := &es[i]
 		return s.combiner.submit(ctx, e.partition(), stmt{
 			`DELETE FROM listings USING TIMESTAMP ? WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`,
-			[]any{at, e.list, listBucket(e.ms), int16(listShard(e.key)), e.key},
+			[]any{timestamp, e.list, listBucket(e.ms), int16(listShard(e.key)), e.key},
 		})
 	})
 }
 
-// tidyTimestamp returns the timestamp for the removal of entries and notes whose row is
-// missing.
+// tidyTimestamp returns the timestamp for the removal of entries that have no row, and of
+// notes of empty partitions.
 func tidyTimestamp(s *Store) int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
 
 // isListPartOver reports whether a partition is so old that no process has its note in the
@@ -108,8 +108,8 @@ func isListPartOver(part int64) bool {
 	return (bucket+1)*listLength < time.Now().Add(-3*bucketsKept).UnixMilli()
 }
 
-// forgetEmptyParts removes the notes of those partitions that are empty and for which
-// isListPartOver is true.
+// forgetEmptyParts removes the note of each partition that is empty and for which
+// isListPartOver returns true.
 func forgetEmptyParts(ctx context.Context, s *Store, list string, parts []int64) error {
 	return parallel(len(parts), func(i int) error {
 		if !isListPartOver(parts[i]) {
@@ -159,12 +159,12 @@ func (p *partSet) forgetEmpty(ctx context.Context, s *Store) error {
 }
 
 // walkList calls fn with the keys of a list, highest key first, several keys in each call.
-// It stops when fn returns false. It begins after the key behind, whose time is ms. If
-// behind is nil, it begins at the highest key. want is about how many keys the caller
-// needs.
-func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int64, want int, fn func(keys [][]byte) (bool, error)) error {
+// It stops when fn returns false. It begins after lastKey, the last key that the caller
+// already has. ms is the time of lastKey. If lastKey is nil, walkList begins at the highest
+// key. The caller needs about wanted keys.
+func walkList(ctx context.Context, s *Store, list string, lastKey []byte, ms int64, wanted int, fn func(keys [][]byte) (bool, error)) error {
 	upTo := int64(math.MaxInt64)
-	if behind != nil {
+	if lastKey != nil {
 		upTo = listBucket(ms)*listShards + listShards - 1
 	}
 	bucket, shards := int64(math.MinInt64), []int16(nil)
@@ -172,11 +172,11 @@ func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int6
 		if len(shards) == 0 {
 			return true, nil
 		}
-		from := behind
+		from := lastKey
 		if bucket != listBucket(ms) {
 			from = nil
 		}
-		return walkListBucket(ctx, s, list, bucket, shards, from, want, fn)
+		return walkListBucket(ctx, s, list, bucket, shards, from, wanted, fn)
 	}
 	more := true
 	err := eachBucket(ctx, s, list, math.MinInt64, upTo, true, func(n int64) (_ bool, err error) {
@@ -198,7 +198,7 @@ func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int6
 
 // collectListed walks a list as walkList does and calls get for each key. It returns the
 // first max values for which get returns ok = true.
-func collectListed[V any](ctx context.Context, s *Store, list string, behind []byte, ms int64, max int, get func(key []byte) (v V, ok bool, err error)) (out []V, err error) {
+func collectListed[V any](ctx context.Context, s *Store, list string, lastKey []byte, ms int64, max int, get func(key []byte) (v V, ok bool, err error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
@@ -206,7 +206,7 @@ func collectListed[V any](ctx context.Context, s *Store, list string, behind []b
 		v  V
 		ok bool
 	}
-	err = walkList(ctx, s, list, behind, ms, max, func(keys [][]byte) (bool, error) {
+	err = walkList(ctx, s, list, lastKey, ms, max, func(keys [][]byte) (bool, error) {
 		for len(keys) > 0 && len(out) < max {
 			n := min(len(keys), 2*(max-len(out))+20) // more than needed, because get may return false for many keys
 			all, err := readEach(keys[:n], func(key []byte) (f found, err error) {
@@ -234,19 +234,19 @@ func collectListed[V any](ctx context.Context, s *Store, list string, behind []b
 // listCursor is the position of a walk in one partition.
 type listCursor struct {
 	shard int16
-	ahead [][]byte // keys that were read but that fn has not got yet
+	ahead [][]byte // keys that were read and not yet passed to fn
 	last  []byte   // the last key that was read
 	done  bool     // the partition has no keys after last
 }
 
 // walkListBucket does what walkList does, for one bucket. It returns false if fn returned
 // false.
-func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, shards []int16, behind []byte, want int, fn func([][]byte) (bool, error)) (bool, error) {
+func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, shards []int16, lastKey []byte, wanted int, fn func([][]byte) (bool, error)) (bool, error) {
 	cs := make([]listCursor, len(shards))
 	for i := range cs {
-		cs[i] = listCursor{shard: shards[i], last: behind}
+		cs[i] = listCursor{shard: shards[i], last: lastKey}
 	}
-	n := min(pageSize, want/len(cs)+8)
+	n := min(pageSize, wanted/len(cs)+8)
 	for {
 		err := parallel(len(cs), func(i int) error {
 			if c := &cs[i]; len(c.ahead) == 0 && !c.done {
@@ -270,7 +270,7 @@ func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, sh
 }
 
 // advanceList reads the next keys of a partition. If the partition is empty and
-// isListPartOver is true for it, advanceList removes its note.
+// isListPartOver returns true, advanceList removes the note of the partition.
 func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *listCursor, n int) error {
 	at, where, args := tidyTimestamp(s), ``, []any(nil)
 	if c.last != nil {
@@ -292,10 +292,9 @@ func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *li
 	return nil
 }
 
-// readListed returns keys of a partition, highest key first. The parameter more is the rest
-// of the CQL statement, and args are the arguments of that rest. The rest selects the keys
-// and may change the order.
-func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
+// readListed returns keys of a partition, highest key first. suffix is the end of the CQL
+// statement, and args are its arguments. suffix selects the keys and may change the order.
+func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, suffix string, args ...any) (keys [][]byte, err error) {
 	err = s.rows(ctx, func(scan func(...any) bool) error {
 		for {
 			var key []byte
@@ -304,7 +303,7 @@ func readListed(ctx context.Context, s *Store, list string, bucket int64, shard 
 			}
 			keys = append(keys, key)
 		}
-	}, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ?`+more, append([]any{list, bucket, shard}, args...)...)
+	}, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ?`+suffix, append([]any{list, bucket, shard}, args...)...)
 	return keys, err
 }
 
@@ -330,8 +329,8 @@ func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 }
 
 // countListed returns the number of entries of a list. It stops soon after the count is
-// greater than the argument most.
-func countListed(ctx context.Context, s *Store, list string, most int) (n int, err error) {
+// greater than limit.
+func countListed(ctx context.Context, s *Store, list string, limit int) (n int, err error) {
 	parts, err := readBuckets(ctx, s, list, math.MinInt64, math.MaxInt64)
 	if err != nil {
 		return 0, err
@@ -354,7 +353,7 @@ func countListed(ctx context.Context, s *Store, list string, most int) (n int, e
 		if err := forgetEmptyParts(ctx, s, list, empty); err != nil {
 			return 0, err
 		}
-		if n > most {
+		if n > limit {
 			break
 		}
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 // driverLog writes the log messages of the driver to Config.Logger. It logs errors as
-// warnings, because they are about nodes that do not answer and the calls return these
-// errors as well. The fields of the messages contain no values of statements.
+// warnings: the errors are about nodes that do not answer, and the calls return the same
+// errors. The fields of the messages contain no values of statements.
 type driverLog struct{ to *slog.Logger }
 
 func (l driverLog) log(level slog.Level, msg string, fields []gocql.LogField) {

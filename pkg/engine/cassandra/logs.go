@@ -41,9 +41,9 @@ func (l numbered) last(ctx context.Context) (r logRow, err error) {
 
 // append calls fill with the last row and appends the rows that fill returns. It appends
 // all of them or none. It returns the number of the first new row, and how many rows it
-// appended. room is how many rows fit into the block. fill must not return more than room
-// rows, and the caller must append the rest with another call. If another process has
-// appended rows before, append calls fill again.
+// appended. room is how many rows still fit into the block. fill must not return more than
+// room rows, and the caller must append the rest with another call. If another process
+// appends rows at the same time and is faster, append calls fill again.
 func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {
@@ -70,7 +70,7 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 			stmts[i] = stmt{`INSERT INTO logs (log, block, n, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{l.name, block, first + int64(i), me, data}}
 		}
 		look := stmt{`SELECT n, writer FROM logs WHERE log = ? AND block = ? AND n = ?`, []any{l.name, block, first}}
-		won, err := l.s.swapVersion(ctx, versionSwap{what: l.name, to: first, writer: me, readBack: look}, stmts...)
+		won, err := l.s.swapVersion(ctx, versionSwap{what: "a row of " + l.name, to: first, writer: me, readBack: look}, stmts...)
 		if err != nil {
 			return 0, 0, err
 		}

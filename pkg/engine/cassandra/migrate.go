@@ -47,7 +47,7 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 		return nil, err
 	}
 	if dir != engine.Up && dir != engine.Down && dir != engine.Look {
-		return nil, notify.Invalid("bad_config", "direction", "migrations go up or down, or show their status")
+		return nil, notify.Invalid("bad_config", "direction", fmt.Sprintf(`must be "up", "down" or "status", not %q`, string(dir)))
 	}
 	// A change of the schema takes longer than a normal request.
 	cfg.Timeout, cfg.connectTimeout = max(cfg.Timeout, 30*time.Second), max(cfg.Timeout, 10*time.Second)
@@ -168,25 +168,25 @@ func (m *migrator) addWorksWith(ctx context.Context) error {
 	return translate(err)
 }
 
-// readApplied sets the field Applied of the migrations in all. The keyspace may have
-// migrations of a newer release. If this build works with the tables of all of them, later
-// is the greatest version among them; later is 0 if the keyspace has no such migration. If
-// this build does not work with one of them, readApplied returns KindConflict
+// readApplied sets the field Applied of the known migrations. The keyspace may also have
+// migrations of a newer release. If this build works with the tables of all of them,
+// readApplied returns the greatest version among them, or 0 if the keyspace has no such
+// migration. If this build does not work with one of them, readApplied returns KindConflict
 // "keyspace_newer".
-func (m *migrator) readApplied(ctx context.Context, all []engine.Migration) (later int, err error) {
+func (m *migrator) readApplied(ctx context.Context, known []engine.Migration) (later int, err error) {
 	// SELECT * is used because an earlier release may have made the table, without the
 	// column works_with.
 	it := m.query(`SELECT * FROM ` + m.table("schema_migrations")).IterContext(ctx)
 	for row := map[string]any{}; it.MapScan(row); clear(row) {
 		version, _ := row["version"].(int)
-		if i := slices.IndexFunc(all, func(x engine.Migration) bool { return x.Version == version }); i >= 0 {
+		if i := slices.IndexFunc(known, func(x engine.Migration) bool { return x.Version == version }); i >= 0 {
 			applied, _ := row["applied"].(int64)
-			all[i].Applied = time.UnixMilli(applied)
+			known[i].Applied = time.UnixMilli(applied)
 			continue
 		}
-		if with, _ := row["works_with"].(int); with == 0 || with > len(all) {
+		if with, _ := row["works_with"].(int); with == 0 || with > len(known) {
 			_ = it.Close()
-			return 0, newerError(m.cfg.Keyspace, version, len(all))
+			return 0, newerError(m.cfg.Keyspace, version, len(known))
 		}
 		later = max(later, version)
 	}
@@ -223,7 +223,7 @@ func (m *migrator) unlock(ctx context.Context, me int64) {
 	defer cancel()
 	_, err := m.query(`DELETE FROM `+m.table("schema_lock")+` WHERE name = 'schema' IF owner = ?`, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
-		m.cfg.Logger.Warn("the lock of the migrations could not be given back; it expires within 2 minutes", "err", err)
+		m.cfg.Logger.Warn("the lock of the migrations could not be released; it expires within 2 minutes", "err", err)
 	}
 }
 
@@ -235,7 +235,7 @@ func (m *migrator) renewLock(ctx context.Context, me int64) error {
 		return translate(err)
 	}
 	if !applied {
-		return notify.Unavailable("cassandra", retryAfter, errors.New("another process took the lock of the migrations over"))
+		return notify.Unavailable("cassandra", retryAfter, errors.New("this process has lost the lock of the migrations: the lock expired, or another process took it over"))
 	}
 	return nil
 }
@@ -258,8 +258,8 @@ func (m *migrator) applyStep(ctx context.Context, x *engine.Migration, dir engin
 	return translate(m.query(`INSERT INTO `+m.table("schema_migrations")+` (version, name, applied, works_with) VALUES (?, ?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli(), x.WorksWith).ExecContext(ctx))
 }
 
-// qualify puts the keyspace before the name of the table in a statement, because the
-// scripts contain table names without a keyspace. The name follows TABLE or EXISTS.
+// qualify puts the keyspace before the table name in a statement, because the scripts
+// contain table names without a keyspace. The table name follows the word TABLE or EXISTS.
 func (m *migrator) qualify(cql string) string {
 	for _, before := range []string{"TABLE IF NOT EXISTS ", "TABLE IF EXISTS ", "ALTER TABLE "} {
 		if i := strings.Index(cql, before); i >= 0 {
@@ -312,7 +312,7 @@ func notMigrated(keyspace string, err error) error {
 func newerError(keyspace string, found, known int) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "keyspace_newer",
-		Msg: fmt.Sprintf("the keyspace %s was migrated by a newer release (step %d, this build knows up to %d): start that release or a newer one", keyspace, found, known),
+		Msg: fmt.Sprintf("the keyspace %s was migrated by a newer release (it has migration %d, but this build knows only migrations 1 to %d): start that release or a newer one", keyspace, found, known),
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // partitions implements rows.Partitions with the table records. Get reads rows at SERIAL.
-// If a change compares a row (If), all other changes of that row must also compare it.
+// If a change compares a row (Expect), all other changes of that row must also compare it.
 // Otherwise plain writes and lightweight transactions of the same row would be mixed.
 type partitions struct{ s *Store }
 
@@ -61,8 +61,8 @@ func (p partitions) Get(ctx context.Context, part rows.Partition, keys ...string
 	return out, nil
 }
 
-// prefixEnd returns the smallest key that is greater than every key with this prefix; nil
-// if no key is greater.
+// prefixEnd returns the smallest key that is greater than every key with this prefix. It
+// returns nil if there is no such key.
 func prefixEnd(prefix string) []byte {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
@@ -108,11 +108,11 @@ func (p partitions) Scan(ctx context.Context, part rows.Partition, in rows.Range
 	}, cql, args...)
 }
 
-// Swap implements rows.Partitions. A change with a comparison (If) is one lightweight
-// transaction. A change must not have a Clear prefix that matches a row in its Do.
+// Swap implements rows.Partitions. A change with a comparison (Expect) is one lightweight
+// transaction. A change must not have a Clear prefix that matches a row in its Set.
 func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if len(cs) != 1 || len(cs[0].Insert) > 0 || cs[0].Numbers > 0 {
-		return false, errors.New("cassandra changes one partition at a time")
+		return false, errors.New("cassandra applies only one change at a time, and none with Insert or Number")
 	}
 	c, me := &cs[0], nonce()
 	stmts := p.statements(c, me)
@@ -120,7 +120,7 @@ func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 		err := p.s.write(ctx, p.s.clock.now(), stmts...)
 		return err == nil, err
 	}
-	won, err := p.s.runConditional(ctx, "rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (swapOutcome, error) { return p.readOutcome(ctx, c, me) }, stmts...)
+	won, err := p.s.runConditional(ctx, "a change of rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (swapOutcome, error) { return p.readOutcome(ctx, c, me) }, stmts...)
 	if err == nil && !won {
 		err = backoff(ctx, lostTry) // wait, because callers try again at once
 	}
@@ -154,8 +154,8 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	return stmts
 }
 
-// maxReadBack limits the rows of Do that readOutcome reads: at most as many as the change
-// has in Expect, plus maxReadBack.
+// maxReadBack limits how many rows of Set readOutcome reads: as many rows as the change has
+// in Expect, plus maxReadBack.
 const maxReadBack = 4
 
 // readOutcome is called for a change whose answer was lost. It reads rows of the change to
@@ -165,8 +165,8 @@ func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (
 	for _, row := range c.Expect {
 		keys = append(keys, row.Key)
 	}
-	do := c.Set[:min(len(c.Set), len(c.Expect)+maxReadBack)]
-	for _, row := range do {
+	set := c.Set[:min(len(c.Set), len(c.Expect)+maxReadBack)]
+	for _, row := range set {
 		keys = append(keys, row.Key)
 	}
 	now, err := p.read(ctx, c.Part, keys)
@@ -174,7 +174,7 @@ func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (
 		return 0, err
 	}
 	removed, missing := true, false
-	for _, row := range do {
+	for _, row := range set {
 		have, there := now[row.Key]
 		if row.Value != nil && there && have.writer == me {
 			return swapDone, nil

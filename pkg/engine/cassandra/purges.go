@@ -18,7 +18,7 @@ const purgePage = 200
 
 // purgeEntry is one entry of the list of a purge.
 type purgeEntry struct {
-	at int64 // ms since 1970
+	at int64 // from when the row may be purged, ms since 1970
 	id []byte
 }
 
@@ -32,29 +32,29 @@ func purgeEntryOf(key []byte) purgeEntry {
 	return purgeEntry{int64(binary.BigEndian.Uint64(key) ^ 1<<63), key[8:]}
 }
 
-// purgeLater adds an entry to the list of a purge. The entry is kept until keeps, ms since
-// 1970. If keeps is 0, it is kept until a purge removes it.
-func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, keeps int64) error {
-	return addToList(ctx, s, keeps, e.listed(index))
+// purgeLater adds an entry to the list of a purge. The entry is kept until endMs, ms since
+// 1970. If endMs is 0, it is kept until a purge removes it.
+func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, endMs int64) error {
+	return addToList(ctx, s, endMs, e.listed(index))
 }
 
-// purgeListed calls purgeOne for the entries whose time is earlier than before, several
-// calls at the same time. It stops when it has removed as many rows as the argument most
-// says. purgeOne returns gone = true if it removed the row, and again = true if the entry
-// must stay for the next purge. purgeListed removes entries with again = false. It returns
-// how many rows were removed.
-func purgeListed(ctx context.Context, s *Store, index string, before int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
-	if most <= 0 || before == math.MinInt64 {
+// purgeListed calls purgeOne for the entries whose time is earlier than beforeMs. Several
+// calls run at the same time. purgeOne returns gone = true if it removed the row, and again
+// = true if the entry must stay for the next purge. purgeListed removes the entries for
+// which again is false. It stops when maxRows rows are removed. It returns how many rows
+// were removed.
+func purgeListed(ctx context.Context, s *Store, index string, beforeMs int64, maxRows int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
+	if maxRows <= 0 || beforeMs == math.MinInt64 {
 		return 0, nil
 	}
-	tidyAt, end := tidyTimestamp(s), purgeEntry{at: before}.listed(index)
-	parts, err := readBuckets(ctx, s, end.list, math.MinInt64, listBucket(before-1)*listShards+listShards-1)
+	tidyAt, end := tidyTimestamp(s), purgeEntry{at: beforeMs}.listed(index)
+	parts, err := readBuckets(ctx, s, end.list, math.MinInt64, listBucket(beforeMs-1)*listShards+listShards-1)
 	if err != nil {
 		return 0, err
 	}
 	for _, part := range parts {
-		n, left, err := purgeListPart(ctx, s, end, part, most-gone, purgeOne)
-		if gone += n; err != nil || gone >= most {
+		n, left, err := purgeListPart(ctx, s, end, part, maxRows-gone, purgeOne)
+		if gone += n; err != nil || gone >= maxRows {
 			return gone, err
 		}
 		if !left && isListPartOver(part) {
@@ -67,12 +67,12 @@ func purgeListed(ctx context.Context, s *Store, index string, before int64, most
 }
 
 // purgeListPart does what purgeListed does, for one partition and the entries with keys
-// less than end. left is true if the partition may still have entries.
-func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
+// less than end.key. The result left is true if the partition may still have entries.
+func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, maxRows int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
 	bucket, shard := listPart(part)
 	behind := []byte{}
-	for gone < most {
-		at, n := tidyTimestamp(s), min(purgePage, most-gone)
+	for gone < maxRows {
+		at, n := tidyTimestamp(s), min(purgePage, maxRows-gone)
 		keys, err := readListed(ctx, s, end.list, bucket, shard, ` AND id > ? ORDER BY id ASC LIMIT ?`, behind, n)
 		if err != nil {
 			return gone, true, err

@@ -26,8 +26,8 @@ func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// indexSchedule adds a schedule to the lists of schedules, and with fireAt to the list of
-// Purge.
+// indexSchedule adds a schedule to the lists of schedules. It also adds an entry with the
+// time fireAt to the list of Purge.
 func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
 	es := append(scheduleEntries(x), purgeEntry{fireAt, x.Base[:]}.listed(purgeOfSchedules))
 	return addToList(ctx, s, scheduleKeeps(s, fireAt), es...)
@@ -72,8 +72,8 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 // PutScheduled calls Put and then Timers.Put. If the arguments are invalid, it stores
 // nothing. After another error any of the rows may be stored, but no timer is stored
 // without its schedule. A schedule without timers belongs to a request that was not
-// acknowledged, and the reconciler reports it. One logged batch for both would avoid this,
-// but would cost Cassandra twice the writes.
+// acknowledged, and the reconciler reports it. One logged batch of schedules and timers
+// would avoid such schedules, but would cost Cassandra twice the writes.
 func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
@@ -145,7 +145,7 @@ func (t schedules) List(ctx context.Context, caller string, after notify.Base, m
 	}
 	return collectListed(ctx, t.s, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(key []byte) (engine.Schedule, bool, error) {
 		if len(key) != len(notify.Base{}) {
-			return engine.Schedule{}, false, corrupt("the list of schedules")
+			return engine.Schedule{}, false, corrupt("an entry in the list of schedules")
 		}
 		x, ok, err := t.Get(ctx, notify.Base(key))
 		return x, ok && (caller == "" || x.Caller == caller), err
@@ -172,7 +172,7 @@ func (t schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 	err = t.s.rows(ctx, func(scan func(...any) bool) error {
 		for b := []byte(nil); scan(&b); {
 			if len(b) != len(notify.Base{}) {
-				return corrupt("timer_hints")
+				return corrupt("a row of the table timer_hints")
 			}
 			out = append(out, notify.Base(b))
 		}

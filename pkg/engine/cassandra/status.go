@@ -133,10 +133,11 @@ func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, er
 	return t.readRows(ctx, keys, false, func(*notify.Row, []byte, int64) error { return nil })
 }
 
-// readRows returns the rows of keys. It calls seen with each row that exists, its bytes and
-// its timestamp. If a row cannot be decoded and damaged is true, readRows returns the bytes
-// of the row in Row.Damaged. If damaged is false, it returns an error.
-func (t status) readRows(ctx context.Context, keys []notify.RowKey, damaged bool, seen func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
+// readRows returns the rows of keys. It calls fn with each row that it can decode, the
+// bytes of the row and its timestamp. If a row cannot be decoded and allowDamaged is true,
+// readRows returns the bytes of the row in Row.Damaged. If allowDamaged is false, it
+// returns an error instead.
+func (t status) readRows(ctx context.Context, keys []notify.RowKey, allowDamaged bool, fn func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	err := parallel(len(keys), func(i int) error {
 		var at int64
@@ -146,12 +147,12 @@ func (t status) readRows(ctx context.Context, keys []notify.RowKey, damaged bool
 			return err
 		}
 		if err := t.decode(&out[i], keys[i], at, v); err != nil {
-			if damaged && errors.Is(err, notify.ErrCorrupt) {
+			if allowDamaged && errors.Is(err, notify.ErrCorrupt) {
 				out[i], err = notify.Row{Key: keys[i], Damaged: append([]byte{}, v...)}, nil
 			}
 			return err
 		}
-		return seen(&out[i], v, at)
+		return fn(&out[i], v, at)
 	})
 	if err != nil {
 		return nil, err
@@ -168,9 +169,9 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	return nil
 }
 
-// eachRow calls fn with those rows of a partition that match the condition where, in order
-// of their keys.
-func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row) error, where string, args ...any) error {
+// eachRow calls fn with the rows of a partition that match condition, in order of their
+// keys. args are the arguments of condition.
+func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row) error, condition string, args ...any) error {
 	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var (
 			base, v                         []byte
@@ -180,7 +181,7 @@ func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row)
 		)
 		for scan(&base, &part, &block, &epoch, &attempt, &deferrals, &first, &kind, &at, &v) {
 			if len(base) != len(notify.Base{}) {
-				return corrupt("chunks")
+				return corrupt("a row of the table chunks")
 			}
 			r := new(notify.Row)
 			k := notify.RowKey{
@@ -195,7 +196,7 @@ func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row)
 			}
 		}
 		return nil
-	}, selectRows+where, append([]any{p.minute, p.shard}, args...)...)
+	}, selectRows+condition, append([]any{p.minute, p.shard}, args...)...)
 }
 
 func (t status) Chunk(ctx context.Context, c notify.Chunk) (rows []notify.Row, err error) {

@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Store is one keyspace of one cluster. Its methods return the contracts. Any goroutine may
-// use the contracts until Close.
+// Store is one keyspace of one cluster. Its methods return implementations of the
+// contracts. Any goroutine may use these implementations until Close.
 type Store struct {
 	cfg      Config
 	session  *gocql.Session
@@ -82,9 +82,9 @@ func centres(session *gocql.Session) (dcs []string) {
 	return dcs
 }
 
-// openError returns "keyspace_not_migrated" if the keyspace is missing, and otherwise the
-// translated err. The check is needed because the driver returns the same error for a
-// missing keyspace and for a cluster that does not answer.
+// openError returns "keyspace_not_migrated" if the keyspace is missing. Otherwise it
+// returns the translated err. It looks for the keyspace because the driver returns the same
+// error for a missing keyspace and for a cluster that does not answer.
 func openError(ctx context.Context, cfg Config, err error) error {
 	session, cerr := connect(ctx, cfg, "")
 	if cerr != nil {
@@ -261,8 +261,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one batch. All of them are stored or none,
-// and they become visible together.
+// write runs plain writes of one partition as one batch with the timestamp at. All of them
+// are stored or none, and they become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
@@ -383,9 +383,9 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks lets only one call of this process at a time swap a row. The reason: a swap that
-// is not applied costs as much as a swap that is applied. Keys with the same hash share a
-// lock.
+// keyLocks has locks so that only one call of this process at a time swaps a row. The
+// reason: a swap that is not applied costs as much as a swap that is applied. Keys with the
+// same hash share a lock.
 type keyLocks struct {
 	seed  maphash.Seed
 	slots [256]chan struct{} // of size 1; contains a value while a caller has the lock
@@ -471,8 +471,8 @@ func (s *Store) Meta() engine.Meta { return store.MetaOver(partitions{s}) }
 func (s *Store) Schedules() engine.Schedules { return schedules{s} }
 
 // Status returns the outcome rows. All rows of a request are in one partition. Put stores
-// all rows of a request or none, and they become visible together. If a Put with rows of
-// several requests returns an error, the rows of any of these requests may be stored.
+// all rows of a request or none, and these rows become visible together. If a Put with rows
+// of several requests returns an error, the rows of any of these requests may be stored.
 // Calling Put again is safe. A row expires Config.StatusTTL after its last write.
 func (s *Store) Status() engine.Status { return status{s} }
 
@@ -486,8 +486,8 @@ func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} 
 func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
 
 // Triggers returns the triggers. A state row is written only by compare and swap. It is
-// read without SERIAL. This is safe because a swap that has returned is committed, and
-// because a caller that acts on a row must swap the row. Each change of state costs one
+// read without SERIAL. Such a read is safe because a swap that has returned is committed,
+// and because a caller that acts on a row must swap the row. Each change of state costs one
 // swap. A trigger costs one swap when it is created. If it fires at its first attempt, it
 // costs two more swaps, one for the claim and one for the end. List reads an index of plain
 // rows and then the state rows. It includes every row that was created, with every swap
@@ -495,8 +495,8 @@ func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers}
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
 // ClockOffset reads the clock of one node. offset is the time of that clock minus the time
-// of this process's clock. took is how long the query ran. The true offset differs from
-// offset by at most took/2 plus a millisecond.
-func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
+// of this process's clock. roundTrip is how long the query ran. The true offset differs
+// from offset by at most roundTrip/2 plus a millisecond.
+func (s *Store) ClockOffset(ctx context.Context) (offset, roundTrip time.Duration, err error) {
 	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }

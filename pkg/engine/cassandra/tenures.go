@@ -15,12 +15,12 @@ import (
 // writes arrive and even if the clocks of machines differ. So a row needs no conditional
 // write. Only TakeOver needs one conditional write.
 
-// timestamp returns the timestamp for the write of a row. If the row has no stamp, the
-// timestamp is now.
-func (t status) timestamp(ctx context.Context, r *notify.Row, now int64) (int64, error) {
+// timestamp returns the timestamp for the write of a row. If the row has no stamp, it
+// returns clockTime, a timestamp of the clock.
+func (t status) timestamp(ctx context.Context, r *notify.Row, clockTime int64) (int64, error) {
 	switch r.Stamp {
 	case 0:
-		return now, nil
+		return clockTime, nil
 	case engine.StampBeside:
 		var at int64
 		var v []byte
@@ -41,8 +41,8 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 		next := engine.NextTenure(topic, partition, was, time.Now().UnixMicro())
 		me := nonce()
 		won, err := t.s.swapVersion(ctx, versionSwap{
-			what: fmt.Sprint("tenure of ", topic, "/", partition), from: was, to: next.Start, writer: me, readBack: look,
-			elseLost: true, // if it was applied and another tenure followed, a range of stamps stays unused
+			what: fmt.Sprint("the tenure of partition ", partition, " of the topic ", topic), from: was, to: next.Start, writer: me, readBack: look,
+			elseLost: true, // if the swap was applied and another tenure followed, the stamps of this tenure stay unused
 		}, stmt{
 			`UPDATE tenures SET start = ?, writer = ? WHERE topic = ? AND part = ? IF start = ?`,
 			[]any{next.Start, me, topic, partition, orNull(was)},

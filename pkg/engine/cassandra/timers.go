@@ -50,11 +50,11 @@ type timerPart struct {
 
 func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p.bucket, "/", p.shard) }
 
-// timerStmts returns the inserts of timers by partition, in the order of ts. at is stored
-// in the rows and is also the timestamp of the writes. The owner of the shard reads at in
-// the rows and calls clock.observe with it. So when the owner deletes the partition, the
-// delete has a greater timestamp, even if the clocks differ.
-func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
+// timerStmts returns the inserts of timers by partition, in the order of ts. timestamp is
+// stored in the column at of the rows and is also the timestamp of the writes. The owner of
+// the shard reads the column at and calls clock.observe with its value. So when the owner
+// deletes the partition, the delete has a greater timestamp, even if the clocks differ.
+func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, timestamp int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
 		fire int64
@@ -72,11 +72,11 @@ func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer
 		if of[p] == nil {
 			parts = append(parts, p)
 		}
-		// at is part of the key. If a timer is stored again, its second row comes after its
-		// first row, and readers use the first row.
+		// The column at is part of the key. If a timer is stored again, its second row comes
+		// after its first row, and readers use the first row.
 		of[p] = append(of[p], stmt{t.insert, []any{
-			p.bucket, p.shard, x.FireAt, x.ID, at,
-			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)), at,
+			p.bucket, p.shard, x.FireAt, x.ID, timestamp,
+			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)), timestamp,
 		}})
 	}
 	return parts, of
@@ -112,8 +112,8 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 }
 
 // noteTimers stores the note of a partition, so that Buckets finds the partition. It is
-// called before the partition gets rows. A minute of the future is not dropped while rows
-// are added, so its note may be cached.
+// called before the partition gets rows. The note of a future minute may be in the cache,
+// because a future minute is not dropped while rows are added.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
@@ -141,7 +141,7 @@ func (t timerRows) ScanWithoutPayload(ctx context.Context, p engine.TimerPartiti
 	return t.scan(ctx, p, after, until, max, false)
 }
 
-func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int, whole bool) (out []engine.Timer, err error) {
+func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, maxRows int, whole bool) (out []engine.Timer, err error) {
 	// All rows of a bucket have a fire time inside the bucket, so limit the query to these
 	// times.
 	s := t.s
@@ -150,7 +150,7 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 		after = engine.TimerCursor{FireAt: from}
 	}
 	until = min(until, to)
-	if most <= 0 || after.FireAt > until {
+	if maxRows <= 0 || after.FireAt > until {
 		return nil, nil
 	}
 	columns := `fire_at, id, at, data`
@@ -163,11 +163,10 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 	}
 	s.counts.reads.Add(1)
 	// With prefetch the driver would request the next page when a quarter of the current
-	// page is left. That page is not used if the number of rows has then reached the
-	// argument most. A minute with 2,000 rows took 5.2 to 6.2 us of CPU a row with
-	// prefetch, and 3.4 to 5.6 us without prefetch (make bench-engines, cassandra_fires, at
-	// a load of 25 to 40).
-	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(most+1, pageSize)).Prefetch(0)
+	// page is left. The next page is not needed if maxRows rows have been read by then. A
+	// minute with 2,000 rows took 5.2 to 6.2 us of CPU a row with prefetch, and 3.4 to 5.6
+	// us without prefetch (make bench-engines, cassandra_fires, at a load of 25 to 40).
+	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(maxRows+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
 			var x engine.Timer
@@ -187,7 +186,7 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 			if err := readTimer(&x, v); err != nil {
 				return err
 			}
-			if out = append(out, x); len(out) == most {
+			if out = append(out, x); len(out) == maxRows {
 				return nil
 			}
 		}
@@ -308,7 +307,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 	if !ok {
 		write = stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, ?, ?, 0, 0) IF NOT EXISTS`, []any{int(shard), int64(next.Term), owner}}
 	}
-	won, err := t.s.runConditional(ctx, "take-over", func() (swapOutcome, error) {
+	won, err := t.s.runConditional(ctx, fmt.Sprint("the take-over of shard ", shard), func() (swapOutcome, error) {
 		now, _, err := t.readShard(ctx, shard)
 		switch {
 		case err != nil:
@@ -353,7 +352,7 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 		case !ok:
 			// The shard never had an owner and st.Term is 0. Create the row of the shard,
 			// as the other engines do.
-			_, err := t.s.runConditional(ctx, "advance", func() (swapOutcome, error) { return swapUndone, nil },
+			_, err := t.s.runConditional(ctx, fmt.Sprint("the first state of shard ", shard), func() (swapOutcome, error) { return swapUndone, nil },
 				stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 0, '', ?, ?) IF NOT EXISTS`, []any{int(shard), max(st.Closed, 0), max(st.Watermark, 0)}})
 			if err != nil {
 				return err
@@ -365,7 +364,7 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 			return nil
 		}
 		if try == swapTries {
-			return unknownOutcome("advance")
+			return unknownOutcome(fmt.Sprint("the new state of shard ", shard))
 		}
 		// The answer is ignored, because the next read shows whether the swap was applied.
 		_, _, err = t.s.casOnce(ctx, stmt{

@@ -7,20 +7,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// There are two lists of triggers, each for all callers together and for each caller.
-// listTriggers has all triggers. listOpen has the triggers that engine.TriggerOpen selects.
+// There are two kinds of lists of triggers. listTriggers has all triggers. listOpen has the
+// triggers that engine.TriggerOpen selects. Each kind has one list for all callers together
+// and one list for each caller.
 const (
 	listTriggers = "triggers"
 	listOpen     = "triggers_open"
 )
 
-// listOf returns the name of a list for a caller. If caller is "", it returns the name of
-// the list for all callers.
-func listOf(list, caller string) string {
+// listOf returns the name of the list of one kind and one caller. If caller is "", it
+// returns the name of the list for all callers.
+func listOf(kind, caller string) string {
 	if caller == "" {
-		return list
+		return kind
 	}
-	return list + "/" + caller
+	return kind + "/" + caller
 }
 
 func listEntries(list string, x *engine.Trigger) []listEntry {
@@ -80,8 +81,8 @@ func (t triggers) CountOpen(ctx context.Context, caller string, most int) (int, 
 
 const purgeOfTriggers = "triggers_by_end"
 
-// If a row is terminal, indexEnd adds it to the list of Purge. It is called before the row
-// is stored, so that Purge finds every terminal row.
+// indexEnd adds a terminal row to the list of Purge. For other rows it does nothing. It is
+// called before the row is stored, so that Purge finds every terminal row.
 func (t triggers) indexEnd(ctx context.Context, x *engine.Trigger) error {
 	if !x.State.Terminal() {
 		return nil
@@ -116,6 +117,6 @@ func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 // purgeRow removes a row if the row has not changed since it was read.
 func (t triggers) purgeRow(ctx context.Context, x *triggerRow) (gone bool, err error) {
 	return t.s.swapVersion(ctx, versionSwap{
-		what: "purge of " + x.ID, from: int64(x.Version), readBack: triggerVersionQuery(x.ID), elseLost: true,
+		what: "the purge of the trigger " + x.ID, from: int64(x.Version), readBack: triggerVersionQuery(x.ID), elseLost: true,
 	}, stmt{`DELETE FROM triggers WHERE id = ? IF version = ?`, []any{x.ID, int64(x.Version)}})
 }

@@ -100,7 +100,7 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 	}
 	me, at := nonce(), t.s.clock.now()
 	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
-	won, err := t.s.swapVersion(ctx, versionSwap{what: "trigger " + x.ID, to: 1, writer: me, readBack: triggerVersionQuery(x.ID)}, stmt{
+	won, err := t.s.swapVersion(ctx, versionSwap{what: "the trigger " + x.ID, to: 1, writer: me, readBack: triggerVersionQuery(x.ID)}, stmt{
 		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
 		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })},
 	})
@@ -168,7 +168,7 @@ func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (b
 		return false, err
 	}
 	me, at := nonce(), t.s.clock.now()
-	w := versionSwap{what: "trigger " + x.ID, from: int64(old), to: int64(old + 1), writer: me, readBack: triggerVersionQuery(x.ID)}
+	w := versionSwap{what: "the trigger " + x.ID, from: int64(old), to: int64(old + 1), writer: me, readBack: triggerVersionQuery(x.ID)}
 	won, err := t.s.swapVersion(ctx, w, stmt{
 		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, data = ? WHERE id = ? IF version = ? AND digest = ? AND state <= 2`,
 		[]any{w.to, me, at, int16(x.State), x.Ended, data, x.ID, w.from, digest(request)},
@@ -184,7 +184,7 @@ func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (b
 	if x.IsOpen() {
 		return true, nil
 	}
-	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // the timestamp at keeps an entry of a later open state
+	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // an entry that is added when the trigger opens again is later than at, so it stays
 }
 
 // swapWhole does what swapRow does and also replaces the request. It is for the few swaps

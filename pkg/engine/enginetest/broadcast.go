@@ -33,7 +33,7 @@ func Broadcast(t *testing.T, open Opener[engine.Broadcast]) {
 		case m := <-heard:
 			return m
 		case <-time.After(time.Minute):
-			t.Fatal("no message came for a minute")
+			t.Fatal("the listener got no message for a minute")
 			return ""
 		}
 	}
@@ -54,7 +54,7 @@ func Broadcast(t *testing.T, open Opener[engine.Broadcast]) {
 		must(t, stopOther())
 		same(t, "after its end", len(one), 0)
 	})
-	t.Run("It stores nothing: a listener that is disconnected misses what is sent meanwhile", func(t *testing.T) {
+	t.Run("It stores no message: a listener misses every message that is sent while it is disconnected", func(t *testing.T) {
 		b, _ := open(t)
 		must(t, b.Send(bg, "c", []byte("before")))
 		heard, stop := startListener(t, b, "c")

@@ -110,7 +110,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		})
 		same(t, "winners", won.Load(), int32(1))
 	})
-	t.Run("Walk calls fn with the dead letters that have Ord in (after, upTo], in ascending order", func(t *testing.T) {
+	t.Run("Walk calls fn with the dead letters that have Ord in (afterOrd, lastOrd], in ascending order of Ord", func(t *testing.T) {
 		s, reopen := open(t)
 		same(t, "last of none", val(s.Last(bg))(t), uint64(0))
 		for i := range 9 {
@@ -128,7 +128,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			n, last := uint64(0), r[0]
 			must(t, s.Walk(bg, r[0], r[1], func(d *engine.DeadLetter) error {
 				if d.Ord <= last || d.Ord > r[1] || d.Chunk.Block != 6 {
-					t.Fatalf("%d follows %d of %v", d.Ord, last, r)
+					t.Fatalf("Walk returned Ord %d after Ord %d; the range is (%d, %d]", d.Ord, last, r[0], r[1])
 				}
 				n, last = n+1, d.Ord
 				return nil
@@ -165,7 +165,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		must(t, s.Put(bg, []engine.DeadLetter{l}))
 		same(t, "seq after all were purged", val(s.Get(bg, l.ID, 1))(t).Seq, uint64(4))
 	})
-	t.Run("Get returns notify.KindNotFound if there is none", func(t *testing.T) {
+	t.Run("Get returns notify.KindNotFound if the dead letter does not exist", func(t *testing.T) {
 		s, _ := open(t)
 		must(t, s.Put(bg, []engine.DeadLetter{letter(1)}))
 		_, err := s.Get(bg, letter(1).ID, 2)
@@ -173,7 +173,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		_, err = s.Get(bg, letter(2).ID, 1)
 		wantKind(t, err, notify.KindNotFound)
 	})
-	t.Run("Feed returns a caller's dead letters with Seq > after, ascending", func(t *testing.T) {
+	t.Run("Feed returns a caller's dead letters with Seq > afterSeq, in ascending order of Seq", func(t *testing.T) {
 		s, _ := open(t)
 		for i := range 10 {
 			l := letter(20 - i)
@@ -211,7 +211,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 				}
 				for _, l := range page {
 					if l.Seq != last+1 {
-						t.Errorf("seq %d follows %d", l.Seq, last)
+						t.Errorf("Feed returned Seq %d directly after Seq %d", l.Seq, last)
 						return
 					}
 					last = l.Seq
@@ -265,7 +265,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 				for _, l := range page {
 					users = append(users, l.User)
 					if l.LastFailed > prev {
-						t.Fatalf("%d follows %d", l.LastFailed, prev)
+						t.Fatalf("List returned a dead letter with LastFailed %d after one with %d", l.LastFailed, prev)
 					}
 					prev = l.LastFailed
 				}
@@ -274,11 +274,11 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 				}
 			}
 			if len(users) != 9 {
-				t.Fatalf("pages of %d: %v", size, users)
+				t.Fatalf("with pages of %d, List returned %d of 9 dead letters: %v", size, len(users), users)
 			}
 		}
 	})
-	t.Run("Purge removes dead letters with Until <= now and returns how many it removed", func(t *testing.T) {
+	t.Run("Purge removes dead letters with Until <= nowMs and returns how many it removed", func(t *testing.T) {
 		s, reopen := open(t)
 		for i := range 5 {
 			must(t, s.Put(bg, []engine.DeadLetter{letter(i)}))

@@ -32,8 +32,8 @@ func filterIDs(from, to int) (ids []uint64) {
 	return ids
 }
 
-// countSeen calls Seen for the ids. The result known is the number of ids that Seen reports as
-// perhaps added. The result complete is the time from which the filter knows all ids.
+// countSeen calls Seen for the ids. It returns how many ids Seen reports as perhaps added, and the
+// time since which the filter is complete.
 func countSeen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	t.Helper()
 	maybe, complete, err := f.Seen(bg, ids)
@@ -82,7 +82,7 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 		known, _ = countSeen(t, f, nil)
 		same(t, "of none", known, 0)
 	})
-	run("ids that were added long ago are forgotten, and complete is later than their add", func(t *testing.T, f store.Filter) {
+	run("the filter forgets ids that were added long ago, and is then complete only since a later time", func(t *testing.T, f store.Filter) {
 		start := time.Now()
 		must(t, f.Add(bg, filterIDs(0, 100)))
 		for range 4 {
@@ -132,7 +132,7 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 				maybe, _, err := f.Seen(bg, ids)
 				for _, is := range maybe {
 					if err != nil || !is {
-						t.Error("an id that was added is not known", err)
+						t.Error("Seen reports an id that was added as never added; its error is", err)
 					}
 				}
 			}
@@ -141,8 +141,8 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 	t.Run("model", func(t *testing.T) { filterModel(t, open) })
 }
 
-// filterModel checks each id that was added. Either Seen reports the id as perhaps added,
-// or complete is not earlier than the time of its Add.
+// filterModel checks each id that was added. Either Seen must report the id as perhaps
+// added, or the id was added before the time since which the filter is complete.
 func filterModel(t *testing.T, open Opener[store.Filter]) {
 	runModelInBubble(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		f, _ := open(rt)

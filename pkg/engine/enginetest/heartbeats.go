@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Heartbeats runs the suite of engine.Heartbeats. pass waits until at least d has passed
-// for the engine.
+// Heartbeats runs the suite of engine.Heartbeats. The function pass waits until the time of
+// the engine has advanced by at least d.
 func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.Duration)) {
 	const ttl = 100 * time.Millisecond
 	read := func(t T, s engine.Heartbeats, group string) []engine.Heartbeat {
@@ -55,11 +55,11 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 			beat(t, s, "g", "a", time.Hour)
 			pass(ttl)
 			if age := read(t, s, "g")[0].Age; age < ttl || age > ttl+time.Minute {
-				t.Fatalf("age %v after %v", age, ttl)
+				t.Fatalf("the age is %v, %v after the beat", age, ttl)
 			}
 			beat(t, s, "g", "a", time.Hour)
 			if age := read(t, s, "g")[0].Age; age < 0 || age >= ttl {
-				t.Fatalf("age %v after a beat", age)
+				t.Fatalf("the age is %v directly after a beat", age)
 			}
 		})
 	})
@@ -85,7 +85,7 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 			changed := func(what string, is bool, version int64) {
 				t.Helper()
 				if is && seen[version] || !is && version != last {
-					t.Errorf("%s: version %d after %d, seen %v", what, version, last, seen)
+					t.Errorf("%s: the version is %d, it was %d before; the used versions are %v", what, version, last, seen)
 				}
 				seen[version], last = true, version
 			}
@@ -120,7 +120,7 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 			changed("all but one ran out of time, seen by a look", true, look())
 		})
 	})
-	t.Run("if the group still has the version known, Alive returns no members", func(t *testing.T) {
+	t.Run("if the group still has knownVersion, Alive returns no members", func(t *testing.T) {
 		s, _ := open(t)
 		known := beat(t, s, "g", "a", time.Hour)
 		hs, version, err := s.Alive(bg, "g", known)
@@ -132,7 +132,7 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 		must(t, err)
 		same(t, "changed", len(hs), 2)
 		if version == known {
-			t.Error("the version is the same")
+			t.Error("the version did not change although a member joined")
 		}
 	})
 	t.Run("Leave changes nothing if owner is not a member", func(t *testing.T) {

@@ -31,48 +31,48 @@ func (h *History[I, O]) Tick() int64 {
 	return h.clock
 }
 
-// Add records an operation that began at the tick call and has just returned.
-func (h *History[I, O]) Add(client int, in I, call int64, out O) {
-	h.add(client, in, call, h.Tick(), out)
+// Add records an operation that has just returned. startTick is the result of the Tick that
+// the client called before the operation.
+func (h *History[I, O]) Add(client int, in I, startTick int64, out O) {
+	h.add(client, in, startTick, h.Tick(), out)
 }
 
-// Note calls Add if known is true, and AddUnknown if it is false. known is true if the
-// client knows the outcome of the operation.
-func (h *History[I, O]) Note(client int, in I, call int64, out O, known bool) {
-	if known {
-		h.Add(client, in, call, out)
+// Note calls Add if the client knows the outcome of the operation. Otherwise it calls
+// AddUnknown.
+func (h *History[I, O]) Note(client int, in I, startTick int64, out O, outcomeKnown bool) {
+	if outcomeKnown {
+		h.Add(client, in, startTick, out)
 		return
 	}
-	h.AddUnknown(client, in, call, out)
+	h.AddUnknown(client, in, startTick, out)
 }
 
 // AddUnknown records an operation whose outcome is unknown. The operation may take effect
 // at any later time or never.
-func (h *History[I, O]) AddUnknown(client int, in I, call int64, out O) {
-	h.add(client, in, call, math.MaxInt64, out)
+func (h *History[I, O]) AddUnknown(client int, in I, startTick int64, out O) {
+	h.add(client, in, startTick, math.MaxInt64, out)
 }
 
-func (h *History[I, O]) add(client int, in I, call, ret int64, out O) {
+func (h *History[I, O]) add(client int, in I, startTick, endTick int64, out O) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: startTick, Output: out, Return: endTick})
 }
 
-// Operations returns the operations for which keep returns true. The argument of keep is the input
-// of the operation.
-func (h *History[I, O]) Operations(keep func(I) bool) (out []porcupine.Operation) {
+// Operations returns the operations for whose input selected returns true.
+func (h *History[I, O]) Operations(selected func(in I) bool) (out []porcupine.Operation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, op := range h.ops {
-		if keep(op.Input.(I)) {
+		if selected(op.Input.(I)) {
 			out = append(out, op)
 		}
 	}
 	return out
 }
 
-// ByKey returns the field Partition for a model whose keys are independent. The returned
-// function groups operations by key.
+// ByKey returns a function for the field Partition of a porcupine.Model whose keys are
+// independent. The function groups operations by key.
 func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]porcupine.Operation {
 	return func(history []porcupine.Operation) (out [][]porcupine.Operation) {
 		by := map[K][]porcupine.Operation{}
@@ -104,12 +104,12 @@ func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation
 	if dir := os.Getenv("HISTORIES"); dir != "" {
 		_ = porcupine.VisualizePath(model, info, filepath.Join(dir, fmt.Sprintf("history-%s.html", name)))
 	}
-	t.Fatalf("%s: %v", name, res)
+	t.Fatalf("the history %s is not linearizable; the result of the check is %v", name, res)
 }
 
 // CheckHistories creates n histories from the seeds 0 to n-1. It fails the test if a
-// history is not linearizable, or if an operation of a kind in want occurs in none of the
-// histories.
+// history is not linearizable. It also fails the test if no history has an operation of one
+// of the kinds in want.
 func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, history func(seed uint64) []porcupine.Operation, kind func(in, out any) string, want ...string) {
 	t.Helper()
 	total, kinds := 0, map[string]int{}
@@ -121,13 +121,13 @@ func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, his
 		}
 		CheckHistory(t, model, ops, fmt.Sprintf("%s-%d", name, seed))
 		if t.Failed() {
-			t.Fatalf("seed %d", seed)
+			t.Fatalf("the history of seed %d is wrong", seed)
 		}
 	}
 	t.Logf("%d histories, %d operations: %v", n, total, kinds)
 	for _, k := range want {
 		if kinds[k] == 0 {
-			t.Errorf("no %s in any history", k)
+			t.Errorf("no history has an operation of the kind %q", k)
 		}
 	}
 }
@@ -141,5 +141,5 @@ func CheckFindsIllegal(t *testing.T, model porcupine.Model, n int, history func(
 			return
 		}
 	}
-	t.Errorf("none of %d histories of a broken store was found illegal", n)
+	t.Errorf("the check found no error in %d histories of a broken store", n)
 }

@@ -254,7 +254,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		same(t, "purged", n, 50)
 		rest := val(s.Purge(bg, math.MaxInt64))(t)
 		if rest < 50 {
-			t.Fatalf("%d purged", rest)
+			t.Fatalf("Purge removed %d keys, want at least 50", rest)
 		}
 		if reopen != nil {
 			s = reopen()

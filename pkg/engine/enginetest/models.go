@@ -84,13 +84,13 @@ func (q *modelQueue) depth() engine.QueueDepth {
 // modelTriggers is a simple model of engine.Triggers: a map of rows by id.
 type modelTriggers map[string]engine.Trigger
 
-// put stores a row and returns true if the stored version is old. An old of 0 means that no
-// row is stored.
-func (m modelTriggers) put(old uint64, t engine.Trigger) bool {
-	if stored, ok := m[t.ID]; ok != (old > 0) || stored.Version != old {
+// put stores a row and returns true if the stored version is oldVersion. If oldVersion is
+// 0, it does so only if no row is stored.
+func (m modelTriggers) put(oldVersion uint64, t engine.Trigger) bool {
+	if stored, ok := m[t.ID]; ok != (oldVersion > 0) || stored.Version != oldVersion {
 		return false
 	}
-	t.Version = old + 1
+	t.Version = oldVersion + 1
 	m[t.ID] = t
 	return true
 }
@@ -130,10 +130,10 @@ func (m modelTriggers) list(caller string, state engine.TriggerState, behind str
 	return out[:min(len(out), max)]
 }
 
-// purge removes all terminal rows that ended earlier than the argument before.
-func (m modelTriggers) purge(before int64) (n int) {
+// purge removes all terminal rows that ended earlier than beforeMs, ms since 1970.
+func (m modelTriggers) purge(beforeMs int64) (n int) {
 	for id, t := range m {
-		if t.State.Terminal() && t.Ended < before {
+		if t.State.Terminal() && t.Ended < beforeMs {
 			delete(m, id)
 			n++
 		}

@@ -57,7 +57,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 			}
 			v := val(s.Put(bg, p))(t)
 			if v <= last {
-				t.Fatalf("version %d after %d", v, last)
+				t.Fatalf("Put returned version %d after version %d", v, last)
 			}
 			if last = v; reopen != nil {
 				s = reopen()
@@ -152,11 +152,11 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 				break
 			}
 			if len(page) > 3 {
-				t.Fatalf("%d changes", len(page))
+				t.Fatalf("Changes returned %d changes, want at most 3", len(page))
 			}
 			for _, c := range page {
 				if c.Version <= since || c.Profile.Version < c.Version {
-					t.Fatalf("change %d with profile %d after %d", c.Version, c.Profile.Version, since)
+					t.Fatalf("Changes returned version %d with a profile of version %d, after version %d", c.Version, c.Profile.Version, since)
 				}
 				since = c.Version
 				seen[c.Profile.User] = c.Profile.Version == last[c.Profile.User]
@@ -226,7 +226,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 				})
 				// Each user is put once, so exactly v profiles have versions up to v.
 				if err != nil || uint64(n) != v {
-					t.Errorf("version %d, %d profiles up to it (newest %d), %v", v, n, newer, err)
+					t.Errorf("Version is %d, but Scan returned %d profiles with versions up to it (the newest has version %d); the error is %v", v, n, newer, err)
 				}
 			}
 		})

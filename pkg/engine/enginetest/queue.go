@@ -77,11 +77,11 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 				}
 			}
 			if n += len(ds); len(ds) == 0 {
-				t.Fatalf("%d of 40 are received", n)
+				t.Fatalf("Receive returned no message; only %d of 40 messages were received", n)
 			}
 		}
 		if share := n/engine.BacklogShare + 1; late == 0 || late > share {
-			t.Errorf("%d of the first %d come from the backlog", late, n)
+			t.Errorf("%d of the first %d messages come from the backlog", late, n)
 		}
 		rest := receiveNow(t, q, 40, time.Hour)
 		same(t, "the rest", n+len(rest), 40)
@@ -107,7 +107,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		for _, d := range got {
 			same(t, "receives", d.Receives, 1)
 			if d.Enqueued.Before(before.Truncate(time.Millisecond)) || d.Enqueued.After(after) {
-				t.Fatalf("enqueued %v, want it in [%v, %v]", d.Enqueued, before, after)
+				t.Fatalf("Enqueued is %v, want a time in [%v, %v]", d.Enqueued, before, after)
 			}
 		}
 	})
@@ -154,7 +154,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		go func() {
 			defer close(done)
 			if ds, err := q.Receive(ctx, 10, hold); len(ds) > 0 || err != nil {
-				t.Errorf("%v, %v", bodies(ds), err)
+				t.Errorf("Receive returned the messages %v and the error %v, want none", bodies(ds), err)
 			}
 		}()
 		synctest.Wait()
@@ -190,7 +190,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			same(t, "of the receiver that left", len((<-all).ds), 0)
 			rest := <-all
 			if rest.who == leaves || len(rest.ds) != 1 || rest.at > 6*time.Second {
-				t.Fatalf("%d deliveries after %v, want one after 5s", len(rest.ds), rest.at)
+				t.Fatalf("the other receiver got %d messages after %v, want one message after 5s", len(rest.ds), rest.at)
 			}
 			must(t, q.Ack(bg, receipts(rest.ds)))
 			cancels[1-leaves]()
@@ -211,7 +211,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		must(t, q.Enqueue(bg, []engine.Message{message("b", 0), message("c", 0)}))
 		same(t, "deliveries", (<-all)+(<-all), 2)
 		if d := time.Since(start); d > time.Second {
-			t.Fatalf("received after %v", d)
+			t.Fatalf("received after %v, want at most 1s", d)
 		}
 	})
 	run("Receive returns up to max messages, in the order in which they became visible", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
@@ -249,7 +249,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		same(t, "again", bodies(again), []string{"a"})
 		same(t, "receives", again[0].Receives, 2)
 		if again[0].Receipt == first[0].Receipt || again[0].Receipt == second[0].Receipt {
-			t.Fatal("a later delivery of the message has another receipt")
+			t.Fatal("two deliveries have the same receipt")
 		}
 		same(t, "enqueued", again[0].Enqueued, first[0].Enqueued)
 	})
@@ -314,7 +314,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		same(t, "a message that ends the process is dead", sorted(bodies(receiveNow(t, q, 10, hold)), cmp.Compare[string]), []string{"new", "ready"})
 		same(t, "dead", depth(t, q).Dead, 1)
 	})
-	run("a receipt of before a restart is never valid again", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+	run("a receipt from before a restart is never valid again", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
 			return // this engine has no durable state
 		}
@@ -343,7 +343,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			d := depth(t, q)
 			if oldest >= 0 {
 				if got := d.Oldest.Sub(start); got < oldest-2*time.Millisecond || got > oldest+100*time.Millisecond {
-					t.Fatalf("the oldest was enqueued %v after the start, want %v", got, oldest)
+					t.Fatalf("the oldest message was enqueued %v after the start, want %v", got, oldest)
 				}
 				d.Oldest = time.Time{}
 			}

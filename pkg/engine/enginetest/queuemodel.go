@@ -83,10 +83,10 @@ func competingReceivers(t *testing.T, q engine.Queue) {
 		slices.SortFunc(es, func(a, b event) int { return a.from.Compare(b.from) })
 		for i := range es {
 			if i > 0 && es[i].from.Before(es[i-1].to) {
-				t.Fatalf("%s was received while another held it", body)
+				t.Fatalf("message %s was received while another receiver owned it", body)
 			}
 			if es[i].done != (i == len(es)-1) {
-				t.Fatalf("%s was received after it was acknowledged, or never acknowledged", body)
+				t.Fatalf("message %s was received after it was acknowledged, or it was never acknowledged", body)
 			}
 		}
 	}
@@ -94,7 +94,8 @@ func competingReceivers(t *testing.T, q engine.Queue) {
 }
 
 // queueModel runs random programs on an engine and on modelQueue and compares the results.
-// All times are whole seconds, so that in both the same messages are due.
+// All times are whole seconds, so that the same messages are due in the engine and in the
+// model.
 func queueModel(t *testing.T, open Opener[engine.Queue]) {
 	runModelInBubble(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		q, _ := open(rt)

@@ -26,40 +26,40 @@ func gather(t T, q engine.Queue, n int, visibility time.Duration) (out []engine.
 	for len(out) < n {
 		ds := val(q.Receive(ctx, n-len(out), visibility))(t)
 		if out = append(out, ds...); ctx.Err() != nil {
-			t.Fatalf("%d messages of %d came", len(out), n)
+			t.Fatalf("only %d of %d messages were received within %v", len(out), n, patience)
 		}
 	}
 	return out
 }
 
-// receiveNone receives for the time wait. It fails the test if it receives a message. A
-// request that is still running at the end may receive a message once and release it.
-func receiveNone(t T, q engine.Queue, wait time.Duration) {
+// receiveNone receives for the given time. It fails the test if it receives a message. A
+// request that is still running after that may receive a message and release it.
+func receiveNone(t T, q engine.Queue, duration time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(bg, wait)
+	ctx, cancel := context.WithTimeout(bg, duration)
 	defer cancel()
 	same(t, "received", bodies(val(q.Receive(ctx, 10, time.Minute))(t)), []string(nil))
 }
 
 func sortedBodies(ds []engine.Delivery) []string { return sorted(bodies(ds), cmp.Compare[string]) }
 
-// eventually calls ok repeatedly until ok returns true. Tests use it because the counts of a service
-// are delayed.
-func eventually(t T, what string, ok func() bool) {
+// eventually waits until condition returns true. Tests use it because the counts of a service are
+// delayed.
+func eventually(t T, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(patience); !condition(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
+			t.Fatalf("%s: the condition was not true within %v", what, patience)
 		}
 	}
 }
 
-// checkElapsed fails the test if the time that has passed after the argument since differs
-// too much from want.
-func checkElapsed(t T, since time.Time, want time.Duration) {
+// checkElapsed fails the test if the time that has passed since start differs too much from
+// want.
+func checkElapsed(t T, start time.Time, want time.Duration) {
 	t.Helper()
 	// The engine and SQS both round a visibility up.
-	if d := time.Since(since); d < want-10*time.Millisecond || d > want+patience {
+	if d := time.Since(start); d < want-10*time.Millisecond || d > want+patience {
 		t.Fatalf("received after %v, want %v", d, want)
 	}
 }
@@ -88,7 +88,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 			same(t, "receives", d.Receives, 1)
 			same(t, "lane", d.Backlog, false)
 			if d.Enqueued.Before(before.Add(-patience)) || d.Enqueued.After(time.Now().Add(patience)) {
-				t.Fatalf("enqueued %v, want it about %v", d.Enqueued, before)
+				t.Fatalf("Enqueued is %v, want about %v", d.Enqueued, before)
 			}
 		}
 	})
@@ -135,7 +135,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 			}
 		}
 		if share := n/engine.BacklogShare + 1; late == 0 || late > share {
-			t.Errorf("%d of the first %d come from the backlog", late, n)
+			t.Errorf("%d of the first %d messages come from the backlog", late, n)
 		}
 		must(t, q.Release(bg, last.Receipt, 0))
 		n += len(gather(t, q, 61-n, time.Hour)) // the released message is received twice
@@ -166,7 +166,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 		go func() {
 			defer close(done)
 			if ds, err := q.Receive(ctx, 10, time.Hour); len(ds) > 0 || err != nil {
-				t.Errorf("%v, %v", bodies(ds), err)
+				t.Errorf("Receive returned the messages %v and the error %v, want none", bodies(ds), err)
 			}
 		}()
 		time.Sleep(200 * time.Millisecond) // until the request waits at the server
@@ -194,7 +194,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 		same(t, "receives", again[0].Receives, 2)
 		same(t, "enqueued", again[0].Enqueued, first[0].Enqueued)
 		if again[0].Receipt == first[0].Receipt {
-			t.Fatal("a later delivery of the message has another receipt")
+			t.Fatal("two deliveries have the same receipt")
 		}
 	})
 	run("a visibility that is not positive is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
@@ -373,10 +373,10 @@ func competeForService(t *testing.T, q engine.Queue) {
 		slices.SortFunc(es, func(a, b holding) int { return a.from.Compare(b.from) })
 		for i := range es {
 			if i > 0 && es[i].from.Before(es[i-1].to) {
-				t.Fatalf("%s was received while another held it", body)
+				t.Fatalf("message %s was received while another receiver owned it", body)
 			}
 			if es[i].done != (i == len(es)-1) {
-				t.Fatalf("%s was received after it was acknowledged, or never acknowledged", body)
+				t.Fatalf("message %s was received after it was acknowledged, or it was never acknowledged", body)
 			}
 		}
 	}

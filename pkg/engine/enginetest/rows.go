@@ -33,7 +33,7 @@ func swapRows(t T, s rows.Rows, cs ...rows.Change) bool {
 func Rows(t *testing.T, open Opener[rows.Rows]) {
 	p := rows.Partition{Table: 'x', Name: "p"}
 	row := func(key, value string) rows.Row { return rows.Row{Key: key, Value: []byte(value)} }
-	t.Run("Get returns the values of keys, in the order of keys; nil where there is no row", func(t *testing.T) {
+	t.Run("Get returns the values of keys, in the order of keys; nil for a key that has no row", func(t *testing.T) {
 		s, reopen := open(t)
 		value := []byte("1")
 		same(t, "won", swapRows(t, s, rows.Change{Part: p, Set: []rows.Row{{Key: "a", Value: value}, row("b", ""), row("ab", "3")}}), true)
@@ -51,13 +51,13 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			same(t, "scan of another partition", len(scanRows(t, s, other, rows.Range{})), 0)
 		}
 	})
-	t.Run("Swap applies a change, all or none, if every row of If is stored as given", func(t *testing.T) {
+	t.Run("Swap applies a change, all or none, if every row of Expect is stored with its value", func(t *testing.T) {
 		s, reopen := open(t)
 		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{row("a", "1"), row("e", "")}})))
 		lost := []rows.Row{row("a", "2"), row("a", ""), {Key: "a"}, row("b", ""), row("b", "1"), {Key: "e"}, row("e", "1")}
 		for i := range lost {
 			c := rows.Change{Part: p, Expect: []rows.Row{row("a", "1"), lost[i]}, Set: []rows.Row{row("a", "9"), row("z", "9"), {Key: "e"}}, Numbers: 1, Number: func(int, uint64) []rows.Row {
-				t.Error("a number was given")
+				t.Error("Swap called Number although the change is not applied")
 				return nil
 			}}
 			same(t, "won", swapRows(t, s, c), false)
@@ -74,7 +74,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "changed", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2"), row("b", "2")})
 		same(t, "again", swapRows(t, s, c), false)
 		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Set: []rows.Row{{Key: "a"}}}); won || err == nil {
-			t.Errorf("%v, %v of a context that has ended", won, err)
+			t.Errorf("Swap with an ended context returned %v and the error %v, want false and an error", won, err)
 		}
 	})
 	t.Run("Swap applies the changes of several partitions, all or none, and numbers them in their order", func(t *testing.T) {
@@ -100,7 +100,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "first partition", scanRows(t, s, q, rows.Range{}), []rows.Row{})
 		same(t, "second partition", scanRows(t, s, p, rows.Range{}), []rows.Row{row("b", "2"), row("c", "3"), row("n", "3")})
 	})
-	t.Run("rows of Add are stored only if their key has no row yet", func(t *testing.T) {
+	t.Run("rows of Insert are stored only if their key has no row yet", func(t *testing.T) {
 		s, reopen := open(t)
 		add := func(rs ...rows.Row) { same(t, "won", swapRows(t, s, rows.Change{Part: p, Insert: rs}), true) }
 		add(row("a", "1"), row("a", "2"), row("b", ""))
@@ -123,7 +123,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		}
 		same(t, "stored", len(scanRows(t, s, p, rows.Range{Prefix: "m"})), len(many))
 		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Insert: many}); won || err == nil {
-			t.Errorf("%v, %v of a context that has ended", won, err)
+			t.Errorf("Swap with an ended context returned %v and the error %v, want false and an error", won, err)
 		}
 	})
 	t.Run("of many concurrent swaps of one row one wins", func(t *testing.T) {
@@ -164,16 +164,16 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		must(t, s.Scan(bg, p, rows.Range{}, func(rows.Row) (bool, error) { n++; return n < 2, nil }))
 		same(t, "until fn returns false", n, 2)
 		if err := s.Scan(bg, p, rows.Range{}, func(rows.Row) (bool, error) { n++; return true, errStop }); !errors.Is(err, errStop) || n != 3 {
-			t.Errorf("%v after %d calls, want the callback's error", err, n)
+			t.Errorf("Scan returned the error %v after %d calls of fn, want the error of fn after 3 calls", err, n)
 		}
 	})
-	t.Run("each call of Number gets one more than the call before, and changes become visible in the order of their n", func(t *testing.T) {
+	t.Run("each call of Number gets an n that is greater by one than the n of the call before, and changes become visible in the order of their n", func(t *testing.T) {
 		s, reopen := open(t)
 		const writers, each = 4, 25
 		add := func(p rows.Partition) (n uint64, err error) {
 			_, err = s.Swap(bg, rows.Change{Part: p, Numbers: 2, Number: func(i int, next uint64) []rows.Row {
 				if i > 0 && next != n+1 {
-					t.Errorf("%d is given after %d", next, n)
+					t.Errorf("Number got the n %d after the n %d", next, n)
 				}
 				n = next
 				return []rows.Row{{Key: string(binary.BigEndian.AppendUint64(nil, n)), Value: []byte{}}}
@@ -206,7 +206,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		for range 3 {
 			n := val(add(p))(t)
 			if n <= last {
-				t.Fatalf("%d is given after %d", n, last)
+				t.Fatalf("Number got the n %d after the n %d", n, last)
 			}
 			last = n
 			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number is not used again
@@ -217,7 +217,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			}
 		}
 		if n := val(add(rows.Partition{Table: 'x', Name: "q"}))(t); n > last {
-			t.Errorf("another partition begins with %d", n)
+			t.Errorf("the first n of another partition is %d", n)
 		}
 	})
 	t.Run("Stored is called once the change is durable", func(t *testing.T) {
@@ -258,7 +258,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "rows", len(all), 100)
 		same(t, "first", all[:2], []rows.Row{{Key: "\x00", Value: last}, {Key: "\x00\x00\x00\x02", Value: []byte{}}})
 		if err := s.Write(endedContext(), func(b rows.Batch) { b.Delete(p, []byte("\x00")) }); err == nil {
-			t.Error("no error of a context that has ended")
+			t.Error("a write with an ended context returned no error")
 		}
 	})
 	t.Run("functions of Settled are called once the batch is durable, in the order of the fill functions", func(t *testing.T) {
@@ -284,8 +284,10 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		})
 		same(t, "order", settled, filled)
 		same(t, "calls", len(settled), 100)
-		if err := s.Write(endedContext(), func(b rows.Batch) { b.Settled(func(error) { t.Error("called for a write that was refused") }) }); err == nil {
-			t.Error("no error of a context that has ended")
+		if err := s.Write(endedContext(), func(b rows.Batch) {
+			b.Settled(func(error) { t.Error("the engine called a function of Settled for a write that it refused") })
+		}); err == nil {
+			t.Error("a write with an ended context returned no error")
 		}
 	})
 	t.Run("the batch of a Post becomes durable before the rows of any later Write", func(t *testing.T) {
@@ -298,10 +300,10 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		}
 		same(t, "rows", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2")})
 		if err := s.Post(endedContext(), func(b rows.Batch) { b.Delete(p, []byte("a")) }); err == nil {
-			t.Error("no error of a context that has ended")
+			t.Error("a write with an ended context returned no error")
 		}
 	})
-	t.Run("View is the rows as they were at one moment", func(t *testing.T) {
+	t.Run("View reads the rows as they were at one moment", func(t *testing.T) {
 		s, _ := open(t)
 		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{row("a", "1"), row("b", "2")}})))
 		v := s.View()
@@ -324,7 +326,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		must(t, s.Err())
 		select {
 		case <-s.Failed():
-			t.Error("it has failed")
+			t.Error("the channel of Failed is closed although the engine works")
 		default:
 		}
 	})
@@ -346,7 +348,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			}
 		})
 	})
-	t.Run("Look calls fn with the values of n rows, in order; nil where there is no row", func(t *testing.T) {
+	t.Run("GetMany calls fn with the values of n rows, in order; nil if the row does not exist", func(t *testing.T) {
 		s, _ := open(t)
 		same(t, "won", swapRows(t, s, rows.Change{Part: p, Set: []rows.Row{row("a", "1"), row("b", ""), row("ab", "3")}}), true)
 		keys := []string{"ab", "none", "b", "a", "ab"}
@@ -368,7 +370,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		must(t, look(rows.Partition{Table: 'y', Name: "p"}, 2, add))
 		same(t, "another partition", got, [][]byte{nil, nil})
 		if err := look(p, 2, func(i int, _ []byte) error { got = got[:1+i]; return errStop }); !errors.Is(err, errStop) || len(got) != 1 {
-			t.Errorf("%v after %d calls, want the callback's error", err, len(got))
+			t.Errorf("GetMany returned the error %v after %d calls of fn, want the error of fn after one call", err, len(got))
 		}
 	})
 	t.Run("model", func(t *testing.T) {
@@ -393,7 +395,7 @@ func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) 
 	}
 	return map[string]func(*rapid.T){
 		"swap": func(rt *rapid.T) {
-			c := rows.Change{Part: p, Expect: draw(rt, "if"), Set: draw(rt, "do")}
+			c := rows.Change{Part: p, Expect: draw(rt, "expect"), Set: draw(rt, "set")}
 			want := !slices.ContainsFunc(c.Expect, func(r rows.Row) bool {
 				v, ok := stored[r.Key]
 				return ok != (r.Value != nil) || v != string(r.Value)

@@ -85,7 +85,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		same(t, "purged", val(s.Purge(bg, 1000, 10))(t), 0)
 		same(t, "purged later", val(s.Purge(bg, 1001, 10))(t), 1)
 	})
-	t.Run("List returns at most max schedules of a caller, newest first, that come after the position after", func(t *testing.T) {
+	t.Run("List returns at most max schedules of a caller, newest first, beginning after the schedule with the base lastBase", func(t *testing.T) {
 		s, _ := open(t)
 		list := func(caller string, after notify.Base, max int) (out []engine.Schedule) {
 			return val(s.List(bg, caller, after, max))(t)
@@ -103,7 +103,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		same(t, "of all after", list("", other.Base, 1), []engine.Schedule{b})
 		same(t, "of nobody", list("x", notify.Base{}, 10), []engine.Schedule{})
 	})
-	t.Run("Hint stores hints, the same one again changes nothing; Hints returns the bases of the hints in a partition", func(t *testing.T) {
+	t.Run("Hint stores hints, and storing the same hint again changes nothing; Hints returns the bases of the hints in a partition", func(t *testing.T) {
 		s, reopen := open(t)
 		p, next, other := engine.TimerPartition{Bucket: 7, Shard: 3}, engine.TimerPartition{Bucket: 8, Shard: 3}, engine.TimerPartition{Bucket: 7, Shard: 4}
 		must(t, s.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}, {Partition: p, Base: base(1, 2)}, {Partition: next, Base: base(1, 3)}}))
@@ -128,7 +128,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		wantKind(t, err, notify.KindInvalid)
 	})
 	headSuite(t, open)
-	t.Run("Purge removes schedules whose last known fire time is before a time, and their heads", func(t *testing.T) {
+	t.Run("Purge removes schedules, with their heads, whose fire time is earlier than beforeMs", func(t *testing.T) {
 		s, reopen := open(t)
 		untouched, cancelled := schedule(base(1, 1), "shop", 1000), schedule(base(1, 2), "shop", 1000)
 		later, earlier := schedule(base(1, 3), "shop", 1000), schedule(base(1, 4), "shop", 9000)
@@ -192,7 +192,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 
 func headSuite(t *testing.T, open Opener[engine.Schedules]) {
 	h := engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, Gen: 3, FireAt: 60_000, At: 12, MovedAt: 11, MovedBy: "shop", Moves: 2}
-	t.Run("Swap stores h with Version old+1 if the stored version is old (0: no head), and returns the stored head and true", func(t *testing.T) {
+	t.Run("Swap stores h with Version oldVersion+1 if the stored version is oldVersion (0: no head), and returns the new head and true", func(t *testing.T) {
 		s, reopen := open(t)
 		_, ok := getHead(t, s, h.Base)
 		same(t, "before", ok, false)
@@ -273,10 +273,10 @@ func headSuite(t *testing.T, open Opener[engine.Schedules]) {
 					return
 				}
 				if won && stored.Version != h.Version+1 || !won && stored.Version <= h.Version {
-					t.Errorf("swap of version %d: %v, %+v", h.Version, won, stored)
+					t.Errorf("Swap of version %d returned %v and the head %+v", h.Version, won, stored)
 				}
 				if got, _, err := s.Head(bg, next.Base); err != nil || won && got.Version < stored.Version {
-					t.Errorf("head %+v after %+v: %v", got, stored, err)
+					t.Errorf("Head returned %+v after a Swap stored %+v; the error is %v", got, stored, err)
 				}
 			}
 		})
@@ -292,7 +292,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 		stored, heads := map[notify.Base]engine.Schedule{}, map[notify.Base]engine.ScheduleHead{}
 		hints := map[engine.Hint]bool{}
 		// lastFire returns the fire time of the head, or of the schedule if the head has no
-		// fire time; 0 if neither is stored.
+		// fire time. It returns 0 if neither a head nor a schedule is stored.
 		lastFire := func(b notify.Base) int64 { return cmp.Or(heads[b].FireAt, stored[b].FireAt) }
 		list := func(caller string, after notify.Base, max int) []engine.Schedule {
 			var out []engine.Schedule

@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Lease runs the suite of engine.Lease. pass waits until at least d has passed for the
-// engine.
+// Lease runs the suite of engine.Lease. The function pass waits until the time of the
+// engine has advanced by at least d.
 func Lease(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration)) {
 	LeaseFor(t, open, pass, 100*time.Millisecond)
 }
@@ -75,8 +75,8 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 // goroutines of the bubble sleep.
 func inBubble(t *testing.T, fn func(t *testing.T)) { synctest.Test(t, fn) }
 
-// Limits runs the suite of limit.Limits. pass waits until at least d has passed for the
-// engine.
+// Limits runs the suite of limit.Limits. The function pass waits until the time of the
+// engine has advanced by at least d.
 func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Duration)) {
 	take := func(t *testing.T, s E, bucket string, n int, rate float64, burst int) (int, time.Duration) {
 		t.Helper()
@@ -110,7 +110,7 @@ func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Durat
 				got, wait := take(t, s, name, 2, rate, 1)
 				for range 20 {
 					if got != 1 || wait <= 0 || wait > time.Duration(float64(time.Second)/rate)+time.Millisecond {
-						t.Fatalf("rate %v: got %d, wait %v", rate, got, wait)
+						t.Fatalf("with a rate of %v, Take removed %d tokens and returned a wait of %v", rate, got, wait)
 					}
 					pass(wait)
 					got, wait = take(t, s, name, 2, rate, 1)

@@ -16,17 +16,17 @@ func spilled(n int) engine.Spilled {
 	return engine.Spilled{Topic: "notifications-sms", Key: []byte("user"), Part: int32(n % 3), Value: []byte("value " + strconv.Itoa(n)), At: int64(1000 + n)}
 }
 
-// withSeqs returns the records of want with the seqs of got. It fails the test if a seq of
-// got is not greater than the seq before it.
-func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
+// withSeqs returns copies of the records want that have the seqs of the records peeked. It
+// fails the test if a seq of peeked is not greater than the seq before it.
+func withSeqs(t T, peeked, want []engine.Spilled) []engine.Spilled {
 	t.Helper()
 	out := append([]engine.Spilled(nil), want...)
-	for i := range got {
-		if i > 0 && got[i].Seq <= got[i-1].Seq {
-			t.Fatalf("seq %d follows %d", got[i].Seq, got[i-1].Seq)
+	for i := range peeked {
+		if i > 0 && peeked[i].Seq <= peeked[i-1].Seq {
+			t.Fatalf("Peek returned seq %d after seq %d", peeked[i].Seq, peeked[i-1].Seq)
 		}
 		if i < len(out) {
-			out[i].Seq = got[i].Seq
+			out[i].Seq = peeked[i].Seq
 		}
 	}
 	return out
@@ -117,7 +117,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 			must(t, s.Push(bg, []engine.Spilled{spilled(i)}, roomy))
 			got := val(s.Peek(bg, 10))(t)
 			if len(got) != 1 || got[0].Seq <= last {
-				t.Fatalf("%+v after seq %d", got, last)
+				t.Fatalf("Peek returned %+v, want one record with a seq greater than %d", got, last)
 			}
 			last = got[0].Seq
 			must(t, s.Drop(bg, last))
@@ -156,7 +156,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 			}
 			for _, r := range recs {
 				if r.Seq <= last {
-					t.Errorf("seq %d again, after %d", r.Seq, last)
+					t.Errorf("Peek returned seq %d after seq %d", r.Seq, last)
 				}
 				last = r.Seq
 				drained[string(r.Value)]++

@@ -44,8 +44,7 @@ func retryRow(ms int64, n uint64) notify.Row {
 	return r
 }
 
-// Damage replaces the stored bytes of the row with this key by value. The engine cannot
-// decode value.
+// Damage stores value in place of the row with this key. The engine cannot decode value.
 type Damage func(s engine.Status, key notify.RowKey, value []byte) error
 
 // statusOver is the Status of an engine that implements rows.Rows. It also gives access to
@@ -55,8 +54,8 @@ type statusOver struct {
 	rows rows.Rows
 }
 
-// StatusOver returns the Status of a store that has rows. A test calls the suite Status
-// with the result and DamageOver.
+// StatusOver returns the Status of a store that has rows. A test runs the suite Status with
+// this Status and with DamageOver.
 func StatusOver[S interface {
 	Status() engine.Status
 	Rows() rows.Rows
@@ -174,7 +173,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		checkStops(t, func(fn func(*notify.Row) error) error { return s.Request(bg, base(1000, 1), fn) })
 		checkStops(t, func(fn func(*notify.Row) error) error { return s.Scan(bg, 0, 5000, fn) })
 	})
-	t.Run("Scan calls fn with every row created in [from, to) in order", func(t *testing.T) {
+	t.Run("Scan calls fn with every row whose base was created in [from, to), in order", func(t *testing.T) {
 		s, _ := open(t)
 		var rows []notify.Row
 		for _, ms := range []int64{0, 999, 1000, 1255, 1256, 1 << 40} {
@@ -226,7 +225,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		for i := range 5 {
 			next := val(s.TakeOver(bg, "topic", 7))(t)
 			if next.Topic != "topic" || next.Partition != 7 || i > 0 && (next.Before != last.Start || next.Stamp(1) <= last.Stamp(engine.TenureStamps-1)) {
-				t.Fatalf("%+v after %+v", next, last)
+				t.Fatalf("TakeOver returned %+v after %+v", next, last)
 			}
 			last = next
 		}
@@ -240,7 +239,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil || begun[next.Start] {
-				t.Errorf("%+v, %v, after %v", next, err, begun)
+				t.Errorf("TakeOver returned %+v and the error %v; the starts of earlier tenures are %v", next, err, begun)
 			}
 			begun[next.Start] = true
 		})

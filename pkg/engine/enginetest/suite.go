@@ -47,8 +47,8 @@ func must(t T, err error) {
 	}
 }
 
-// val returns a function. That function fails the test if err is not nil, and otherwise
-// returns v. A call looks like this: val(s.Get(bg, key))(t).
+// val returns a function. The returned function fails the test if err is not nil. Otherwise
+// it returns v. A call looks like this: val(s.Get(bg, key))(t).
 func val[V any](v V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
@@ -60,7 +60,7 @@ func val[V any](v V, err error) func(T) V {
 func wantKind(t T, err error, kind notify.Kind) {
 	t.Helper()
 	if err == nil || notify.KindOf(err) != kind {
-		t.Fatalf("error %v has kind %v, want %v", err, notify.KindOf(err), kind)
+		t.Fatalf("the error %v has the kind %v, want the kind %v", err, notify.KindOf(err), kind)
 	}
 }
 
@@ -133,29 +133,28 @@ func sometimes(rt *rapid.T, fn func()) {
 
 var errStop = errors.New("stop")
 
-// collect calls the function each. It returns the values with which each calls its
-// callback.
-func collect[V any](t T, each func(fn func(*V) error) error) []V {
+// collect calls iterate and returns the values that iterate passes to its callback.
+func collect[V any](t T, iterate func(fn func(*V) error) error) []V {
 	t.Helper()
 	var out []V
-	must(t, each(func(v *V) error {
+	must(t, iterate(func(v *V) error {
 		out = append(out, *v)
 		return nil
 	}))
 	return out
 }
 
-// checkStops calls the function each with a callback that returns an error. It fails the
-// test unless each returns that error and calls the callback only once.
-func checkStops[V any](t T, each func(fn func(*V) error) error) {
+// checkStops calls iterate with a callback that returns an error. It fails the test unless
+// iterate returns that error and calls the callback only once.
+func checkStops[V any](t T, iterate func(fn func(*V) error) error) {
 	t.Helper()
 	calls := 0
-	err := each(func(*V) error {
+	err := iterate(func(*V) error {
 		calls++
 		return errStop
 	})
 	if !errors.Is(err, errStop) || calls != 1 {
-		t.Fatalf("%d calls and error %v, want one call and the callback's error", calls, err)
+		t.Fatalf("the callback was called %d times and the error is %v, want one call and the error of the callback", calls, err)
 	}
 }
 

@@ -132,7 +132,7 @@ func timerTableSuite(t *testing.T, length int64, open Opener[engine.TimerTable])
 		same(t, "after a time", scan(engine.TimerCursor{FireAt: 2000}, math.MaxInt64, 10), []engine.Timer{d})
 		same(t, "after the end", scan(engine.TimerCursor{FireAt: length + 1, ID: []byte("z")}, math.MaxInt64, 10), []engine.Timer{})
 	})
-	t.Run("Buckets returns the buckets of shard in [from, to] that hold rows, ascending", func(t *testing.T) {
+	t.Run("Buckets returns the buckets of shard in [from, to] that contain rows, in ascending order", func(t *testing.T) {
 		s, _ := open(t)
 		var ts []engine.Timer
 		for _, m := range []int64{9, 3, 4, 1000} {
@@ -196,7 +196,7 @@ func shardSuite(t *testing.T, open Opener[engine.Timers]) {
 		s, _ := open(t)
 		same(t, "state", val(s.Shard(bg, 5))(t), engine.ShardState{})
 	})
-	t.Run("TakeOver raises the term if it still is term, and stores the new owner", func(t *testing.T) {
+	t.Run("TakeOver raises the term and stores the new owner, if the stored term is oldTerm", func(t *testing.T) {
 		s, reopen := open(t)
 		one := val(s.TakeOver(bg, 5, 0, "a"))(t)
 		same(t, "first", one, engine.ShardState{Term: 1, Owner: "a"})
@@ -223,7 +223,7 @@ func shardSuite(t *testing.T, open Opener[engine.Timers]) {
 		})
 		same(t, "winners", won.Load(), int32(1))
 	})
-	t.Run("Advance moves Closed and Watermark forward; neither ever moves back", func(t *testing.T) {
+	t.Run("Advance raises Closed and Watermark, and never lowers them", func(t *testing.T) {
 		s, reopen := open(t)
 		st := val(s.TakeOver(bg, 5, 0, "a"))(t)
 		st.Closed, st.Watermark = 10, 8
@@ -273,7 +273,7 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 			}
 		})
 		if closed < at && len(found) == 0 {
-			t.Fatalf("minute %d: its writer finds it open, and its owner found no timer in it", at)
+			t.Fatalf("minute %d: the writer read that the minute is open, but the owner found no timer in it", at)
 		}
 	}
 }
@@ -347,7 +347,7 @@ func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 				until, n := rapid.Int64Range(0, 4*length).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
 				want := m.scan(p, c, until, n)
 				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), want)
-				same(rt, "Outline", withoutPayloads(val(s.ScanWithoutPayload(bg, p, c, until, n))(rt)), withoutPayloads(slices.Clone(want)))
+				same(rt, "ScanWithoutPayload", withoutPayloads(val(s.ScanWithoutPayload(bg, p, c, until, n))(rt)), withoutPayloads(slices.Clone(want)))
 			},
 			"buckets": func(rt *rapid.T) {
 				shard, from, to := part(rt).Shard, rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")

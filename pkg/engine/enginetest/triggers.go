@@ -204,7 +204,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 			same(t, "one version a win", int64(got.Version), 1+wins[n].Load())
 			same(t, "one attempt a win", int64(got.Attempts), 1+wins[n].Load())
 			if wins[n].Load() == 0 {
-				t.Fatal("nobody ever won")
+				t.Fatalf("no swap of trigger %d was applied", n)
 			}
 		}
 	})
@@ -219,7 +219,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		wantKind(t, err, notify.KindInvalid)
 		same(t, "state", getTrigger(t, s, triggerID(1)).State, engine.TriggerPending)
 	})
-	t.Run("Purge removes at most max terminal rows that ended before a time, and never a row that is not terminal", func(t *testing.T) { purgeTriggers(t, open) })
+	t.Run("Purge removes at most max terminal rows that ended earlier than beforeMs, and never a row that is not terminal", func(t *testing.T) { purgeTriggers(t, open) })
 	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
 		s, _ := open(t)
 		fresh := func() engine.Trigger {
@@ -283,7 +283,7 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 		same(t, "open ones", val(s.CountOpen(bg, "shop", 10))(t), 3)
 		same(t, "open ones of all", val(s.CountOpen(bg, "", 10))(t), 7)
 		if n := val(s.CountOpen(bg, "shop", 1))(t); n < 2 {
-			t.Errorf("%d open ones, more than 1 of 3", n)
+			t.Errorf("CountOpen returned %d, want at least 2, because 3 triggers are open", n)
 		}
 	}
 	all()

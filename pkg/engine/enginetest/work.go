@@ -63,7 +63,7 @@ func Callers(t *testing.T, open Opener[engine.Callers]) {
 		_, ok := get(t, s, "b")
 		same(t, "refused", ok, false)
 	})
-	t.Run("of many who put the same version one wins", func(t *testing.T) {
+	t.Run("of many concurrent puts of the same version one wins", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
@@ -93,7 +93,7 @@ func Callers(t *testing.T, open Opener[engine.Callers]) {
 
 // Meta runs the suite of engine.Meta.
 func Meta(t *testing.T, open Opener[engine.Meta]) {
-	t.Run("GetMeta returns the value of a name; nil if there is none", func(t *testing.T) {
+	t.Run("GetMeta returns the value of a name; nil if the name has no value", func(t *testing.T) {
 		s, reopen := open(t)
 		value := []byte("value")
 		must(t, s.PutMeta(bg, "store_id", value))
@@ -104,13 +104,13 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 		}
 		same(t, "value", val(s.GetMeta(bg, "store_id"))(t), []byte("value"))
 		if v := val(s.GetMeta(bg, "empty"))(t); v == nil || len(v) > 0 {
-			t.Fatalf("empty value is %v", v)
+			t.Fatalf("GetMeta returned %v for an empty value", v)
 		}
 		if v := val(s.GetMeta(bg, "store"))(t); v != nil {
-			t.Fatalf("missing value is %v", v)
+			t.Fatalf("GetMeta returned %v for a name without a value", v)
 		}
 	})
-	t.Run("SwapMeta stores value if the stored value is old", func(t *testing.T) {
+	t.Run("SwapMeta stores newValue if the stored value is oldValue", func(t *testing.T) {
 		s, reopen := open(t)
 		swap := func(old, value string, want bool, now string) {
 			t.Helper()
@@ -122,7 +122,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 			same(t, "value", string(val(s.GetMeta(bg, "swapped"))(t)), now)
 		}
 		if v := val(s.SwapMeta(bg, "swapped", []byte{}, []byte("x")))(t); v || val(s.GetMeta(bg, "swapped"))(t) != nil {
-			t.Fatal("SwapMeta replaced an empty value although there is none")
+			t.Fatal("SwapMeta replaced an empty value although no value is stored")
 		}
 		swap("-", "", true, "")
 		swap("-", "a", false, "")
@@ -167,7 +167,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 		for w := range writers {
 			for i := range changes {
 				if add := fmt.Sprintf("%d.%d,", w, i); strings.Count(all, add) != 1 {
-					t.Errorf("%s is not once in %s", add, all)
+					t.Errorf("%s occurs %d times in %s, want once", add, strings.Count(all, add), all)
 				}
 			}
 		}
@@ -176,13 +176,13 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 
 // Cancels runs the suite of users.CancelStore.
 func Cancels[E users.CancelStore](t *testing.T, open Opener[E]) {
-	t.Run("Put returns its version, higher than every one before", func(t *testing.T) {
+	t.Run("Put returns the version of the cancellation, which is higher than every version before", func(t *testing.T) {
 		s, reopen := open(t)
 		last := uint64(0)
 		for i := range 5 {
 			v := val(s.Put(bg, engine.Cancel{Scope: "ntf_" + strconv.Itoa(i)}))(t)
 			if v <= last {
-				t.Fatalf("version %d after %d", v, last)
+				t.Fatalf("Put returned version %d after version %d", v, last)
 			}
 			if last = v; reopen != nil {
 				s = reopen()
@@ -420,7 +420,7 @@ func Jobs(t *testing.T, open Opener[*store.Jobs]) {
 		j.State, j.Cursor, j.Result, j.Updated = "done", []byte{2}, []byte(`{}`), 2000
 		next := val(s.Put(bg, j))(t)
 		if next.Version <= j.Version {
-			t.Fatalf("version %d after %d: raised by each Put", next.Version, j.Version)
+			t.Fatalf("Put returned version %d after version %d, want a greater version", next.Version, j.Version)
 		}
 		if reopen != nil {
 			s = reopen()
@@ -436,7 +436,7 @@ func Jobs(t *testing.T, open Opener[*store.Jobs]) {
 		j.Version = next.Version
 		same(t, "what was put", got, j)
 	})
-	t.Run("of many who put the same version one wins", func(t *testing.T) {
+	t.Run("of many concurrent puts of the same version one wins", func(t *testing.T) {
 		s, _ := open(t)
 		j, _ := create(t, s, job("1", "n"))
 		var won atomic.Int32
@@ -545,7 +545,7 @@ func Audit(t *testing.T, open Opener[*store.Audit]) {
 		same(t, "second", b, engine.AuditRow{Seq: 2, Prev: a.Hash, Hash: []byte{'b', 1}, Doc: []byte("b")})
 		_, err := s.Append(bg, func(engine.AuditRow) (engine.AuditRow, error) { return engine.AuditRow{}, errStop })
 		if !errors.Is(err, errStop) {
-			t.Fatalf("error %v, want that of make", err)
+			t.Fatalf("the error is %v, want the error of the function", err)
 		}
 		same(t, "rows", val(s.Rows(bg, 0, 10))(t), []engine.AuditRow{a, b})
 		same(t, "after", val(s.Rows(bg, 1, 10))(t), []engine.AuditRow{b})
@@ -563,7 +563,7 @@ func Audit(t *testing.T, open Opener[*store.Audit]) {
 		var last engine.AuditRow
 		for _, r := range val(s.Rows(bg, 0, 100))(t) {
 			if r.Seq != last.Seq+1 || string(r.Prev) != string(last.Hash) {
-				t.Fatalf("%+v follows %+v", r, last)
+				t.Fatalf("the audit row %+v follows the row %+v", r, last)
 			}
 			last = r
 		}

@@ -12,8 +12,8 @@ type status struct {
 	plan *Plan
 }
 
-// NewStatus wraps next.
-func NewStatus(next engine.Status, p *Plan) engine.Status { return status{next, p} }
+// NewStatus wraps inner.
+func NewStatus(inner engine.Status, p *Plan) engine.Status { return status{inner, p} }
 
 func (w status) Put(ctx context.Context, rows []notify.Row) error {
 	return w.plan.Do(ctx, "Status.Put", func() error { return w.Status.Put(ctx, rows) })
@@ -40,8 +40,10 @@ type deadLetters struct {
 	plan *Plan
 }
 
-// NewDeadLetters wraps next.
-func NewDeadLetters(next engine.DeadLetters, p *Plan) engine.DeadLetters { return deadLetters{next, p} }
+// NewDeadLetters wraps inner.
+func NewDeadLetters(inner engine.DeadLetters, p *Plan) engine.DeadLetters {
+	return deadLetters{inner, p}
+}
 
 func (w deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	return w.plan.Do(ctx, "DeadLetters.Put", func() error { return w.DeadLetters.Put(ctx, ds) })

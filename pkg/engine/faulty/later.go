@@ -13,8 +13,8 @@ type schedules struct {
 	plan *Plan
 }
 
-// NewSchedules wraps next.
-func NewSchedules(next engine.Schedules, p *Plan) engine.Schedules { return schedules{next, p} }
+// NewSchedules wraps inner.
+func NewSchedules(inner engine.Schedules, p *Plan) engine.Schedules { return schedules{inner, p} }
 
 func (w schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	return w.plan.Do(ctx, "Schedules.Put", func() error { return w.Schedules.Put(ctx, ss) })
@@ -47,9 +47,9 @@ type timerTable struct {
 	prefix string // first part of the method names: "Timers." or "ColdTimers."
 }
 
-// NewColdTimers wraps next.
-func NewColdTimers(next engine.ColdTimers, p *Plan) engine.ColdTimers {
-	return timerTable{next, p, "ColdTimers."}
+// NewColdTimers wraps inner.
+func NewColdTimers(inner engine.ColdTimers, p *Plan) engine.ColdTimers {
+	return timerTable{inner, p, "ColdTimers."}
 }
 
 func (w timerTable) Put(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
@@ -61,7 +61,7 @@ func (w timerTable) Scan(ctx context.Context, p engine.TimerPartition, after eng
 }
 
 func (w timerTable) ScanWithoutPayload(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return Get(ctx, w.plan, w.prefix+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.ScanWithoutPayload(ctx, p, after, until, max) })
+	return Get(ctx, w.plan, w.prefix+"ScanWithoutPayload", func() ([]engine.Timer, error) { return w.TimerTable.ScanWithoutPayload(ctx, p, after, until, max) })
 }
 
 func (w timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
@@ -77,9 +77,9 @@ type timers struct {
 	shards engine.Timers
 }
 
-// NewTimers wraps next.
-func NewTimers(next engine.Timers, p *Plan) engine.Timers {
-	return timers{timerTable{next, p, "Timers."}, next}
+// NewTimers wraps inner.
+func NewTimers(inner engine.Timers, p *Plan) engine.Timers {
+	return timers{timerTable{inner, p, "Timers."}, inner}
 }
 
 func (w timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
@@ -103,9 +103,10 @@ type queue struct {
 	plan *Plan
 }
 
-// NewQueue wraps next. If a rule loses the answer of a Receive (Applied), the queue has
-// given out the messages. They can be received again when their visibility ends.
-func NewQueue(next engine.Queue, p *Plan) engine.Queue { return queue{next, p} }
+// NewQueue wraps inner. If a rule loses the answer of a Receive (Applied), the messages are
+// in flight although no caller has them. They can be received again when their visibility
+// ends.
+func NewQueue(inner engine.Queue, p *Plan) engine.Queue { return queue{inner, p} }
 
 func (w queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return w.plan.Do(ctx, "Queue.Enqueue", func() error { return w.Queue.Enqueue(ctx, ms) })

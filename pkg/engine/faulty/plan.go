@@ -33,7 +33,7 @@ type Rule struct {
 	// Times is how many of the following calls the rule applies to; 0: all.
 	Times int
 	// Chance is the share of calls that the rule applies to, from 0 to 1; 0: all. The plan
-	// draws the calls at random with its seed.
+	// selects these calls at random, with its seed.
 	Chance float64
 
 	// Hook runs before the call, with the context of the call. It may block to make the
@@ -69,7 +69,7 @@ type Plan struct {
 
 type rule struct {
 	Rule
-	matched, applied int // calls
+	matched, applied int // how many calls the rule matched, and to how many it was applied
 }
 
 // NewPlan returns a plan without rules: every call runs normally. The same seed and the
@@ -127,12 +127,12 @@ func (p *Plan) pickRule(method string) (Rule, bool) {
 	return Rule{}, false
 }
 
-// Do runs call as the plan says. It returns the error of call, or the Err of the rule. Each
+// Do runs fn as the plan says. It returns the error of fn, or the Err of the rule. Each
 // method of a wrapper calls Do.
-func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
+func (p *Plan) Do(ctx context.Context, method string, fn func() error) error {
 	r, ok := p.pickRule(method)
 	if !ok {
-		return call()
+		return fn()
 	}
 	if r.Hook != nil {
 		r.Hook(ctx, method)
@@ -145,10 +145,10 @@ func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
 		}
 	}
 	if r.Err == nil {
-		return call()
+		return fn()
 	}
 	if r.Lost == Applied {
-		_ = call() // the caller gets Err even if the engine returned nil
+		_ = fn() // the caller gets Err even if the engine returned nil
 	}
 	return r.Err
 }

@@ -11,9 +11,9 @@ type partitions struct {
 	plan *Plan
 }
 
-// NewPartitions wraps next. If pkg/store runs over the result, a contract of pkg/store
-// fails when a Swap of the rows fails.
-func NewPartitions(next rows.Partitions, p *Plan) rows.Partitions { return partitions{next, p} }
+// NewPartitions wraps inner. If pkg/store uses the result, a contract of pkg/store fails
+// when a Swap of the rows fails.
+func NewPartitions(inner rows.Partitions, p *Plan) rows.Partitions { return partitions{inner, p} }
 
 func (w partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return Get(ctx, w.plan, "Rows.Swap", func() (bool, error) { return w.Partitions.Swap(ctx, cs...) })

@@ -12,8 +12,8 @@ type callers struct {
 	plan *Plan
 }
 
-// NewCallers wraps next.
-func NewCallers(next engine.Callers, p *Plan) engine.Callers { return callers{next, p} }
+// NewCallers wraps inner.
+func NewCallers(inner engine.Callers, p *Plan) engine.Callers { return callers{inner, p} }
 
 func (w callers) Put(ctx context.Context, c engine.Caller) error {
 	return w.plan.Do(ctx, "Callers.Put", func() error { return w.Callers.Put(ctx, c) })
@@ -24,8 +24,8 @@ type lease struct {
 	plan *Plan
 }
 
-// NewLease wraps next.
-func NewLease(next engine.Lease, p *Plan) engine.Lease { return lease{next, p} }
+// NewLease wraps inner.
+func NewLease(inner engine.Lease, p *Plan) engine.Lease { return lease{inner, p} }
 
 func (w lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return Get(ctx, w.plan, "Lease.Acquire", func() (bool, error) { return w.Lease.Acquire(ctx, name, owner, ttl) })

@@ -37,13 +37,13 @@ func (b *Broadcast) Send(ctx context.Context, channel string, message []byte) er
 	return nil
 }
 
-func (b *Broadcast) Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error {
+func (b *Broadcast) Listen(ctx context.Context, channel string, onReady func(), fn func(message []byte)) error {
 	l := &listener{wake: make(chan struct{}, 1)}
 	b.mu.Lock()
 	b.listeners[channel] = append(b.listeners[channel], l)
 	b.mu.Unlock()
 	defer b.removeListener(channel, l)
-	ready()
+	onReady()
 	for {
 		select {
 		case <-ctx.Done():

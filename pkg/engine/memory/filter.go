@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -11,8 +12,9 @@ import (
 
 // Filter is a Bloom filter of one process with two generations. Add puts ids into the newer
 // generation. At the end of each window the older generation is emptied and becomes the
-// newer generation. So an id is remembered for one to two windows. A new filter is complete
-// since its creation: it has seen every id that was added after that.
+// newer generation. So an id is remembered for one to two windows. A filter is complete
+// since a time: it contains every id that was added after that time. A new filter is
+// complete since its creation.
 type Filter struct {
 	window time.Duration
 	hashes int // bits that an id sets
@@ -36,7 +38,7 @@ const falsePositives = 0.02
 func NewFilter(rate float64, window time.Duration) (*Filter, error) {
 	n := rate * window.Seconds()
 	if !(rate > 0) || window < time.Second || n > 1<<31 {
-		return nil, notify.Invalid("bad_filter", "rate", "a filter needs a rate above 0, a window of at least 1s, and at most 2^31 ids in it")
+		return nil, notify.Invalid("bad_filter", "rate", fmt.Sprintf("a filter must have a rate above 0, a window of at least 1s, and at most 2^31 ids in a window; the rate is %g ids per second, the window %s", rate, window))
 	}
 	hashes := math.Ceil(math.Log2(2 / falsePositives))
 	words := int(math.Max(math.Ceil(n*hashes/math.Ln2/64), 16))

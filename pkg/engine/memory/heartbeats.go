@@ -19,7 +19,7 @@ type Heartbeats struct {
 type group struct {
 	version     int64
 	beats       map[string]beat // by owner
-	nextCleanup time.Time       // no member expires before this time; after it groupLocked checks all members
+	nextCleanup time.Time       // no member expires before this time; then groupLocked checks all members
 }
 
 type beat struct {
@@ -75,7 +75,7 @@ func (h *Heartbeats) Beat(ctx context.Context, group, owner, value string, ttl t
 	return g.version, nil
 }
 
-func (h *Heartbeats) Alive(ctx context.Context, group string, known int64) (out []engine.Heartbeat, version int64, err error) {
+func (h *Heartbeats) Alive(ctx context.Context, group string, knownVersion int64) (out []engine.Heartbeat, version int64, err error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, 0, err
 	}
@@ -83,8 +83,8 @@ func (h *Heartbeats) Alive(ctx context.Context, group string, known int64) (out 
 	defer h.mu.Unlock()
 	now := time.Now()
 	g := h.groupLocked(group, now)
-	if g.version == known {
-		return nil, known, nil
+	if g.version == knownVersion {
+		return nil, knownVersion, nil
 	}
 	for owner, b := range g.beats {
 		out = append(out, engine.Heartbeat{Owner: owner, Value: b.value, Age: now.Sub(b.beatAt)})

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -38,7 +39,7 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 		return 0, 0, err
 	}
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
-		return 0, 0, notify.Invalid("bad_limit", "burst", "a bucket holds at least one token")
+		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("a bucket must have a burst of at least 1, a rate that is a number, and a request of at least 0 tokens; the burst is %d, the rate %g, the request %d", burst, rate, n))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +56,7 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 	}
 	b.tokens = min(b.tokens, float64(burst))
 	// A token counts as complete when only a billionth of it is missing. Otherwise rounding
-	// could refuse a caller that has waited for exactly the returned wait.
+	// could refuse a caller that has waited for exactly the returned time.
 	got = min(n, int(b.tokens+1e-9))
 	b.tokens = max(b.tokens-float64(got), 0)
 	if got == n {
@@ -68,16 +69,16 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 	return got, time.Duration(math.Ceil(missing)), nil
 }
 
-// Block stores that an account is blocked until a time. If the stored time is later, Block
-// changes nothing.
-func (l *Limits) Block(ctx context.Context, account string, until time.Time) error {
+// Block blocks an account until end. If the account is already blocked until a later time,
+// Block changes nothing.
+func (l *Limits) Block(ctx context.Context, account string, end time.Time) error {
 	if err := checkContext(ctx); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if until.After(l.blocked[account]) {
-		l.blocked[account] = until
+	if end.After(l.blocked[account]) {
+		l.blocked[account] = end
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ type partRows struct {
 
 type part struct {
 	rows       []rows.Row // sorted by key; values are never changed in place
-	lastNumber uint64     // the last n given to rows.Change.Number
+	lastNumber uint64     // the n of the last call of rows.Change.Number
 }
 
 // part returns a partition. It creates the partition if it is missing. The caller must hold
@@ -136,7 +136,7 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return true, nil
 }
 
-// applyChanges applies cs and returns true if every row of every If is stored with its
+// applyChanges applies cs and returns true if every row of every Expect is stored with its
 // value. Otherwise it changes nothing and returns false.
 func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 	p.mu.Lock()

@@ -16,10 +16,10 @@ const (
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
 
-	// maxSyncing is how many groups may wait while the fsync of another group runs. It was
-	// measured with the values 0, 1, 3 and 8. The durations of writes differed by no more
-	// than the noise of the disk. A small value gives larger groups, so each call uses less
-	// CPU. With 64 writers a group had 22, 15, 10 and 5 calls for these values.
+	// maxSyncing is how many groups may wait while the fsync of another group runs. The
+	// values 0, 1, 3 and 8 were measured. The durations of writes differed by no more than
+	// the noise of the disk. A small value gives larger groups, so each call uses less CPU.
+	// With 64 writers a group had 22, 15, 10 and 5 calls for the four values.
 	maxSyncing = 1
 
 	// minOwnBatch is the smallest number of rows for which insertUnordered makes a separate
@@ -29,9 +29,10 @@ const (
 )
 
 // committer merges the writes of all goroutines into groups. Each group is one batch. While
-// one group is being written, writers fill the next group. Groups become visible, become
-// durable and are answered in the order in which they were filled. Versions and sequence
-// numbers are assigned while a group is filled. So no reader sees them out of order.
+// one group is being written, writers fill the next group. Groups become visible and durable
+// in the order in which they were filled, and their writers get answers in the same order.
+// Versions and sequence numbers are assigned while a group is filled. So no reader sees
+// versions or sequence numbers out of order.
 //
 // A group has three owners, one after the other. First the writers fill it while they hold
 // mu. Then run applies it. Last, syncGroups waits for the fsync of the group and answers
@@ -41,8 +42,8 @@ type committer struct {
 	opts  *pebbledb.WriteOptions
 	latch *latch
 	wake  chan struct{} // of size 1; contains a value when filling has rows or closed is true
-	// exited is closed when close was called and every group that run has applied is
-	// finished.
+	// exited is closed after close was called, as soon as every group that run has applied
+	// is finished.
 	exited chan struct{}
 
 	groups, writes atomic.Uint64
@@ -105,9 +106,9 @@ func (c *committer) write(ctx context.Context, fill func(*group)) error {
 
 // insertUnordered does what write does, for rows whose order relative to other writes does
 // not matter. A call with many rows does not wait for other writes, because it gets a
-// separate batch. rows is how many rows fill adds.
-func (c *committer) insertUnordered(ctx context.Context, rows int, fill func(*group)) error {
-	if rows < minOwnBatch {
+// separate batch. fill adds numRows rows.
+func (c *committer) insertUnordered(ctx context.Context, numRows int, fill func(*group)) error {
+	if numRows < minOwnBatch {
 		return c.write(ctx, fill)
 	}
 	if err := ctx.Err(); err != nil {
@@ -183,7 +184,7 @@ func (c *committer) addToGroup(ctx context.Context, fill func(*group)) (*group, 
 	}
 }
 
-// run applies groups. It ends when close was called and every accepted write is applied.
+// run applies groups. After close was called, it ends when every accepted write is applied.
 // run sends each group to syncGroups. While a group waits for its fsync, run applies the
 // next group, so the disk is never idle while writes wait.
 func (c *committer) run() {
@@ -209,7 +210,7 @@ func (c *committer) run() {
 func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("commit: %v", r)
+			err = fmt.Errorf("the write of a batch failed: %v", r)
 			c.latch.trip(err)
 		}
 	}()
@@ -228,7 +229,8 @@ func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	return err
 }
 
-// syncGroups finishes the groups that run sends, in order. It ends when run closes syncing.
+// syncGroups finishes the groups that it gets from run, in order. It ends when run closes
+// the channel syncing.
 func (c *committer) syncGroups(syncing <-chan *group) {
 	defer close(c.exited)
 	for g := range syncing {

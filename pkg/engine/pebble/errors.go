@@ -63,13 +63,13 @@ func lockedError(dir string, err error) error {
 func newerError(dir string, found, known int) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "store_newer",
-		Msg: fmt.Sprintf("the folder %s was written by a newer release (format %d, this build reads up to %d): start that release or a newer one", dir, found, known),
+		Msg: fmt.Sprintf("the folder %s was written by a newer release (it has format %d, but this build reads formats up to %d): start that release or a newer one", dir, found, known),
 	}
 }
 
 func foreignError(dir string) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "store_foreign",
-		Msg: "the folder " + dir + " holds a database that no release of notifyd wrote: set store.dir to an empty folder",
+		Msg: "the folder " + dir + " contains a database that notifyd did not write: set store.dir to an empty folder",
 	}
 }

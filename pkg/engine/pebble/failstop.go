@@ -40,7 +40,7 @@ func (l *latch) trip(err error) {
 	}
 	l.err = err
 	// err.Error() leaves out the stack that some errors carry.
-	l.log.Error("store failed; it takes no more writes until the next start", "err", err.Error())
+	l.log.Error("the store has failed; it accepts no writes until the process is started again", "err", err.Error())
 	close(l.failed)
 }
 
@@ -73,8 +73,8 @@ func (f *failStopFS) isWatched(name string) bool {
 	return f.l.armed.Load() && (name == f.dir || f.PathDir(name) == f.dir)
 }
 
-// guard calls write, which writes to the file name. If the file is watched, and write fails
-// or the store has failed before, guard never returns.
+// guard calls write, which writes to the file with this name. guard never returns if the
+// file is watched and either write fails or the store has failed before.
 func (f *failStopFS) guard(name string, write func() error) error {
 	if !f.isWatched(name) {
 		return write()
@@ -119,8 +119,8 @@ func (f *failStopFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCateg
 	})
 }
 
-// createLog calls create. If the file is a write-ahead log of the store, createLog stores
-// its name as the newest log (writeNewest).
+// createLog calls create, which creates the file with this name. If the file is a
+// write-ahead log of the store, createLog stores the name as the newest log (writeNewest).
 func (f *failStopFS) createLog(name string, create func() (vfs.File, error)) (vfs.File, error) {
 	file, err := create()
 	if err != nil || !f.isWatched(name) || !strings.HasSuffix(name, logSuffix) {

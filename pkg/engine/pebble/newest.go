@@ -45,7 +45,7 @@ func checkNewest(fs vfs.FS, dir string) error {
 
 // readNewest returns the name of the newest log from the file NewestLog. It returns an
 // empty name if the file is missing, is cut short, or does not contain the name of a log.
-// In these cases the folder is not refused.
+// In these cases checkNewest does not refuse the folder.
 func readNewest(fs vfs.FS, dir string) (string, error) {
 	f, err := fs.Open(fs.PathJoin(dir, NewestLog))
 	if errors.Is(err, os.ErrNotExist) {

@@ -26,8 +26,8 @@ func appendPart(b []byte, p rows.Partition) []byte {
 	return append(b, p.Name...)
 }
 
-// prefixEnd returns the smallest key that is greater than every key with this prefix; nil
-// if no key is greater.
+// prefixEnd returns the smallest key that is greater than every key with this prefix. It
+// returns nil if there is no such key.
 func prefixEnd(prefix []byte) []byte {
 	b := slices.Clone(prefix)
 	for i := len(b) - 1; i >= 0; i-- {

@@ -14,15 +14,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partRows implements rows.Rows. A Swap locks the rows of If and Do until the swap is
-// durable. It does not lock the rows that Number returns.
+// partRows implements rows.Rows. A Swap locks the rows of Expect and Set until the swap is
+// durable. It does not lock the rows of Insert and the rows that Number returns.
 type partRows struct {
 	reader
 	s *Store
 
 	mu sync.Mutex
-	// lastNumbers contains for each partition the last n that rows.Change.Number was called
-	// with. The field mu guards the map. The mu of the committer guards the numbers.
+	// lastNumbers contains, by partition, the n of the last call of rows.Change.Number. The
+	// field mu guards the map. The mu of the committer guards the numbers.
 	lastNumbers map[rows.Partition]*uint64
 }
 
@@ -49,15 +49,15 @@ func (r *partRows) Failed() <-chan struct{} { return r.s.Failed() }
 func (r *partRows) Err() error { return r.s.Err() }
 
 func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
-	adds, toLock, onlyAdds := 0, 0, true
+	inserts, toLock, onlyInserts := 0, 0, true
 	for i := range cs {
 		c := &cs[i]
-		adds, toLock = adds+len(c.Insert), toLock+len(c.Expect)+len(c.Set)
-		onlyAdds = onlyAdds && len(c.Clear)+c.Numbers == 0 && c.Stored == nil
+		inserts, toLock = inserts+len(c.Insert), toLock+len(c.Expect)+len(c.Set)
+		onlyInserts = onlyInserts && len(c.Clear)+c.Numbers == 0 && c.Stored == nil
 	}
-	onlyAdds = onlyAdds && toLock == 0
-	if onlyAdds {
-		err := r.s.commit.insertUnordered(ctx, adds, func(g *group) { r.fillBatch(g.tx, cs, nil) })
+	onlyInserts = onlyInserts && toLock == 0
+	if onlyInserts {
+		err := r.s.commit.insertUnordered(ctx, inserts, func(g *group) { r.fillBatch(g.tx, cs, nil) })
 		return err == nil, err
 	}
 	keys := make([]string, 0, toLock)
@@ -106,9 +106,9 @@ func appendKeys(keys []string, p rows.Partition, rs []rows.Row) []string {
 	return keys
 }
 
-// compare reports whether every row of every If is stored with its value. It also returns
-// the counter of the partition for each change with Numbers > 0. keys contains, for each
-// change in order, the database keys of its If and then of its Do.
+// compare reports whether every row of every Expect is stored with its value. It also
+// returns the counter of the partition for each change with Numbers > 0. keys contains, for
+// each change in order, the database keys of its Expect and then of its Set.
 func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint64, matches bool, err error) {
 	for i := range cs {
 		c := &cs[i]
@@ -137,7 +137,7 @@ func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint
 }
 
 // fillBatch puts changes into a batch and raises the counters. The caller must hold the mu
-// of the committer, except if all changes have only rows in Add.
+// of the committer, except if all changes have only rows in Insert.
 func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 	key := make([]byte, 0, 128)
 	for i := range cs {
@@ -196,16 +196,16 @@ func (t tx) Delete(p rows.Partition, key []byte) {
 
 // putRows puts rows of one partition into the batch. prefix is the prefix of their keys.
 // putRows builds the keys in the memory of prefix. It returns prefix, which append may have
-// moved to new memory. If add is true and a row with the same key is stored, the stored row
-// stays as it is.
-func (t tx) putRows(prefix []byte, rs []rows.Row, add bool) []byte {
+// moved to new memory. If insertOnly is true and a row with the same key is stored, the
+// stored row stays as it is.
+func (t tx) putRows(prefix []byte, rs []rows.Row, insertOnly bool) []byte {
 	n := len(prefix)
 	for i := range rs {
 		prefix = append(prefix[:n], rs[i].Key...)
 		switch v := rs[i].Value; {
 		case v == nil:
 			t.delete(prefix)
-		case add:
+		case insertOnly:
 			t.insert(prefix, v)
 		default:
 			t.set(prefix, v)
@@ -229,7 +229,7 @@ func (r *partRows) lastNumber(p rows.Partition) (*uint64, error) {
 		case 8:
 			n = binary.BigEndian.Uint64(v)
 		default:
-			return notify.Corrupt("store", fmt.Sprintf("counter at %x", key))
+			return notify.Corrupt("store", fmt.Sprintf("the counter with the key %x", key))
 		}
 		return nil
 	})
@@ -240,9 +240,9 @@ func (r *partRows) lastNumber(p rows.Partition) (*uint64, error) {
 	return &n, nil
 }
 
-// firstWins is a Merger of Pebble that keeps the oldest value of a key. So a row of Add can
-// be written without first reading whether its key exists. Pebble stores the Name of the
-// Merger in the database, so the Name must not change.
+// firstWins is a Merger of Pebble that keeps the oldest value of a key. So a row of Insert
+// can be written without first reading whether its key exists. Pebble stores the Name of
+// the Merger in the database, so the Name must not change.
 var firstWins = &pebbledb.Merger{
 	Name: "notifyd.first",
 	Merge: func(_, value []byte) (pebbledb.ValueMerger, error) {

@@ -27,8 +27,8 @@ import (
 // writes only this version, because no release had another version.
 const formatVersion = 6
 
-// Store is one open database folder. Its methods return the contracts. Any goroutine may
-// use the contracts until Close.
+// Store is one open database folder. Its methods return implementations of the contracts.
+// Any goroutine may use these implementations until Close.
 type Store struct {
 	cfg     Config
 	fs      vfs.FS
@@ -39,7 +39,7 @@ type Store struct {
 	commit  *committer
 	locks   *rows.Locks
 
-	*store.Contracts // over partRows
+	*store.Contracts // implemented with partRows
 }
 
 // Open opens or creates the store in cfg.Dir. It returns
@@ -64,7 +64,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	s := &Store{cfg: cfg, fs: cfg.FS, latch: newLatch(cfg.Logger)}
 	if s.fs == nil {
 		s.fs, s.fsClose = vfs.WithDiskHealthChecks(vfs.Default, 5*time.Second, nil, func(i vfs.DiskSlowInfo) {
-			cfg.Logger.Warn("slow disk", "op", i.OpType.String(), "file", i.Path, "seconds", i.Duration.Seconds())
+			cfg.Logger.Warn("an operation of the disk takes longer than 5 seconds", "op", i.OpType.String(), "file", i.Path, "seconds", i.Duration.Seconds())
 		})
 	}
 	defer func() {
@@ -97,7 +97,7 @@ func Open(cfg Config) (_ *Store, err error) {
 // not let Pebble create a database in the folder, because Pebble gives a new database a
 // write-ahead log of the oldest format. In that format damage looks like the end of the
 // log, so acknowledged writes after the damage would be lost silently. A log of a later
-// format says up to which position it was synced.
+// format also contains the position up to which it was synced.
 func (s *Store) open() error {
 	was, err := pebbledb.Peek(s.cfg.Dir, s.fs)
 	switch {
@@ -110,8 +110,8 @@ func (s *Store) open() error {
 		return err
 	}
 	// Pebble retries a failed flush at once and without end, also while it opens a
-	// database. The latch prevents that: it blocks the goroutine for ever, and open returns
-	// the failure.
+	// database. The latch prevents these retries: it blocks the goroutine for ever, and
+	// open returns the failure.
 	s.latch.armed.Store(true)
 	defer s.latch.armed.Store(false)
 	done := make(chan error, 1)
@@ -119,7 +119,7 @@ func (s *Store) open() error {
 		var err error
 		defer func() {
 			if r := recover(); r != nil { // Pebble panics on some damaged folders
-				err = fmt.Errorf("open %s: %v", s.cfg.Dir, r)
+				err = fmt.Errorf("the database in %s cannot be opened: %v", s.cfg.Dir, r)
 			}
 			done <- err
 		}()
@@ -173,8 +173,8 @@ func (s *Store) create() error {
 func (s *Store) syncDir() error { return syncFolder(s.fs, s.cfg.Dir) }
 
 // lockError translates an error of LockDirectory. It returns "store_locked" if another
-// process uses the folder. For an error such as a read-only or full disk it returns the
-// result of translate.
+// process uses the folder. For another error, such as a read-only or full disk, it returns
+// the result of translate.
 func lockError(dir string, err error) error {
 	for _, e := range []error{os.ErrPermission, os.ErrNotExist, syscall.ENOSPC, syscall.EROFS, syscall.EIO} {
 		if errors.Is(err, e) && !errors.Is(err, syscall.EACCES) {
@@ -298,7 +298,8 @@ func (s *Store) Close() error {
 // on the disk, can write again.
 func (s *Store) Failed() <-chan struct{} { return s.latch.failed }
 
-// Err returns the failure that closed the channel of Failed; nil while the store works.
+// Err returns the failure for which the channel of Failed was closed. It returns nil while
+// the store works.
 func (s *Store) Err() error { return translate(s.latch.cause()) }
 
 // Checkpoint makes a consistent copy of the store in the folder dir. dir must not exist.

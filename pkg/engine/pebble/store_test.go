@@ -66,7 +66,7 @@ func TestFormats(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(testConfig(fs))
-	wantCode(t, err, notify.KindConflict, "store_newer", "format 7, this build reads up to 6")
+	wantCode(t, err, notify.KindConflict, "store_newer", "it has format 7, but this build reads formats up to 6")
 	_, err = Open(testConfig(fs)) // the refusal let go of the folder
 	wantCode(t, err, notify.KindConflict, "store_newer", "data")
 

@@ -27,13 +27,15 @@ func (c callers) Get(ctx context.Context, id string) (out engine.Caller, ok bool
 
 func (c callers) Put(ctx context.Context, in engine.Caller) error {
 	if in.ID == "" {
-		return notify.Invalid("bad_caller", "id", "a caller has an id")
+		return notify.Invalid("bad_caller", "id", "a caller must have an id")
 	}
 	old := in.Version
 	in.Version++
 	doc, err := json.Marshal(in)
 	if err != nil {
-		return notify.Invalid("bad_caller", "", "the caller cannot be stored")
+		e := notify.Invalid("bad_caller", "", "the caller cannot be written as JSON")
+		e.Err = err
+		return e
 	}
 	if old >= math.MaxInt64 {
 		return changedError("caller_changed", "caller")

@@ -34,8 +34,8 @@ type Config struct {
 	// MaxConns is the greatest number of connections in the pool, 1 to 1000.
 	MaxConns int `default:"16" min:"1" max:"1000"`
 	// Timeout is the longest time of each call except Scan, PutMany, Migrate and Doctor; 10
-	// ms to 1 min. An attempt to connect to a host may take half of Timeout. So a call to a
-	// primary that hangs ends, and the call still has time to try the next host.
+	// ms to 1 min. An attempt to connect to a host may take at most half of Timeout. So if
+	// the first host hangs, a call still has time to try the next host.
 	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
 	// Application is the name of the connections in pg_stat_activity.
 	Application string `default:"notifyd"`
@@ -51,7 +51,7 @@ func (c Config) poolConfig() (*pgxpool.Config, error) {
 		return nil, err
 	}
 	if c.DSN == "" {
-		return nil, configError("dsn", "it is empty; name a server, such as postgres://notifyd@db-1:5432,db-2:5432/notifyd")
+		return nil, configError("dsn", "the DSN is empty; name a server, such as postgres://notifyd@db-1:5432,db-2:5432/notifyd")
 	}
 	pool, err := pgxpool.ParseConfig(c.withTLS())
 	if err != nil {
@@ -67,7 +67,8 @@ func (c Config) poolConfig() (*pgxpool.Config, error) {
 	pool.MaxConnLifetimeJitter = 5 * time.Minute
 	cc.RuntimeParams["application_name"] = c.Application
 	cc.ConnectTimeout = c.Timeout / 2 // for each host, so that a call can try the next host
-	// Refuse standbys, even if the DSN allows them, because a standby may return old rows.
+	// Refuse standbys, even if the DSN allows standbys, because a standby may return old
+	// rows.
 	cc.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	if c.PasswordFile != "" {
 		if _, err := c.readPassword(); err != nil {
@@ -126,11 +127,11 @@ func checkVerified(cc *pgconn.Config) error {
 func (c Config) readPassword() (string, error) {
 	b, err := os.ReadFile(c.PasswordFile)
 	if err != nil {
-		return "", configError("password_file", "it cannot be read: %v", err)
+		return "", configError("password_file", "the file cannot be read: %v", err)
 	}
 	p := strings.TrimRight(string(b), "\r\n")
 	if p == "" {
-		return "", configError("password_file", "%s is empty", c.PasswordFile)
+		return "", configError("password_file", "the file %s is empty", c.PasswordFile)
 	}
 	return p, nil
 }
@@ -140,7 +141,7 @@ func (c Config) readPassword() (string, error) {
 func dsnProblem(err error) string {
 	e, ok := errors.AsType[*pgconn.ParseConfigError](err)
 	if _, isURL := errors.AsType[*url.Error](err); !ok || isURL { // the text of a url.Error has the DSN
-		return "it is neither a URL nor a list of key=value pairs"
+		return "the DSN must be a URL or a list of key=value pairs"
 	}
 	text := e.Error()
 	return text[strings.LastIndex(text, "`: ")+len("`: "):]

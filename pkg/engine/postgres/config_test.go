@@ -26,12 +26,12 @@ func TestBadConfigs(t *testing.T) {
 	}
 	const local = "postgres://notifyd:hidden-word@127.0.0.1:1/x?sslmode=disable"
 	for want, cfg := range map[string]Config{
-		"dsn: it is empty":            {},
+		"dsn: the DSN is empty":       {},
 		"dsn: failed to parse as URL": {DSN: "postgres://u:hidden-word@[::1:5432/x"},
 		"dsn: ":                       {DSN: "postgres://u:hidden-word@127.0.0.1:port/x"},
 		"max_conns: 1001 is not between 1 and 1000":   {DSN: local, MaxConns: 1001},
 		"timeout: 1ms is not between 10ms and 1m":     {DSN: local, Timeout: time.Millisecond},
-		"password_file: it cannot be read":            {DSN: local, PasswordFile: filepath.Join(t.TempDir(), "none")},
+		"password_file: the file cannot be read":      {DSN: local, PasswordFile: filepath.Join(t.TempDir(), "none")},
 		"is empty":                                    {DSN: local, PasswordFile: file("\n")},
 		"connection to db.example would not":          {DSN: "postgres://u:hidden-word@127.0.0.1,db.example/x?sslmode=prefer"},
 		"connection to 10.0.0.1 would not be":         {DSN: "host=10.0.0.1 user=u sslmode=require"},

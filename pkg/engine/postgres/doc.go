@@ -16,10 +16,10 @@
 //
 // Failover. A synchronous standby has every acknowledged write. If the DSN names both
 // hosts, the pool finds the promoted standby by itself, because it uses only hosts that
-// accept writes. An asynchronous standby may lack the last commits. If it is promoted, the
-// counter is less than versions that Changes has already returned. Changes detects this and
-// returns store_regressed, and the follower reads all profiles again. Doctor reports
-// whether a synchronous standby is connected.
+// accept writes. An asynchronous standby may lack the last commits. If such a standby is
+// promoted, its counter is less than versions that Changes has already returned. Changes
+// detects this loss and returns store_regressed, and the follower reads all profiles again.
+// Doctor reports whether a synchronous standby is connected.
 //
 // Errors are translated only in errors.go. If a write returns an error, the commit may
 // still have happened. Calling the write again is always safe.

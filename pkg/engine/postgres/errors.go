@@ -61,7 +61,7 @@ func translate(err error) error {
 	return notify.Unavailable("store", retryAfter, err)
 }
 
-const schemaRepair = "the tables in PostgreSQL are not those of this release: run notifyd migrate up"
+const schemaRepair = "PostgreSQL does not have the tables of this release: run notifyd migrate up"
 
 // schemaError returns the error of Check.
 func schemaError(code, msg string) error {
@@ -73,6 +73,6 @@ func schemaError(code, msg string) error {
 func regressedError(seen, now int64) error {
 	return &notify.Error{
 		Kind: notify.KindUnavailable, Code: engine.CodeRegressed, RetryAfter: retryAfter,
-		Msg: fmt.Sprintf("PostgreSQL lost changes that it had acknowledged (version %d was seen, it is at %d): a standby that lacked them took over", seen, now),
+		Msg: fmt.Sprintf("PostgreSQL has lost changes that it had acknowledged (a process has read version %d, but the latest version is now %d): a standby without these changes has become the primary", seen, now),
 	}
 }

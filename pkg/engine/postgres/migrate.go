@@ -26,9 +26,9 @@ const migrateLock = 0x6e6f7469667964
 // undid. Each migration is one transaction. If two processes call Migrate at the same time,
 // the second process waits for the first. With engine.Up the second process then finds
 // nothing to do.
-func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migration, error) {
-	if to != engine.Up && to != engine.Down {
-		return nil, notify.Invalid("bad_direction", "direction", "migrations go up or down")
+func (s *Store) Migrate(ctx context.Context, dir engine.Direction) ([]engine.Migration, error) {
+	if dir != engine.Up && dir != engine.Down {
+		return nil, notify.Invalid("bad_direction", "direction", fmt.Sprintf(`must be "up" or "down", not %q`, string(dir)))
 	}
 	var done []engine.Migration
 	err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
@@ -51,21 +51,21 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 			return err
 		}
 		have, err := knownMigrations(all)
-		if err == nil && to == engine.Down && len(all) > len(have) {
+		if err == nil && dir == engine.Down && len(all) > len(have) {
 			err = newerError(all[len(all)-1])
 		}
 		if err != nil {
 			return err
 		}
 		todo := migrations[len(have):]
-		if to == engine.Down {
+		if dir == engine.Down {
 			todo = nil
 			if n := len(have); n > 0 {
 				todo = migrations[n-1 : n]
 			}
 		}
 		for _, m := range todo {
-			if err := pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error { return applyStep(ctx, tx, m, to) }); err != nil {
+			if err := pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error { return applyStep(ctx, tx, m, dir) }); err != nil {
 				return err
 			}
 			done = append(done, m)
@@ -75,15 +75,15 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 	return done, s.handleError(err)
 }
 
-// applyStep runs the script of m for the direction to, and updates the table
+// applyStep runs the script of m for the direction dir, and updates the table
 // schema_migrations.
-func applyStep(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Direction) error {
+func applyStep(ctx context.Context, tx pgx.Tx, m engine.Migration, dir engine.Direction) error {
 	mark, args := `INSERT INTO schema_migrations (version, name, works_with) VALUES ($1, $2, $3)`, []any{m.Version, m.Name, m.WorksWith}
-	if to == engine.Down {
+	if dir == engine.Down {
 		mark, args = `DELETE FROM schema_migrations WHERE version = $1`, args[:1]
 	}
-	if _, err := tx.Exec(ctx, m.Script[to]); err != nil { // without arguments, because the script has several statements
-		return fmt.Errorf("migration %d_%s %s: %w", m.Version, m.Name, to, err)
+	if _, err := tx.Exec(ctx, m.Script[dir]); err != nil { // without arguments, because the script has several statements
+		return fmt.Errorf("migration %d_%s %s: %w", m.Version, m.Name, dir, err)
 	}
 	_, err := tx.Exec(ctx, mark, args...)
 	return err
@@ -127,21 +127,22 @@ func (s *Store) appliedMigrations(ctx context.Context, q querier) (out []engine.
 	})
 }
 
-// checkSchema returns an error if this build does not work with a database to which the
-// migrations in all were applied.
-func checkSchema(all []engine.Migration) error {
-	have, err := knownMigrations(all)
+// checkSchema returns an error if this build does not work with a database that has the
+// applied migrations.
+func checkSchema(applied []engine.Migration) error {
+	have, err := knownMigrations(applied)
 	if err == nil && len(have) < len(migrations) {
 		err = schemaError("store_schema", schemaRepair)
 	}
 	return err
 }
 
-// knownMigrations returns those migrations in all that this build has too. It returns an
-// error if the database has a migration of a newer release whose tables do not work with
-// this build. It also returns an error if a migration has another name.
-func knownMigrations(all []engine.Migration) ([]engine.Migration, error) {
-	for i, m := range all {
+// knownMigrations returns the applied migrations that this build has too. It returns an
+// error if the database has a migration of a newer release and this build does not work
+// with its tables. It also returns an error if an applied migration has another name than
+// in this build.
+func knownMigrations(applied []engine.Migration) ([]engine.Migration, error) {
+	for i, m := range applied {
 		switch {
 		case i >= len(migrations) && m.WorksWith > len(migrations):
 			return nil, newerError(m)
@@ -149,9 +150,9 @@ func knownMigrations(all []engine.Migration) ([]engine.Migration, error) {
 			return nil, schemaError("store_schema", fmt.Sprintf("migration %d_%s in PostgreSQL is unknown to this release: the database is of another release, or was changed by hand; check postgres.dsn", m.Version, m.Name))
 		}
 	}
-	return all[:min(len(all), len(migrations))], nil
+	return applied[:min(len(applied), len(migrations))], nil
 }
 
 func newerError(m engine.Migration) error {
-	return schemaError("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d_%s, this build knows %d): start that release or a newer one", m.Version, m.Name, len(migrations)))
+	return schemaError("store_newer", fmt.Sprintf("PostgreSQL has the tables of a newer release (it has migration %d_%s, but this build knows only migrations 1 to %d): start that release or a newer one", m.Version, m.Name, len(migrations)))
 }

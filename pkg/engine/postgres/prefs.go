@@ -73,13 +73,15 @@ func encodeProfile(p *engine.Profile) ([]byte, error) {
 	c.User, c.Version = "", 0
 	doc, err := json.Marshal(&c)
 	if err != nil {
-		return nil, notify.Invalid("bad_profile", "", "the profile cannot be stored")
+		e := notify.Invalid("bad_profile", "", "the profile cannot be written as JSON")
+		e.Err = err
+		return nil, e
 	}
 	return doc, nil
 }
 
 // putBatchSize is how many profiles PutMany stores in one transaction. Other writers wait
-// for the counter during that time. With this size they wait about 40 ms.
+// until this transaction unlocks the counter. With this size they wait about 40 ms.
 const putBatchSize = 5000
 
 // PutMany implements users.ProfileStore.
@@ -168,8 +170,8 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 }
 
 // checkCounter stores the counter in lastSeen. If versions that Changes has returned are
-// lost, it returns store_regressed. This happens after a failover to a standby that lacked
-// these versions. The follower must then call Version and read all profiles again.
+// lost, it returns store_regressed. Versions are lost in a failover to a standby that
+// lacked these versions. The follower must then call Version and read all profiles again.
 func (p *Prefs) checkCounter(now counter) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -70,7 +70,7 @@ type querier interface {
 
 // withRetry calls fn with a context that ends after s.timeout, and translates the error of
 // fn. If the connection was dead before anything was sent, withRetry calls fn once more.
-// This helps after a failover, when the pool contains many dead connections.
+// The second call is useful after a failover, when the pool contains many dead connections.
 func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -81,9 +81,9 @@ func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) erro
 	return s.handleError(err)
 }
 
-// handleError translates an error. If the server refused a write because it is a standby,
-// it is not the primary any more. handleError then closes all connections, so that new
-// connections go to the new primary.
+// handleError translates an error. If the server refused a write because the server is a
+// standby, it is not the primary any more. handleError then closes all connections, so that
+// new connections go to the new primary.
 func (s *Store) handleError(err error) error {
 	if readOnly(err) {
 		s.pool.Reset()
@@ -146,13 +146,14 @@ func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 }
 
 // SwapMeta implements engine.Meta. If the answer of the statement is lost and the caller
-// tries again, the second statement finds that value is stored, and SwapMeta returns true.
-func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (stored bool, err error) {
-	if value == nil {
-		value = []byte{}
+// tries again, the second statement finds that newValue is stored, and SwapMeta returns
+// true.
+func (m meta) SwapMeta(ctx context.Context, name string, oldValue, newValue []byte) (stored bool, err error) {
+	if newValue == nil {
+		newValue = []byte{}
 	}
-	sql, args := `UPDATE meta SET value = $2 WHERE name = $1 AND value IN ($2, $3)`, []any{name, value, old}
-	if old == nil {
+	sql, args := `UPDATE meta SET value = $2 WHERE name = $1 AND value IN ($2, $3)`, []any{name, newValue, oldValue}
+	if oldValue == nil {
 		sql = `INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value = excluded.value`
 		args = args[:2]
 	}

@@ -26,10 +26,10 @@ func (b broadcast) Send(ctx context.Context, channel string, message []byte) err
 	return translate(b.s.c.Publish(ctx, b.channel(channel), message).Err())
 }
 
-// Listen calls ready when Redis has confirmed the subscription. After that it calls fn with
-// each message that is sent to channel. It returns nil when ctx ends, or an error when the
-// connection fails or the Store closes.
-func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error {
+// Listen calls onReady when Redis has confirmed the subscription. After that it calls fn
+// with each message that is sent to channel. It returns nil when ctx ends, or an error when
+// the connection fails or the Store closes.
+func (b broadcast) Listen(ctx context.Context, channel string, onReady func(), fn func(message []byte)) error {
 	ps := b.s.c.Subscribe(ctx)
 	returned := make(chan struct{}) // closed when Listen returns
 	defer close(returned)
@@ -42,14 +42,14 @@ func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn 
 		_ = ps.Close() // also ends a ReceiveTimeout that is running
 	})
 	err := ps.Subscribe(ctx, b.channel(channel))
-	// pinged is true while Redis has not answered Subscribe or Ping. Redis must then answer
-	// within the timeout.
+	// pinged is true while Redis has not answered Subscribe or Ping. While pinged is true,
+	// Redis must answer within the timeout.
 	for wait, pinged := b.s.cfg.Timeout, true; err == nil; {
 		var m any
 		m, err = ps.ReceiveTimeout(ctx, wait)
 		switch m := m.(type) {
 		case *client.Subscription:
-			ready()
+			onReady()
 		case *client.Message:
 			fn([]byte(m.Payload))
 		}
@@ -67,5 +67,5 @@ func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn 
 	if ctx.Err() != nil {
 		return nil
 	}
-	return fmt.Errorf("listening to %s: %w", channel, translate(err))
+	return fmt.Errorf("cannot listen to the channel %q: %w", channel, translate(err))
 }

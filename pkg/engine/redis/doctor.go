@@ -18,11 +18,11 @@ import (
 const oldestMajor = 7
 
 // ClockOffset reads the server's clock. offset is the time of the server's clock minus the
-// time of this process's clock. took is how long the request ran. The true offset differs
-// from offset by at most took/2.
-func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
-	offset, took, err = engine.AskClock(func() (time.Time, error) { return s.c.Time(ctx).Result() })
-	return offset, took, translate(err)
+// time of this process's clock. roundTrip is how long the request ran. The true offset
+// differs from offset by at most roundTrip/2.
+func (s *Store) ClockOffset(ctx context.Context) (offset, roundTrip time.Duration, err error) {
+	offset, roundTrip, err = engine.AskClock(func() (time.Time, error) { return s.c.Time(ctx).Result() })
+	return offset, roundTrip, translate(err)
 }
 
 // Doctor checks every master: whether it answers, whether it may evict keys when its memory
@@ -33,7 +33,7 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	add := fs.Add
 	masters, err := s.masters(ctx)
 	if err == nil && len(masters) == 0 {
-		err = errors.New("no master is known")
+		err = errors.New("the client knows no master")
 	}
 	if err != nil {
 		repair := "start Redis, or correct redis.addresses"
@@ -49,7 +49,7 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	if c, ok := s.c.(*client.ClusterClient); ok {
 		info, err := c.ClusterInfo(ctx).Result()
 		state := strings.TrimSpace(infoField(info, "cluster_state"))
-		add("redis cluster", err != nil || state != "ok", "fail", "see cluster info and cluster nodes: every slot needs a live master", "state %s, %d masters%s", state, len(masters), errSuffix(err))
+		add("redis cluster", err != nil || state != "ok", "fail", "see cluster info and cluster nodes: every slot needs a live master", "the state of the cluster is %q, with %d masters%s", state, len(masters), errSuffix(err))
 	}
 	return fs
 }
@@ -61,27 +61,27 @@ func (s *Store) checkMaster(ctx context.Context, m *client.Client, fs *engine.Fi
 	if s.cfg.Master != "" {
 		addr = s.cfg.Master // the address of the master changes with each failover
 	}
-	offset, took, err := engine.AskClock(func() (time.Time, error) { return m.Time(ctx).Result() })
+	offset, roundTrip, err := engine.AskClock(func() (time.Time, error) { return m.Time(ctx).Result() })
 	var info string
 	if err == nil {
 		info, err = m.Info(ctx).Result()
 	}
 	if err != nil {
-		add("redis "+addr, true, "fail", "look at the log of this server", "does not answer: %v", translate(err))
+		add("redis "+addr, true, "fail", "look at the log of this server", "the server does not answer: %v", translate(err))
 		return
 	}
 	get := func(name string) string { return infoField(info, name) }
 	version, role := get("redis_version"), get("role")
 	major, _, _ := strings.Cut(version, ".")
 	n, _ := strconv.Atoi(major)
-	add("redis "+addr, n < oldestMajor, "warn", fmt.Sprintf("run Redis %d or later", oldestMajor), "version %s, answers in %s", version, took.Round(10*time.Microsecond))
-	add("redis role "+addr, role != "master" || get("loading") == "1", "fail", "name the master in redis.addresses, or its sentinels there and redis.master: a replica refuses writes", "%s, %s replicas, loading %s", role, get("connected_slaves"), get("loading"))
+	add("redis "+addr, n < oldestMajor, "warn", fmt.Sprintf("run Redis %d or later", oldestMajor), "version %s, answers in %s", version, roundTrip.Round(10*time.Microsecond))
+	add("redis role "+addr, role != "master" || get("loading") == "1", "fail", "name the master in redis.addresses, or its sentinels there and redis.master: a replica refuses writes", "the role is %s, with %s replicas; loading is %s", role, get("connected_slaves"), get("loading"))
 
 	policy, limit := get("maxmemory_policy"), get("maxmemory")
-	add("redis memory "+addr, policy != "noeviction", "fail", "set maxmemory-policy noeviction: otherwise Redis may remove leases, idempotency keys, messages and spilled records", "%s of %s bytes, policy %s", get("used_memory"), limit, policy)
+	add("redis memory "+addr, policy != "noeviction", "fail", "set maxmemory-policy noeviction: otherwise Redis may remove leases, idempotency keys, messages and spilled records", "%s bytes are used, maxmemory is %s bytes, maxmemory-policy is %s", get("used_memory"), limit, policy)
 	used, _ := strconv.ParseFloat(get("used_memory"), 64)
 	if most, _ := strconv.ParseFloat(limit, 64); most > 0 {
-		add("redis room "+addr, used > 0.8*most, "warn", "raise maxmemory, or find what fills the memory: at the limit Redis refuses every write", "%.0f%% of maxmemory", 100*used/most)
+		add("redis room "+addr, used > 0.8*most, "warn", "raise maxmemory, or find what fills the memory: at the limit Redis refuses every write", "%.0f%% of maxmemory is used", 100*used/most)
 	}
 
 	d, err := durability(ctx, m)
@@ -98,9 +98,9 @@ func (s *Store) checkMaster(ctx context.Context, m *client.Client, fs *engine.Fi
 		add("redis durability "+addr, true, "warn", "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no, or add a replica: until then the spill buffer refuses records", "an acknowledged write may be lost with the machine: appendonly %v, fsync always %v, no replica", d.AOF, d.Fsync)
 	}
 	if last := get("aof_last_write_status"); last != "" {
-		add("redis disk "+addr, last != "ok", "fail", "look at the volume of this server: it refuses writes", "last write %s", last)
+		add("redis disk "+addr, last != "ok", "fail", "look at the volume of this server: it refuses writes", "the status of the last write to disk is %q", last)
 	}
-	fs.AddClock("redis clock "+addr, "warn", "", offset, took)
+	fs.AddClock("redis clock "+addr, "warn", "", offset, roundTrip)
 }
 
 // masters returns a client for each master. If the configuration has a single server and

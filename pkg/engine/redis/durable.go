@@ -67,7 +67,8 @@ func (d *Durability) readSettings(settings map[string]string) {
 	d.Fsync = settings["appendfsync"] == "always" && settings["no-appendfsync-on-rewrite"] == "no"
 }
 
-// infoField returns the value of a field of INFO; empty if INFO does not have the field.
+// infoField returns the value of a field of the answer to INFO. It returns "" if the answer
+// does not have the field.
 func infoField(info, name string) string {
 	for line := range strings.Lines(info) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && k == name {

@@ -22,8 +22,10 @@ import (
 //	            At the end of a window the older bitmap is removed, and an empty bitmap
 //	            with its key becomes the newer bitmap.
 //
-// The filter is complete since the later of two times: the field since of the mark, and the
-// begin of the older generation. A script sets the field since to the current time
+// The filter is complete since a time: it contains every id that was added after that time.
+// This time is the later of two times: the time in the field "since" of the mark, and the
+// time at which the older generation began. A script sets the field "since" to the current
+// time
 //   - if the mark is missing: Redis was emptied;
 //   - if the mark has the run id of another process of the server. The server was restarted
 //     and may have lost the writes of the last second. Or a replica is now the master and
@@ -31,10 +33,10 @@ import (
 //   - if the mark has another size: a process with other settings has set other bits;
 //   - if a bitmap of the mark is missing: Redis evicted it.
 //
-// So an id that was lost in one of these ways was added before the filter was complete. For
-// such an id callers do not rely on the filter. One case remains: the Add of an id fails,
-// and the worker dies before it calls Incomplete, while the server continues to run. The
-// filter then says about this id that it was never added.
+// So an id that was lost in one of these ways was added before the time since which the
+// filter is complete. For such an id callers do not rely on the filter. One case remains:
+// the Add of an id fails, and the worker dies before it calls Incomplete, while the server
+// continues to run. The filter then wrongly reports that the id was never added.
 
 // FilterConfig determines the size of a filter. All processes that share a filter must use
 // the same values.
@@ -80,7 +82,7 @@ type Filter struct {
 //
 // The script does not read or set the bits of ids. Plain commands in the same transaction
 // do that, because thousands of bits in a Lua script take four times as long.
-var filterUpdate = script(`
+var filterUpdate = newScript(`
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local of, window, part = run .. ' ' .. ARGV[3], tonumber(ARGV[2]), ARGV[4]
 local mark = redis.call('HMGET', KEYS[1], 'of', 'since', 'turn', 'a' .. part, 'b' .. part)
@@ -117,29 +119,29 @@ func (f *Filter) keys(part uint64) []string {
 }
 
 // transact runs one transaction: filterUpdate on a part, and after it the commands that the
-// function put adds. put gets the keys a and b of the two bitmaps. window is the number of
-// the newer window.
-func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, put func(p client.Pipeliner, a, b string)) (window int64, complete time.Time, err error) {
+// function addCommands adds. addCommands gets the keys a and b of the two bitmaps. transact
+// returns the number of the newer window, and the time since which the filter is complete.
+func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, addCommands func(p client.Pipeliner, a, b string)) (window int64, completeSince time.Time, err error) {
 	if ctx.Err() != nil {
-		return 0, complete, translate(context.Cause(ctx))
+		return 0, completeSince, translate(context.Cause(ctx))
 	}
 	keys := f.keys(part)
 	var updated *client.Cmd
 	_, err = f.s.c.TxPipelined(ctx, func(p client.Pipeliner) error {
 		updated = filterUpdate.Eval(ctx, p, keys, f.s.clockArg(), micros(f.window), f.size, part, incomplete)
-		put(p, keys[1], keys[2])
+		addCommands(p, keys[1], keys[2])
 		return nil
 	})
 	if err != nil {
-		return 0, complete, translate(err)
+		return 0, completeSince, translate(err)
 	}
 	l, err := updated.Slice()
 	return asInt(element(l, 0)), time.UnixMicro(asInt(element(l, 1))), translate(err)
 }
 
 // eachCall groups ids by part and divides each group into pieces of at most idsPerCall ids.
-// It calls fn for all pieces concurrently. indexes are the positions in ids of the ids of a
-// piece.
+// It calls fn for all pieces concurrently. indexes contains, for each id of the piece, the
+// position of the id in ids.
 func (f *Filter) eachCall(ids []uint64, fn func(part uint64, indexes []int) error) error {
 	byPart := make([][]int, f.parts)
 	for i, id := range ids {
@@ -155,8 +157,8 @@ func (f *Filter) eachCall(ids []uint64, fn func(part uint64, indexes []int) erro
 	return g.Wait()
 }
 
-// eachBit calls fn with the number of each bit of an id. The number counts from the begin
-// of the id's part.
+// eachBit calls fn with the number of each bit that an id sets. Bit 0 is the first bit of
+// the id's part.
 func (f *Filter) eachBit(id uint64, fn func(bit uint64)) {
 	id = notify.Mix(id) // otherwise the same bits of id would choose the part and the bits in the part
 	step := notify.Mix(id) | 1
@@ -188,11 +190,11 @@ func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 	})
 }
 
-// Seen reports for each id whether it may have been added. complete is the time since which
-// the filter is complete. Seen also returns complete if ids is empty.
-func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error) {
+// Seen reports for each id whether it may have been added. completeSince is the time since
+// which the filter is complete. Seen also returns completeSince if ids is empty.
+func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, completeSince time.Time, err error) {
 	maybe = make([]bool, len(ids))
-	var mu sync.Mutex // guards maybe and complete
+	var mu sync.Mutex // guards maybe and completeSince
 	readBits := func(part uint64, indexes []int) error {
 		args := make([]any, 0, 3*len(indexes)*f.hashes)
 		for _, i := range indexes {
@@ -209,13 +211,13 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if since.After(complete) {
-			complete = since
+		if since.After(completeSince) {
+			completeSince = since
 		}
 		for _, gen := range gens {
 			bits, err := gen.Result()
 			if err == nil && len(bits) != len(indexes)*f.hashes {
-				err = fmt.Errorf("%w: %d bits of a filter", notify.ErrCorrupt, len(bits))
+				err = fmt.Errorf("%w: an answer about a filter has %d bits, but it must have %d", notify.ErrCorrupt, len(bits), len(indexes)*f.hashes)
 			}
 			if err != nil {
 				return translate(err)
@@ -238,7 +240,7 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	return maybe, complete, nil
+	return maybe, completeSince, nil
 }
 
 // Incomplete stores in the mark that an id may be missing. From then on, the filter is

@@ -12,19 +12,19 @@ import (
 type heartbeats struct{ s *Store }
 
 // groupState is the Lua code with which beatScript and aliveScript begin. KEYS[1] is a hash
-// of the members: owner -> from:to:value. from is the time of the last beat and to is when
-// the member expires, both in µs since 1970. An earlier release writes members without a
-// value.
+// of the members: owner -> beat:expiry:value. beat is the time of the last beat and expiry
+// is when the member expires, both in µs since 1970. An earlier release writes members
+// without a value.
 //
 // The field "" of the hash contains the group's version, the counted number of members, and
-// a time before which no member expires. An earlier release treats this field as a member
-// without a recent beat. Because of this field, a beat normally reads only one member. It
-// reads all members only
-//   - when that time is over. This happens about once per ttl, even if the group has many
-//     members;
+// the earliest time at which a member may expire. An earlier release treats this field as a
+// member without a recent beat. Because of this field, a beat normally reads only one
+// member. It reads all members only
+//   - when the earliest time of expiry has come. This happens about once per ttl, even if
+//     the group has many members;
 //   - when the number of members differs from the counted number. Either a member has left,
-//     or a process of an earlier release has joined, which does not update the counted
-//     number.
+//     or a process of an earlier release has joined. Such a process does not update the
+//     counted number.
 const groupState = `
 local before = redis.call('HGET', KEYS[1], '') or ''
 local version, counted, expires = string.match(before, '^0:%d+:(%d+):(%d+):(%d+)$')
@@ -60,7 +60,7 @@ end
 
 var (
 	// The key expires no earlier than its last member.
-	beatScript = script(groupState + `
+	beatScript = newScript(groupState + `
 local was, to = redis.call('HGET', KEYS[1], ARGV[2]), now + ARGV[4]
 redis.call('HSET', KEYS[1], ARGV[2], string.format('%.0f:%.0f:', now, to) .. ARGV[3])
 if not was then counted = counted + 1 end
@@ -68,7 +68,7 @@ expires = math.min(expires, to)
 updateGroup(not was or string.match(was, '^%d+:%d+:?(.*)$') ~= ARGV[3])
 keepKeyFor(math.ceil(ARGV[4] / 1000))
 return version`)
-	aliveScript = script(groupState + `
+	aliveScript = newScript(groupState + `
 updateGroup(false)
 keepKeyFor(1000) -- so that a group without members keeps its version for a while
 local out = {version}
@@ -83,7 +83,7 @@ for i = 1, #all, 2 do
   end
 end
 return out`)
-	leaveScript = script(`return redis.call('HDEL', KEYS[1], ARGV[2])`)
+	leaveScript = newScript(`return redis.call('HDEL', KEYS[1], ARGV[2])`)
 )
 
 func (h heartbeats) keys(group string) []string { return []string{h.s.key("beats:" + group)} }
@@ -96,9 +96,9 @@ func (h heartbeats) Beat(ctx context.Context, group, owner, value string, ttl ti
 }
 
 // Alive returns the members of group, ordered by owner, and the version of the group. If
-// the group still has the version known, Alive returns no members.
-func (h heartbeats) Alive(ctx context.Context, group string, known int64) (out []engine.Heartbeat, version int64, err error) {
-	v, err := h.s.run(ctx, aliveScript, h.keys(group), known)
+// the group still has knownVersion, Alive returns no members.
+func (h heartbeats) Alive(ctx context.Context, group string, knownVersion int64) (out []engine.Heartbeat, version int64, err error) {
+	v, err := h.s.run(ctx, aliveScript, h.keys(group), knownVersion)
 	if err != nil {
 		return nil, 0, err
 	}

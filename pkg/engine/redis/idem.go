@@ -40,9 +40,9 @@ func newToken() string {
 
 var (
 	// KEYS: reservation, ends. ARGV: token, member, now, ttl, then the 13 values of
-	// reservationFields. It returns the stored fields if the key is in use. Each call also
-	// removes up to two members of ends whose keys have expired in the server. So ends does
-	// not grow without limit if no process calls Purge.
+	// reservationFields. It returns 1 if it stored the reservation, or the stored fields if
+	// the key is in use. Each call also removes up to two members of ends whose keys have
+	// expired in the server. So ends does not grow without limit if no process calls Purge.
 	idemReserve = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
 if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then
@@ -133,14 +133,14 @@ func (i Idem) runBool(ctx context.Context, sc *client.Script, keys []string, arg
 	return n == 1, translate(err)
 }
 
-// Reserve stores r if its key is free or has expired (Expires <= now), and returns r and
+// Reserve stores r if its key is free or has expired (Expires <= nowMs), and returns r and
 // true. Otherwise it returns the stored reservation and false.
-func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
+func (i Idem) Reserve(ctx context.Context, r engine.Reservation, nowMs int64) (engine.Reservation, bool, error) {
 	if ctx.Err() != nil {
 		return engine.Reservation{}, false, translate(context.Cause(ctx))
 	}
 	keys, member := i.keys(r.Key)
-	args := append([]any{newToken(), member, now, serverTTL(r.Expires, now)}, reservationFields(&r)...)
+	args := append([]any{newToken(), member, nowMs, serverTTL(r.Expires, nowMs)}, reservationFields(&r)...)
 	v, err := idemReserve.Run(ctx, i.s.c, keys, args...).Result()
 	if err != nil {
 		return engine.Reservation{}, false, translate(err)
@@ -152,12 +152,12 @@ func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (eng
 	return r, true, nil
 }
 
-// serverTTL returns how long the server keeps a key, in ms. It computes the time from the
-// caller's now, because the clocks of the caller and the server may differ.
-func serverTTL(expires, now int64) int64 {
+// serverTTL returns how long the server keeps a key, in ms. It uses nowMs, the time of the
+// caller's clock, because the clocks of the caller and the server may differ.
+func serverTTL(expires, nowMs int64) int64 {
 	left := uint64(0)
-	if expires > now {
-		left = uint64(expires) - uint64(now) // cannot wrap: expires > now
+	if expires > nowMs {
+		left = uint64(expires) - uint64(nowMs) // cannot wrap: expires > nowMs
 	}
 	most, _ := strconv.ParseUint(longestTTL, 10, 64)
 	return int64(min(left, most-purgeGrace)) + purgeGrace
@@ -192,12 +192,12 @@ func parseReservation(key engine.IdemKey, l []any) (r engine.Reservation, err er
 	return r, nil
 }
 
-// TakeOver makes owner the owner of the reservation until leaseUntil. It does this only if
-// the stored reservation is not done and has the same owner and lease as old. Otherwise
-// another process was faster, and TakeOver returns false.
-func (i Idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
-	keys, _ := i.keys(old.Key)
-	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), old.Owner, old.LeaseUntil, owner, leaseUntil)
+// TakeOver makes owner the owner of the reservation of r.Key until leaseUntil. It does this
+// only if the stored reservation is not done and has the same owner and lease as r.
+// Otherwise another process was faster, and TakeOver returns false.
+func (i Idem) TakeOver(ctx context.Context, r engine.Reservation, owner string, leaseUntil int64) (bool, error) {
+	keys, _ := i.keys(r.Key)
+	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), r.Owner, r.LeaseUntil, owner, leaseUntil)
 }
 
 // Freeze stores the layout of a reservation: Fire, Partitions, BlockSize and Version of r.
@@ -222,28 +222,28 @@ func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	return err
 }
 
-// Release removes the reservation with the key of held. Its owner calls Release if the
-// request has stored nothing. Release returns notify.KindConflict if the request was
-// answered or the reservation has another owner or lease.
-func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
-	keys, member := i.keys(held.Key)
-	ok, err := i.runBool(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
+// Release removes the reservation of r.Key. The owner of the reservation calls Release if
+// the request has stored nothing. Release returns notify.KindConflict if the request was
+// answered, or if the stored reservation has another owner or lease than r.
+func (i Idem) Release(ctx context.Context, r engine.Reservation) error {
+	keys, member := i.keys(r.Key)
+	ok, err := i.runBool(ctx, idemRelease, keys, member, r.Owner, r.LeaseUntil)
 	if err == nil && !ok {
 		return conflict("reservation_lost", "the request was answered already, or another process works on it")
 	}
 	return err
 }
 
-// Purge removes keys with Expires <= now and returns how many it removed. It does not count
-// keys that had already expired in the server.
-func (i Idem) Purge(ctx context.Context, now int64) (n int, err error) {
+// Purge removes keys with Expires <= nowMs and returns how many it removed. It does not
+// count keys that had already expired in the server.
+func (i Idem) Purge(ctx context.Context, nowMs int64) (n int, err error) {
 	const most = 500
 	for part := range idemParts {
 		for due := int64(math.MaxInt64); due >= most; {
 			if ctx.Err() != nil {
 				return n, translate(context.Cause(ctx))
 			}
-			v, err := idemPurge.Run(ctx, i.s.c, []string{i.prefix(part) + "ends"}, i.prefix(part), now, most).Slice()
+			v, err := idemPurge.Run(ctx, i.s.c, []string{i.prefix(part) + "ends"}, i.prefix(part), nowMs, most).Slice()
 			if err != nil {
 				return n, translate(err)
 			}

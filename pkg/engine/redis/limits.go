@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -19,7 +20,7 @@ var (
 	// KEYS: bucket. ARGV: n, rate, burst. Lua truncates the numbers that it returns and
 	// prints only 14 digits, so tokens are stored as strings of 17 digits. The key of a
 	// bucket expires when the bucket is full again. A bucket with rate 0 never expires.
-	takeTokens = script(`
+	takeTokens = newScript(`
 local n, rate, burst = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local have = redis.call('HMGET', KEYS[1], 'tokens', 'at')
 local tokens, at = tonumber(have[1]) or burst, tonumber(have[2]) or now
@@ -42,8 +43,8 @@ if got < n then
   else wait = string.format('%.0f', math.ceil((1 - tokens) / rate * 1000000)) end
 end
 return {got, wait}`)
-	// KEYS: account. ARGV: until in µs.
-	blockAccount = script(`
+	// KEYS: account. ARGV: the end of the block, µs since 1970.
+	blockAccount = newScript(`
 local till = tonumber(redis.call('GET', KEYS[1]) or '0')
 local to = tonumber(ARGV[2])
 if to <= till or to <= now then return 0 end
@@ -58,7 +59,7 @@ return 1`)
 // is negative, burst is less than 1 or rate is not a number.
 func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
-		return 0, 0, notify.Invalid("bad_limit", "burst", "a bucket holds at least one token")
+		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("a bucket must have a burst of at least 1, a rate that is a number, and a request of at least 0 tokens; the burst is %d, the rate %g, the request %d", burst, rate, n))
 	}
 	rate = min(max(rate, 0), 1e15) // tonumber of Lua cannot read an infinite rate
 	v, err := l.s.run(ctx, takeTokens, []string{l.s.key("bucket:" + bucket)}, n, strconv.FormatFloat(rate, 'g', -1, 64), burst)
@@ -72,10 +73,10 @@ func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, bu
 	return int(asInt(element(asList(v), 0))), time.Duration(us) * time.Microsecond, nil
 }
 
-// Block stores that an account is blocked until a time, with a precision of a microsecond.
-// If the stored time is later, Block changes nothing.
-func (l Limits) Block(ctx context.Context, account string, until time.Time) error {
-	_, err := l.s.run(ctx, blockAccount, []string{l.s.key("blocked:" + account)}, until.UnixMicro())
+// Block blocks an account until end. The precision is a microsecond. If the account is
+// already blocked until a later time, Block changes nothing.
+func (l Limits) Block(ctx context.Context, account string, end time.Time) error {
+	_, err := l.s.run(ctx, blockAccount, []string{l.s.key("blocked:" + account)}, end.UnixMicro())
 	return err
 }
 

@@ -45,7 +45,7 @@ type queue struct {
 // for many messages. With one command for each field of each message, a message took 43 us
 // of the server's CPU. Now it takes 26 us (BenchmarkQueue, at a load of 25).
 func queueScript(lua string) *client.Script {
-	return script(`
+	return newScript(`
 local lanes = {[0] = KEYS[1], [1] = KEYS[2]}
 local held, last, dead, bodies, rows, head, stream = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local maxReceives = tonumber(ARGV[2])
@@ -144,9 +144,10 @@ if #due[1] > 0 then redis.call('HINCRBY', head, 'backlog', #due[1] / 2) end
 redis.call('HSET', head, 'id', string.format('%.0f', id))
 if soonest and (not before or soonest < before) then wake = wakeAll() end
 return wake`)
-	// Further ARGV: max, visibility in µs, share. It returns the deliveries. If no message
-	// is ready, it returns in how many µs the next message becomes due and the id of the
-	// last entry of the stream. The number is -1 if no message waits.
+	// Further ARGV: max, visibility in µs, share. Normally it returns the deliveries. If no
+	// message is ready, it instead returns two values: the time until the next message
+	// becomes due, in µs (-1 if no message waits), and the id of the last entry of the
+	// stream.
 	queueReceive = queueScript(`
 local most, share = tonumber(ARGV[3]), tonumber(ARGV[5])
 local due = {}
@@ -231,9 +232,9 @@ redis.call('ZREM', held, id)
 if r >= maxReceives then redis.call('ZADD', last, at, id) else redis.call('ZADD', lanes[l], at, id) end
 if at < before then return wakeAll() end
 return ''`)
-	// It returns the numbers of messages that are ready, delayed, in flight, dead and in
-	// the backlog lane. It also returns the enqueue time of the oldest ready message. To
-	// find that message it reads only the first thousand ready messages of each lane.
+	// queueDepth returns how many messages are ready, delayed, in flight, dead and in the
+	// backlog lane. It also returns the enqueue time of the oldest ready message. To find
+	// that message it reads only the first thousand ready messages of each lane.
 	queueDepth = queueScript(`
 local ready, all, oldest = 0, 0, ''
 for l = 0, 1 do
@@ -258,8 +259,8 @@ func (q *queue) run(ctx context.Context, sc *client.Script, args ...any) (any, e
 }
 
 // runAndWake runs a script that may make a message visible earlier. If the script added an
-// entry to the stream, runAndWake wakes the receivers of this process at once. They do not
-// wait until they read the entry from the stream.
+// entry to the stream, runAndWake wakes the receivers of this process at once. Otherwise
+// they would wait until the goroutine follow has read the entry from the stream.
 func (q *queue) runAndWake(ctx context.Context, sc *client.Script, args ...any) error {
 	v, err := q.run(ctx, sc, args...)
 	if id := asString(v); err == nil && id != "" {
@@ -287,8 +288,8 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return q.runAndWake(ctx, queueEnqueue, args...)
 }
 
-// Receive waits until a message is ready or ctx ends. It returns up to max messages. For
-// the time visibility, no other Receive returns these messages.
+// Receive waits until a message is ready or ctx ends. It returns up to max messages. No
+// other Receive returns these messages until the duration visibility is over.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err

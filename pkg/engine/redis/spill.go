@@ -13,18 +13,18 @@ import (
 )
 
 // Spill is the spill buffer. It is a stream whose ids are the seqs. The size of a record is
-// the number of bytes of its topic, key and value. A seq is the server's time in µs. If
-// that is not greater than the previous seq, it is the previous seq plus 1. So new seqs are
-// greater than old seqs even after Redis was emptied. If a process has peeked before Redis
-// was emptied and calls Drop after that, Drop removes no new record.
+// the number of bytes of its topic, key and value. A seq is normally the server's time in
+// µs. If this time is not greater than the previous seq, the seq is instead the previous
+// seq plus 1. So new seqs are greater than old seqs even after Redis was emptied. If Redis
+// is emptied between a Peek and a Drop of a process, this Drop removes no new record.
 type Spill struct{ s *Store }
 
 const spillTag = "{spill}:"
 
 var (
 	// KEYS: records, head. ARGV: limit, size, then topic, key, part, value and at of each
-	// record. It returns 0 if the limit would be exceeded.
-	spillPush = script(`
+	// record. It returns 1, or 0 if the records do not fit into the limit.
+	spillPush = newScript(`
 local head = redis.call('HMGET', KEYS[2], 'seq', 'bytes')
 local seq, bytes = tonumber(head[1]) or 0, tonumber(head[2]) or 0
 local size = tonumber(ARGV[3])
@@ -37,7 +37,7 @@ redis.call('HSET', KEYS[2], 'seq', string.format('%.0f', seq), 'bytes', string.f
 return 1`)
 	// KEYS: records, head. ARGV: id of the last record to remove, greatest number of
 	// records to remove. It returns how many records it removed.
-	spillDrop = script(`
+	spillDrop = newScript(`
 local recs = redis.call('XRANGE', KEYS[1], '-', ARGV[2], 'COUNT', ARGV[3])
 if #recs == 0 then return 0 end
 local size = 0
@@ -50,8 +50,8 @@ local bytes = tonumber(redis.call('HGET', KEYS[2], 'bytes')) or 0
 redis.call('HSET', KEYS[2], 'bytes', string.format('%.0f', math.max(bytes - size, 0)))
 return #recs`)
 	// KEYS: records, head. It returns the number of records, the number of their bytes, and
-	// the time at of the oldest record.
-	spillStats = script(`
+	// when the oldest record was stored.
+	spillStats = newScript(`
 local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)
 local at = '0'
 if #first > 0 then at = first[1][2][10] end

@@ -73,8 +73,8 @@ func Connect(cfg Config) (*Store, error) {
 		DialerRetries: 1, MaxRetries: 1, MinRetryBackoff: 8 * time.Millisecond, MaxRetryBackoff: 64 * time.Millisecond,
 		ContextTimeoutEnabled: true,
 		// The client does not send the name of the library to the server. It does not
-		// request maintenance notifications, because only servers with which the tests do
-		// not run have this feature.
+		// request maintenance notifications, because the servers of the tests do not have
+		// this feature.
 		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		// Pipelines use the same pool as other commands, so that PoolSize is the only
 		// limit.
@@ -107,20 +107,22 @@ func (s *Store) Close() error {
 
 func (s *Store) key(name string) string { return s.cfg.Prefix + name }
 
-// serverClock is the first part of every script that needs the time. It sets now in µs
-// since 1970. now is the time of the server's clock. If the first argument is not empty,
-// now is the first argument, which is the time of a test's clock.
+// serverClock is the first part of every script that needs the time. It sets the Lua
+// variable now, in µs since 1970. Normally now is the time of the server's clock. If the
+// first argument is not empty, now is instead the first argument, the time of a test's
+// clock.
 const serverClock = `
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if ARGV[1] ~= '' then now = tonumber(ARGV[1]) end
 `
 
-// script returns a Lua script whose first argument is clockArg.
-func script(lua string) *client.Script { return client.NewScript(serverClock + lua) }
+// newScript returns a Lua script that begins with serverClock. The first argument of the
+// script must be clockArg.
+func newScript(lua string) *client.Script { return client.NewScript(serverClock + lua) }
 
-// clockArg returns the first argument of every script of the function script: the time of a
-// test's clock in µs, or "" if the script must use the server's clock.
+// clockArg returns the first argument of every script that newScript has made: the time of
+// a test's clock in µs, or "" if the script must use the server's clock.
 func (s *Store) clockArg() string {
 	if s.cfg.clock == nil {
 		return ""
@@ -128,9 +130,9 @@ func (s *Store) clockArg() string {
 	return strconv.FormatInt(s.cfg.clock().UnixMicro(), 10)
 }
 
-// run runs a script that the function script has made, with clockArg before args. It
-// translates the error. If ctx has ended, it does not run the script. If the script returns
-// no value, run returns nil and no error.
+// run runs a script that newScript has made, with clockArg before args. It translates the
+// error. If ctx has ended, it does not run the script. If the script returns no value, run
+// returns nil and no error.
 func (s *Store) run(ctx context.Context, sc *client.Script, keys []string, args ...any) (any, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
@@ -166,7 +168,7 @@ func asString(v any) string {
 	return s
 }
 
-// element returns the element i of l; nil if l is shorter.
+// element returns element i of l. It returns nil if l has no element i.
 func element(l []any, i int) any {
 	if i < len(l) {
 		return l[i]
@@ -184,16 +186,16 @@ func conflict(code, msg string) error {
 }
 
 // Filter returns the shared seen-filter with the name cfg.Name. It returns
-// notify.KindInvalid if a value of cfg is out of range; Rate*Window may be at most 2^31
+// notify.KindInvalid if a value of cfg is out of range, or if Rate*Window is more than 2^31
 // ids. Each id takes 2.5 bytes of memory in Redis. A filter with fewer bits than partBits
 // has one part, which is only as large as needed.
 func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	n := cfg.Rate * cfg.Window.Seconds()
 	switch {
 	case cfg.Name == "" || strings.ContainsAny(cfg.Name, "{}"):
-		return nil, notify.Invalid("bad_filter", "name", "a filter needs a name without braces")
+		return nil, notify.Invalid("bad_filter", "name", "a filter must have a name without braces")
 	case !(cfg.Rate > 0) || cfg.Window < time.Second || n > 1<<31:
-		return nil, notify.Invalid("bad_filter", "rate", "a filter needs a rate above 0, a window of at least 1s, and at most 2^31 ids in it")
+		return nil, notify.Invalid("bad_filter", "rate", fmt.Sprintf("a filter must have a rate above 0, a window of at least 1s, and at most 2^31 ids in a window; the rate is %g ids per second, the window %s", cfg.Rate, cfg.Window))
 	}
 	f := &Filter{s: s, window: cfg.Window, hashes: int(math.Ceil(math.Log2(2 / falsePositives)))}
 	bits := math.Max(n*float64(f.hashes)/math.Ln2, 1024)

@@ -62,20 +62,20 @@ func (w *wake) advanceLocked(id string) {
 	}
 }
 
-// wait waits until the stream has an entry that is later than end. It waits at most us
-// microseconds and at most longestWait. If us is -1, only longestWait counts. wait also
-// returns when ctx ends or the Store closes.
-func (w *wake) wait(ctx context.Context, us int64, end string) {
+// wait waits until the stream has an entry that is later than lastID. It waits at most
+// maxMicros microseconds and at most longestWait. If maxMicros is -1, only longestWait
+// counts. wait also returns when ctx ends or the Store closes.
+func (w *wake) wait(ctx context.Context, maxMicros int64, lastID string) {
 	w.mu.Lock()
-	if streamIDAfter(w.streamEnd, end) {
-		// Either the stream got an entry after the script ran, so the receiver must check
-		// the queue again. Or Redis was emptied, and end is the last id of the new stream.
-		// So streamEnd is set back to end.
-		w.streamEnd = end
+	if streamIDAfter(w.streamEnd, lastID) {
+		// There are two possible reasons. The stream got an entry after the script ran, so
+		// the receiver must check the queue again. Or Redis was emptied, and lastID is the
+		// last id of the new stream, so streamEnd must be set back to lastID.
+		w.streamEnd = lastID
 		w.mu.Unlock()
 		return
 	}
-	w.advanceLocked(end)
+	w.advanceLocked(lastID)
 	if w.changed == nil {
 		w.changed = make(chan struct{})
 	}
@@ -87,8 +87,8 @@ func (w *wake) wait(ctx context.Context, us int64, end string) {
 	w.mu.Unlock()
 
 	d := longestWait
-	if us >= 0 {
-		d = min(d, time.Duration(us)*time.Microsecond)
+	if maxMicros >= 0 {
+		d = min(d, time.Duration(maxMicros)*time.Microsecond)
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()

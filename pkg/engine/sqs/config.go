@@ -63,16 +63,16 @@ func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, err
 	}
 	if c.CredentialsFile != "" {
 		if _, err := os.Stat(c.CredentialsFile); err != nil { // the SDK ignores a missing file
-			return nil, nil, configError("credentials_file", "it cannot be read: %v", err)
+			return nil, nil, configError("credentials_file", "the file cannot be read: %v", err)
 		}
 		from = append(from, awsconfig.WithSharedCredentialsFiles([]string{c.CredentialsFile}), awsconfig.WithSharedConfigFiles(nil))
 	}
 	ac, err := awsconfig.LoadDefaultConfig(ctx, from...)
 	if err != nil {
-		return nil, nil, configError("credentials_file", "the SDK refuses its configuration: %v", err)
+		return nil, nil, configError("credentials_file", "the AWS SDK cannot load its configuration: %v", err)
 	}
 	if ac.Region == "" {
-		return nil, nil, configError("region", "it is empty, and the environment names none: set sqs.region or AWS_REGION")
+		return nil, nil, configError("region", "no region is set: set sqs.region or the environment variable AWS_REGION")
 	}
 	if b, ok := ac.HTTPClient.(*awshttp.BuildableClient); ok { // the SDK has added the CAs of AWS_CA_BUNDLE
 		ac.HTTPClient = &http.Client{ // an http.Client can close its connections, a BuildableClient cannot

@@ -63,7 +63,7 @@ func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings
 			arn = got.Attributes[string(types.QueueAttributeNameQueueArn)]
 			add(check, ready+held > 0, "warn", "find out from its messages what makes dispatchers end, repair that, and remove the messages; notifyctl reconcile sends the triggers that are still due", "about %d dead messages", ready+held)
 			if skew, ok := awsmiddleware.GetAttemptSkew(got.ResultMetadata); ok {
-				add("sqs clock", skew.Abs() > maxClockSkew, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "%s from ours", skew.Round(time.Second)) // SQS sends its time in whole seconds
+				add("sqs clock", skew.Abs() > maxClockSkew, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "the clock of SQS differs by %s from the clock of this machine", skew.Round(time.Second)) // SQS sends its time in whole seconds
 			}
 			continue
 		}
@@ -76,11 +76,11 @@ func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings
 		kept := time.Duration(count(types.QueueAttributeNameMessageRetentionPeriod)) * time.Second // 0: the server keeps messages without limit
 		switch {
 		case wrong:
-			add(check, true, "fail", "run notifyd migrate up", "its redrive policy is not the one that migrate sets: %q", policy)
+			add(check, true, "fail", "run notifyd migrate up", "the redrive policy of the queue is not the policy that notifyd migrate sets: %q", policy)
 		case kept > 0 && kept < retention:
-			add(check, true, "warn", "run notifyd migrate up", "it keeps messages for %s, less than %s", kept, retention)
+			add(check, true, "warn", "run notifyd migrate up", "the queue keeps messages for %s, but it must keep them for %s", kept, retention)
 		default:
-			add(check, held > maxInFlight*3/4, "warn", fmt.Sprintf("start more dispatchers, or find why callbacks hang: at %d messages in flight SQS returns no more", maxInFlight), "about %d ready, %d delayed, %d in flight", ready, delayed, held)
+			add(check, held > maxInFlight*3/4, "warn", fmt.Sprintf("start more dispatchers, or find why callbacks hang: at %d messages in flight SQS returns no more", maxInFlight), "about %d messages are ready, %d delayed and %d in flight", ready, delayed, held)
 		}
 	}
 	return fs

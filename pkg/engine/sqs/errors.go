@@ -12,8 +12,8 @@ import (
 
 const retryAfter = 2 * time.Second
 
-// codeOf returns the error code that SQS answered, without its prefix; empty if SQS did not
-// answer.
+// codeOf returns the error code in the answer of SQS, without the prefix of the code. It
+// returns "" if SQS did not answer.
 func codeOf(err error) string {
 	e, ok := errors.AsType[smithy.APIError](err)
 	if !ok {
@@ -38,7 +38,7 @@ func translate(err error) error {
 	}
 	switch code := codeOf(err); code {
 	case "NonExistentQueue", "QueueDoesNotExist":
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_missing", Msg: "SQS has no queue of this name: run notifyd migrate up", RetryAfter: retryAfter, Err: err}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_missing", Msg: "SQS does not have the queues of notifyd: run notifyd migrate up", RetryAfter: retryAfter, Err: err}
 	case "AccessDenied", "AccessDeniedException", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidSecurity", "InvalidAddress", "ExpiredToken", "MissingAuthenticationToken":
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_refused", Msg: "SQS refuses this client: check sqs.credentials_file and the policy of the queues", RetryAfter: retryAfter, Err: err}
 	}

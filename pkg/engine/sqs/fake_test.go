@@ -335,13 +335,13 @@ func TestErrorsOfSQS(t *testing.T) {
 func TestBadConfigs(t *testing.T) {
 	t.Setenv("AWS_REGION", "") // not parallel: of the whole process
 	for want, cfg := range map[string]Config{
-		"sqs.timeout: 1ms is not between":    {Region: "x", Timeout: time.Millisecond},
-		"sqs.wait: 21s is not between":       {Region: "x", Wait: 21 * time.Second},
-		"sqs.parallel: 65 is not between":    {Region: "x", Parallel: 65},
-		"sqs.endpoint: it is not an http":    {Region: "x", Endpoint: "127.0.0.1:9324"},
-		"sqs.endpoint: http sends":           {Region: "x", Endpoint: "http://sqs.example"},
-		"sqs.credentials_file: it cannot be": {Region: "x", CredentialsFile: "/nonexistent"},
-		"sqs.region: it is empty":            {CredentialsFile: credentials(t)},
+		"sqs.timeout: 1ms is not between":          {Region: "x", Timeout: time.Millisecond},
+		"sqs.wait: 21s is not between":             {Region: "x", Wait: 21 * time.Second},
+		"sqs.parallel: 65 is not between":          {Region: "x", Parallel: 65},
+		"sqs.endpoint: must be an http":            {Region: "x", Endpoint: "127.0.0.1:9324"},
+		"sqs.endpoint: http sends":                 {Region: "x", Endpoint: "http://sqs.example"},
+		"sqs.credentials_file: the file cannot be": {Region: "x", CredentialsFile: "/nonexistent"},
+		"sqs.region: no region is set":             {CredentialsFile: credentials(t)},
 	} {
 		_, err := Open(t.Context(), cfg)
 		if notify.KindOf(err) != notify.KindInvalid || !strings.Contains(err.Error(), want) {

@@ -111,15 +111,15 @@ func (q *queue) sendBatch(ctx context.Context, l int, es []types.SendMessageBatc
 	}, nil)
 }
 
-// retryBatch calls do with a batch. After that it calls do again with the entries that
+// retryBatch calls send with a batch. After that it calls send again with the entries that
 // failed, with growing pauses. It stops when no entry has failed or Config.Timeout is over.
 // If an entry itself is wrong, retryBatch returns the error of the entry at once. If ignore
 // returns true for the error code of an entry, the entry counts as done.
-func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string, do func(context.Context, []E) ([]types.BatchResultErrorEntry, error), ignore func(code string) bool) error {
+func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string, send func(context.Context, []E) ([]types.BatchResultErrorEntry, error), ignore func(code string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	for pause := (notify.Pause{}); ; {
-		failed, err := do(ctx, es)
+		failed, err := send(ctx, es)
 		if err != nil {
 			return translate(err)
 		}
@@ -149,7 +149,7 @@ func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string
 }
 
 // Receive implements engine.Queue. It reads both lanes. If both lanes are empty, it waits
-// for messages in the lane onTime. If none arrives, it starts from the beginning.
+// for messages in the lane onTime. If no message arrives, it reads both lanes again.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) (out []engine.Delivery, err error) {
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return nil, err

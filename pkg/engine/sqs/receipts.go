@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// holdReceipts stores that the receipts of the deliveries are valid from now for the
-// duration visibility.
+// holdReceipts marks the receipts of the deliveries as valid. They are valid from now until
+// the duration visibility is over.
 func (q *queue) holdReceipts(ds []engine.Delivery, visibility time.Duration) {
 	now := time.Now()
 	q.mu.Lock()
@@ -58,9 +58,9 @@ func (q *queue) forgetReceipts(receipts []string) {
 	}
 }
 
-// eachBatch calls do with batches of up to 10 receipts. Up to Config.Parallel calls of do
+// eachBatch calls fn with batches of up to 10 receipts. Up to Config.Parallel calls of fn
 // run at the same time.
-func (q *queue) eachBatch(ctx context.Context, byLane [3][]string, do func(ctx context.Context, url *string, receipts []string) error) error {
+func (q *queue) eachBatch(ctx context.Context, byLane [3][]string, fn func(ctx context.Context, url *string, receipts []string) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(q.s.cfg.Parallel)
 	for l, list := range byLane {
@@ -72,7 +72,7 @@ func (q *queue) eachBatch(ctx context.Context, byLane [3][]string, do func(ctx c
 				if err != nil {
 					return err
 				}
-				return do(ctx, url, batch)
+				return fn(ctx, url, batch)
 			})
 		}
 	}
@@ -120,11 +120,11 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	})
 }
 
-// setVisibility makes messages visible again after inSeconds.
-func (q *queue) setVisibility(ctx context.Context, url *string, batch []string, inSeconds int32) error {
+// setVisibility makes messages visible again after the given number of seconds.
+func (q *queue) setVisibility(ctx context.Context, url *string, batch []string, seconds int32) error {
 	es := make([]types.ChangeMessageVisibilityBatchRequestEntry, len(batch))
 	for i, r := range batch {
-		es[i] = types.ChangeMessageVisibilityBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: aws.String(r[1:]), VisibilityTimeout: inSeconds}
+		es[i] = types.ChangeMessageVisibilityBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: aws.String(r[1:]), VisibilityTimeout: seconds}
 	}
 	return retryBatch(ctx, q.s, es, func(e types.ChangeMessageVisibilityBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.ChangeMessageVisibilityBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.s.api.ChangeMessageVisibilityBatch(ctx, &api.ChangeMessageVisibilityBatchInput{QueueUrl: url, Entries: es})

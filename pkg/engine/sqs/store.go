@@ -52,7 +52,7 @@ func (c Config) checkEndpoint() error {
 	}
 	u, err := url.Parse(c.Endpoint)
 	if err != nil {
-		return configError("endpoint", "it is not an http or https URL")
+		return configError("endpoint", "must be an http or https URL")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	local := u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
@@ -68,7 +68,7 @@ func (c Config) checkEndpoint() error {
 // maxReceives.
 func (s *Store) Queue(name string, maxReceives int) (engine.Queue, error) {
 	if !queueName.MatchString(s.cfg.Prefix + name) {
-		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+" must have 1 to 72 letters, digits, - and _: change sqs.prefix")
+		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+` must have 1 to 72 characters, only letters, digits, "-" and "_": change sqs.prefix`)
 	}
 	return s.queue(name, maxReceives), nil
 }
@@ -87,8 +87,8 @@ func (s *Store) queue(name string, maxReceives int) *queue {
 	return q
 }
 
-// Close waits for requests that still run although their Receive has returned. This takes
-// at most Wait plus one second. Then Close closes the connections.
+// Close waits for requests that still run although their Receive has returned. These
+// requests take at most Wait plus one second. Then Close closes the connections.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +118,7 @@ const retention = 14 * 24 * time.Hour
 func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	q, ok := dq.(*queue)
 	if !ok || q.s != s {
-		return notify.Invalid("bad_queue", "", "the queue is of another engine")
+		return notify.Invalid("bad_queue", "", "the delay queue to migrate is not a queue of SQS")
 	}
 	redrive := ""
 	for _, l := range []int{dead, onTime, backlog} {
