@@ -311,7 +311,7 @@ func (s *Service) Unsubscribe(ctx context.Context, user string, ch notify.Channe
 
 func checkSuppressUser(user string) error {
 	if user == "" || len(user) > notify.MaxUserID {
-		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
+		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id must have 1 to %d bytes", notify.MaxUserID))
 	}
 	return nil
 }
