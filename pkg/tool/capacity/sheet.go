@@ -20,7 +20,7 @@ type Line struct {
 	// HoldsTo is the rate of notifications, in the same mix, that Count of this part can process
 	// permanently. 0: this part sets no limit of its own.
 	HoldsTo float64 `json:"holds_to,omitempty"`
-	// OneLost is the same as HoldsTo after one of them is lost.
+	// OneLost is the same rate as HoldsTo, but after one of the Count parts is lost.
 	OneLost float64 `json:"one_lost,omitempty"`
 }
 
@@ -34,18 +34,18 @@ type Sheet struct {
 	First       string   `json:"breaks_first"` // the first of Breaks as text
 }
 
-// Compute checks in and computes its sheet.
-func Compute(in Input) (Sheet, error) {
-	if err := in.Check(); err != nil {
+// Compute checks an input and computes its sheet.
+func Compute(input Input) (Sheet, error) {
+	if err := input.Check(); err != nil {
 		return Sheet{}, err
 	}
 	var s Sheet
-	s.Lines = in.lines()
-	s.Limits = in.limits(s.Lines)
-	s.Chunks = in.savings()
-	s.Breaks = breaks(in.Rate, s.Lines)
-	s.Sensitivity = in.sensitivity(s.Lines)
-	s.First = firstBreakText(in.Rate, s.Breaks)
+	s.Lines = input.lines()
+	s.Limits = input.limits(s.Lines)
+	s.Chunks = input.savings()
+	s.Breaks = breaks(input.Rate, s.Lines)
+	s.Sensitivity = input.sensitivity(s.Lines)
+	s.First = firstBreakText(input.Rate, s.Breaks)
 	return s, nil
 }
 
@@ -106,7 +106,8 @@ func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 // lines returns the lines in the order in which a notification passes the parts.
 func (in *Input) lines() []Line {
 	var out []Line
-	// of adds a line for a demand. One part can process at most each.
+	// of adds a line for a part of the system. demand is the rate that the load needs, and each is
+	// the highest rate of one such part.
 	of := func(key, name string, demand, each float64, how string) *Line {
 		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
 		l.Sustained = l.Count

@@ -300,7 +300,7 @@ func (q *query) checkFunctionType(function string, arg parser.Expr) {
 	}
 	counts := m.Type == Counter || suffix != ""
 	if counts && slices.Contains(overGauges, function) || !counts && slices.Contains(overCounters, function) {
-		q.complain("%s of %s, which is a %s", function, v.Name, m.Type)
+		q.complain("the function %s is used on %s, which is a %s", function, v.Name, m.Type)
 	}
 }
 
