@@ -226,7 +226,7 @@ func keepRun(p *program, r *load.Result, file string) error {
 	store := runStore(p)
 	id, err := store.Save(r)
 	if err != nil {
-		return fmt.Errorf("keep the run: %w", err)
+		return fmt.Errorf("the run cannot be kept: %w", err)
 	}
 	p.note("kept as %s: notifyctl load show %s, or open %s/%s/%s", id, id, store.Dir, id, report.FilePage)
 	if file == "" {

@@ -76,7 +76,7 @@ func TestQueries(t *testing.T) {
 	f(`rate(n_open)`, "does not parse")
 	f(`rate(n_open[5m])`, "the function rate is used on n_open, which is a gauge")
 	f(`deriv(n_sent_total[5m])`, "the function deriv is used on n_sent_total, which is a counter")
-	f(`delta(n_took_seconds_count[5m])`, "delta of n_took_seconds_count")
+	f(`delta(n_took_seconds_count[5m])`, "the function delta is used on n_took_seconds_count")
 	f(`n_took_seconds`, "is a histogram")
 	f(`n_sent_total_bucket`, "there is no metric")
 	f(`histogram_quantile(0.9, sum by (lane) (rate(n_took_seconds_bucket[5m])))`, "needs the label le")
