@@ -173,7 +173,7 @@ func countState(o *api.Outcomes, state notify.State) {
 
 // missedOutcomes returns how many letters reached no receiver, and the counts of their states in
 // words. With the policy ExpiredFail, letters are sent so that they become EXPIRED. So with this
-// policy it does not count EXPIRED.
+// policy missedOutcomes does not count EXPIRED.
 func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 	if expired == ExpiredFail {
 		o.Expired = 0

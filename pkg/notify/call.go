@@ -56,8 +56,9 @@ const (
 	// ClassRetry: the provider did not accept the item. Try again after RetryAfter or the backoff. The
 	// provider works: the cause is this item or a short problem.
 	ClassRetry
-	// ClassUnavailable: the provider did not accept the item, because the provider or the account has a
-	// problem (5xx, refused connections, throttled). The circuit breaker counts it.
+	// ClassUnavailable: the provider did not accept the item, because the provider or the account
+	// has a problem (5xx, refused connections, throttled). The circuit breaker counts the answer as
+	// a failure.
 	ClassUnavailable
 	// ClassThrottled: the provider did not accept the item, because the account reached a rate limit.
 	// No call with this account is made before RetryAfter.
@@ -106,10 +107,10 @@ type Result struct {
 	Code       string        // "apns_unregistered", "twilio_21610", "http_503", "timeout"
 }
 
-// Report passes the answer r for some items of a call to the worker: for the items
-// call.Items[first:end]. A provider that answers for many items at once reports all of them in one
-// call of Report. When items were reported one by one, a worker spent 14 ns on each accepted item,
-// mostly on the lock. With ranges it spends 4 ns (work P6 of make bench).
+// Report passes the answer r for the items call.Items[first:end] to the worker. A provider that
+// answers for many items at once reports all of them in one call of Report. When items were
+// reported one by one, a worker spent 14 ns on each accepted item, mostly on the lock. With ranges
+// it spends 4 ns (work P6 of make bench).
 type Report func(first, end int, r Result)
 
 // One reports the answer r for item i only.

@@ -86,8 +86,9 @@ func (c Category) Critical() bool { return c == OTP || c == Alert }
 // Bulk reports whether notifications of the category use the bulk lane.
 func (c Category) Bulk() bool { return c == Marketing || c == Digest }
 
-// Lane is the bulk part of a channel, or the other part. Every lane has its own topic, its own
-// workers and its own share of provider capacity. So an otp code never waits for a campaign.
+// Lane is one of the two parts of a channel: its bulk notifications, or all its other
+// notifications. Every lane has its own topic, its own workers and its own share of provider
+// capacity. So an otp code never waits for a campaign.
 type Lane struct {
 	Channel Channel
 	Bulk    bool

@@ -76,7 +76,7 @@ type Row struct {
 }
 
 // Exception is the outcome of one position that differs from the row's default. If the position has
-// several addresses, it is the outcome of one of them.
+// several addresses, an Exception is the outcome of one of these addresses.
 type Exception struct {
 	Pos      uint32
 	Addr     uint8 // ordinal of the address; 0 for the first or only address

@@ -96,7 +96,7 @@ func (s *set) adjustCount(key []byte, delta int) {
 }
 
 // replaceWith replaces the contents of s with the contents of source. It replaces the filter first.
-// If a key is in the new filter but not yet in the table, a look-up does not find the key.
+// Until the table is replaced too, a look-up of a new key finds nothing.
 func (s *set) replaceWith(source *set) {
 	s.filter.Store(source.filter.Load())
 	for i := range s.shards {

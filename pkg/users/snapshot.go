@@ -73,7 +73,8 @@ func newSnapshot(shares bool) *Snapshot {
 	return s
 }
 
-// isComplete reports whether a user has no address on a channel if the table has none.
+// isComplete reports whether the table is complete for a user on a channel. If the table is
+// complete and has no address, the user has no address.
 func (s *Snapshot) isComplete(ch notify.Channel, user []byte) bool {
 	h := s.held.Load()
 	if h == nil || h.has(ch, user) {
@@ -185,10 +186,10 @@ func (s *Snapshot) Addresses(dst []notify.Target, user []byte, ch notify.Channel
 	return dst
 }
 
-// decodeAnswer decodes the value v of a user into a. A nil value means that the user has no
+// decodeAnswer decodes the value v of a user into answer. A nil value means that the user has no
 // profile.
-func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat notify.Category, now time.Time) {
-	*a = Answer{}
+func (s *Snapshot) decodeAnswer(answer *Answer, v []byte, ch notify.Channel, cat notify.Category, now time.Time) {
+	*answer = Answer{}
 	if len(v) == 0 {
 		return
 	}
@@ -196,7 +197,7 @@ func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat noti
 	v = v[1:]
 	if ruled {
 		if !cat.Critical() {
-			a.Verdict = s.decideRule(decodeRule(v), ch, cat, now)
+			answer.Verdict = s.decideRule(decodeRule(v), ch, cat, now)
 		}
 		v = v[ruleSize:]
 	}
@@ -207,7 +208,7 @@ func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat noti
 		}
 		end := 2 + n + int(size)
 		if v[0] == byte(ch) {
-			a.addressCount, a.addresses = v[1], v[2+n:end:end]
+			answer.addressCount, answer.addresses = v[1], v[2+n:end:end]
 			return
 		}
 		v = v[end:]
