@@ -302,7 +302,7 @@ func profileTo(file string) (stop func() error, err error) {
 	}
 	f, err := os.Create(file)
 	if err != nil {
-		return nil, term.Usage("--cpu-profile %s", err)
+		return nil, term.Usage("--cpu-profile: %s", err)
 	}
 	if err := pprof.StartCPUProfile(f); err != nil {
 		return nil, errors.Join(err, f.Close())

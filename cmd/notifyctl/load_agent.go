@@ -73,7 +73,7 @@ agent, by a way that keeps the key secret.`,
 		Example: "  notifyctl load agent certs --out certs load1.internal load2.internal",
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if err := os.MkdirAll(out, 0o700); err != nil {
-				return term.Usage("--out %s", err)
+				return term.Usage("--out: %s", err)
 			}
 			if err := agent.WriteCertificates(out, hosts, time.Now()); err != nil {
 				return err

@@ -131,7 +131,7 @@ func (o *loadOptions) grantToken(p *program) (string, error) {
 	}
 	b, err := os.ReadFile(o.grant)
 	if err != nil {
-		return "", term.Usage("--grant %s", err)
+		return "", term.Usage("--grant: %s", err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }

@@ -212,7 +212,7 @@ segments that is not 0.`,
 				return err
 			}
 			if m.Exit != 0 {
-				return term.Exitf(m.Exit, "a segment exited with %d", m.Exit)
+				return term.Exitf(m.Exit, "a segment of the run exited with code %d", m.Exit)
 			}
 			return nil
 		},

@@ -69,7 +69,7 @@ func claimLot() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("freeport: other processes have all ports from %d to %d", lowest, lowest+lots*lot-1)
+	return fmt.Errorf("freeport: other processes own all ports from %d to %d", lowest, lowest+lots*lot-1)
 }
 
 func allFree(first, n int) bool {

@@ -75,7 +75,7 @@ func (l *AuditLog) Acts(ctx context.Context, lastSeq uint64, max int) ([]api.Aud
 	out := make([]api.AuditRow, len(rows))
 	for i, r := range rows {
 		if err := json.Unmarshal(r.Doc, &out[i]); err != nil {
-			return nil, fmt.Errorf("audit row %d: %w", r.Seq, err)
+			return nil, fmt.Errorf("row %d of the audit log cannot be decoded: %w", r.Seq, err)
 		}
 		out[i].Seq, out[i].Hash = r.Seq, hex.EncodeToString(r.Hash)
 	}

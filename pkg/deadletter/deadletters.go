@@ -117,11 +117,11 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	part, block, _ := strings.Cut(f.Chunk, ".")
 	p, err := strconv.ParseUint(part, 10, 16)
 	if err != nil {
-		return engine.DeadLetter{}, fmt.Errorf("chunk %q: %w", f.Chunk, err)
+		return engine.DeadLetter{}, fmt.Errorf("the chunk %q is not PARTITION.BLOCK: %w", f.Chunk, err)
 	}
 	b, err := strconv.ParseUint(block, 10, 32)
 	if err != nil {
-		return engine.DeadLetter{}, fmt.Errorf("chunk %q: %w", f.Chunk, err)
+		return engine.DeadLetter{}, fmt.Errorf("the chunk %q is not PARTITION.BLOCK: %w", f.Chunk, err)
 	}
 	return engine.DeadLetter{
 		ID: id, Epoch: uint16(f.Epoch), Caller: f.Caller, Campaign: f.Campaign, Channel: f.Channel,

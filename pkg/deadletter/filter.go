@@ -45,7 +45,7 @@ func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 		return nil, notify.Invalid("bad_state", "state", "must be dead, replayed or discarded, not "+strconv.Quote(f.State))
 	}
 	if f.Since < 0 || f.Until < 0 || f.Until != 0 && f.Since >= f.Until {
-		return nil, notify.Invalid("bad_time", "until", "must be after since")
+		return nil, notify.Invalid("bad_time", "until", `must be later than "since"`)
 	}
 	m := &Matcher{filter: *f}
 	if len(f.IDs) > MaxIDs {

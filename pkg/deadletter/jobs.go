@@ -326,7 +326,7 @@ func readJob(j *engine.Job) (spec jobSpec, res jobResult, err error) {
 // apiJob returns a job as the API shows it.
 func apiJob(j *engine.Job) (out api.Job, err error) {
 	if err := errors.Join(json.Unmarshal(j.Spec, &out), json.Unmarshal(j.Result, &out)); err != nil {
-		return api.Job{}, fmt.Errorf("job %s: %w", j.ID, err)
+		return api.Job{}, fmt.Errorf("the stored job %s cannot be decoded: %w", j.ID, err)
 	}
 	out.ID, out.Kind, out.Name, out.State, out.Position = j.ID, j.Kind, j.Name, j.State, cursorPosition(j.Cursor)
 	out.Created, out.Updated = j.Created, j.Updated

@@ -56,7 +56,7 @@ func checkSpec(s *api.JobSpec) error {
 		return nil
 	}
 	if s.Filter.Empty() && !s.Filter.All {
-		return notify.Invalid("no_filter", "filter", "the filter is empty; set all to true to select every dead letter")
+		return notify.Invalid("no_filter", "filter", `the filter is empty; set "all" to true to select every dead letter`)
 	}
 	if s.Rate == 0 {
 		s.Rate = 50

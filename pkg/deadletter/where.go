@@ -50,14 +50,14 @@ func compileWhere(expr string) (*gojq.Code, error) {
 	}
 	q, err := gojq.Parse(expr)
 	if err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "is not a valid jq expression", Err: err}
 	}
 	if not := refusedPart(reflect.ValueOf(q)); not != "" {
 		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("contains a part that is not allowed: %s; use only paths, comparisons and functions that do not make values larger", not))
 	}
 	code, err := gojq.Compile(q, boundedOptions()...)
 	if err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "is not a valid jq expression", Err: err}
 	}
 	return code, nil
 }

@@ -22,7 +22,7 @@ type Result struct {
 func ParseResults(b []byte) ([]Result, error) {
 	var rs []Result
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&rs); err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_json", Field: "from", Msg: "is not the list of results that make bench writes", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_json", Field: "from", Msg: `is not a list of results of the command "make bench"`, Err: err}
 	}
 	return rs, nil
 }
