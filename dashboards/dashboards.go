@@ -15,6 +15,6 @@ var files embed.FS
 // Files returns the embedded folders grafana, rules and runbooks.
 func Files() fs.FS { return files }
 
-// Runbooks is the URL, with a final slash, at which the rules expect the runbooks. An
-// operator who publishes them elsewhere replaces it (notifyctl dashboards export --runbooks).
+// Runbooks is the URL, with a final slash, at which the rules expect the runbooks. An operator who
+// publishes the runbooks elsewhere replaces this URL (notifyctl dashboards export --runbooks).
 const Runbooks = "https://github.com/notifyd/notifyd/blob/main/dashboards/runbooks/"

@@ -27,13 +27,13 @@ type confirmLevel uint8
 
 const (
 	changes       confirmLevel = iota // asks only in a protected context
-	confirmAlways                     // always asks: it affects many receivers and cannot be undone
+	confirmAlways                     // always asks: the command affects many receivers and cannot be undone
 )
 
-// confirm asks the person to confirm a change. The text what describes the change. It returns nil
-// if the person confirms, or if no confirmation is needed. If no person can answer (no terminal, or
-// --no-input), it returns an error that mentions --yes.
-func (p *program) confirm(t *target, d confirmLevel, what string) error {
+// confirm asks the person to confirm a change. The text description says what will be changed.
+// confirm returns nil if the person confirms, or if no confirmation is needed. If no person can
+// answer (no terminal, or --no-input), it returns an error that mentions --yes.
+func (p *program) confirm(t *target, d confirmLevel, description string) error {
 	if p.global.yes || (d == changes && !t.ctx.Protected) {
 		return nil
 	}
@@ -46,10 +46,10 @@ func (p *program) confirm(t *target, d confirmLevel, what string) error {
 	}
 	if !p.inTerminal || p.global.noInput {
 		return &term.Error{
-			Exit: term.ExitUsage, Err: fmt.Errorf("%s (%s) needs --yes", term.Clean(what), where), Next: []string{"the same command with --yes"},
+			Exit: term.ExitUsage, Err: fmt.Errorf("%s (%s) needs --yes", term.Clean(description), where), Next: []string{"the same command with --yes"},
 		}
 	}
-	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", term.Clean(what), where)
+	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", term.Clean(description), where)
 	line, _ := bufio.NewReader(p.in).ReadString('\n') // the end of input counts as no
 	switch strings.ToLower(strings.TrimSpace(line)) {
 	case "y", "yes":
@@ -176,8 +176,9 @@ func withRetryHint(ctx context.Context, err error, key, what string) error {
 // human reports whether results are printed for people to read.
 func (p *program) human() bool { return p.global.output == "table" && p.global.jq == "" }
 
-// paged runs write. On a terminal, the output goes through $PAGER, or through less if PAGER is not
-// set. If the pager does not exist, paged prints without a pager.
+// paged calls the function write, which prints the output. On a terminal, the output goes through
+// $PAGER, or through less if PAGER is not set. If the pager does not exist, paged prints without a
+// pager.
 func (p *program) paged(ctx context.Context, write func() error) error {
 	if !p.outTerminal || !p.human() {
 		return write()

@@ -52,7 +52,7 @@ removed from the end.`,
 				return err
 			}
 			if v.Broken != 0 {
-				return term.Exitf(term.ExitFindings, "broken at row %d: %s", v.Broken, v.Why)
+				return term.Exitf(term.ExitFindings, "the audit log is broken at row %d: %s", v.Broken, v.Why)
 			}
 			return nil
 		}),
@@ -78,7 +78,7 @@ meanwhile. The last line is
 			if since != "" {
 				d, err := time.ParseDuration(since)
 				if err != nil || d <= 0 {
-					return term.Usage("--since: a duration above 0, e.g. 24h")
+					return term.Usage("--since %q must be a duration above 0, such as 24h", since)
 				}
 				from = time.Now().Add(-d)
 			}
@@ -97,7 +97,7 @@ meanwhile. The last line is
 				return err
 			}
 			if rep.Drift > 0 {
-				return term.Exitf(term.ExitFindings, "drift of %d: %s", rep.Drift, keyValueText(rep.Classes))
+				return term.Exitf(term.ExitFindings, "the audit found drift in %d notifications and triggers: %s", rep.Drift, keyValueText(rep.Classes))
 			}
 			return nil
 		},

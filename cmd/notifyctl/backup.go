@@ -89,7 +89,7 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if err != nil {
 		return cannotWrite(name, err)
 	}
-	defer os.Remove(f.Name()) // this fails after the rename, which is right
+	defer os.Remove(f.Name()) // after the rename this fails, because there is no such file any more
 	defer f.Close()
 	if err := backupTo(ctx, p, f); err != nil {
 		return err

@@ -200,7 +200,7 @@ func (s *campaignState) checkSameSource(server, file, head string, size int64) e
 	case s.Server != server:
 		return bad("was started on %s, not on %s", s.Server, server)
 	case s.Size >= 0 && size >= 0 && s.Size != size:
-		return bad("was started with a file of %s bytes, but %s has %s: it would be cut into other parts", count(s.Size), label(file), count(size))
+		return bad("was started with a file of %s bytes, but %s has %s bytes, so its parts would be different", count(s.Size), label(file), count(size))
 	case s.Head != head:
 		return bad("was started with another file than %s: their first bytes differ", label(file))
 	}

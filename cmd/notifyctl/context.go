@@ -35,14 +35,14 @@ type namedContext struct {
 	term.Context
 }
 
-// withContexts returns a RunE that opens the contexts and calls do with them.
-func withContexts(p *program, do func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
+// withContexts returns a RunE that opens the contexts and calls fn with them.
+func withContexts(p *program, fn func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
 	return func(_ *cobra.Command, args []string) error {
 		cs, err := term.OpenContexts(p.getenv)
 		if err != nil {
 			return err
 		}
-		return do(cs, args)
+		return fn(cs, args)
 	}
 }
 
@@ -80,7 +80,7 @@ func newContextShow(p *program) *cobra.Command {
 		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
 			name := cmp.Or(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
 			if name == "" {
-				return term.Exitf(term.ExitNotFound, "no context is chosen: notifyctl context use NAME")
+				return term.Exitf(term.ExitNotFound, "no context is chosen; choose one with: notifyctl context use NAME")
 			}
 			x, err := cs.Get(name)
 			if err != nil {
@@ -124,10 +124,10 @@ file that only you can read.`,
 
 func runContextAdd(p *program, name string, x term.Context, use bool) error {
 	if x.Server == "" {
-		return term.Usage("--server is missing: the URL of the server")
+		return term.Usage("--server is missing; give the URL of the server")
 	}
 	if name == "" || strings.ContainsAny(name, "/\\ \t\n") || name == "-" {
-		return term.Usage("%q is not a name for a context", name)
+		return term.Usage("%q cannot be the name of a context; a name must not be empty or - and must not contain /, \\ or spaces", name)
 	}
 	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {

@@ -229,9 +229,9 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 	return files, err
 }
 
-// knownMetrics returns the metrics of this release. If from is not empty, it returns the metrics of
+// knownMetrics returns the metrics of this release. If url is not empty, it returns the metrics of
 // the server at this URL.
-func knownMetrics(ctx context.Context, p *program, from string) (o promcheck.Options, err error) {
+func knownMetrics(ctx context.Context, p *program, url string) (o promcheck.Options, err error) {
 	table, err := promcheck.ParseTable(docs.Metrics)
 	if err != nil {
 		return o, err
@@ -241,10 +241,10 @@ func knownMetrics(ctx context.Context, p *program, from string) (o promcheck.Opt
 		return o, err
 	}
 	o.Metrics = client.With(table)
-	if from == "" {
+	if url == "" {
 		return o, nil
 	}
-	served, err := scrapeMetrics(ctx, p, from)
+	served, err := scrapeMetrics(ctx, p, url)
 	if err != nil {
 		return o, err
 	}

@@ -120,8 +120,8 @@ func newDLQTop(p *program) *cobra.Command {
 	return c
 }
 
-// top groups the selected letters by the way in which they failed. state is used if the flags
-// contain no state. "" means any state.
+// top groups the selected letters by the way in which they failed. The parameter state is used if
+// the flags contain no state. "" means any state.
 func (l *letterFlags) top(ctx context.Context, p *program, state string, limit int) (api.LetterTop, error) {
 	cl, err := p.client()
 	if err != nil {

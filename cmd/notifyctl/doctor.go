@@ -39,7 +39,7 @@ finding that is not ok says what to do. Exit codes:
 
 func runDoctor(ctx context.Context, p *program, failOn string) error {
 	if !slices.Contains(levels[1:], failOn) {
-		return term.Usage("--fail-on %q: it is warn or fail", failOn)
+		return term.Usage("--fail-on %q must be warn or fail", failOn)
 	}
 	t, err := p.target()
 	if err != nil {

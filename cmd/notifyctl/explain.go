@@ -31,7 +31,7 @@ lists all of them, on a terminal with $PAGER (default: less). It needs no server
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if kind != "" && !slices.Contains(codes.Kinds, kind) {
-				return term.Usage("--kind %q: kinds are %s%s", kind, strings.Join(codes.Kinds, ", "), nearest(kind, codes.Kinds))
+				return term.Usage("--kind %q is no kind; kinds are %s%s", kind, strings.Join(codes.Kinds, ", "), nearest(kind, codes.Kinds))
 			}
 			if len(args) == 0 {
 				return runExplainAll(c.Context(), p, kind)

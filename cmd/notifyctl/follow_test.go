@@ -51,7 +51,7 @@ func TestInterruptWhileAJobStarts(t *testing.T) {
 		return ""
 	}}
 	code := run(ctx, p, []string{"--server", srv.URL, "dlq", "replay", "--all", "--yes"})
-	if code != term.ExitInterrupt || !paused || !strings.Contains(said.String(), "job job_1 is paused at 1 of 3") {
+	if code != term.ExitInterrupt || !paused || !strings.Contains(said.String(), "job job_1 is paused at entry 1 of 3") {
 		t.Errorf("exit %d, paused %v\n%s", code, paused, &said)
 	}
 }

@@ -161,7 +161,7 @@ func (p *program) client() (*api.Client, error) {
 	return p.clientOf(&t), nil
 }
 
-// confirmedClient asks the person to confirm a change, and then returns a client for it.
+// confirmedClient asks the person to confirm a change, and then returns a client for the change.
 func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Client, error) {
 	t, cl, err := p.operatorClient(reason)
 	if err == nil {

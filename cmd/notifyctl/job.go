@@ -104,12 +104,11 @@ func startJob(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, e
 // finalRequestTime is how long a request may take after Ctrl-C. Another Ctrl-C ends it at once.
 const finalRequestTime = 30 * time.Second
 
-// outliveContext returns a context that ends later than ctx. The parameter by is the time between
-// the two ends.
-func outliveContext(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+// outliveContext returns a context that ends after ctx, later by the duration extra.
+func outliveContext(ctx context.Context, extra time.Duration) (context.Context, context.CancelFunc) {
 	late, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		t := time.NewTimer(by)
+		t := time.NewTimer(extra)
 		defer t.Stop()
 		select {
 		case <-t.C:
@@ -166,7 +165,7 @@ func pauseInterruptedJob(ctx context.Context, p *program, cl *api.Client, job *a
 		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused and keeps running: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
 	}
 	return &term.Error{
-		Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s is paused at %s of %s", now.ID, count(now.Position), count(now.Planned)),
+		Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s is paused at entry %s of %s", now.ID, count(now.Position), count(now.Planned)),
 		Next: []string{"notifyctl job resume " + now.ID, "notifyctl job cancel " + now.ID},
 	}
 }
@@ -207,18 +206,18 @@ func printJobSummary(p *program, j *api.Job) error {
 	}
 	switch j.State {
 	case "stopped":
-		return &term.Error{Exit: term.ExitGuard, Err: fmt.Errorf("stopped: %s", j.Why), Next: []string{"notifyctl job show " + j.ID, "notifyctl job resume " + j.ID}}
+		return &term.Error{Exit: term.ExitGuard, Err: fmt.Errorf("the job stopped: %s", j.Why), Next: []string{"notifyctl job show " + j.ID, "notifyctl job resume " + j.ID}}
 	case "failed":
-		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("failed: %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("the job failed: %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
 	case "paused":
-		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("the job was paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
 	case "waiting":
 		return &term.Error{Exit: term.ExitPending, Err: errors.New("another operator must approve the job"), Next: []string{"notifyctl job approve " + j.ID}}
 	case "cancelled":
-		return term.Exitf(term.ExitError, "cancelled %s", j.Why)
+		return term.Exitf(term.ExitError, "the job was cancelled %s", j.Why)
 	}
 	if j.Failed > 0 {
-		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s failed", count(j.Failed)), Next: []string{"notifyctl job report " + j.ID}}
+		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s entries of the job failed", count(j.Failed)), Next: []string{"notifyctl job report " + j.ID}}
 	}
 	return nil
 }

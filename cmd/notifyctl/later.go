@@ -27,15 +27,15 @@ func (o *laterOptions) given() bool { return o.at != "" || o.in != "" }
 const grace = time.Minute
 
 // resolveFuture returns the time of the flags. It refuses a time in the past, because such a time
-// is probably a mistake. repeated means that the command repeats an earlier one. Then a time in the
-// past is allowed, because the first run was before it.
+// is probably a mistake. repeated means that the command repeats an earlier command. Then a time in
+// the past is allowed, because it was in the future when the command was first run.
 func (o *laterOptions) resolveFuture(now time.Time, repeated bool) (*time.Time, error) {
 	t, err := o.resolve(now)
 	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {
 		return t, err
 	}
 	return nil, &term.Error{
-		Exit: term.ExitUsage, Err: fmt.Errorf("--at %s passed %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
+		Exit: term.ExitUsage, Err: fmt.Errorf("--at %s is in the past: that time was %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
 		Next: []string{"give a later time, or --at now"},
 	}
 }

@@ -36,7 +36,7 @@ func (c *columns[T]) table(list []T) term.Table {
 }
 
 // printList prints a list. The format table gives a table, and jsonl gives one line per item. Every
-// other format prints whole, the value that contains the items.
+// other format prints the value in the parameter whole, which contains the items.
 func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	pr := p.printer()
 	pr.Optional = c.optional
@@ -145,9 +145,9 @@ func newShowCommand[T any](p *program, c *cobra.Command, get func(*api.Client, c
 }
 
 // confirmAndChange asks the person to confirm a change, makes the change, and prints the result.
-// what describes the change. reason is stored in the audit log.
-func confirmAndChange[T any](p *program, d confirmLevel, what, reason string, do func(*api.Client) (T, error), show func(*T) error) error {
-	cl, err := p.confirmedClient(d, what, reason)
+// The text description says what will be changed. The audit log stores reason.
+func confirmAndChange[T any](p *program, d confirmLevel, description, reason string, do func(*api.Client) (T, error), show func(*T) error) error {
+	cl, err := p.confirmedClient(d, description, reason)
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ user at a time.`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if q.User != "" && q.User != args[0] {
-					return term.Usage("--user %q and argument %q: give one user", q.User, args[0])
+					return term.Usage("--user %q and the argument %q name two users; give one user", q.User, args[0])
 				}
 				q.User = args[0]
 			}

@@ -294,15 +294,15 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	return loadExitError(ctx, res, o.requireValid)
 }
 
-// profileTo writes a CPU profile to file until stop is called. If file is empty, it writes no
-// profile.
+// profileTo writes a CPU profile to file until the returned function is called. If file is empty,
+// it writes no profile.
 func profileTo(file string) (stop func() error, err error) {
 	if file == "" {
 		return func() error { return nil }, nil
 	}
 	f, err := os.Create(file)
 	if err != nil {
-		return nil, term.Usage("--cpu-profile %s", err)
+		return nil, term.Usage("--cpu-profile: %s", err)
 	}
 	if err := pprof.StartCPUProfile(f); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -364,13 +364,13 @@ func loadExitError(ctx context.Context, res *load.Result, requireValid bool) err
 		if res.Totals.Acked == 0 && res.Totals.Sent > 0 {
 			why = "nothing was accepted" + firstError(res) + "; "
 		}
-		return term.Exitf(term.ExitSLO, "%smissed: %s", why, strings.Join(missed, "; "))
+		return term.Exitf(term.ExitSLO, "%sthresholds missed: %s", why, strings.Join(missed, "; "))
 	case term.ExitPartial:
 		see := ""
 		if len(l.Examples) > 0 && l.Lost+l.Ended > 0 {
 			see = "; see notifyctl why " + term.Clean(l.Examples[0])
 		}
-		return term.Exitf(term.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d%s", l.Lost, l.Duplicates, l.Early, l.Unexpected, see)
+		return term.Exitf(term.ExitPartial, "the ledger check failed: %d messages lost, %d duplicates, %d early, %d unexpected%s", l.Lost, l.Duplicates, l.Early, l.Unexpected, see)
 	case term.ExitPending:
 		return term.Exitf(term.ExitPending, "%s messages had no outcome when the drain ended; they are still being delivered", term.Count(l.Pending+l.Unverified))
 	}

@@ -73,7 +73,7 @@ agent, by a way that keeps the key secret.`,
 		Example: "  notifyctl load agent certs --out certs load1.internal load2.internal",
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if err := os.MkdirAll(out, 0o700); err != nil {
-				return term.Usage("--out %s", err)
+				return term.Usage("--out: %s", err)
 			}
 			if err := agent.WriteCertificates(out, hosts, time.Now()); err != nil {
 				return err
@@ -90,18 +90,18 @@ agent, by a way that keeps the key secret.`,
 
 func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 	if (o.cert == "") != (o.key == "") || o.clientCA != "" && o.cert == "" {
-		return term.Usage("--cert and --key belong together, and --client-ca needs them")
+		return term.Usage("--cert and --key belong together: give both or none; --client-ca needs both")
 	}
 	host, _, err := net.SplitHostPort(o.listen)
 	if err != nil {
-		return term.Usage("--listen %q: it is an address and a port, such as 127.0.0.1:7431", o.listen)
+		return term.Usage("--listen %q must be an address and a port, such as 127.0.0.1:7431", o.listen)
 	}
 	loopback := o.cert == ""
 	switch {
 	case loopback && !notify.LoopbackHost(host):
 		return term.Usage("--listen %s: without --cert an agent listens on loopback addresses only", o.listen)
 	case !loopback && o.clientCA == "" && !o.byServer:
-		return term.Usage("--cert needs --client-ca or --server: who may start runs")
+		return term.Usage("--cert needs --client-ca or --server, which say who may start runs")
 	}
 	s := &agent.Server{Loopback: loopback, Version: version, Note: p.note, Open: func(ctx context.Context, sc *load.Scenario, aim *agent.Aim, token func(context.Context) (string, error)) (load.Config, func(), error) {
 		return openAim(ctx, p, sc, aim, token)
@@ -120,7 +120,7 @@ func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 	if !loopback {
 		cfg, err := agent.ServerTLS(o.cert, o.key, o.clientCA)
 		if err != nil {
-			return errors.Join(term.Usage("certificates: %s", err), ln.Close())
+			return errors.Join(term.Usage("the certificates cannot be used: %s", err), ln.Close())
 		}
 		ln = tls.NewListener(ln, cfg)
 	}
@@ -202,12 +202,12 @@ func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOption
 	}
 	opt := agent.Options{Agents: c.agents}
 	if (c.cert == "") != (c.key == "") || c.cert != "" && c.ca == "" {
-		return nil, term.Usage("--agent-cert and --agent-key belong together, and need --agent-ca")
+		return nil, term.Usage("--agent-cert and --agent-key belong together: give both or none; they need --agent-ca")
 	}
 	if c.ca != "" {
 		var err error
 		if opt.TLS, err = agent.ClientTLS(c.ca, c.cert, c.key); err != nil {
-			return nil, term.Usage("certificates: %s", err)
+			return nil, term.Usage("the certificates cannot be used: %s", err)
 		}
 	}
 	grant, err := o.grantToken(p)

@@ -35,7 +35,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 		return err
 	}
 	if o.flagGiven("count") {
-		return term.Usage("--count %s does not go with capacity: a trial has a rate and a duration (--rate, --duration)", o.count)
+		return term.Usage("--count %s cannot be used with load capacity, because a trial has a rate and a duration (--rate, --duration)", o.count)
 	}
 	o.repeatedTrial = true
 	run := func(trial load.Scenario) (*load.Result, error) {
@@ -91,7 +91,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	case found.Limit == load.LimitUnsteady:
 		return term.Exitf(term.ExitSLO, "no rate was confirmed: a rate that held once did not hold again")
 	case found.Rate == 0 && len(found.Trials) > 0:
-		return term.Exitf(term.ExitSLO, "not even %s/s holds", term.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
+		return term.Exitf(term.ExitSLO, "the objective is missed even at the lowest rate, %s/s", term.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -80,10 +79,10 @@ Scope operate.`,
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		n, err := load.ParseNumber(rate)
 		if err != nil {
-			return term.Usage("--rate %s", cmp.Or(rate, "is required: messages a second at most"))
+			return term.Usage("--rate %q must be the highest number of messages a second, such as 50k", rate)
 		}
 		if len(in.Targets) == 0 {
-			return term.Usage("--targets is required: of %s", strings.Join(api.GrantTargets, ", "))
+			return term.Usage("--targets is required; give one or more of %s", strings.Join(api.GrantTargets, ", "))
 		}
 		in.Rate, in.Seconds, in.Reason = float64(n), int64(length/time.Second), *reason
 		if len(in.Hosts) == 0 {
@@ -132,7 +131,7 @@ func (o *loadOptions) grantToken(p *program) (string, error) {
 	}
 	b, err := os.ReadFile(o.grant)
 	if err != nil {
-		return "", term.Usage("--grant %s", err)
+		return "", term.Usage("--grant: %s", err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }

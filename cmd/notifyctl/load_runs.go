@@ -212,7 +212,7 @@ segments that is not 0.`,
 				return err
 			}
 			if m.Exit != 0 {
-				return term.Exitf(m.Exit, "a segment exited with %d", m.Exit)
+				return term.Exitf(m.Exit, "a segment of the run exited with code %d", m.Exit)
 			}
 			return nil
 		},
@@ -226,7 +226,7 @@ func keepRun(p *program, r *load.Result, file string) error {
 	store := runStore(p)
 	id, err := store.Save(r)
 	if err != nil {
-		return fmt.Errorf("keep the run: %w", err)
+		return fmt.Errorf("the run cannot be kept: %w", err)
 	}
 	p.note("kept as %s: notifyctl load show %s, or open %s/%s/%s", id, id, store.Dir, id, report.FilePage)
 	if file == "" {

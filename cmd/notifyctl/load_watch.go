@@ -126,7 +126,7 @@ func watchScreen(ctx context.Context, p *program, w *watchedRun) (screen.Left, e
 }
 
 // serveMetrics serves the figures of a run on a loopback address. An empty addr means no metrics.
-// end ends the server and waits until its goroutine has ended.
+// The returned function stops the server and waits until its goroutine has ended.
 func serveMetrics(ctx context.Context, p *program, addr string, w *watchedRun) (end func(), err error) {
 	if addr == "" {
 		return func() {}, nil

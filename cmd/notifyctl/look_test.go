@@ -113,7 +113,7 @@ func TestWait(t *testing.T) {
 	}
 	f("30s", []string{"ACCEPTED", "DEFERRED", "DELIVERED"}, 0, "")
 	f("30s", []string{"SENT"}, 0, "")
-	f("30s", []string{"ACCEPTED", "SUPPRESSED"}, 1, "it was not delivered: SUPPRESSED")
+	f("30s", []string{"ACCEPTED", "SUPPRESSED"}, 1, "the notification was not delivered: SUPPRESSED")
 	f("150ms", []string{"ACCEPTED"}, 8, "still ACCEPTED after 150ms")
 }
 

@@ -38,7 +38,7 @@ type program struct {
 	now      func() time.Time
 
 	inTerminal, outTerminal, errTerminal bool
-	width                                int // of the output terminal, in characters; 0: none
+	width                                int // width of the output terminal, in characters; 0: there is no terminal
 
 	global            globals
 	running           *cobra.Command         // the command; nil until its flags are parsed

@@ -169,7 +169,7 @@ func runPlan(p *program, in capacity.Input, from string) error {
 func measuredSheet(in capacity.Input, file string) (*measuredPlan, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return nil, term.Usage("--from: %v; make bench writes it", err)
+		return nil, term.Usage("--from: %v; the command make bench writes this file", err)
 	}
 	rs, err := capacity.ParseResults(b)
 	if err != nil {

@@ -36,7 +36,7 @@ func runVerify(ctx context.Context, p *program, in capacity.Input, from string, 
 	if from != "" {
 		b, err := os.ReadFile(from)
 		if err != nil {
-			return term.Usage("--from: %v; make bench writes it", err)
+			return term.Usage("--from: %v; the command make bench writes this file", err)
 		}
 		rs, err := capacity.ParseResults(b)
 		if err != nil {
@@ -96,9 +96,9 @@ func verifyTable(cs []capacity.Comparison) term.Table {
 	}}).table(cs)
 }
 
-// measuredLoad sets the load in in to the measured rates and shares. If nothing arrived, it sets
+// measuredLoad sets the load of input to the measured rates and shares. If nothing arrived, it sets
 // one notification per second, which is the smallest load of a sheet.
-func measuredLoad(in *capacity.Input, rates *api.Rates) {
+func measuredLoad(input *capacity.Input, rates *api.Rates) {
 	by := map[string]float64{}
 	total := 0.0
 	for _, r := range rates.Rates {
@@ -107,14 +107,14 @@ func measuredLoad(in *capacity.Input, rates *api.Rates) {
 			total += r.Accepted
 		}
 	}
-	if in.Rate = max(total, 1); total == 0 {
+	if input.Rate = max(total, 1); total == 0 {
 		return
 	}
-	in.Push, in.Email, in.SMS = by["push"]/total, by["email"]/total, by["sms"]/total
-	in.Scheduled = 0
+	input.Push, input.Email, input.SMS = by["push"]/total, by["email"]/total, by["sms"]/total
+	input.Scheduled = 0
 	for _, l := range rates.Late {
 		if l.What == "timer" && rates.OverSeconds > 0 {
-			in.Scheduled = min(l.N/rates.OverSeconds/total, 1)
+			input.Scheduled = min(l.N/rates.OverSeconds/total, 1)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func requestReconcile(c *cobra.Command, cl *api.Client, since string) (plan api.
 	if since != "" {
 		d, err := time.ParseDuration(since)
 		if err != nil || d <= 0 {
-			return plan, rep, term.Usage("--since: a duration above 0, e.g. 24h")
+			return plan, rep, term.Usage("--since %q must be a duration above 0, such as 24h", since)
 		}
 		spec.Filter.Since = time.Now().Add(-d).UnixMilli()
 	}
@@ -103,7 +103,7 @@ func printFindings(p *program, rep *api.ReconcileReport) error {
 	if len(rep.Findings) == 0 {
 		return nil
 	}
-	return term.Exitf(term.ExitFindings, "found %s", countsText(rep.Counts))
+	return term.Exitf(term.ExitFindings, "the report has findings: %s", countsText(rep.Counts))
 }
 
 func listFindings(p *program, rep *api.ReconcileReport) term.Table {

@@ -125,16 +125,16 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 		return term.Usage("-f (a batch) and --fanout exclude each other")
 	case o.file != "":
 		if o.contentNamed || o.addressedFlag {
-			return term.Usage("-f: the file holds the notifications; it does not go with flags of the content or the receiver")
+			return term.Usage("-f: the file contains the notifications, so flags for the content or the receiver cannot be given")
 		}
 		return runSendBatch(ctx, p, o)
 	case o.fanout != "":
 		if o.addressedFlag || o.key != "" {
-			return term.Usage("--fanout: the file holds the receivers, and the campaign is the key; it does not go with --user, --address or --idempotency-key")
+			return term.Usage("--fanout: the file contains the receivers, and the campaign id is the idempotency key, so --user, --address and --idempotency-key cannot be given")
 		}
 		return runSendFanout(ctx, p, o)
 	case o.campaign != "":
-		return term.Usage("--campaign goes with --fanout")
+		return term.Usage("--campaign needs --fanout")
 	}
 	return runSendOne(ctx, p, o)
 }
@@ -195,7 +195,7 @@ func newKey(now time.Time) string { return "ctl-" + notify.NewBase(now).String()
 
 func (o *sendOptions) notification(p *program) (n api.Notification, err error) {
 	if o.channel == "" {
-		return n, term.Usage("--channel is missing: %s", strings.Join(channelNames(), ", "))
+		return n, term.Usage("--channel is missing; give one of %s", strings.Join(channelNames(), ", "))
 	}
 	n = api.Notification{Channel: o.channel, Category: o.category, To: api.Receiver{UserID: o.user, Address: o.address}}
 	if n.Content, err = o.content(p); err != nil {
@@ -279,24 +279,24 @@ func variables(list []string) (json.RawMessage, error) {
 	return json.Marshal(vars)
 }
 
-// sendTimes returns when to send and when to stop trying. A nil at means now, and a nil until means
-// never.
-func (o *sendOptions) sendTimes(now time.Time) (at, until *time.Time, err error) {
+// sendTimes returns when to send and when to stop trying. If sendAt is nil, send at once. If stopAt
+// is nil, never stop trying.
+func (o *sendOptions) sendTimes(now time.Time) (sendAt, stopAt *time.Time, err error) {
 	begin := now
-	if at, err = o.later.resolveFuture(now, o.key != "" || o.campaign != ""); err != nil {
+	if sendAt, err = o.later.resolveFuture(now, o.key != "" || o.campaign != ""); err != nil {
 		return nil, nil, err
 	}
-	if at != nil {
-		begin = *at
+	if sendAt != nil {
+		begin = *sendAt
 	}
 	switch {
 	case o.ttl != "" && o.until != "":
 		return nil, nil, term.Usage("--ttl and --expires-at both say when to give up; use one of them")
 	case o.until != "":
-		if until, err = o.later.parseMoment("--expires-at", o.until, now); err != nil {
+		if stopAt, err = o.later.parseMoment("--expires-at", o.until, now); err != nil {
 			return nil, nil, err
 		}
-		if !until.After(begin) {
+		if !stopAt.After(begin) {
 			return nil, nil, term.Usage("--expires-at %s is not after the time of sending", o.until)
 		}
 	case o.ttl != "":
@@ -305,12 +305,12 @@ func (o *sendOptions) sendTimes(now time.Time) (at, until *time.Time, err error)
 			return nil, nil, err
 		}
 		if d == 0 {
-			return nil, nil, term.Usage("--ttl 0: it must be above 0")
+			return nil, nil, term.Usage("--ttl must be above 0")
 		}
 		t := begin.Add(d).UTC().Truncate(time.Millisecond)
-		until = &t
+		stopAt = &t
 	}
-	return at, until, nil
+	return sendAt, stopAt, nil
 }
 
 // dryRunRequest is a request in the form in which --dry-run prints it. It does not contain the

@@ -166,10 +166,10 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	return errors.Join(flush(), err)
 }
 
-// postChunks sends the chunks of a file to path and calls take with every answer. The idempotency
-// key of each chunk begins with key. For a stream, it also ends with a hash of the stream from its
-// beginning to the end of that chunk.
-func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key string, take func(c *chunk, r *batchAnswer, replayed bool) error) error {
+// postChunks sends the chunks of a file to path and calls onAnswer with every answer. The
+// idempotency key of each chunk begins with key. For a stream, it also ends with a hash of the
+// stream from its beginning to the end of that chunk.
+func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key string, onAnswer func(c *chunk, r *batchAnswer, replayed bool) error) error {
 	chain := sha256.New()
 	return eachChunk(p, file, func(c *chunk) error {
 		key := fmt.Sprintf("%s-%d", key, c.number)
@@ -185,7 +185,7 @@ func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key
 		if err := json.Unmarshal(reply.Body, &r); err != nil {
 			return badAnswer(err)
 		}
-		return take(c, &r, reply.Replayed)
+		return onAnswer(c, &r, reply.Replayed)
 	})
 }
 
@@ -336,7 +336,7 @@ func printBatchRequest(p *program, o *sendOptions) error {
 		var body []json.RawMessage
 		for i, line := range bytes.Split(bytes.TrimSuffix(c.body, []byte("\n")), []byte("\n")) {
 			if !json.Valid(line) {
-				return term.Usage("%s:%d: not valid JSON", label(o.file), c.lines[i])
+				return term.Usage("%s:%d: the line is not valid JSON", label(o.file), c.lines[i])
 			}
 			body = append(body, bytes.Clone(line))
 		}

@@ -227,7 +227,7 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	}
 	r.bar = r.p.startProgress("sending", max(0, s.Total-s.Stored))
 	defer r.bar.end()
-	// This is a copy, because recordPart changes s while Skip reads was.
+	// was is a copy, because recordPart changes s while Skip reads was.
 	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)}
 	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,

@@ -173,11 +173,12 @@ func summaryFields(p *program, s *api.Summary) term.Table {
 	return t
 }
 
-// percentOf returns the share of n in all, in percent. It returns 100% only if n is equal to all.
-func percentOf(n, all int64) string {
-	pc := 100 * float64(n) / float64(max(all, 1))
+// percentOf returns the share of n in total, in percent. It returns 100% only if n is equal to
+// total.
+func percentOf(n, total int64) string {
+	pc := 100 * float64(n) / float64(max(total, 1))
 	switch {
-	case n == all:
+	case n == total:
 		return "100%"
 	case pc > 99.9:
 		return ">99.9%"

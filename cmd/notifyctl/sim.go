@@ -66,8 +66,8 @@ context names, or those of --simulators.`,
 	return c
 }
 
-// run returns a RunE function that connects to the simulators and then calls do.
-func (s *simulators) run(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+// run returns a RunE function that connects to the simulators and then calls fn.
+func (s *simulators) run(fn func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		control := s.control
 		if control == "" {
@@ -88,7 +88,7 @@ func (s *simulators) run(do func(ctx context.Context, args []string) error) func
 			return &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names several simulators, choose one: " + control), Next: []string{"notifyctl sim --simulators " + list[0].URL + " ..."}}
 		}
 		s.Simulators = list[0]
-		return do(c.Context(), args)
+		return fn(c.Context(), args)
 	}
 }
 
@@ -146,10 +146,10 @@ func (s *simulators) newInbox() *cobra.Command {
 	return c
 }
 
-// shorten cuts a text to at most most characters, to fit a table.
-func shorten(s string, most int) string {
-	if r := []rune(s); len(r) > most {
-		return string(r[:most-1]) + "…"
+// shorten cuts a text to at most limit characters, so that it fits into a table.
+func shorten(s string, limit int) string {
+	if r := []rune(s); len(r) > limit {
+		return string(r[:limit-1]) + "…"
 	}
 	return s
 }

@@ -68,7 +68,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
 	if o.file != "" {
 		if o.url != "" || o.later.given() || o.payload != "" || o.dryRun {
-			return term.Usage("-f: the file holds the triggers; only --idempotency-key goes with it")
+			return term.Usage("-f: the file contains the triggers, so no flag of a trigger other than --idempotency-key can be given")
 		}
 		return runTriggerFile(ctx, p, o)
 	}
@@ -101,7 +101,7 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 
 func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 	if o.url == "" {
-		return t, term.Usage("--url is missing: the URL to call")
+		return t, term.Usage("--url is missing; give the URL to call")
 	}
 	t = api.Trigger{CallbackURL: o.url, Exact: o.exact, LatePolicy: o.late}
 	at, err := o.later.resolveFuture(p.now(), o.key != "")

@@ -79,7 +79,7 @@ func readOnly(ctx context.Context, t *target) string {
 }
 
 // utf8Locale reports whether the terminal shows other characters than ASCII. It uses the first of
-// these variables that is set, as POSIX says.
+// LC_ALL, LC_CTYPE and LANG that is set, as POSIX says.
 func utf8Locale(getenv func(string) string) bool {
 	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")

@@ -100,7 +100,7 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 	case o.file == "" && !named:
 		return term.Usage("nothing to change: give flags with new values, or a file with -f")
 	case o.file != "" && named:
-		return term.Usage("-f replaces the whole profile; it does not go with other flags that change it")
+		return term.Usage("-f replaces the whole profile, so other flags that change the profile cannot be given")
 	}
 	cl, err := p.confirmedClient(changes, "change user "+user, "")
 	if err != nil {

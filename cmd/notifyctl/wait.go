@@ -18,14 +18,14 @@ const (
 	lastPoll  = time.Second
 )
 
-// pollUntil calls done again and again until done returns true. At the time end it returns
+// pollUntil calls check again and again until check returns true. At the deadline it returns
 // errPending.
-func pollUntil(ctx context.Context, p *program, end time.Time, done func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithDeadlineCause(ctx, end, errPending)
+func pollUntil(ctx context.Context, p *program, deadline time.Time, check func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithDeadlineCause(ctx, deadline, errPending)
 	defer cancel()
 	for every := firstPoll; ; every = min(2*every, lastPoll) {
 		began := time.Now()
-		ok, err := done(ctx)
+		ok, err := check(ctx)
 		if context.Cause(ctx) == errPending { //nolint:errorlint // exactly this value
 			return errPending
 		}
@@ -68,10 +68,10 @@ func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 		return perr
 	}
 	if err != nil {
-		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("still %s after %s; it is still being delivered", cmp.Or(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("the notification is still %s after %s; notifyd continues to deliver it", cmp.Or(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
 	}
 	if !wasDelivered(s.Status) {
-		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("it was not delivered: %s %s", s.Status, s.Code), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("the notification was not delivered: %s %s", s.Status, s.Code), Next: []string{"notifyctl why " + id}}
 	}
 	return nil
 }
@@ -81,8 +81,8 @@ func wasDelivered(status string) bool {
 }
 
 // waitCampaign waits until every receiver of a campaign has an outcome, and returns the last count.
-// After each count it calls tell with the number of receivers that have an outcome.
-func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, receivers int64, tell func(done int64)) (api.Summary, error) {
+// After each count it calls report with the number of receivers that have an outcome.
+func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, receivers int64, report func(done int64)) (api.Summary, error) {
 	var sum api.Summary
 	err := pollUntil(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
 		now, err := sumPages(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
@@ -96,7 +96,7 @@ func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, re
 				done += int64(n)
 			}
 		}
-		tell(done)
+		report(done)
 		return sum.Counted >= receivers && done == sum.Counted, nil
 	})
 	return sum, err

@@ -70,7 +70,7 @@ none. Ctrl-C stops it: work in flight is finished; a second Ctrl-C ends it at on
 func (o *devOptions) check() error {
 	switch {
 	case o.port < 0 || o.port > 65535-4:
-		return term.Usage("--port %d: use 0, or 1 to %d: dev also uses the four ports after it", o.port, 65535-4)
+		return term.Usage("--port %d: use 0, or 1 to %d, because dev also uses the four ports after it", o.port, 65535-4)
 	case o.seed != "demo" && o.seed != "none":
 		return term.Usage("--seed %q: use demo or none", o.seed)
 	case o.latency < 0:
@@ -235,7 +235,7 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	// dir/data. So it would ignore the store in dir and start with an empty store.
 	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
 		return dir, cleanup, &term.Error{Exit: term.ExitUsage,
-			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; notifyd dev keeps its data in the subfolder data of its folder", dir),
+			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; notifyd dev would ignore this data, because it reads only the subfolder named data", dir),
 			Next: []string{"notifyd restore FILE --data-dir NEW/data, then notifyd dev --data-dir NEW", "notifyd serve --data-dir " + dir},
 		}
 	}

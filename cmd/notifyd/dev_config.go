@@ -47,7 +47,7 @@ func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simul
 		err = json.Unmarshal(b, &s)
 	}
 	if err != nil {
-		return nil, s.URLs, "", fmt.Errorf("simulators: %w", err)
+		return nil, s.URLs, "", fmt.Errorf("the addresses of the simulators cannot be read: %w", err)
 	}
 	secrets := filepath.Join(dir, "data")
 	if err := os.MkdirAll(secrets, 0o700); err != nil {

@@ -21,13 +21,14 @@ import (
 // the delay.
 const explainAfter = 5 * time.Second
 
-// awaitReady calls ready every 20 ms until ready returns nil. After explainAfter it prints ready's
-// error to w, and prints it again whenever the reason changes. After limit it returns ready's error. A
-// limit of 0 means that there is no limit. If ctx ends first, awaitReady returns ctx's cause.
-func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready func(context.Context) error) error {
+// awaitReady calls check every 20 ms until check returns nil. After explainAfter it prints check's
+// error to w, and prints the error again whenever the reason changes. After limit it returns
+// check's error. A limit of 0 means that there is no limit. If ctx ends first, awaitReady returns
+// ctx's cause.
+func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, check func(context.Context) error) error {
 	began, said := time.Now(), ""
 	for {
-		err := ready(ctx)
+		err := check(ctx)
 		if err == nil {
 			return nil
 		}

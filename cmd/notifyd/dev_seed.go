@@ -18,7 +18,7 @@ func seedDemoUsers(ctx context.Context, cl *api.Client) error {
 			_, err = cl.PutUser(ctx, u)
 		}
 		if err != nil {
-			return fmt.Errorf("seed: %s: %w", u.UserID, err)
+			return fmt.Errorf("the demo user %s cannot be created: %w", u.UserID, err)
 		}
 	}
 	return nil

@@ -48,7 +48,7 @@ leaves what exists as it is. Two that run at the same time do no harm.`,
 					return err
 				}
 				if to == engine.Look && pending > 0 {
-					return term.Exitf(term.ExitUnavailable, "steps are missing: %d; notifyd migrate up makes them", pending)
+					return term.Exitf(term.ExitUnavailable, "%d steps are missing; run notifyd migrate up", pending)
 				}
 				return nil
 			},

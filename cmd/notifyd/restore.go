@@ -95,7 +95,7 @@ records that would be read again.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			at, err := time.Parse(time.RFC3339, taken)
 			if err != nil {
-				return term.Usage("--taken %q: give the time when the snapshot of Cassandra began, such as 2026-11-24T03:00:00Z", taken)
+				return term.Usage("--taken %q is not a time; give the time when the snapshot of Cassandra began, such as 2026-11-24T03:00:00Z", taken)
 			}
 			l, err := cf.load(p, nil)
 			if err != nil {

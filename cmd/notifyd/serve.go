@@ -186,7 +186,7 @@ func newHealthcheck(p *program) *cobra.Command {
 			}
 			defer resp.Body.Close()
 			if resp.StatusCode != http.StatusOK {
-				return term.Exitf(term.ExitUnavailable, "not ready: %s", resp.Status)
+				return term.Exitf(term.ExitUnavailable, "the server is not ready: %s", resp.Status)
 			}
 			fmt.Fprintln(p.out, "ready")
 			return nil

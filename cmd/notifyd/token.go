@@ -29,7 +29,7 @@ auth.jwks_url instead.`,
 				return term.Usage("token needs --key and --caller")
 			}
 			if ttl <= 0 || ttl > 31*24*time.Hour {
-				return term.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
+				return term.Usage("--ttl %s must be above 0 and at most 31 days, because servers refuse other tokens", ttl)
 			}
 			if _, err := os.Stat(key); os.IsNotExist(err) {
 				if err := writeSigningKey(key); err != nil {

@@ -81,8 +81,9 @@ func objectiveRules() []byte {
 	return []byte(b.String())
 }
 
-// burn returns an alert that fires if both windows of either pair are over their pace and
-// there were at least 20 events.
+// burn returns an alert with two pairs of windows, a long and a short one each. The alert fires if
+// both windows of one pair exceed the limit of the pair, and if there were at least 20 events in
+// the window events.
 func (o *objective) burn(severity, long1, short1 string, times1 float64, long2, short2 string, times2 float64, events string) string {
 	sel := fmt.Sprintf("{slo=%q}", o.slo)
 	over := func(window string, times float64) string {

@@ -4,7 +4,7 @@
 //	POST /orders {"id", "user", "remind_in_seconds"}   sends an SMS now, and plans a reminder
 //	POST /hooks/reminder                               notifyd calls it when the reminder is due
 //
-// It follows its feed of failed notifications, and sends by email what failed by SMS.
+// It follows its feed of failed notifications. If an SMS failed, it sends the text by email.
 // ../README.md says how to run it.
 package main
 
@@ -83,12 +83,12 @@ func run(ctx context.Context) error {
 type shop struct {
 	client   *api.Client
 	verifier *webhooks.Webhook
-	url      string // of this service
-	state    string // file: how far the failed feed was read
+	url      string // URL of this service
+	state    string // name of the file that contains the position up to which the failed feed was read
 }
 
-// order tells a user of an order and plans a reminder. The keys make the same order, sent
-// twice, one order.
+// order tells a user about an order and plans a reminder. The idempotency keys contain the order's
+// id. So if an order is posted twice, there is still only one SMS and one reminder.
 func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	var o struct {
 		ID      string  `json:"id"`
@@ -121,8 +121,8 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"notification_id": sent.NotificationID, "trigger_id": planned.TriggerID}) // fails if the client has gone
 }
 
-// reminder reacts to a trigger that is due. notifyd may call twice with one webhook-id; the
-// key makes that one push.
+// reminder reacts to a trigger that is due. notifyd may call twice with the same webhook-id. The
+// idempotency key contains the webhook-id, so only one push is sent.
 func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// refuse answers 422 if the same request, sent again, gets the same error. Otherwise it answers
+// refuse answers 422 if a repetition of the request would get the same error. Otherwise it answers
 // 503, and notifyd calls again.
 func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusServiceUnavailable
@@ -161,8 +161,9 @@ func refuse(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), status)
 }
 
-// followFailures reads the failed feed until ctx ends. It keeps its place after each page,
-// so it misses nothing; what it reads twice has the same key.
+// followFailures reads the failed feed until ctx ends. It stores its position after each page, so
+// it misses no failure. It may read a page twice after a crash. The second email then has the same
+// idempotency key, so notifyd does not send it.
 func (s *shop) followFailures(ctx context.Context) error {
 	after := uint64(0)
 	b, err := os.ReadFile(s.state)
@@ -191,7 +192,7 @@ func (s *shop) followFailures(ctx context.Context) error {
 	}
 }
 
-// fallBack sends by email what failed by SMS. notifyd still has the text.
+// fallBack sends the text of a failed SMS by email. It gets the text from notifyd.
 func (s *shop) fallBack(ctx context.Context, failed *api.DeadLetter) error {
 	sent, err := s.client.NotificationContent(ctx, failed.NotificationID, "")
 	if err != nil {
@@ -208,8 +209,8 @@ func (s *shop) fallBack(ctx context.Context, failed *api.DeadLetter) error {
 	return err
 }
 
-// final reports whether the same request, sent again, gets the same error: its content is
-// refused, or its key was used with other content.
+// final reports whether a repetition of the request would get the same error. The content of such a
+// request is refused, or its key was used with other content.
 func final(err error) bool {
 	kind := notify.KindOf(err)
 	return kind == notify.KindInvalid || kind == notify.KindMismatch

@@ -25,7 +25,7 @@ const (
 	lot    = 256
 )
 
-// held is what this process owns. Its mutex guards all fields.
+// held contains the ports that this process owns. Its mutex guards all fields.
 var held struct {
 	sync.Mutex
 	guards    []net.Listener // listeners on the first port of each lot; the reference keeps the collector from closing them
@@ -69,7 +69,7 @@ func claimLot() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("freeport: other processes have all ports from %d to %d", lowest, lowest+lots*lot-1)
+	return fmt.Errorf("freeport: other processes own all ports from %d to %d", lowest, lowest+lots*lot-1)
 }
 
 func allFree(first, n int) bool {

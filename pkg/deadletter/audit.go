@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// AuditLog records the actions of operators as a hash chain: the hash of each row covers the row
-// before it. Verify finds a row that was changed, removed or inserted. If rows at the end were
-// removed, Verify finds it only if the caller passes the hash of a later row.
+// AuditLog records the actions of operators as a hash chain: the hash of each row also covers the
+// hash of the row before it. Verify finds a row that was changed, removed or inserted. It finds
+// that rows at the end were removed only if the caller passes the hash of a removed row.
 type AuditLog struct {
 	Store *store.Audit
 	Now   func() time.Time // nil: time.Now
@@ -50,10 +50,10 @@ func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, er
 
 type witnessKey struct{}
 
-// Witness returns a context with which Record calls told with each row that it has recorded. A
+// Witness returns a context with which Record calls fn with each row that Record has stored. A
 // handler uses it to report the audit row of a change to an operator.
-func Witness(ctx context.Context, told func(api.AuditRow)) context.Context {
-	return context.WithValue(ctx, witnessKey{}, told)
+func Witness(ctx context.Context, fn func(api.AuditRow)) context.Context {
+	return context.WithValue(ctx, witnessKey{}, fn)
 }
 
 // chainHash returns the hash of a row. prev is the hash of the row before it.
@@ -66,16 +66,16 @@ func chainHash(seq uint64, prev, doc []byte) []byte {
 	return h.Sum(nil)
 }
 
-// Acts returns up to max rows with a Seq greater than after, oldest first.
-func (l *AuditLog) Acts(ctx context.Context, after uint64, max int) ([]api.AuditRow, error) {
-	rows, err := l.Store.Rows(ctx, after, max)
+// Acts returns up to max rows with a Seq greater than lastSeq, oldest first.
+func (l *AuditLog) Acts(ctx context.Context, lastSeq uint64, max int) ([]api.AuditRow, error) {
+	rows, err := l.Store.Rows(ctx, lastSeq, max)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]api.AuditRow, len(rows))
 	for i, r := range rows {
 		if err := json.Unmarshal(r.Doc, &out[i]); err != nil {
-			return nil, fmt.Errorf("audit row %d: %w", r.Seq, err)
+			return nil, fmt.Errorf("row %d of the audit log cannot be decoded: %w", r.Seq, err)
 		}
 		out[i].Seq, out[i].Hash = r.Seq, hex.EncodeToString(r.Hash)
 	}
@@ -94,14 +94,14 @@ func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, e
 	return verifyChain(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
 }
 
-// verifyChain does the work of Verify for the rows that read returns. read returns some of the rows
-// with a Seq greater than after. It returns no rows at the end.
-func verifyChain(expect string, read func(after uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
+// verifyChain does the work of Verify for the rows that readAfter returns. readAfter returns some
+// of the rows with a Seq greater than seq, or no rows at the end of the log.
+func verifyChain(expect string, readAfter func(seq uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
 	var v api.AuditCheck
 	var prev []byte
 	found := expect == ""
 	for {
-		rows, err := read(v.Rows)
+		rows, err := readAfter(v.Rows)
 		if err != nil {
 			return v, err
 		}
@@ -110,9 +110,9 @@ func verifyChain(expect string, read func(after uint64) ([]engine.AuditRow, erro
 			case r.Seq != v.Rows+1:
 				v.Broken, v.Why = v.Rows+1, "the row is missing"
 			case !bytes.Equal(r.Prev, prev):
-				v.Broken, v.Why = r.Seq, "it does not follow the row before"
+				v.Broken, v.Why = r.Seq, "the row does not contain the hash of the row before it"
 			case !bytes.Equal(r.Hash, chainHash(r.Seq, prev, r.Doc)):
-				v.Broken, v.Why = r.Seq, "it was changed"
+				v.Broken, v.Why = r.Seq, "the content of the row was changed"
 			}
 			if v.Broken != 0 {
 				return v, nil

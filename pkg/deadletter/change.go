@@ -35,8 +35,8 @@ var Changes = []Change{Pause, Resume, Cancel, Approve}
 var changeRules = map[Change]struct{ to, whyNo string }{
 	Pause:   {JobPaused, "only a running job can be paused"},
 	Resume:  {JobRunning, "only a paused, stopped or failed job can be resumed"},
-	Cancel:  {JobCancelled, "it is over"},
-	Approve: {JobRunning, "it does not wait for an approval"},
+	Cancel:  {JobCancelled, "a job that has ended cannot be cancelled"},
+	Approve: {JobRunning, "only a job that waits for an approval can be approved"},
 }
 
 // nextState returns the state of the job after the change c. It returns notify.KindConflict if the
@@ -45,7 +45,7 @@ func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	step, ok := changeRules[c]
 	switch {
 	case !ok:
-		return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
+		return "", notify.Invalid("bad_change", "change", "must be pause, resume, cancel or approve")
 	case !slices.Contains(api.JobChanges[j.State], string(c)):
 		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + step.whyNo}
 	case c == Approve && by.Caller == spec.By:
@@ -54,8 +54,8 @@ func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	return step.to, nil
 }
 
-// ChangeState changes the state of a job. It returns notify.KindConflict if the job's state does not allow
-// c, and notify.KindForbidden if operators approve their own job.
+// ChangeState changes the state of a job. It returns notify.KindConflict if the job's state does
+// not allow the change c, and notify.KindForbidden if operators approve their own job.
 func (m *Manager) ChangeState(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
@@ -143,9 +143,10 @@ func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 	return done && err == nil
 }
 
-// giveBackMarks changes letters back to dead. It does so for letters that a cancelled job has
-// marked as replayed but may not have published, because its process died in between or the log was
-// unreachable. done is false while another process runs the job. giveBackMarks may be repeated.
+// giveBackMarks changes letters back to dead. These are letters that a cancelled job has marked as
+// replayed but may not have published, because the process died in between or the log was
+// unreachable. The result done is false while another process runs the job. giveBackMarks may be
+// repeated.
 func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, err error) {
 	if j.Kind != KindReplay {
 		return true, nil
@@ -187,10 +188,10 @@ func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	return err
 }
 
-// Purge deletes ended jobs, with their reports. It deletes jobs that ended longer than Keep before
-// now. Of the other ended jobs it keeps only the newest, so that at most Most ended jobs remain. A
-// job that still runs or can be resumed is not deleted. Purge records its action in one row of the
-// audit log, and returns how many jobs it deleted.
+// Purge deletes ended jobs, with their reports. It deletes jobs that ended more than Keep ago; the
+// parameter now is the current time. Of the other ended jobs it keeps only the newest ones, at most
+// ManagerConfig.Most. A job that still runs or can be resumed is not deleted. Purge records its
+// action in one row of the audit log, and returns how many jobs it deleted.
 func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20) // newest first
 	if err != nil {
@@ -213,7 +214,7 @@ func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	}
 	last := &jobs[old[0]]
 	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
-		Actor: "notifyd", Action: "jobs.purge", Target: last.ID, Reason: "ended longer ago than jobs.keep, or more than jobs.most; the target is the newest of them",
+		Actor: "notifyd", Action: "jobs.purge", Target: last.ID, Reason: "the jobs ended longer ago than jobs.keep, or there were more ended jobs than jobs.most; the target is the newest deleted job",
 		Counts: map[string]int{"jobs": len(old)},
 	}); err != nil {
 		return 0, err

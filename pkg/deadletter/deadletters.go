@@ -108,7 +108,7 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 		return engine.DeadLetter{}, notify.Newer("a record of "+notify.TopicFailed, f.Version, 1)
 	}
 	if f.Version != 1 {
-		return engine.DeadLetter{}, fmt.Errorf("schema version %d, this build reads 1", f.Version)
+		return engine.DeadLetter{}, fmt.Errorf("the record has the schema version %d, but this build reads only version 1", f.Version)
 	}
 	id, err := notify.ParseID(f.ID)
 	if err != nil {
@@ -117,11 +117,11 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	part, block, _ := strings.Cut(f.Chunk, ".")
 	p, err := strconv.ParseUint(part, 10, 16)
 	if err != nil {
-		return engine.DeadLetter{}, fmt.Errorf("chunk %q: %w", f.Chunk, err)
+		return engine.DeadLetter{}, fmt.Errorf("the chunk %q is not PARTITION.BLOCK: %w", f.Chunk, err)
 	}
 	b, err := strconv.ParseUint(block, 10, 32)
 	if err != nil {
-		return engine.DeadLetter{}, fmt.Errorf("chunk %q: %w", f.Chunk, err)
+		return engine.DeadLetter{}, fmt.Errorf("the chunk %q is not PARTITION.BLOCK: %w", f.Chunk, err)
 	}
 	return engine.DeadLetter{
 		ID: id, Epoch: uint16(f.Epoch), Caller: f.Caller, Campaign: f.Campaign, Channel: f.Channel,
@@ -142,10 +142,11 @@ const (
 	feedPages = 10
 )
 
-// Feeds wraps the dead letters and stores up to which position each caller has read its feed. A
-// caller has not seen later letters. Within a process the indexer and the server of feeds must
-// share one Feeds. When one of several processes saves its positions, it merges them with the
-// positions of the other feeds. Feeds is safe for concurrent use.
+// Feeds wraps the dead letters. For each caller it stores the position of the last letter that the
+// caller has read in its feed. The caller has not seen the letters after this position. Within a
+// process the indexer and the server of feeds must share one Feeds. A process that saves its
+// positions merges them with the positions that other processes have saved. Feeds is safe for
+// concurrent use.
 type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta
@@ -194,7 +195,7 @@ func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error 
 	return err
 }
 
-// Feed implements engine.DeadLetters. The letters that it returns are seen from then on.
+// Feed implements engine.DeadLetters. It records the letters that it returns as seen.
 func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) ([]engine.DeadLetter, error) {
 	ds, err := f.DeadLetters.Feed(ctx, caller, after, max)
 	if err != nil || len(ds) == 0 {
@@ -267,11 +268,12 @@ func (f *Feeds) OldestUnseen(ctx context.Context) (oldest int64, err error) {
 	return oldest, nil
 }
 
-// firstDead returns when the caller's first dead letter after a position failed. It skips letters
-// that were replayed or discarded. It returns 0 if there is no dead letter.
-func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (failed int64, err error) {
+// firstDead finds the caller's first dead letter with a Seq greater than lastSeq, and returns the
+// time at which this letter failed. It skips letters that were replayed or discarded. It returns 0
+// if there is no dead letter.
+func (f *Feeds) firstDead(ctx context.Context, caller string, lastSeq uint64) (failed int64, err error) {
 	for range feedPages {
-		ds, err := f.DeadLetters.Feed(ctx, caller, after, feedPage)
+		ds, err := f.DeadLetters.Feed(ctx, caller, lastSeq, feedPage)
 		if err != nil {
 			return 0, err
 		}
@@ -279,7 +281,7 @@ func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (fai
 			if ds[i].State == "dead" {
 				return ds[i].LastFailed, nil
 			}
-			after = ds[i].Seq
+			lastSeq = ds[i].Seq
 		}
 		if len(ds) < feedPage {
 			break

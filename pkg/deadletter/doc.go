@@ -13,8 +13,8 @@
 // it advances the job's cursor. The state of a letter changes only by compare and swap, so the
 // index is the ledger of replays.
 //
-// A caller writes the filter's expression as a jq program. It runs in this process, so where.go and
-// wherefuncs.go limit its time and memory.
+// A caller writes the filter's expression as a jq program. The program runs in this process, so
+// where.go and wherefuncs.go limit its time and memory.
 //
 // Start reading at Manager in jobs.go.
 package deadletter

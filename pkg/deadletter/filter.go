@@ -36,20 +36,20 @@ type Matcher struct {
 // notify.KindInvalid with the name of the wrong field.
 func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ChannelTrigger && !ok {
-		return nil, notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
+		return nil, notify.Invalid("unknown_channel", "channel", "must be push, sms, email or trigger, not "+strconv.Quote(f.Channel))
 	}
 	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
-		return nil, notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
+		return nil, notify.Invalid("unknown_category", "category", "must be otp, alert, transactional, marketing or digest, not "+strconv.Quote(f.Category))
 	}
 	if !slices.Contains([]string{"", engine.LetterDead, engine.LetterReplayed, engine.LetterDiscarded}, f.State) {
-		return nil, notify.Invalid("bad_state", "state", "dead, replayed or discarded")
+		return nil, notify.Invalid("bad_state", "state", "must be dead, replayed or discarded, not "+strconv.Quote(f.State))
 	}
 	if f.Since < 0 || f.Until < 0 || f.Until != 0 && f.Since >= f.Until {
-		return nil, notify.Invalid("bad_time", "until", "must be after since")
+		return nil, notify.Invalid("bad_time", "until", `must be later than "since"`)
 	}
 	m := &Matcher{filter: *f}
 	if len(f.IDs) > MaxIDs {
-		return nil, notify.Invalid("too_many", "ids", "at most "+strconv.Itoa(MaxIDs)+" ids")
+		return nil, notify.Invalid("too_many", "ids", "lists "+strconv.Itoa(len(f.IDs))+" ids; the maximum is "+strconv.Itoa(MaxIDs))
 	}
 	if len(f.IDs) > 0 {
 		m.ids = make(map[string]bool, len(f.IDs))
@@ -79,7 +79,7 @@ func parseAttempts(s string) (least, most int, err error) {
 	op := strings.TrimRight(s, "0123456789 ")
 	n, err := strconv.Atoi(strings.TrimSpace(s[len(op):]))
 	if err != nil || n > open-1 {
-		return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
+		return 0, 0, badAttempts(s)
 	}
 	switch strings.TrimSpace(op) {
 	case "", "=", "==":
@@ -93,11 +93,15 @@ func parseAttempts(s string) (least, most int, err error) {
 	case "<":
 		return 0, n - 1, nil
 	}
-	return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
+	return 0, 0, badAttempts(s)
 }
 
-// Named reports whether a letter has the texts and times of the filter. It does not check attempts,
-// ids and the expression; Matches does.
+func badAttempts(s string) error {
+	return notify.Invalid("bad_attempts", "attempts", "must be a number like 3, or a comparison with >=, <=, > or < like >=3, not "+strconv.Quote(s))
+}
+
+// Named reports whether a letter has the texts and times of the filter. It does not check the
+// attempts, the ids and the expression; Matches checks them.
 func (m *Matcher) Named(d *engine.DeadLetter) bool {
 	f := &m.filter
 	for _, p := range [...][2]string{
@@ -108,7 +112,7 @@ func (m *Matcher) Named(d *engine.DeadLetter) bool {
 			return false
 		}
 	}
-	if f.Provider != "" && f.Provider != d.Provider && !strings.HasPrefix(d.Provider, f.Provider+":") { // or one of its accounts
+	if f.Provider != "" && f.Provider != d.Provider && !strings.HasPrefix(d.Provider, f.Provider+":") { // the provider itself or one of its accounts
 		return false
 	}
 	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
@@ -126,8 +130,9 @@ func (m *Matcher) Matches(ctx context.Context, d *engine.DeadLetter) (bool, erro
 	return m.evalWhere(ctx, d)
 }
 
-// walkSelected calls fn with each letter up to position upTo of the index that is eligible and that
-// the filter selects. It evaluates the filter's expression only for eligible letters.
+// walkSelected reads the index up to the position upTo. It calls fn with each letter that the
+// filter selects and for which eligible returns true. It evaluates the filter's expression only for
+// eligible letters.
 func walkSelected(ctx context.Context, letters engine.DeadLetters, f *api.LetterFilter, upTo uint64, eligible func(*engine.DeadLetter) bool, fn func(*engine.DeadLetter) error) error {
 	m, err := NewMatcher(f)
 	if err != nil {
@@ -160,7 +165,7 @@ func ParseLetterID(s string) (notify.ID, error) {
 	if rest, ok := strings.CutPrefix(s, triggerPrefix); ok {
 		base, err := notify.ParseBase(rest)
 		if err != nil {
-			return notify.ID{}, notify.Invalid("bad_id", "id", "the id of a trigger is trg_ and a ULID")
+			return notify.ID{}, notify.Invalid("bad_id", "id", "the id of a trigger must be trg_<ULID>")
 		}
 		return notify.ID{Base: base}, nil
 	}
@@ -174,8 +179,9 @@ const maxGroups = 10_000
 type letterGroupKey struct{ channel, provider, class, code, template string }
 
 // Top reads the index once and counts the letters by letterGroupKey. It makes groups for the first
-// 10,000 keys and counts all other letters together. It returns the largest groups, at most most.
-func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.LetterTop, error) {
+// 10,000 keys and counts all other letters together. It returns the largest groups, at most limit
+// of them.
+func (m *Manager) Top(ctx context.Context, f api.LetterFilter, limit int) (api.LetterTop, error) {
 	upTo, err := m.cfg.Letters.Last(ctx)
 	if err != nil {
 		return api.LetterTop{}, err
@@ -239,9 +245,9 @@ func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.Le
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Channel, b.Channel), cmp.Compare(a.Provider, b.Provider),
 			cmp.Compare(a.Class, b.Class), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Template, b.Template))
 	})
-	for _, g := range out.Groups[min(most, len(out.Groups)):] {
+	for _, g := range out.Groups[min(limit, len(out.Groups)):] {
 		out.Other += g.Count
 	}
-	out.Groups = out.Groups[:min(most, len(out.Groups))]
+	out.Groups = out.Groups[:min(limit, len(out.Groups))]
 	return out, nil
 }

@@ -100,9 +100,9 @@ func (w *outcomeWatch) follow(o replayedLetter) {
 	w.open = append(w.open, o)
 }
 
-// readOutcomes calls settled for each followed letter that has got its final state since the last
+// readOutcomes calls report for each followed letter that has got its final state since the last
 // call.
-func (w *outcomeWatch) readOutcomes(ctx context.Context, settled func(o replayedLetter, state notify.State)) error {
+func (w *outcomeWatch) readOutcomes(ctx context.Context, report func(o replayedLetter, state notify.State)) error {
 	w.looked = time.Now()
 	type key struct {
 		index uint32
@@ -136,7 +136,7 @@ func (w *outcomeWatch) readOutcomes(ctx context.Context, settled func(o replayed
 	}
 	w.open = rest
 	for i, o := range ended {
-		settled(o, states[i])
+		report(o, states[i])
 	}
 	return nil
 }
@@ -173,7 +173,7 @@ func countState(o *api.Outcomes, state notify.State) {
 
 // missedOutcomes returns how many letters reached no receiver, and the counts of their states in
 // words. With the policy ExpiredFail, letters are sent so that they become EXPIRED. So with this
-// policy it does not count EXPIRED.
+// policy missedOutcomes does not count EXPIRED.
 func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 	if expired == ExpiredFail {
 		o.Expired = 0
@@ -203,7 +203,7 @@ func (r *runner) checkMissed(prefix string, n int) error {
 	if missed > g.Refailed {
 		what = "reached nobody: " + words
 	}
-	return guardStop{prefix + fmt.Sprintf("%d of %d %s (limit %.0f%%)", missed, n, what, limit*100)}
+	return guardStop{prefix + fmt.Sprintf("%d of %d letters %s (limit %.0f%%)", missed, n, what, limit*100)}
 }
 
 // guardFrom is how many outcomes the guard needs before it may stop the job.
@@ -247,7 +247,7 @@ func (r *runner) awaitCanary(ctx context.Context) error {
 			break
 		}
 		if time.Now().After(until) {
-			return guardStop{fmt.Sprintf("canary: %d of %d have no outcome after %s", len(r.watch.open), spec.Canary, r.m.cfg.CanaryWait)}
+			return guardStop{fmt.Sprintf("canary: %d of %d letters have no outcome after %s", len(r.watch.open), spec.Canary, r.m.cfg.CanaryWait)}
 		}
 		if err := r.waitAndCheck(ctx, r.m.cfg.Poll); err != nil {
 			return err
@@ -274,7 +274,7 @@ func (r *runner) rewatch(ctx context.Context) error {
 			return err
 		}
 		if len(es) == 0 {
-			return fmt.Errorf("the stored set of the job ends at entry %d of %d", from, r.spec.Planned)
+			return fmt.Errorf("the stored set of the job has only %d of its %d entries", from, r.spec.Planned)
 		}
 		letters, err := readLetters(ctx, r.m, es)
 		if err != nil {

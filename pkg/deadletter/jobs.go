@@ -24,7 +24,7 @@ const (
 	JobRunning   = "running"
 	JobPaused    = "paused"  // an operator paused it
 	JobStopped   = "stopped" // its guard stopped it; Why contains the reason
-	JobFailed    = "failed"  // an error that waiting does not solve
+	JobFailed    = "failed"  // ended with an error that a retry does not solve
 	JobDone      = "done"
 	JobCancelled = "cancelled"
 )
@@ -77,7 +77,8 @@ type Finder interface {
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 }
 
-// Triggers enqueues a FAILED trigger again. done is false if the trigger is not FAILED any more.
+// Triggers enqueues a FAILED trigger again. The result done is false if the trigger is not FAILED
+// any more.
 type Triggers interface {
 	Requeue(ctx context.Context, id string) (done bool, err error)
 }
@@ -132,7 +133,7 @@ type Manager struct {
 // NewManager returns a Manager. It starts no goroutine. Run runs the jobs.
 func NewManager(cfg ManagerConfig) (*Manager, error) {
 	if cfg.Jobs == nil || cfg.Letters == nil || cfg.Status == nil || cfg.History == nil || cfg.Log == nil || cfg.Lease == nil || cfg.Owner == "" || cfg.Audit == nil {
-		return nil, errors.New("ops: Jobs, Letters, Status, History, Log, Lease, Owner and Audit are required")
+		return nil, errors.New("deadletter.ManagerConfig: the fields Jobs, Letters, Status, History, Log, Lease, Owner and Audit must be set")
 	}
 	cfg = setting.Fill(cfg)
 	if cfg.Hit == nil {
@@ -162,10 +163,10 @@ const maxName = 128
 // nothing. If another job already has the same name, Apply returns that job and false.
 func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, bool, error) {
 	if len(r.Name) > maxName {
-		return api.Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
+		return api.Job{}, false, notify.Invalid("too_long", "name", fmt.Sprintf("has %d bytes; the maximum is %d", len(r.Name), maxName))
 	}
 	if r.Digest == "" {
-		return api.Job{}, false, notify.Invalid("no_digest", "digest", "the digest of a plan; POST /v1/ops/plans makes one")
+		return api.Job{}, false, notify.Invalid("no_digest", "digest", "must be the digest of a plan; make a plan with POST /v1/ops/plans")
 	}
 	if r.Name == "" {
 		r.Name = r.Digest
@@ -173,7 +174,7 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 	// Do this before the set is read again: a job with this name may have changed the set already.
 	if old, ok, err := m.findByName(ctx, r.Spec.Kind, r.Name); err != nil || ok {
 		if err == nil && old.Digest != r.Digest {
-			err = &notify.Error{Kind: notify.KindConflict, Code: "name_taken", Field: "name", Msg: "job " + old.ID + " has this name and another plan"}
+			err = &notify.Error{Kind: notify.KindConflict, Code: "name_taken", Field: "name", Msg: "the job " + old.ID + " already has this name, and it was made from another plan"}
 		}
 		return old, false, err
 	}
@@ -219,7 +220,7 @@ func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*frozenSet, er
 		return freezeReport(m, r)
 	}
 	if r.Spec.UpTo == 0 {
-		return nil, notify.Invalid("not_frozen", "spec.up_to", "the spec of a plan, unchanged: POST /v1/ops/plans makes one")
+		return nil, notify.Invalid("not_frozen", "spec.up_to", "must be the value from the spec of a plan; make a plan with POST /v1/ops/plans and send its spec unchanged")
 	}
 	p := planner{letters: m.cfg.Letters, now: time.Now, keep: true}
 	s, err := p.buildSet(ctx, r.Spec)
@@ -227,9 +228,9 @@ func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*frozenSet, er
 		return nil, err
 	}
 	if s.plan.Digest != r.Digest {
-		msg := "the plan is stale: what it selects has changed since; make another"
+		msg := "the plan is stale: the dead letters that it selects have changed; make another plan"
 		if r.Entries > 0 && r.Entries != s.plan.Entries {
-			msg = fmt.Sprintf("the plan is stale: it had %d entries, now %d; make another", r.Entries, s.plan.Entries)
+			msg = fmt.Sprintf("the plan is stale: it had %d entries, now %d entries are selected; make another plan", r.Entries, s.plan.Entries)
 		}
 		return nil, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan", Field: "digest", Msg: msg}
 	}
@@ -277,14 +278,14 @@ func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
 	return apiJob(&j)
 }
 
-// Report returns up to max lines of a job's report, beginning after the position after. Each line
-// is a JSON document: a letter that was not replayed and why, or an exported letter. next is the
-// value of after for the next call, or 0 at the end.
-func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) (lines []json.RawMessage, next uint64, err error) {
+// Report returns up to max lines of a job's report, beginning after the position lastPos. Each line
+// is a JSON document: a letter that was not replayed and why, or an exported letter. The result
+// next is the value of lastPos for the next call, or 0 at the end.
+func (m *Manager) Report(ctx context.Context, id string, lastPos uint64, max int) (lines []json.RawMessage, next uint64, err error) {
 	if _, err := m.Get(ctx, id); err != nil {
 		return nil, 0, err
 	}
-	es, err := m.cfg.Jobs.Entries(ctx, id, after, max)
+	es, err := m.cfg.Jobs.Entries(ctx, id, lastPos, max)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -325,7 +326,7 @@ func readJob(j *engine.Job) (spec jobSpec, res jobResult, err error) {
 // apiJob returns a job as the API shows it.
 func apiJob(j *engine.Job) (out api.Job, err error) {
 	if err := errors.Join(json.Unmarshal(j.Spec, &out), json.Unmarshal(j.Result, &out)); err != nil {
-		return api.Job{}, fmt.Errorf("job %s: %w", j.ID, err)
+		return api.Job{}, fmt.Errorf("the stored job %s cannot be decoded: %w", j.ID, err)
 	}
 	out.ID, out.Kind, out.Name, out.State, out.Position = j.ID, j.Kind, j.Name, j.State, cursorPosition(j.Cursor)
 	out.Created, out.Updated = j.Created, j.Updated

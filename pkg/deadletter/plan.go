@@ -50,13 +50,13 @@ const (
 // checkSpec fills in defaults. It returns notify.KindInvalid if a field is wrong.
 func checkSpec(s *api.JobSpec) error {
 	if !slices.Contains([]string{KindReplay, KindDiscard, KindExport, KindReconcile}, s.Kind) {
-		return notify.Invalid("bad_kind", "kind", "replay, discard, export or reconcile")
+		return notify.Invalid("bad_kind", "kind", fmt.Sprintf("must be replay, discard, export or reconcile, not %q", s.Kind))
 	}
 	if s.Kind == KindReconcile {
 		return nil
 	}
 	if s.Filter.Empty() && !s.Filter.All {
-		return notify.Invalid("no_filter", "filter", "the filter is empty; set all to select every dead letter")
+		return notify.Invalid("no_filter", "filter", `the filter is empty; set "all" to true to select every dead letter`)
 	}
 	if s.Rate == 0 {
 		s.Rate = 50
@@ -65,7 +65,7 @@ func checkSpec(s *api.JobSpec) error {
 		}
 	}
 	if s.Rate < 0.01 || s.Rate > MaxRate {
-		return notify.Invalid("out_of_range", "rate", fmt.Sprintf("from 0.01 to %d a second", MaxRate))
+		return notify.Invalid("out_of_range", "rate", fmt.Sprintf("must be from 0.01 to %d letters a second, not %v", MaxRate, s.Rate))
 	}
 	if s.Kind != KindReplay {
 		return nil
@@ -87,21 +87,21 @@ func checkSpec(s *api.JobSpec) error {
 	}
 	switch {
 	case s.RampMs < 0 || s.RampMs > int64(24*time.Hour/time.Millisecond):
-		return notify.Invalid("out_of_range", "ramp_ms", "from 0 to a day")
+		return notify.Invalid("out_of_range", "ramp_ms", fmt.Sprintf("must be from 0 to 86,400,000 ms (a day), not %d ms", s.RampMs))
 	case s.Canary > maxCanary:
-		return notify.Invalid("out_of_range", "canary", "at most 1,000; negative: none")
+		return notify.Invalid("out_of_range", "canary", fmt.Sprintf("must be at most 1,000 letters, not %d; a negative number means that there is no canary", s.Canary))
 	case s.AbortIf > 1:
-		return notify.Invalid("out_of_range", "abort_if", "at most 1; negative: never")
+		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
 	case s.MaxReplays < 1 || s.MaxReplays > 1000:
-		return notify.Invalid("out_of_range", "max_replays", "from 1 to 1,000")
+		return notify.Invalid("out_of_range", "max_replays", fmt.Sprintf("must be from 1 to 1,000, not %d", s.MaxReplays))
 	case !oneOf(&s.Expired, ExpiredSkip, ExpiredSend, ExpiredFail):
-		return notify.Invalid("bad_expired", "expired", "skip, send or fail")
+		return notify.Invalid("bad_expired", "expired", fmt.Sprintf(`must be "skip", "send" or "fail", not %q`, s.Expired))
 	case !oneOf(&s.Collapse, CollapseNone, CollapseLatest):
-		return notify.Invalid("bad_collapse", "collapse", "none or latest-per-recipient")
+		return notify.Invalid("bad_collapse", "collapse", fmt.Sprintf(`must be "none" or "latest-per-recipient", not %q`, s.Collapse))
 	case !oneOf(&s.Order, OrderOffset, OrderDue):
-		return notify.Invalid("bad_order", "order", "offset or due")
+		return notify.Invalid("bad_order", "order", fmt.Sprintf(`must be "offset" or "due", not %q`, s.Order))
 	case !oneOf(&s.OpenCircuit, CircuitStop, CircuitWait):
-		return notify.Invalid("bad_open_circuit", "open_circuit", "stop or wait")
+		return notify.Invalid("bad_open_circuit", "open_circuit", fmt.Sprintf(`must be "stop" or "wait", not %q`, s.OpenCircuit))
 	}
 	return nil
 }
@@ -184,11 +184,11 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 	}
 	collapse := spec.Collapse == CollapseLatest
 	latest := map[uint64]int{} // index in entries of the latest letter, by who
-	codes := map[int]string{}  // by index in entries: the code under which Unreach counts a letter that may still be collapsed
+	codes := map[int]string{}  // by index in entries: the code under which plan.Unreachable counts a letter that may still be collapsed
 	mine := func(d *engine.DeadLetter) bool { return selectable(&spec, d) }
 	err := walkSelected(ctx, p.letters, &spec.Filter, spec.UpTo, mine, func(d *engine.DeadLetter) error {
 		if s.plan.Entries++; s.plan.Entries > most {
-			return notify.Invalid("too_many", "filter", fmt.Sprintf("it selects more than %d dead letters: narrow it", most))
+			return notify.Invalid("too_many", "filter", fmt.Sprintf("selects more than %d dead letters, which is the maximum of one job; select fewer", most))
 		}
 		hashLetter(h, d)
 		s.count(d, now)
@@ -331,7 +331,7 @@ func readPage(b []byte) ([]setEntry, error) {
 	for len(b) > 0 {
 		v, n := binary.Varint(b)
 		if n <= 0 {
-			return nil, fmt.Errorf("set of a job: %w", notify.ErrCorrupt)
+			return nil, fmt.Errorf("the stored set of the job: %w", notify.ErrCorrupt)
 		}
 		last += v >> 1
 		out = append(out, setEntry{ord: uint64(last), collapsed: v&1 == 1})
@@ -340,10 +340,11 @@ func readPage(b []byte) ([]setEntry, error) {
 	return out, nil
 }
 
-// readEntries returns up to n entries of a job's set, beginning at position at.
-func readEntries(ctx context.Context, m *Manager, id string, at, n int) ([]setEntry, error) {
+// readEntries returns up to n entries of a job's set, beginning with the entry at the given
+// position.
+func readEntries(ctx context.Context, m *Manager, id string, position, n int) ([]setEntry, error) {
 	var out []setEntry
-	for page := at / pageSize; len(out) < n; page++ {
+	for page := position / pageSize; len(out) < n; page++ {
 		es, err := m.cfg.Jobs.Entries(ctx, id, setPagesFrom+uint64(page), 1)
 		if err != nil {
 			return nil, err
@@ -355,7 +356,7 @@ func readEntries(ctx context.Context, m *Manager, id string, at, n int) ([]setEn
 		if err != nil {
 			return nil, err
 		}
-		from := max(at-page*pageSize, 0)
+		from := max(position-page*pageSize, 0)
 		if from >= len(all) {
 			break
 		}
@@ -364,7 +365,7 @@ func readEntries(ctx context.Context, m *Manager, id string, at, n int) ([]setEn
 	return out, nil
 }
 
-// readLetters returns the letters of entries. It contains nil for a letter that is gone.
+// readLetters returns the letters of entries. The result has nil in place of a letter that is gone.
 func readLetters(ctx context.Context, m *Manager, es []setEntry) ([]*engine.DeadLetter, error) {
 	out := make([]*engine.DeadLetter, len(es))
 	place := make(map[uint64]int, len(es))

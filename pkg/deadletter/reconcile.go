@@ -18,10 +18,11 @@ type Reconciler interface {
 	// Check decodes a report. It returns notify.KindInvalid if the report was changed, and
 	// notify.KindConflict if the report is too old.
 	Check(report json.RawMessage) (Findings, error)
-	// Apply repairs the findings [from, from+n) of a report. Check must have accepted the report
-	// before, at any time. Apply returns the result for each finding. It repairs a finding only if
-	// the finding is still as in the report. So Apply may be repeated.
-	Apply(ctx context.Context, report json.RawMessage, from, n int) ([]Repair, error)
+	// Apply repairs n findings of a report, beginning with the finding at index first. Check must
+	// have accepted the report before, at any time. Apply returns the result for each of these
+	// findings. It repairs a finding only if the finding is still as in the report. So Apply may be
+	// repeated.
+	Apply(ctx context.Context, report json.RawMessage, first, n int) ([]Repair, error)
 }
 
 // Findings is a report of a Reconciler, with its numbers.
@@ -83,7 +84,7 @@ func freezeReport(m *Manager, r *api.JobRequest) (*frozenSet, error) {
 		return nil, notify.Unavailable("reconcile", 0, nil)
 	}
 	if len(r.Report) == 0 {
-		return nil, notify.Invalid("no_report", "report", "send the report of the plan, unchanged")
+		return nil, notify.Invalid("no_report", "report", "must be the report of the plan, unchanged")
 	}
 	f, err := m.cfg.Reconcile.Check(r.Report)
 	if err != nil {

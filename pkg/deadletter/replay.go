@@ -114,8 +114,8 @@ func markedByJob(d *engine.DeadLetter, job string) bool {
 	return d.Job == job || strings.HasPrefix(d.Job, job+"@")
 }
 
-// checkState returns why the letter's state forbids the action, or "". mine is true if this job has
-// marked the letter before.
+// checkState returns why the letter's state forbids the action, or "". The result mine is true if
+// this job has marked the letter before.
 func (b *letterBatch) checkState(d *engine.DeadLetter) (why string, mine bool) {
 	switch {
 	case d == nil:
@@ -140,7 +140,7 @@ func (b *letterBatch) discard(ctx context.Context) error {
 
 // moveLetters changes the letters for which want returns true to the given state, with this job's
 // mark. epoch returns the epoch with which a letter is sent. epoch is nil if letters are not sent.
-func (b *letterBatch) moveLetters(ctx context.Context, to string, want func(int) (bool, error), epoch func(int) uint16) error {
+func (b *letterBatch) moveLetters(ctx context.Context, newState string, want func(int) (bool, error), epoch func(int) uint16) error {
 	var moves []engine.LetterMove
 	var places []int // index in b.letters, by move
 	for i, d := range b.letters {
@@ -151,11 +151,11 @@ func (b *letterBatch) moveLetters(ctx context.Context, to string, want func(int)
 		if !ok {
 			continue
 		}
-		by := b.r.j.ID
+		mark := b.r.j.ID
 		if epoch != nil && epoch(i) != d.Epoch+1 {
-			by += "@" + strconv.Itoa(int(epoch(i)))
+			mark += "@" + strconv.Itoa(int(epoch(i)))
 		}
-		moves = append(moves, engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: d.State, FromJob: d.Job, To: to, Job: by})
+		moves = append(moves, engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: d.State, FromJob: d.Job, To: newState, Job: mark})
 		places = append(places, i)
 	}
 	moved, err := b.r.m.cfg.Letters.Move(ctx, moves)
@@ -163,7 +163,7 @@ func (b *letterBatch) moveLetters(ctx context.Context, to string, want func(int)
 		return err
 	}
 	for k, ok := range moved {
-		if !ok { // another job or operator has changed it after it was read
+		if !ok { // another job has changed the letter after it was read
 			b.why[places[k]] = SkipReplayed
 		}
 	}
@@ -308,14 +308,15 @@ func markedEpoch(d *engine.DeadLetter) uint16 {
 	return d.Epoch + 1
 }
 
-// find returns the receiver of a notification. last is the chunk that was found in the previous
-// call. If the notification is in that chunk, find uses it. Otherwise find replaces last.
-func (b *letterBatch) find(ctx context.Context, last *engine.Found, id notify.ID) (engine.Found, error) {
-	if last.ID.FanOut && last.ID.Base == id.Base {
-		rd, rec := notify.ReadReceivers(last.Envelope.Receivers), notify.Receiver{}
+// find returns the receiver of a notification. lastFound is the result of the previous call. If the
+// notification is in the same chunk, find uses lastFound. Otherwise it reads the history and
+// replaces lastFound.
+func (b *letterBatch) find(ctx context.Context, lastFound *engine.Found, id notify.ID) (engine.Found, error) {
+	if lastFound.ID.FanOut && lastFound.ID.Base == id.Base {
+		rd, rec := notify.ReadReceivers(lastFound.Envelope.Receivers), notify.Receiver{}
 		for pos := uint32(0); rd.Next(&rec) && rec.Index <= id.Index; pos++ {
 			if rec.Index == id.Index {
-				f := *last
+				f := *lastFound
 				f.ID, f.Pos, f.User, f.Address = id, pos, rec.User, rec.Address
 				return f, nil
 			}
@@ -323,7 +324,7 @@ func (b *letterBatch) find(ctx context.Context, last *engine.Found, id notify.ID
 	}
 	f, err := b.r.m.cfg.History.Find(ctx, id)
 	if err == nil {
-		*last = f
+		*lastFound = f
 	}
 	return f, err
 }

@@ -24,7 +24,7 @@ const (
 )
 
 // Run runs every job in state running until ctx ends. This includes jobs that an earlier process
-// left. When ctx ends, each runner ends after its batch, and Run returns.
+// did not finish. When ctx ends, each runner ends after its batch, and Run returns.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -41,7 +41,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			case j.State == JobRunning:
 				m.start(ctx, &wg, *j)
 			case j.State == JobCancelled && !free[j.ID]:
-				// Do removes the marks itself, unless its request or process ended first.
+				// ChangeState has removed the marks, unless its request or its process ended first.
 				free[j.ID] = m.freeMarks(ctx, j)
 			}
 		}
@@ -78,7 +78,7 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.running[j.ID] = ended
 	wg.Go(func() {
 		defer func() {
-			// Release the lease before the job is removed from m.running. Otherwise this could
+			// Release the lease before the job is removed from m.running. Otherwise the call could
 			// release the lease of the job's next runner, which has the same owner.
 			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, owner) // if this fails, the lease expires
 			m.mu.Lock()
@@ -111,7 +111,7 @@ type runner struct {
 }
 
 var (
-	errLeft = errors.New("the job is not running any more, or not here")
+	errLeft = errors.New("the job is not running any more, or another process runs it")
 )
 
 // guardStop is an error that stops a job: the guard or an open circuit breaker demands it. The text
@@ -179,18 +179,18 @@ func (r *runner) endJob(ctx context.Context, state, why string) error {
 	return err
 }
 
-// saveCursor sets the cursor to position at. In the same write it stores the counts and the
+// saveCursor sets the cursor to the given position. In the same write it stores the counts and the
 // report's lines. If an operator has changed the job's state, that change is kept, and saveCursor
 // returns errLeft, which ends the runner.
-func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry) error {
+func (r *runner) saveCursor(ctx context.Context, position int, lines []engine.JobEntry) error {
 	now := time.Now()
 	r.res.ActiveMs += now.Sub(r.began).Milliseconds()
 	r.began = now
 	if r.res.Outcomes.Open = len(r.watch.open); r.res.Outcomes.Open == 0 {
-		r.res.Known = knownOutcomes{at, r.res.Outcomes, r.res.Guarded}
+		r.res.Known = knownOutcomes{position, r.res.Outcomes, r.res.Guarded}
 	}
 	mine := r.j
-	mine.Cursor = binary.BigEndian.AppendUint64(nil, uint64(at))
+	mine.Cursor = binary.BigEndian.AppendUint64(nil, uint64(position))
 	mine.Updated = now.UnixMilli()
 	for {
 		var err error
@@ -221,7 +221,7 @@ func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry
 				mine.State, r.res.Why = was.State, theirs.Why
 			}
 			r.res.Approved = theirs.Approved
-			if theirs.From != r.res.From { // an operator paused and resumed it before this runner noticed
+			if theirs.From != r.res.From { // an operator paused and resumed the job before this runner noticed the pause
 				r.res.resetGuard(theirs.From)
 				for i := range r.watch.open {
 					r.watch.open[i].unguarded = true
@@ -330,7 +330,7 @@ func (r *runner) runLetters(ctx context.Context) error {
 			return err
 		}
 		if len(es) == 0 {
-			return fmt.Errorf("the stored set of the job ends at entry %d of %d", at, r.spec.Planned)
+			return fmt.Errorf("the stored set of the job has only %d of its %d entries", at, r.spec.Planned)
 		}
 		if err := r.waitPace(ctx, len(es)); err != nil {
 			return err
@@ -370,7 +370,7 @@ func (r *runner) retryWhileAway(ctx context.Context, f func() error) error {
 			return err
 		}
 		r.res = was.copy()
-		r.m.cfg.Logger.Warn("the job waits because something it needs is away", "job", r.j.ID, "err", err)
+		r.m.cfg.Logger.Warn("the job waits because a store or the log is unreachable or refuses more requests", "job", r.j.ID, "err", err)
 		if err := r.waitAndCheck(ctx, max(r.m.cfg.Poll, notify.RetryAfterOf(err))); err != nil {
 			return err
 		}
@@ -378,8 +378,8 @@ func (r *runner) retryWhileAway(ctx context.Context, f func() error) error {
 }
 
 // resetGuard makes the guard and the canary start again at a position.
-func (r *jobResult) resetGuard(at int) {
-	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = at, false, api.Outcomes{}, api.Outcomes{}
+func (r *jobResult) resetGuard(position int) {
+	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = position, false, api.Outcomes{}, api.Outcomes{}
 }
 
 func (r jobResult) copy() jobResult {

@@ -17,11 +17,11 @@ import (
 
 // Everybody who may read dead letters may send an expression, and it runs in the server's process.
 // jq has no memory limit, and a single step may need any amount of memory. For example, a small
-// value can refer to its own parts many times (reduce range(40) as $i (1; [., .])). When one step
-// writes or compares such a value, it expands it completely, and a deadline cannot interrupt a
-// step. So an expression must not use operations that make values larger. It selects with paths,
-// comparisons and the functions below. Some operators and functions need more time or return more
-// for larger operands. These are replaced by the functions in wherefuncs.go.
+// value can refer to its own parts many times (reduce range(40) as $i (1; [., .])). When a step
+// writes or compares such a value, jq expands the value completely, and a deadline cannot interrupt
+// a step. So an expression must not use operations that make values larger. It selects with paths,
+// comparisons and the functions below. Some other operators and functions need more time or return
+// more for larger operands. The functions in wherefuncs.go replace them.
 const (
 	maxWhere  = 4096
 	maxRegexp = 256 // bytes; a longer one may need many megabytes when compiled
@@ -46,18 +46,18 @@ var whereFuncs = strings.Fields(`
 // notify.KindInvalid if the expression is too long, is not jq, or is not allowed.
 func compileWhere(expr string) (*gojq.Code, error) {
 	if len(expr) > maxWhere {
-		return nil, notify.Invalid("too_long", "where", "at most 4,096 bytes")
+		return nil, notify.Invalid("too_long", "where", fmt.Sprintf("has %d bytes; the maximum is %d", len(expr), maxWhere))
 	}
 	q, err := gojq.Parse(expr)
 	if err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "is not a valid jq expression", Err: err}
 	}
 	if not := refusedPart(reflect.ValueOf(q)); not != "" {
-		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("use only paths, comparisons and functions that do not make values larger; not allowed: %s", not))
+		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("contains a part that is not allowed: %s; use only paths, comparisons and functions that do not make values larger", not))
 	}
 	code, err := gojq.Compile(q, boundedOptions()...)
 	if err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "is not a valid jq expression", Err: err}
 	}
 	return code, nil
 }
@@ -106,7 +106,7 @@ func queryRefusal(q *gojq.Query) string {
 	case len(q.FuncDefs) > 0:
 		return "definitions (def)"
 	case slices.ContainsFunc(q.Patterns, func(p *gojq.Pattern) bool { return p.Name == "" }):
-		return "a pattern after as that is not a single name"
+		return `a pattern after "as" that is not a single name`
 	case q.Term != nil:
 		return ""
 	}
@@ -152,7 +152,7 @@ func callRefusal(f *gojq.Func) string {
 	if f.Name == "test" {
 		for _, arg := range f.Args {
 			if !isLiteral(arg) || arg.Term.Type != gojq.TermTypeString || len(arg.Term.Str.Str) > maxRegexp {
-				return fmt.Sprintf("test with anything but a constant text of up to %d bytes", maxRegexp)
+				return fmt.Sprintf(`the function "test" with an argument that is not a constant text of up to %d bytes`, maxRegexp)
 			}
 		}
 	}
@@ -182,7 +182,7 @@ func refusedArray(q *gojq.Query) string {
 		}
 		return refusedArray(q.Right)
 	}
-	return "an array of anything but constants"
+	return "an array with an element that is not a constant"
 }
 
 // isLiteral reports whether q is a constant: a text, a number, true, false or null.

@@ -17,7 +17,7 @@ import (
 const (
 	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson decodes
 	maxWhereNumber   = 64       // bytes of a text that tonumber reads
-	maxWhereContains = 10_000   // comparisons in one contains or inside
+	maxWhereContains = 10_000   // comparisons in one call of contains or inside
 	maxWhereAtOnce   = 4        // expressions that run at the same time in the process
 )
 
@@ -36,9 +36,9 @@ func enterWhere(ctx context.Context) (leave func(), err error) {
 }
 
 // boundedFuncs contains functions that replace some operators and functions of jq. The originals
-// split, join, repeat or compare whole values. The replacements accept only numbers and texts. The
-// grammar of jq cannot write their names. So an expression calls them only through the operator or
-// function that they replace.
+// split, join, repeat or compare whole values. The replacements accept only numbers and texts.
+// Their names are not valid in the grammar of jq. So an expression calls them only through the
+// operator or function that they replace.
 var boundedFuncs = map[string]func(v any, args []any) any{
 	"where/tostring": func(v any, _ []any) any {
 		switch v.(type) {
@@ -52,7 +52,7 @@ var boundedFuncs = map[string]func(v any, args []any) any{
 			}
 			return string(b)
 		}
-		return errors.New("tostring takes texts, numbers, true, false and null")
+		return errors.New(`the function "tostring" accepts only texts, numbers, true, false and null`)
 	},
 	"where/tonumber": func(v any, _ []any) any {
 		s, ok := v.(string)
@@ -60,22 +60,22 @@ var boundedFuncs = map[string]func(v any, args []any) any{
 			if f, ok := gojq.ToFloat64(v); ok {
 				return f
 			}
-			return errors.New("tonumber takes texts and numbers")
+			return errors.New(`the function "tonumber" accepts only texts and numbers`)
 		}
 		f, err := strconv.ParseFloat(s, 64)
 		if err != nil || len(s) > maxWhereNumber {
-			return errors.New("tonumber: the text is not a number")
+			return errors.New(`the function "tonumber" got a text that is not a number`)
 		}
 		return f
 	},
 	"where/fromjson": func(v any, _ []any) any {
 		s, ok := v.(string)
 		if !ok || len(s) > maxWhereText {
-			return errors.New("fromjson takes texts of up to 64 KiB")
+			return errors.New(`the function "fromjson" accepts only texts of up to 64 KiB`)
 		}
 		var out any
 		if err := json.Unmarshal([]byte(s), &out); err != nil {
-			return errors.New("fromjson: the text is not JSON")
+			return errors.New(`the function "fromjson" got a text that is not JSON`)
 		}
 		return out
 	},
@@ -90,7 +90,7 @@ var boundedFuncs = map[string]func(v any, args []any) any{
 		case aText && bText && len(a)+len(b) <= maxWhereText:
 			return a + b
 		case aText && bText:
-			return errors.New("+ makes a text of more than 64 KiB")
+			return errors.New(`the operator "+" would make a text of more than 64 KiB`)
 		case args[0] == nil:
 			return args[1]
 		case args[1] == nil:
@@ -134,22 +134,21 @@ func boundedOptions() (out []gojq.CompilerOption) {
 	return out
 }
 
-// onNumbers applies the function of to two numbers. It returns an error if an argument is not a
-// number.
-func onNumbers(op string, args []any, of func(a, b float64) any) any {
+// onNumbers calls fn with two numbers. It returns an error if an argument is not a number.
+func onNumbers(op string, args []any, fn func(a, b float64) any) any {
 	a, aOK := gojq.ToFloat64(args[0])
 	b, bOK := gojq.ToFloat64(args[1])
 	if !aOK || !bOK {
-		return errors.New(op + " takes numbers")
+		return errors.New(`the operator "` + op + `" accepts only numbers`)
 	}
-	return of(a, b)
+	return fn(a, b)
 }
 
 func indexOf(v, part any, find func(s, part string) int) any {
 	s, ok := v.(string)
 	p, isText := part.(string)
 	if !ok || !isText {
-		return errors.New("index and rindex take texts")
+		return errors.New(`the functions "index" and "rindex" accept only texts`)
 	}
 	i := find(s, p)
 	if i < 0 || p == "" {
@@ -167,33 +166,34 @@ func containsWithin(v, part any) any {
 	return yes
 }
 
-// contains does the same as jq's contains. A text contains its substrings. An array contains the
-// array part if each element of part is contained in at least one of its elements. An object
-// contains the object part if, for each key of part, its value contains the value in part. left is
-// how many more values may be compared.
-func contains(v, part any, left *int) (bool, error) {
-	if *left--; *left < 0 {
-		return false, errors.New("contains and inside compare at most 10,000 values")
+// contains reports whether v contains wanted, as jq's contains does. A text contains its
+// substrings. The array v contains the array wanted if, for each element of wanted, an element of v
+// contains this element. The object v contains the object wanted if, for each key of wanted, v's
+// value of the key contains wanted's value of the key. budget is how many more values may be
+// compared.
+func contains(v, wanted any, budget *int) (bool, error) {
+	if *budget--; *budget < 0 {
+		return false, errors.New(`the functions "contains" and "inside" can compare at most 10,000 values`)
 	}
-	switch part := part.(type) {
+	switch wanted := wanted.(type) {
 	case string:
 		if s, ok := v.(string); ok {
-			return strings.Contains(s, part), nil
+			return strings.Contains(s, wanted), nil
 		}
 	case []any:
 		vs, ok := v.([]any)
 		if !ok {
-			return false, errors.New("contains and inside compare values of one type")
+			return false, errors.New(`the functions "contains" and "inside" can compare only values of the same type`)
 		}
-		for _, p := range part {
+		for _, p := range wanted {
 			found := false
 			for i := 0; i < len(vs) && !found; i++ {
 				if gojq.TypeOf(vs[i]) != gojq.TypeOf(p) {
-					*left--
+					*budget--
 					continue
 				}
 				var err error
-				if found, err = contains(vs[i], p, left); err != nil {
+				if found, err = contains(vs[i], p, budget); err != nil {
 					return false, err
 				}
 			}
@@ -205,21 +205,21 @@ func contains(v, part any, left *int) (bool, error) {
 	case map[string]any:
 		vs, ok := v.(map[string]any)
 		if !ok {
-			return false, errors.New("contains and inside compare values of one type")
+			return false, errors.New(`the functions "contains" and "inside" can compare only values of the same type`)
 		}
-		for k, p := range part {
+		for k, p := range wanted {
 			inner, ok := vs[k]
 			if !ok || gojq.TypeOf(inner) != gojq.TypeOf(p) {
 				return false, nil
 			}
-			if yes, err := contains(inner, p, left); !yes || err != nil {
+			if yes, err := contains(inner, p, budget); !yes || err != nil {
 				return false, err
 			}
 		}
 		return true, nil
 	}
-	if gojq.TypeOf(v) != gojq.TypeOf(part) {
-		return false, errors.New("contains and inside compare values of one type")
+	if gojq.TypeOf(v) != gojq.TypeOf(wanted) {
+		return false, errors.New(`the functions "contains" and "inside" can compare only values of the same type`)
 	}
-	return gojq.Compare(v, part) == 0, nil
+	return gojq.Compare(v, wanted) == 0, nil
 }

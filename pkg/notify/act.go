@@ -4,10 +4,10 @@ import "context"
 
 type beforeActKey struct{}
 
-// WithBeforeAct returns a context that carries the function before. A service calls the function
-// through BeforeAct after its own checks have passed and before it changes anything.
-func WithBeforeAct(ctx context.Context, before func() error) context.Context {
-	return context.WithValue(ctx, beforeActKey{}, before)
+// WithBeforeAct returns a context that carries the function check. A service calls check through
+// BeforeAct after its own checks have passed and before it changes anything.
+func WithBeforeAct(ctx context.Context, check func() error) context.Context {
+	return context.WithValue(ctx, beforeActKey{}, check)
 }
 
 // BeforeAct calls the function that WithBeforeAct put into ctx. Without such a function it returns nil.

@@ -86,8 +86,9 @@ func (c Category) Critical() bool { return c == OTP || c == Alert }
 // Bulk reports whether notifications of the category use the bulk lane.
 func (c Category) Bulk() bool { return c == Marketing || c == Digest }
 
-// Lane is a channel with or without bulk. Every lane has its own topic, its own workers and its own
-// share of provider capacity. So an otp code never waits for a campaign.
+// Lane is one of the two parts of a channel: its bulk notifications, or all its other
+// notifications. Every lane has its own topic, its own workers and its own share of provider
+// capacity. So an otp code never waits for a campaign.
 type Lane struct {
 	Channel Channel
 	Bulk    bool
@@ -138,8 +139,8 @@ func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
 
 // Topics that belong to no lane.
 const (
-	TopicFailed   = "notifications-failed"   // JSON, one record for each notification for which State.InFailedFeed is true
-	TopicOutcomes = "notifications-outcomes" // JSON, all other outcomes of callers with an outcomes URL (Ended)
+	TopicFailed   = "notifications-failed"   // JSON of type Failure: one record for each notification for which State.InFailedFeed is true
+	TopicOutcomes = "notifications-outcomes" // JSON of type Ended: all other outcomes of callers that have an outcomes URL
 	TopicPoison   = "notifications-poison"   // records that cannot be decoded, with their origin
 )
 

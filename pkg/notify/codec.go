@@ -44,8 +44,9 @@ func AppendEnvelope(b []byte, e *Envelope) []byte {
 	return AppendEnvelopeOf(b, e, &e.Content, e.Receivers)
 }
 
-// AppendEnvelopeOf appends the wire form of e, but with the content c and these receivers instead of
-// e's own. So a caller that writes many envelopes does not need to copy contents and receivers into e.
+// AppendEnvelopeOf appends the wire form of e, but with the content c and the given receivers
+// instead of those in e. So a caller that writes many envelopes does not need to copy contents and
+// receivers into e.
 func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byte {
 	b = appendUint(b, fVersion, EnvelopeVersion)
 	b = append(appendLength(b, fBase, len(e.Chunk.Base)), e.Chunk.Base[:]...)
@@ -109,7 +110,7 @@ func DecodeHead(b []byte, e *Envelope) error {
 			}
 		case fBase:
 			if len(s) != len(e.Chunk.Base) {
-				return fmt.Errorf("%w: base of %d bytes", ErrCorrupt, len(s))
+				return fmt.Errorf("%w: the base of the request has %d bytes, not %d", ErrCorrupt, len(s), len(e.Chunk.Base))
 			}
 			copy(e.Chunk.Base[:], s)
 		case fPartition:
@@ -164,11 +165,11 @@ func DecodeHead(b []byte, e *Envelope) error {
 	}
 	switch {
 	case version == 0:
-		return fmt.Errorf("%w: envelope without a version", ErrCorrupt)
+		return fmt.Errorf("%w: the envelope has no version", ErrCorrupt)
 	case e.Chunk.Base.IsZero(), e.Count == 0, e.Channel == 0, e.Category == 0:
-		return fmt.Errorf("%w: envelope without base, receivers, channel or category", ErrCorrupt)
+		return fmt.Errorf("%w: the envelope lacks its base, its receivers, its channel or its category", ErrCorrupt)
 	case e.Channel > Email || e.Category > Digest:
-		return fmt.Errorf("%w: envelope of an unknown channel or category", ErrCorrupt)
+		return fmt.Errorf("%w: the envelope has the channel %d and the category %d; one of them is unknown", ErrCorrupt, e.Channel, e.Category)
 	}
 	return nil
 }
@@ -198,18 +199,18 @@ func cutColumn(column []byte, count uint32, marks []ReceiverReader, size uint32)
 		}
 		next += delta + 1
 		if delta > MaxIndex || next > MaxIndex+1 || flags>>2 > uint64(len(b)) {
-			return marks, fmt.Errorf("%w: receiver %d", ErrCorrupt, n)
+			return marks, fmt.Errorf("%w: the entry of receiver %d in the column cannot be decoded", ErrCorrupt, n)
 		}
 		b = b[flags>>2:]
 		for extra := flags & 3; extra != 0; extra &= extra - 1 {
 			var ok bool
 			if _, b, ok = cutBytes(b); !ok {
-				return marks, fmt.Errorf("%w: receiver %d", ErrCorrupt, n)
+				return marks, fmt.Errorf("%w: the entry of receiver %d in the column cannot be decoded", ErrCorrupt, n)
 			}
 		}
 	}
 	if len(b) > 0 || n != count {
-		return marks, fmt.Errorf("%w: %d of %d receivers read", ErrCorrupt, n, count)
+		return marks, fmt.Errorf("%w: %d receivers could be decoded, but the envelope must have %d", ErrCorrupt, n, count)
 	}
 	return marks, nil
 }

@@ -88,8 +88,9 @@ func (c Chunk) TimerID(gen uint32) []byte {
 	return b
 }
 
-// Content is the text and data that every receiver of a request gets. Variables replace {{name}} in the
-// texts. If a receiver and the content both have a variable, the receiver's value is used.
+// Content is the text and data that every receiver of a request gets. Variables replace {{name}} in
+// the texts. If a receiver and the content both have a value for a variable, the receiver's value
+// is used.
 type Content struct {
 	Template    string
 	Title       string
@@ -129,7 +130,7 @@ func (e *Envelope) ID(index uint32) ID {
 // original: the chunk as intake accepted it. Only originals count as accepted.
 func (e *Envelope) Derived() bool { return e.Epoch > 0 || e.Attempt > 0 || e.Deferrals > 0 }
 
-// Expired reports whether the envelope's deadline has passed at now.
+// Expired reports whether the envelope's deadline has passed at the time now.
 func (e *Envelope) Expired(now time.Time) bool {
 	return e.Expires != 0 && now.UnixMilli() >= e.Expires
 }

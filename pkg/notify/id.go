@@ -31,8 +31,8 @@ func NewBase(t time.Time) Base {
 // i always gives the same base, so a repeated request gets the same ids.
 func (b Base) Item(i int) Base { return b.Items().Item(i) }
 
-// Items derives the bases of a request's items, as Base.Item does. Two goroutines must not use it at
-// the same time.
+// Items derives the bases of a request's items, as Base.Item does. Two goroutines must not use the
+// same Items at the same time.
 type Items struct {
 	base    Base
 	in, out [aes.BlockSize]byte // fields, not local variables: arguments of a cipher escape to the heap
@@ -112,18 +112,18 @@ func (id ID) String() string {
 func ParseID(s string) (ID, error) {
 	rest, ok := strings.CutPrefix(s, "ntf_")
 	if !ok {
-		return ID{}, Invalid("bad_id", "id", "a notification id starts with ntf_")
+		return ID{}, Invalid("bad_id", "id", "a notification id must start with ntf_")
 	}
 	ulidPart, index, fan := strings.Cut(rest, "-")
 	base, err := ParseBase(ulidPart)
 	if err != nil {
-		return ID{}, Invalid("bad_id", "id", "a notification id is ntf_ and a ULID, with -<index> for a receiver of a fan-out")
+		return ID{}, Invalid("bad_id", "id", "a notification id must be ntf_<ULID>, or ntf_<ULID>-<index> for a receiver of a fan-out")
 	}
 	id := ID{Base: base, FanOut: fan}
 	if fan {
 		n, err := strconv.ParseUint(index, 10, 32)
 		if err != nil || n > MaxIndex || (len(index) > 1 && index[0] == '0') {
-			return ID{}, Invalid("bad_id", "id", fmt.Sprintf("the index of a receiver is a number from 0 to %d", MaxIndex))
+			return ID{}, Invalid("bad_id", "id", fmt.Sprintf("the index of a receiver must be a number from 0 to %d", MaxIndex))
 		}
 		id.Index = uint32(n)
 	}

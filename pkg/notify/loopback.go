@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// OnLoopback reports whether a is a TCP loopback address, which other machines cannot reach.
-func OnLoopback(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
+// OnLoopback reports whether addr is a TCP loopback address, which other machines cannot reach.
+func OnLoopback(addr net.Addr) bool {
+	tcp, ok := addr.(*net.TCPAddr)
 	return ok && tcp.IP.IsLoopback()
 }
 

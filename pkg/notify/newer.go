@@ -22,7 +22,7 @@ const newerRetry = 5 * time.Second
 func Newer(what string, found, known int) error {
 	return &Error{
 		Kind: KindUnavailable, Code: "store_newer", RetryAfter: newerRetry, Err: ErrNewer,
-		Msg: fmt.Sprintf("%s has version %d and this release reads up to %d; a process of the newer release handles it", what, found, known),
+		Msg: fmt.Sprintf("%s has version %d, but this release reads only versions up to %d; a process of the newer release handles it", what, found, known),
 	}
 }
 

@@ -14,7 +14,7 @@ func Partition(key []byte, n int) int32 {
 }
 
 // Partitioner computes Partition for a fixed n without a division. The division took 4 ns for each
-// receiver of a fan-out (P6).
+// receiver of a fan-out (work P6 of make bench).
 type Partitioner struct{ n, inverse uint64 }
 
 // NewPartitioner returns a Partitioner for n partitions. n must be at least 1.

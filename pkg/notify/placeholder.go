@@ -5,18 +5,18 @@ import "strings"
 // MaxPlaceholder is the maximum length of a variable's name in a text, in bytes.
 const MaxPlaceholder = 64
 
-// NextPlaceholder finds the first {{name}} in s at or after the byte with index from. s[open:end] is
-// the placeholder with its braces. A name consists of letters, digits, '_', '-' and '.', has at most
-// MaxPlaceholder bytes and may have spaces around it. Anything else between braces is plain text. The
-// time is proportional to the length of s.
-func NextPlaceholder(s string, from int) (open, end int, name string, ok bool) {
+// NextPlaceholder finds the first placeholder {{name}} in s that begins at the byte offset or
+// later. s[begin:end] is the placeholder with its braces. A name consists of letters, digits, '_',
+// '-' and '.', has at most MaxPlaceholder bytes and may have spaces around it. Anything else
+// between braces is plain text. The time is proportional to the length of s.
+func NextPlaceholder(s string, offset int) (begin, end int, name string, ok bool) {
 	for {
-		i := strings.Index(s[from:], "{{")
+		i := strings.Index(s[offset:], "{{")
 		if i < 0 {
 			return 0, 0, "", false
 		}
-		open = from + i
-		start := open + 2
+		begin = offset + i
+		start := begin + 2
 		for start < len(s) && s[start] == ' ' {
 			start++
 		}
@@ -29,9 +29,9 @@ func NextPlaceholder(s string, from int) (open, end int, name string, ok bool) {
 			at++
 		}
 		if name != "" && len(name) <= MaxPlaceholder && strings.HasPrefix(s[at:], "}}") {
-			return open, at + 2, name, true
+			return begin, at + 2, name, true
 		}
-		from = open + 1 // continue one byte later: "{{{name}}" has a placeholder there
+		offset = begin + 1 // continue one byte later: "{{{name}}" has a placeholder there
 	}
 }
 

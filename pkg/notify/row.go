@@ -24,13 +24,13 @@ const (
 )
 
 // ReceiptKey returns the row key of a receipt. The receipt reports state s for address addr of the
-// receiver with this request index. The parameter call is the row key of the envelope that made the
-// call. Receipts arrive in any order, and the same receipt may arrive more than once. So each state of
-// an address has its own row, and Fold decides which state counts.
-func ReceiptKey(call RowKey, index uint32, addr uint8, s State) RowKey {
-	call.Kind, call.First = RowReceipt, index
-	call.Deferrals = uint16(addr)<<8 | uint16(s)
-	return call
+// receiver with this request index. callKey is the row key of the envelope that made the call.
+// Receipts arrive in any order, and the same receipt may arrive more than once. So each state of an
+// address has its own row, and Fold decides which state counts.
+func ReceiptKey(callKey RowKey, index uint32, addr uint8, s State) RowKey {
+	callKey.Kind, callKey.First = RowReceipt, index
+	callKey.Deferrals = uint16(addr)<<8 | uint16(s)
+	return callKey
 }
 
 // Row holds the outcomes of one envelope: a default outcome, and the exceptions from it. The worker
@@ -76,7 +76,7 @@ type Row struct {
 }
 
 // Exception is the outcome of one position that differs from the row's default. If the position has
-// several addresses, it is the outcome of one of them.
+// several addresses, an Exception is the outcome of one of these addresses.
 type Exception struct {
 	Pos      uint32
 	Addr     uint8 // ordinal of the address; 0 for the first or only address
@@ -100,11 +100,11 @@ func (r *Row) ExceptionsAt(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
-// DeferredAt returns what the receiver at pos waits for, while a worker processes the receiver. The worker
-// has started such a receiver but cannot call the provider yet. The worker notes this for all such
-// positions in one Deferred exception at position DoneUpTo. While the row is not done, that position
-// has no outcome of its own. The exception only informs readers: there is no envelope for a retry or a
-// deferral.
+// DeferredAt returns what the receiver at pos waits for, while a worker processes the receiver. The
+// worker has started such a receiver but cannot call the provider yet. The worker writes one
+// Deferred exception at position DoneUpTo, which says for all such positions what they wait for.
+// While the row is not done, that position has no outcome of its own. The exception only informs
+// readers: there is no envelope for a retry or a deferral.
 func (r *Row) DeferredAt(pos uint32) (x Exception, ok bool) {
 	if r.Done || pos < r.DoneUpTo || pos >= r.StartedUpTo {
 		return x, false

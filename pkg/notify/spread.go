@@ -96,9 +96,10 @@ func (s Spread) PartsAt(t time.Time) int {
 	return s.steps[last].parts
 }
 
-// Raise returns the raise that added a part: the number of parts before the raise, and the time from
-// which the raise applies. before is 0 if the part existed from the start, or if it does not exist.
-func (s Spread) Raise(part int) (before int, from time.Time) {
+// Raise returns which raise of the number added a part: the number of parts before the raise, and
+// the time from which the raise applies. oldParts is 0 if the part existed from the start, or if it
+// does not exist.
+func (s Spread) Raise(part int) (oldParts int, start time.Time) {
 	for i := 1; i < len(s.steps); i++ {
 		if s.steps[i-1].parts <= part && part < s.steps[i].parts {
 			return s.steps[i-1].parts, time.UnixMilli(s.steps[i].from)
@@ -130,8 +131,9 @@ func (s Spread) Since() time.Time {
 	return time.Time{}
 }
 
-// Raised returns a copy of s in which the number parts applies to requests made at the time from or
-// later. It returns an error if parts is not greater than before, or if from is not later than Since.
-func (s Spread) Raised(parts int, from time.Time) (Spread, error) {
-	return ParseSpread(fmt.Sprintf("%s,%d@%d", s, parts, from.UnixMilli()))
+// Raised returns a copy of s in which the number parts applies to requests made at the time start
+// or later. It returns an error if parts is not greater than the present number, or if start is not
+// later than Since.
+func (s Spread) Raised(parts int, start time.Time) (Spread, error) {
+	return ParseSpread(fmt.Sprintf("%s,%d@%d", s, parts, start.UnixMilli()))
 }

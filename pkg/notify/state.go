@@ -1,5 +1,7 @@
 package notify
 
+import "fmt"
+
 // State is the state of a notification. The zero value None means that the state is not known.
 type State uint8
 
@@ -54,7 +56,7 @@ func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (s *State) UnmarshalText(b []byte) error {
 	v, ok := ParseState(string(b))
 	if !ok {
-		return Invalid("bad_state", "state", "no state is called "+string(b))
+		return Invalid("bad_state", "state", fmt.Sprintf("there is no state %q", b))
 	}
 	*s = v
 	return nil
@@ -76,10 +78,10 @@ var legalMoves = [States][]State{
 	Cancelled:  nil,
 }
 
-// CanMove reports whether a notification in state s may move to next.
-func (s State) CanMove(next State) bool {
+// CanMove reports whether a notification in state s may move to the state target.
+func (s State) CanMove(target State) bool {
 	for _, to := range legalMoves[s] {
-		if to == next {
+		if to == target {
 			return true
 		}
 	}
@@ -101,13 +103,13 @@ var addressRank = [States]uint8{Deferred: 1, Unknown: 2, Sent: 3, Failed: 4, Del
 // receiver's state. Delivered > Sent > Unknown > Failed.
 var receiverRank = [States]uint8{Failed: 1, Unknown: 2, Sent: 3, Delivered: 4}
 
-// BetterAddressState gets two states of the same address and returns the state that counts. a is the
-// earlier report and b is the later report.
-func BetterAddressState(a, b State) State {
-	if addressRank[b] > addressRank[a] {
-		return b
+// BetterAddressState gets the states in two reports about the same address, and returns the state
+// that counts.
+func BetterAddressState(earlier, later State) State {
+	if addressRank[later] > addressRank[earlier] {
+		return later
 	}
-	return a
+	return earlier
 }
 
 // FoldAddresses returns a receiver's state from the states of its addresses. The state is Deferred

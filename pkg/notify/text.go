@@ -25,12 +25,13 @@ func IsControl(r rune) bool {
 // bytes that are not UTF-8.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
-// HasHidden reports whether a name contains an invisible character. With such a character two different
-// names can look the same. The character is a control character (IsControl), or one that Unicode allows
-// a display to omit: for example the zero-width space, the soft hyphen, a tag or a filler. Joiners and
-// variation selectors are parts of words in some scripts. So HasHidden allows them after a character of
-// such a script, and it allows a joiner only if such a character also follows. Use HasHidden only for
-// names, because longer texts need more of these characters.
+// HasHidden reports whether a name contains an invisible character. With such a character two
+// different names can look the same. The character is a control character (IsControl), or one that
+// Unicode allows a display to omit: for example the zero-width space, the soft hyphen, a tag or a
+// filler. Joiners and variation selectors are parts of words in some scripts. So HasHidden allows
+// them after a character of such a script, and it allows a joiner only if another character of such
+// a script follows. Use HasHidden only for names, because longer texts need more of these
+// characters.
 func HasHidden(name string) bool {
 	const scripts = '\u0590'     // first character of the scripts that use joiners; Latin, Greek and Cyrillic come before it and use none
 	before, joined := ' ', false // joined: the character before is a joiner
@@ -50,7 +51,7 @@ func HasHidden(name string) bool {
 }
 
 // RuleHidden is the text of the rule that a name breaks if HasHidden returns true.
-const RuleHidden = "has no control characters and none that are not seen or set the direction of text"
+const RuleHidden = "must not contain control characters, invisible characters or characters that set the direction of text"
 
 func isHidden(r rune) bool {
 	if r < 0xa0 {
@@ -62,10 +63,10 @@ func isHidden(r rune) bool {
 
 // The rules that CheckUserID returns.
 const (
-	RuleUserIDSize    = "a user id has 1 to 128 bytes"
-	RuleUserIDUTF8    = "a user id is UTF-8"
+	RuleUserIDSize    = "a user id must have 1 to 128 bytes"
+	RuleUserIDUTF8    = "a user id must be UTF-8 text"
 	RuleUserIDControl = "a user id " + RuleHidden
-	RuleUserIDPath    = `a user id is not ".", ".." or "/": no URL could name it`
+	RuleUserIDPath    = `a user id must not be ".", ".." or "/", because no URL could contain it`
 )
 
 // CheckUserID returns the rule that a user id breaks, or "" if the id breaks no rule. Ids are stored

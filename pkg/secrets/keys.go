@@ -60,7 +60,7 @@ func ReadKeys(file string) (*Keys, error) {
 		}
 		raw, err := base64.StdEncoding.DecodeString(text)
 		if err != nil || len(raw) != keyBytes { // the error must not quote the line: the line may be nearly a whole key
-			return nil, badKeys("%s: line %d is not a key: 32 bytes in base64, as openssl rand -base64 32 makes them", file, i+1)
+			return nil, badKeys("%s: line %d is not a key; a key must be 32 bytes in base64, as the command openssl rand -base64 32 prints them", file, i+1)
 		}
 		one, err := newKey(raw)
 		if err != nil {
@@ -69,7 +69,7 @@ func ReadKeys(file string) (*Keys, error) {
 		k.keys = append(k.keys, one)
 	}
 	if len(k.keys) == 0 {
-		return nil, badKeys("%s holds no key: 32 bytes in base64, as openssl rand -base64 32 makes them", file)
+		return nil, badKeys("%s contains no key; a key must be 32 bytes in base64, as the command openssl rand -base64 32 prints them", file)
 	}
 	return k, nil
 }
@@ -153,7 +153,7 @@ func (k *Keys) Open(owner, sealed string) (string, error) {
 	}
 	one, ok := k.find(id)
 	if !ok {
-		return "", fmt.Errorf("%w, %s", ErrOtherKey, id)
+		return "", fmt.Errorf("%w: the key with the id %s is missing", ErrOtherKey, id)
 	}
 	raw, err := base64.RawStdEncoding.DecodeString(sealed[len(version)+len(id)+1:])
 	var text []byte
@@ -161,7 +161,7 @@ func (k *Keys) Open(owner, sealed string) (string, error) {
 		text, err = one.aead.Open(nil, nil, raw, []byte(purpose+owner))
 	}
 	if err != nil {
-		return "", errors.New("damaged, or sealed for another caller: the right key is there, but the text does not open")
+		return "", errors.New("the sealed text cannot be opened with its key: it is damaged, or it was sealed for another caller")
 	}
 	return string(text), nil
 }

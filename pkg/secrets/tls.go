@@ -20,9 +20,9 @@ type TLS struct {
 	ServerName string `koanf:"server_name" doc:"name the server's certificate must carry; empty: the host connected to"`
 }
 
-// Config reads the files and returns the configuration of connections, or nil if TLS is off. An error
-// names the setting, whose name begins with key. Each connection reads the client certificate again, so
-// a renewed certificate needs no restart.
+// Config reads the files and returns the configuration of connections, or nil if TLS is off. An
+// error contains the name of the setting, which begins with key. Each connection reads the client
+// certificate again, so a renewed certificate needs no restart.
 func (t TLS) Config(key string) (*tls.Config, error) {
 	if !t.Enabled {
 		return nil, nil

@@ -5,9 +5,10 @@
 //	Format  string        `default:"json" oneof:"json text"`
 //	Proxy   string        `is:"url" empty:"yes"`
 //
-// The tags are: default; min, max and above for numbers and durations; oneof for words; is, which names
-// a form (the caller of Check supplies a function for each form); and empty, which exempts the zero
-// value from every rule. A tag that cannot be parsed is a mistake in the program and causes a panic.
+// The tags are: default; min, max and above for numbers and durations; oneof for words; and "is"
+// for texts of a certain form, such as a URL (the caller of Check supplies a function for each
+// form). The tag "empty" exempts the zero value from every rule. A tag that cannot be parsed is a
+// mistake in the program and causes a panic.
 package setting
 
 import (
@@ -147,10 +148,10 @@ func (f Field) Range() string {
 // Fault is a value that breaks a rule. Text states the rule.
 type Fault struct{ Key, Text string }
 
-// Check returns the values of c, a pointer to a struct, that break their rules. forms holds one
-// function for each value of the tag is. The function returns what is wrong with a text, or "" if
-// nothing is wrong. For a list Check calls the function for each item. If forms is nil, Check ignores
-// the tag is, because these values were checked when the file was read.
+// Check returns the values of c, a pointer to a struct, that break their rules. forms contains one
+// function for each value of the tag "is". The function returns what is wrong with a text, or "" if
+// nothing is wrong. For a list Check calls the function for each item. If forms is nil, Check
+// ignores the tag "is", because these values were checked when the file was read.
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
@@ -205,11 +206,12 @@ func (f Field) outOfRange() string {
 	return fmt.Sprintf("%v is not %s", f.Value.Interface(), allowed)
 }
 
-// Err checks c, a pointer to the configuration struct of the package that part names. It returns the
-// first fault as notify.KindInvalid with the code bad_config, or nil if there is no fault.
-func Err(part string, c any) error {
+// Err checks c, a pointer to the configuration struct of a package. The parameter name is the
+// package's name in the error's Field. Err returns the first fault as notify.KindInvalid with the
+// code bad_config, or nil if there is no fault.
+func Err(name string, c any) error {
 	if faults := Check(c, nil); len(faults) > 0 {
-		return notify.Invalid("bad_config", part+"."+faults[0].Key, faults[0].Text)
+		return notify.Invalid("bad_config", name+"."+faults[0].Key, faults[0].Text)
 	}
 	return nil
 }

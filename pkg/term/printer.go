@@ -48,11 +48,11 @@ type Header bool
 // Check returns a usage error if the format or the filter is wrong. Call it before any work.
 func (p *Printer) Check() error {
 	if !slices.Contains(Formats, p.Format) {
-		return Usage("-o %q: formats are %s", p.Format, strings.Join(Formats, ", "))
+		return Usage("-o %q is not a format; the formats are %s", p.Format, strings.Join(Formats, ", "))
 	}
 	if p.JQ != "" {
 		if _, err := gojq.Parse(p.JQ); err != nil {
-			return Usage("--jq: %v", err)
+			return Usage("--jq: the filter is not valid: %v", err)
 		}
 	}
 	return nil
@@ -141,11 +141,11 @@ func (p *Printer) Record(v any, fields Table) error {
 	return p.rows(t, Header(false))
 }
 
-// Line writes one item of a stream. In the format table it writes the result of text. In every other
-// format it writes v as a line of JSON.
-func (p *Printer) Line(v any, text func() string) error {
+// Line writes one item of a stream. In the format table it writes the text that line returns. In
+// every other format it writes v as a line of JSON.
+func (p *Printer) Line(v any, line func() string) error {
 	if p.JQ == "" && p.Format == "table" {
-		_, err := fmt.Fprintln(p.Out, text())
+		_, err := fmt.Fprintln(p.Out, line())
 		return err
 	}
 	v, err := p.withAuditID(v)
@@ -351,7 +351,7 @@ func escapeLines(b []byte) []byte {
 func (p *Printer) filter(v any) error {
 	q, err := gojq.Parse(p.JQ)
 	if err != nil {
-		return Usage("--jq: %v", err)
+		return Usage("--jq: the filter is not valid: %v", err)
 	}
 	in, err := plain(v)
 	if err != nil {
@@ -363,7 +363,7 @@ func (p *Printer) filter(v any) error {
 			return nil
 		}
 		if err, bad := out.(error); bad {
-			return Usage("--jq: %v", err)
+			return Usage("--jq: the filter failed: %v", err)
 		}
 		if s, is := out.(string); is {
 			if p.Width > 0 { // otherwise the terminal would obey control characters in the text

@@ -169,15 +169,15 @@ func Exact(names ...string) cobra.PositionalArgs {
 		case len(names) == 0 && len(args) > 0:
 			return Usage("%s takes no arguments, got %q", calledAs(c), args[0])
 		case len(args) > len(names):
-			return Usage("%s takes %d argument(s), got %q too many", calledAs(c), len(names), args[len(names)])
+			return Usage("%s takes %d argument(s); %q is one too many", calledAs(c), len(names), args[len(names)])
 		}
 		return nil
 	}
 }
 
-// AtLeast returns a check for n or more arguments. The error of the check contains what, which
-// describes the missing arguments.
-func AtLeast(n int, what string) cobra.PositionalArgs {
+// AtLeast returns a check for n or more arguments. The error of the check contains description,
+// which says what the arguments are.
+func AtLeast(n int, description string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= n {
 			return nil
@@ -186,7 +186,7 @@ func AtLeast(n int, what string) cobra.PositionalArgs {
 		if n > 1 {
 			many = fmt.Sprintf(", at least %d", n)
 		}
-		return Usage("%s needs %s%s", calledAs(c), what, many)
+		return Usage("%s needs %s%s", calledAs(c), description, many)
 	}
 }
 
@@ -198,13 +198,13 @@ func calledAs(c *cobra.Command) string {
 	return c.CommandPath()
 }
 
-// Nearest returns the name that has the fewest typing errors compared with word. It returns "" if every
-// name has more than most errors. If several names have equally few errors, it returns the first one in
-// alphabetical order.
-func Nearest(word string, most int, names []string) (best string) {
+// Nearest returns the name that has the fewest typing errors compared with word. It returns "" if
+// every name has more than maxErrors errors. If several names have equally few errors, it returns
+// the first one in alphabetical order.
+func Nearest(word string, maxErrors int, names []string) (best string) {
 	for _, n := range slices.Sorted(slices.Values(names)) {
-		if d := Distance(n, word); d <= most {
-			best, most = n, d-1
+		if d := Distance(n, word); d <= maxErrors {
+			best, maxErrors = n, d-1
 		}
 	}
 	return best

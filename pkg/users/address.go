@@ -19,20 +19,20 @@ const (
 
 // The errors of ValidateAddress. Callers see these texts.
 var (
-	errAddressSize = fmt.Errorf("an address is UTF-8 of at most %d bytes", notify.MaxAddress)
-	errPushAddress = errors.New("a push address is apns: or fcm: and a token")
-	errAPNs        = errors.New("a token behind apns: is hexadecimal digits")
-	errFCM         = errors.New("a token behind fcm: is letters, digits and the characters -_.: only")
-	errPhone       = errors.New("a phone number is E.164: + and 7 to 15 digits, the first not 0")
-	errMail        = errors.New("an e-mail address is local@domain, without a name, quotes or a comment")
-	errLocal       = errors.New("the part before the @ is 1 to 64 bytes of letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots between")
-	errDomain      = errors.New("a domain is labels of 1 to 63 letters, digits and inner hyphens, with single dots between")
-	errChannel     = errors.New("no such channel")
+	errAddressSize = fmt.Errorf("an address must be UTF-8 text of at most %d bytes", notify.MaxAddress)
+	errPushAddress = errors.New("a push address must be apns: or fcm: followed by a device token")
+	errAPNs        = errors.New("the token after apns: must consist of hexadecimal digits")
+	errFCM         = errors.New("the token after fcm: must consist of letters, digits and the characters -_.:")
+	errPhone       = errors.New("a phone number must have the form E.164: + and 7 to 15 digits; the first digit must not be 0")
+	errMail        = errors.New("an e-mail address must be local@domain and have at most 254 bytes, without a name, spaces, quotes, brackets or a comment")
+	errLocal       = errors.New("the part before the @ must have 1 to 64 bytes: letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots only between them")
+	errDomain      = errors.New("the domain must consist of labels with single dots between them; a label has 1 to 63 letters, digits and inner hyphens")
+	errChannel     = errors.New("there is no such channel; use push, sms or email")
 )
 
 // ValidateAddress returns an error if the address is not valid for the channel. The error does not
 // contain the address. A valid push address can be used in the path of a URL, and any valid address
-// in a header. So the clients of the providers need not quote it.
+// in a header. So the clients of the providers need not escape the address.
 func ValidateAddress(ch notify.Channel, a string) error {
 	if len(a) > notify.MaxAddress {
 		return errAddressSize
@@ -85,8 +85,9 @@ func allOfClass(s string, class uint8) bool {
 	return all != 0
 }
 
-// isHex reports whether s has only hexadecimal digits. It checks eight digits at a time, because
-// every receiver of a fan-out has a device token. Its 64 digits took 60 ns one by one.
+// isHex reports whether s has only hexadecimal digits. It checks eight digits at a time, because a
+// fan-out on the push channel has a device token for each receiver. One by one, the 64 digits of a
+// token took 60 ns.
 func isHex(s string) bool {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for ; len(s) >= 8; s = s[8:] {

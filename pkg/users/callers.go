@@ -17,8 +17,8 @@ const callerAge = time.Second
 const maxCallers = 20_000
 
 // Callers reads callers through a cache. It reads each caller from the store at most once a second.
-// While the store is down, the cached caller stays valid. Get returns notify.KindUnavailable for a
-// caller that is not in the cache. Put and List use the store directly.
+// While the store is down, a cached caller stays valid. For a caller that is not in the cache, Get
+// then returns notify.KindUnavailable. Put and List use the store directly.
 //
 // A read of a frozen store fails only after its whole timeout. So after one failed read, Get answers
 // from the cache at once. Meanwhile a goroutine reads the store once a second, until the store
@@ -67,7 +67,7 @@ func (c *Callers) Get(ctx context.Context, id string) (engine.Caller, bool, erro
 
 // readStore reads a caller from the store and records whether the store answered.
 func (c *Callers) readStore(ctx context.Context, id string) (engine.Caller, bool, error) {
-	at := time.Now() // take the time before the read: a change stored during the read is newer
+	at := time.Now() // take the time before the read, because the read may miss a change that is stored meanwhile
 	got, ok, err := c.Callers.Get(ctx, id)
 	if err == nil {
 		c.cache(id, knownCaller{got, ok, at})
@@ -104,11 +104,11 @@ func (c *Callers) probeIfDown(ctx context.Context, id string) bool {
 
 // Put stores a caller and makes the cached caller expire. So the next Get in this process reads the
 // store.
-func (c *Callers) Put(ctx context.Context, in engine.Caller) error {
-	err := c.Callers.Put(ctx, in)
-	if known, there := c.cached(in.ID); there {
+func (c *Callers) Put(ctx context.Context, caller engine.Caller) error {
+	err := c.Callers.Put(ctx, caller)
+	if known, there := c.cached(caller.ID); there {
 		known.read = time.Time{}
-		c.cache(in.ID, known)
+		c.cache(caller.ID, known)
 	}
 	return err
 }

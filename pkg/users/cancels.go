@@ -17,19 +17,19 @@ import (
 // changes of a CancelStore, as the Service reads the changes of profiles.
 //
 // The store keeps a cancellation as long as a timer of the cancelled request may wait and as long
-// as its outcome is kept. The memory of Cancels is bounded, however many cancellations the store
-// has. Cancels keeps at most the latest MaxCancels scopes, 57 bytes each (24 in a slot of a map,
-// and a map fills half of its slots in the worst case). It also keeps a filter over all scopes that
-// ever existed, 32 bytes for each of MaxCancels. With the default, 1,048,576, the maps use 60 MiB
-// and the filter uses 32 MiB.
+// as the request's outcome is kept. The memory of Cancels is bounded, however many cancellations
+// the store has. Cancels keeps at most the latest MaxCancels scopes, 57 bytes each: a slot of a map
+// has 24 bytes, and in the worst case only half of the slots are used. It also keeps a filter over
+// all scopes that ever existed, 32 bytes for each of MaxCancels. With the default, 1,048,576, the
+// maps use 60 MiB and the filter uses 32 MiB.
 //
-// Cancels reads a scope from the store if the filter may contain it but memory does not. That takes
-// some microseconds. While there are fewer than 8 times MaxCancels scopes, the filter rules out
-// about 99 of 100 scopes that are not cancelled. With more scopes Cancels is slower, but never
-// wrong.
+// Cancels reads a scope from the store if the filter may contain the scope but the maps do not. A
+// read takes some microseconds. While there are fewer than 8 times MaxCancels scopes, the filter
+// rules out about 99 of 100 scopes that are not cancelled. With more scopes Cancels is slower, but
+// never wrong.
 //
-// While there are no cancellations, Maybe costs one load. Otherwise, for a request without any
-// cancellation, it costs one filter look-up, 3 ns.
+// While there are no cancellations, MayBeCancelled costs one atomic load. Otherwise, for a request
+// without any cancellation, it costs one filter look-up, 3 ns.
 type Cancels struct {
 	cfg   Config
 	store CancelStore
@@ -41,7 +41,8 @@ type Cancels struct {
 	follower follower
 
 	mu sync.RWMutex
-	// At most half of MaxCancels scopes each. When young is full, it becomes old.
+	// At most half of MaxCancels scopes each. When young is full, it becomes old, and the previous
+	// old is dropped.
 	young, old map[cancelScope]struct{}
 	dropped    bool // the store has scopes that are in neither map
 }
@@ -59,9 +60,9 @@ const (
 	scopeCampaign
 )
 
-// fullFilterFactor times MaxCancels is how many scopes the filter has room for after the first
-// scopes were dropped from memory. From then on the filter cannot grow, because a larger filter
-// would have to be built from all scopes in the store.
+// fullFilterFactor sets the size of the filter after the first scopes were dropped from memory: the
+// filter then has room for fullFilterFactor times MaxCancels scopes. From then on the filter cannot
+// grow, because a larger filter would have to be built from all scopes in the store.
 const fullFilterFactor = 8
 
 // NewCancels returns an empty Cancels over a store. The caller must call Run. NewCancels returns an
@@ -141,9 +142,9 @@ func (c *Cancels) inMemory(s cancelScope) bool {
 	return ok
 }
 
-// inStore looks up the scopes in the store that may have been dropped from memory. If the store
-// cannot be read, a scope that is in the filter counts as cancelled, because nearly all scopes in
-// the filter are cancelled.
+// inStore reports whether the store has one of the scopes. It reads only scopes that the filter may
+// contain. If the store cannot be read, such a scope counts as cancelled, because nearly all scopes
+// in the filter are cancelled.
 func (c *Cancels) inStore(f *filter, scopes []cancelScope) bool {
 	for _, s := range scopes {
 		if !f.mayContain(s.hash()) {
@@ -179,7 +180,7 @@ func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) e
 
 // Run applies new cancellations of the store until ctx ends, and then returns nil.
 func (c *Cancels) Run(ctx context.Context) error {
-	return c.follower.run(ctx, &c.cfg, "cancellations cannot be followed", nil, c.Follow)
+	return c.follower.run(ctx, &c.cfg, "new cancellations cannot be read from the store", nil, c.Follow)
 }
 
 // Follow applies all cancellations that were stored before the call. Run calls Follow.
@@ -196,8 +197,8 @@ func (c *Cancels) Follow(ctx context.Context) error {
 	})
 }
 
-// Age returns how long ago the set certainly contained every cancellation. Before the first Follow
-// it returns the longest duration.
+// Age returns the time since the set last certainly contained every cancellation of the store.
+// Before the first Follow it returns the longest duration.
 func (c *Cancels) Age(now time.Time) time.Duration { return c.follower.age(now) }
 
 // Fresh reports whether the set is at most MaxAge old.

@@ -80,11 +80,11 @@ func (s *set) largerFilter(n int) *filter {
 	return f
 }
 
-// adjustCount adds the parameter by to the number stored for a key. If the result is 0 or less, it
-// removes the key.
-func (s *set) adjustCount(key []byte, by int) {
+// adjustCount adds delta to the number stored for a key. If the result is 0 or less, it removes the
+// key.
+func (s *set) adjustCount(key []byte, delta int) {
 	h := hashKey(key)
-	n := by
+	n := delta
 	if v, ok := s.get(h, key); ok {
 		n += int(binary.LittleEndian.Uint32(v))
 	}
@@ -95,12 +95,12 @@ func (s *set) adjustCount(key []byte, by int) {
 	s.set(h, key, binary.LittleEndian.AppendUint32(nil, uint32(n)))
 }
 
-// replaceWith replaces the contents of s with the contents of the set from. It replaces the filter
-// first. If a key is in the new filter but not yet in the table, a look-up does not find the key.
-func (s *set) replaceWith(from *set) {
-	s.filter.Store(from.filter.Load())
+// replaceWith replaces the contents of s with the contents of source. It replaces the filter first.
+// Until the table is replaced too, a look-up of a new key finds nothing.
+func (s *set) replaceWith(source *set) {
+	s.filter.Store(source.filter.Load())
 	for i := range s.shards {
-		s.shards[i].state.Store(from.shards[i].state.Load())
+		s.shards[i].state.Store(source.shards[i].state.Load())
 	}
-	s.live.Store(from.live.Load())
+	s.live.Store(source.live.Load())
 }

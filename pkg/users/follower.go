@@ -23,15 +23,15 @@ type follower struct {
 // second.
 const wakeDelay = 10 * time.Millisecond
 
-// run calls look at once, then every cfg.Poll and after each wake, until ctx ends. It then returns
-// nil. If calls of look fail one after the other, run logs only the first failure. The parameter
-// failed is the message of that log line.
-func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-chan struct{}, look func(context.Context) error) error {
+// run calls refresh when it starts, then every cfg.Poll and after each wake, until ctx ends. It
+// then returns nil. If several calls of refresh in a row fail, run logs only the first failure,
+// with the message in the parameter failed.
+func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-chan struct{}, refresh func(context.Context) error) error {
 	failing := false
 	tick := time.NewTicker(cfg.Poll)
 	defer tick.Stop()
 	for {
-		err := look(ctx)
+		err := refresh(ctx)
 		if err != nil && ctx.Err() == nil && !failing {
 			cfg.Log.Error(failed, "err", err, "age", f.age(time.Now()))
 		}
@@ -67,8 +67,8 @@ func follow[T any](ctx context.Context, f *follower, batch int, read func(ctx co
 	}
 }
 
-// age returns how long ago all changes were certainly applied. Before the first follow it returns
-// the longest duration.
+// age returns the time since all changes of the store were last certainly applied. Before the first
+// follow it returns the longest duration.
 func (f *follower) age(now time.Time) time.Duration {
 	at := f.asOf.Load()
 	if at == nil {

@@ -6,14 +6,14 @@ package users
 //go:noescape
 func hexBytes(dst, src *byte, n int)
 
-// hexAppend appends the hexadecimal digits of kept to b. b must have room for the digits and for 8
+// hexAppend appends the hexadecimal digits of src to b. b must have room for the digits and for 8
 // more bytes.
-func hexAppend(b, kept []byte) []byte {
-	if len(kept) < 16 {
-		return hexWords(b, kept)
+func hexAppend(b, src []byte) []byte {
+	if len(src) < 16 {
+		return hexWords(b, src)
 	}
 	at := len(b)
-	b = b[:at+2*len(kept)]
-	hexBytes(&b[at], &kept[0], len(kept))
+	b = b[:at+2*len(src)]
+	hexBytes(&b[at], &src[0], len(src))
 	return b
 }

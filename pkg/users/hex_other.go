@@ -2,6 +2,6 @@
 
 package users
 
-// hexAppend appends the hexadecimal digits of kept to b. b must have room for the digits and for 8
+// hexAppend appends the hexadecimal digits of src to b. b must have room for the digits and for 8
 // more bytes.
-func hexAppend(b, kept []byte) []byte { return hexWords(b, kept) }
+func hexAppend(b, src []byte) []byte { return hexWords(b, src) }

@@ -19,9 +19,9 @@ type holdings struct {
 	wanted        map[topicPartition]int // number of Holdings by partition
 	loadRequested chan struct{}          // wakes the loader, which then reads wanted
 
-	// activeReads are the loads and fetches in progress. Each of them collects the users whose
-	// profiles were applied since it began, because the profiles that it reads for these users are
-	// older. Service.applyMu guards activeReads.
+	// activeReads are the loads and fetches in progress. Each read collects the users whose
+	// profiles were applied since the read began. The read drops its own profiles of these users,
+	// because they may be older. Service.applyMu guards activeReads.
 	activeReads map[*profileRead]bool
 
 	lastLoad atomic.Int64 // duration of the latest load, in ns
@@ -100,7 +100,7 @@ func (s *Service) runLoader(ctx context.Context) {
 			if err == nil || ctx.Err() != nil {
 				break
 			}
-			s.cfg.Log.Error("profiles of the assigned partitions cannot be loaded; until then each is read from the store by its id", "err", err)
+			s.cfg.Log.Error("profiles of the assigned partitions cannot be loaded; until they are loaded, each profile is read from the store by its user id", "err", err)
 			if !pause.Wait(ctx) {
 				return
 			}
@@ -135,7 +135,7 @@ func (s *Service) loadWanted(ctx context.Context) error {
 		return nil
 	}
 	held = held.intersect(want)
-	s.snap.held.Store(held) // set before apply drops users: users in held must stay current
+	s.snap.held.Store(held) // set before apply may drop users: the table must have every user in held
 	s.snap.keptShare = want
 	r := s.beginReading()
 	s.applyMu.Unlock()
@@ -172,29 +172,29 @@ func (s *Service) loadWanted(ctx context.Context) error {
 	return nil
 }
 
-// readParts adds the users of the partitions in more to l. It returns the partitions that are still
-// wanted when all are read. If several processes start, the first process owns all partitions for a
-// moment, and must not read all users for that. On return keptShare contains held and the returned
-// partitions.
-func (s *Service) readParts(ctx context.Context, l *loader, held, more *share) (*share, error) {
+// readParts reads the users of the partitions in missing and adds them to l. It skips a partition
+// that is no longer wanted. Otherwise, when several processes start, the first process would read
+// all users, because it owns all partitions for a moment. readParts returns the partitions that are
+// still wanted at the end. keptShare then contains held and the returned partitions.
+func (s *Service) readParts(ctx context.Context, l *loader, held, missing *share) (*share, error) {
 	var buf []byte
 	for i := range engine.ProfileParts {
-		if !slices.Contains(more.profileParts(), i) {
+		if !slices.Contains(missing.profileParts(), i) {
 			continue
 		}
 		s.applyMu.Lock()
-		if left := more.intersect(s.holdings.share()); len(left.parts) < len(more.parts) {
-			more = left
-			s.snap.keptShare = held.plus(more.parts)
+		if left := missing.intersect(s.holdings.share()); len(left.parts) < len(missing.parts) {
+			missing = left
+			s.snap.keptShare = held.plus(missing.parts)
 		}
 		scope := s.snap.keptShare
 		s.applyMu.Unlock()
-		if !slices.Contains(more.profileParts(), i) {
+		if !slices.Contains(missing.profileParts(), i) {
 			continue
 		}
 		err := s.store.Scan(ctx, []int{i}, func(p *engine.Profile) error {
 			user := []byte(p.User)
-			if more.channels(user) == 0 {
+			if missing.channels(user) == 0 {
 				return nil
 			}
 			if v := s.snap.packProfile(buf[:0], p, scope.channels(user)); len(v) > 0 {
@@ -207,7 +207,7 @@ func (s *Service) readParts(ctx context.Context, l *loader, held, more *share) (
 			return nil, err
 		}
 	}
-	return more, nil
+	return missing, nil
 }
 
 // beginReading registers a new load or fetch. The caller holds applyMu.
@@ -279,8 +279,8 @@ func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) 
 	return nil
 }
 
-// addGuest makes a user a guest. Other users may stop being guests by that. addGuest removes them
-// from the table, unless they belong to this process's share. The caller holds applyMu.
+// addGuest makes a user a guest. Other users may then stop being guests. addGuest removes these
+// users from the table, unless they belong to this process's share. The caller holds applyMu.
 func (s *Service) addGuest(user string, known bool) {
 	s.snap.guestMu.Lock()
 	gone := s.snap.guests.add(user, known)

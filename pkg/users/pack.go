@@ -76,7 +76,7 @@ func (s *shardState) repacked() *shardState {
 	})
 	p := c.plan()
 	next := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-	packers.Put(k) // not after a panic: k would keep items of this table
+	packers.Put(k) // not deferred: after a panic, k would keep items of this table
 	return next
 }
 
@@ -84,15 +84,15 @@ func (s *shardState) repacked() *shardState {
 type packer struct {
 	items []packItem
 	order []uint32 // the items, ordered by pilot
-	ends  []uint32 // for each pilot, the index in order after its last item
+	ends  []uint32 // for each pilot, the index in order just after the pilot's last item
 	taken []uint64 // one bit for each cell
 	cells []uint32 // for each item, its cell
 }
 
 var packers = sync.Pool{New: func() any { return new(packer) }}
 
-// pack builds a shardState from k.items and then clears them. All items must have different keys. p
-// must be the layout of the items. pilots and cells must be zeroed.
+// pack builds a shardState from k.items and then clears k.items. All items must have different
+// keys. p must be the layout of the items. pilots and cells must be zeroed.
 func (k *packer) pack(p cellLayout, pilots []uint16, cells []byte) *shardState {
 	defer func() {
 		clear(k.items) // the items alias memory of the earlier shardState
@@ -122,14 +122,13 @@ func (k *packer) pack(p cellLayout, pilots []uint16, cells []byte) *shardState {
 // the item a free cell. The second case was never observed.
 const noCell = math.MaxUint32
 
-// choosePilots chooses a pilot for each group of keys, so that no two keys use the same cell. The
-// parameter room is the number of cells. The largest groups choose first, while most cells are
-// free.
-func (k *packer) choosePilots(pilots []uint16, room uint32) {
+// choosePilots chooses a pilot for each group of keys, so that no two keys use the same cell. It
+// begins with the largest groups, while most cells are free.
+func (k *packer) choosePilots(pilots []uint16, cellCount uint32) {
 	n := len(k.items)
 	k.ends = zeros(k.ends, len(pilots))
 	k.order, k.cells = zeros(k.order, n), zeros(k.cells, n)
-	k.taken = zeros(k.taken, int(room+63)/64)
+	k.taken = zeros(k.taken, int(cellCount+63)/64)
 	for i := range k.items {
 		k.ends[pilotIndex(k.items[i].hash, len(pilots))]++
 	}
@@ -146,7 +145,7 @@ func (k *packer) choosePilots(pilots []uint16, room uint32) {
 		from := uint32(0)
 		for i, end := range k.ends {
 			if end-from == most {
-				pilots[i] = k.placeItems(k.order[from:end], room)
+				pilots[i] = k.placeItems(k.order[from:end], cellCount)
 			}
 			from = end
 		}
@@ -154,12 +153,12 @@ func (k *packer) choosePilots(pilots []uint16, room uint32) {
 }
 
 // placeItems finds a pilot for the items of one group and marks their cells as taken.
-func (k *packer) placeItems(items []uint32, room uint32) uint16 {
+func (k *packer) placeItems(items []uint32, cellCount uint32) uint16 {
 	for len(items) > 0 {
 		for pilot := range math.MaxUint16 + 1 {
 			placed := 0
 			for _, i := range items {
-				at := cellIndex(k.items[i].hash, uint16(pilot), room)
+				at := cellIndex(k.items[i].hash, uint16(pilot), cellCount)
 				bit := uint64(1) << (at & 63)
 				if k.taken[at>>6]&bit != 0 {
 					break
@@ -218,9 +217,9 @@ func entrySize(k, v []byte) int {
 
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
-// loader fills a table. No other goroutine may write to the table in the meantime. Readers do not
-// see the new entries until publishAll or merge. Each key may be added only once. An empty key is
-// ignored.
+// loader fills a table. Readers do not see the new entries until publishAll or merge. The doc of
+// merge says when no other goroutine may write to the table. Each key may be added only once. An
+// empty key is ignored.
 type loader struct {
 	t       *table
 	entries [shards][]byte
@@ -237,9 +236,8 @@ func (l *loader) add(hash uint64, key, value []byte) {
 
 // shardsPerPiece is how many shards share one piece of memory. A piece must be large enough for
 // large pages: with small pages a look-up among millions of entries takes twice as long
-// (BenchmarkLook). A piece must also be small enough, because other goroutines wait for applyMu
-// while it is built (Service.loadWanted). A piece is freed after each of its shards has been packed
-// again.
+// (BenchmarkLook). A piece must also be small, because other goroutines wait for applyMu while it
+// is built (Service.loadWanted). A piece is freed after each of its shards has been packed again.
 const shardsPerPiece = 64
 
 // wholeLines rounds n up to a multiple of cacheLine.
@@ -250,33 +248,33 @@ func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
 func (l *loader) publishAll() { l.merge(nil, nil, nil) }
 
 // merge publishes the added entries. It skips an added entry if skip returns true for its key. It
-// keeps an entry that is already in the table if stay returns true for its key, unless the loader
-// added the same key without skipping it. If stay is nil, merge keeps no old entry; if skip is nil,
-// it skips no entry.
+// keeps an entry that is already in the table if keepOld returns true for its key, unless the
+// loader added the same key without skipping it. If keepOld is nil, merge keeps no old entry; if
+// skip is nil, it skips no entry.
 //
-// merge calls step once for each piece; a nil step calls the function directly. While step runs the
-// function, no other goroutine may write to the table, and the results of stay and skip must not
-// change.
-func (l *loader) merge(stay, skip func(key []byte) bool, step func(piece func())) {
+// merge publishes the table in pieces. For each piece it calls step with a function that publishes
+// the piece, and step must call this function. If step is nil, merge calls the function itself.
+// While the function runs, no other goroutine may write to the table, and the results of keepOld
+// and skip must not change.
+func (l *loader) merge(keepOld, skip func(key []byte) bool, step func(piece func())) {
 	if step == nil {
 		step = func(piece func()) { piece() }
 	}
 	for from := 0; from < shards; from += shardsPerPiece {
-		step(func() { l.publishPiece(from, stay, skip) })
+		step(func() { l.publishPiece(from, keepOld, skip) })
 	}
 }
 
-// publishPiece does the work of merge for the shards of one piece. The parameter from is the first
-// shard of the piece.
-func (l *loader) publishPiece(from int, stay, skip func(key []byte) bool) {
+// publishPiece does the work of merge for the shards of one piece, which begins at firstShard.
+func (l *loader) publishPiece(firstShard int, keepOld, skip func(key []byte) bool) {
 	k := packers.Get().(*packer)
 	var plans [shardsPerPiece]cellLayout
-	var ends [shardsPerPiece]int // for each shard, the index in all after its last item
+	var ends [shardsPerPiece]int // for each shard, the index in all just after the shard's last item
 	size, pilots := 0, 0
 	all := l.items[:0]
 	for i := range plans {
 		var c sizeHistogram
-		l.eachResult(from+i, stay, skip, func(hash uint64, key, value []byte) {
+		l.eachResult(firstShard+i, keepOld, skip, func(hash uint64, key, value []byte) {
 			all = append(all, packItem{hash, key, value})
 			c.add(entrySize(key, value))
 		})
@@ -299,8 +297,8 @@ func (l *loader) publishPiece(from int, stay, skip func(key []byte) bool) {
 			s = k.pack(p, chosen[:p.pilots:p.pilots], cells[:p.cells():p.cells()])
 			cells, chosen = cells[wholeLines(p.cells()):], chosen[p.pilots:]
 		}
-		l.entries[from+i] = nil
-		if old := l.t.shards[from+i].state.Swap(s); old != nil {
+		l.entries[firstShard+i] = nil
+		if old := l.t.shards[firstShard+i].state.Swap(s); old != nil {
 			n -= old.len()
 		}
 	}
@@ -313,9 +311,9 @@ func (l *loader) publishPiece(from int, stay, skip func(key []byte) bool) {
 }
 
 // eachResult calls fn for each entry that the shard will have after merge.
-func (l *loader) eachResult(shard int, stay, skip func(key []byte) bool, fn func(hash uint64, key, value []byte)) {
+func (l *loader) eachResult(shard int, keepOld, skip func(key []byte) bool, fn func(hash uint64, key, value []byte)) {
 	var old *shardState
-	if stay != nil {
+	if keepOld != nil {
 		old = l.t.shards[shard].state.Load()
 	}
 	added := map[string]struct{}(nil)
@@ -335,7 +333,7 @@ func (l *loader) eachResult(shard int, stay, skip func(key []byte) bool, fn func
 		return
 	}
 	old.each(func(hash uint64, key, value []byte) {
-		if _, ok := added[string(key)]; !ok && stay(key) {
+		if _, ok := added[string(key)]; !ok && keepOld(key) {
 			fn(hash, key, value)
 		}
 	})

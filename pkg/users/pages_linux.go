@@ -9,8 +9,7 @@ import (
 const largePage = 2 << 20
 
 // preferLargePages asks the system for large pages for the memory of b. It must be called before b
-// is written. If the system has no large pages, nothing reports that: the result is right, only
-// slower.
+// is written. If the system has no large pages, there is no error; look-ups are only slower.
 func preferLargePages(b []byte) { advise(b, unix.MADV_HUGEPAGE) }
 
 // makeLargePages replaces the small pages of b by large pages. Memory that the heap used earlier

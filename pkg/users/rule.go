@@ -53,7 +53,7 @@ func parseOptOut(s string) (uint16, error) {
 	cat, isCategory := notify.ParseCategory(catName)
 	switch {
 	case both && !(isChannel && isCategory), !isChannel && !isCategory:
-		return 0, fmt.Errorf("%q is not a channel, a category or channel/category", s)
+		return 0, fmt.Errorf("%q must be a channel like sms, a category like marketing, or both like sms/marketing", s)
 	case isCategory && cat.Critical():
 		return 0, errCritical
 	}

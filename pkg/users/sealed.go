@@ -27,7 +27,7 @@ type SealedCallers struct {
 	log  *slog.Logger
 
 	mu sync.Mutex
-	// Callers with a secret that does not open and that was already logged. Each caller is logged
+	// Callers for which it was already logged that a secret cannot be opened. Each caller is logged
 	// once.
 	logged map[string]bool
 }
@@ -92,17 +92,17 @@ func (s *SealedCallers) openSecrets(c *engine.Caller) {
 	}
 	s.mu.Unlock()
 	if first {
-		s.log.Error("a secret of a caller cannot be opened: its callbacks wait", "caller", c.ID, "err", failed, "do", s.Repair())
+		s.log.Error("a secret of a caller cannot be opened, so the callbacks to this caller wait", "caller", c.ID, "err", failed, "do", s.Repair())
 	}
 }
 
 // Repair returns what an operator must do so that secrets open again.
 func (s *SealedCallers) Repair() string {
 	if s.keys == nil {
-		return "set secrets.key_file to the key file with which the secrets were sealed; if that file is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller"
+		return "set secrets.key_file to the key file with which the secrets were sealed; if that file is lost, run notifyctl caller rotate-secret CALLER for each caller to make new secrets"
 	}
 	return fmt.Sprintf("add the key with which the secrets were sealed to %s, below the key that is already there, and restart; "+
-		"if the key is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller", s.keys.File())
+		"if the key is lost, run notifyctl caller rotate-secret CALLER for each caller to make new secrets", s.keys.File())
 }
 
 // SealReport reports how secrets are stored. The lists contain caller ids, sorted.

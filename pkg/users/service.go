@@ -45,7 +45,7 @@ type Config struct {
 	// Shares means that several processes share the users. This process then keeps only the
 	// profiles of the partitions for which Hold was called, not of all users.
 	Shares bool
-	// Log receives failures to follow changes.
+	// Log receives a message if changes cannot be read.
 	Log *slog.Logger `default:"discard"`
 }
 
@@ -60,7 +60,7 @@ type Service struct {
 
 	fullLog rate.Sometimes // limits the log line about dead addresses that are not stored
 
-	userLocks [64]sync.Mutex // by hash of the user; locked from the read of a profile until its store
+	userLocks [64]sync.Mutex // by hash of the user; locked from the read of a profile until the profile is stored
 
 	follower follower // lock its mutex before applyMu
 
@@ -68,7 +68,8 @@ type Service struct {
 	// By user: the version of a write of this process. The entry is removed when cursor reaches the
 	// version.
 	ownVersions map[string]uint64
-	// By user with a write in progress: the latest version that was followed since the write began.
+	// By user with a write in progress: the latest version that applyChanges has read since the
+	// write began.
 	writesInProgress map[string]*uint64
 
 	holdings holdings
@@ -156,10 +157,10 @@ func (s *Service) Load(ctx context.Context) error {
 }
 
 // eachSuppressing calls fn with every profile that suppresses an address, ordered by user. It
-// begins after the user in the parameter after, and stops when fn returns an error.
-func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*engine.Profile) error) error {
+// begins after the user lastUser, and stops when fn returns an error.
+func (s *Service) eachSuppressing(ctx context.Context, lastUser string, fn func(*engine.Profile) error) error {
 	for {
-		ps, err := s.store.Suppressing(ctx, after, s.cfg.Batch)
+		ps, err := s.store.Suppressing(ctx, lastUser, s.cfg.Batch)
 		if err != nil {
 			return err
 		}
@@ -167,7 +168,7 @@ func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*en
 			if err := fn(&ps[i]); err != nil {
 				return err
 			}
-			after = ps[i].User
+			lastUser = ps[i].User
 		}
 		if len(ps) < s.cfg.Batch {
 			return nil
@@ -206,7 +207,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer loader.Wait()
 	loader.Go(func() { s.runLoader(ctx) })
 	anew := false
-	return s.follower.run(ctx, &s.cfg, "preferences cannot follow changes", s.woken, func(ctx context.Context) (err error) {
+	return s.follower.run(ctx, &s.cfg, "changes of preferences cannot be read from the store", s.woken, func(ctx context.Context) (err error) {
 		if anew || !s.Loaded() {
 			err = s.Load(ctx)
 		} else {
@@ -244,8 +245,8 @@ func (s *Service) applyChanges(changes []engine.Change) {
 	}
 }
 
-// Age returns how long ago the snapshot certainly had every change. Before the first load it
-// returns the longest duration.
+// Age returns the time since the snapshot last certainly had every change of the store. Before the
+// first load it returns the longest duration.
 func (s *Service) Age(now time.Time) time.Duration { return s.follower.age(now) }
 
 // Fresh reports whether bulk may be sent, because the snapshot is at most MaxAge old.
@@ -324,7 +325,8 @@ func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engin
 }
 
 // beginWrite registers that a write of the user is in progress, so that applyChanges records newer
-// versions. The caller holds the user's lock in userLocks. It must call end after the write.
+// versions. The caller holds the user's lock in userLocks. It must call the returned function after
+// the write.
 func (s *Service) beginWrite(user string) (end func()) {
 	s.applyMu.Lock()
 	s.writesInProgress[user] = new(uint64)

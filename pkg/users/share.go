@@ -106,10 +106,10 @@ func (s *share) without(o *share) map[topicPartition]bool {
 	return out
 }
 
-// plus returns a share with the partitions of s and the partitions in more.
-func (s *share) plus(more map[topicPartition]bool) *share {
+// plus returns a share with the partitions of s and the given partitions.
+func (s *share) plus(parts map[topicPartition]bool) *share {
 	all := maps.Clone(s.parts)
-	maps.Copy(all, more)
+	maps.Copy(all, parts)
 	return newShare(all)
 }
 

@@ -73,7 +73,8 @@ func newSnapshot(shares bool) *Snapshot {
 	return s
 }
 
-// isComplete reports whether a user has no address on a channel if the table has none.
+// isComplete reports whether the table is complete for a user on a channel. If the table is
+// complete and has no address, the user has no address.
 func (s *Snapshot) isComplete(ch notify.Channel, user []byte) bool {
 	h := s.held.Load()
 	if h == nil || h.has(ch, user) {
@@ -112,9 +113,9 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 	return a
 }
 
-// AppendSingle appends the address to buf if there is exactly one address, the usual case. It returns false
-// if there are several addresses or none, or if the address is longer than 127 bytes. Then use
-// Targets.
+// AppendSingle appends the address to buf if there is exactly one address, which is the usual case.
+// It returns false if there are several addresses or none, or if the address is longer than 127
+// bytes. Then use Targets.
 func (a *Answer) AppendSingle(buf []byte) (_ []byte, ok bool) {
 	if a.addressCount != 1 || a.addresses[0] == 0 || a.addresses[0] >= 0x80 {
 		return buf, false
@@ -141,9 +142,9 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 	return dst, buf
 }
 
-// DecideMany decides about one notification for many users at once, for the time now. It sets answers[i]
-// for users[i]. Critical categories are always sent. It returns false if at least one answer is
-// Unknown.
+// DecideMany decides about one notification to many users at once. The parameter now is the time of
+// the decision. DecideMany sets answers[i] for users[i]. Critical categories are always sent. It
+// returns false if at least one answer is Unknown.
 func (s *Snapshot) DecideMany(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
 	known = true
 	f := finders.Get().(*finder)
@@ -171,8 +172,8 @@ func (s *Snapshot) lookUpOne(user []byte, ch notify.Channel, cat notify.Category
 	return a
 }
 
-// Decide decides about a notification to one user, for the time now. Critical categories are always
-// sent.
+// Decide decides about a notification to one user. The parameter now is the time of the decision.
+// Critical categories are always sent.
 func (s *Snapshot) Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict {
 	return s.lookUpOne(user, ch, cat, now).Verdict
 }
@@ -185,10 +186,10 @@ func (s *Snapshot) Addresses(dst []notify.Target, user []byte, ch notify.Channel
 	return dst
 }
 
-// decodeAnswer decodes the value v of a user into a. A nil value means that the user has no
+// decodeAnswer decodes the value v of a user into answer. A nil value means that the user has no
 // profile.
-func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat notify.Category, now time.Time) {
-	*a = Answer{}
+func (s *Snapshot) decodeAnswer(answer *Answer, v []byte, ch notify.Channel, cat notify.Category, now time.Time) {
+	*answer = Answer{}
 	if len(v) == 0 {
 		return
 	}
@@ -196,7 +197,7 @@ func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat noti
 	v = v[1:]
 	if ruled {
 		if !cat.Critical() {
-			a.Verdict = s.decideRule(decodeRule(v), ch, cat, now)
+			answer.Verdict = s.decideRule(decodeRule(v), ch, cat, now)
 		}
 		v = v[ruleSize:]
 	}
@@ -207,7 +208,7 @@ func (s *Snapshot) decodeAnswer(a *Answer, v []byte, ch notify.Channel, cat noti
 		}
 		end := 2 + n + int(size)
 		if v[0] == byte(ch) {
-			a.addressCount, a.addresses = v[1], v[2+n:end:end]
+			answer.addressCount, answer.addresses = v[1], v[2+n:end:end]
 			return
 		}
 		v = v[end:]
@@ -276,14 +277,14 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 	}
 }
 
-// packProfile appends the value of a user. It includes only the addresses on the channels in
-// the set of. It returns nil if the set of is empty, or if the user has no rule and no address.
+// packProfile appends the value of a user. It includes only the addresses on the given channels. It
+// returns nil if channels is empty, or if the user has no rule and no address.
 //
 //	1 if a rule follows, otherwise 0
 //	the rule
 //	for each channel: its number, count, uvarint size of {uvarint length, packed address}...
-func (s *Snapshot) packProfile(b []byte, p *engine.Profile, of channelSet) []byte {
-	if of == 0 {
+func (s *Snapshot) packProfile(b []byte, p *engine.Profile, channels channelSet) []byte {
+	if channels == 0 {
 		return nil
 	}
 	from := len(b)
@@ -295,7 +296,7 @@ func (s *Snapshot) packProfile(b []byte, p *engine.Profile, of channelSet) []byt
 	empty := len(b) == from+1
 	for _, ch := range notify.Channels {
 		list := p.Addresses[ch.String()]
-		if len(list) == 0 || !of.has(ch) {
+		if len(list) == 0 || !channels.has(ch) {
 			continue
 		}
 		empty = false

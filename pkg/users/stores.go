@@ -32,8 +32,8 @@ type ProfileStore interface {
 	// GetMany returns the stored profiles of users, in any order.
 	GetMany(ctx context.Context, users []string) ([]engine.Profile, error)
 	// Suppressing returns at most max profiles that suppress an address, ordered by user. It begins
-	// with the first user after the parameter after.
-	Suppressing(ctx context.Context, after string, max int) ([]engine.Profile, error)
+	// with the first user after lastUser.
+	Suppressing(ctx context.Context, lastUser string, max int) ([]engine.Profile, error)
 }
 
 // CancelStore stores cancellations in the order of their arrival. Workers read them in that order,

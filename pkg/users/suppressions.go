@@ -99,17 +99,17 @@ func channelOf(address string) notify.Channel {
 }
 
 // usersSuppressing returns users whose profiles suppress addresses that may match the query. It
-// returns the first users in order that are equal to or greater than the parameter from, at most
-// most of them. If most is 0, there is no limit. With Config.Shares it reads the store. Otherwise
-// it scans the list in the snapshot, which takes about 50 ms for 500,000 addresses.
-func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
+// returns users in order, beginning with the user firstUser, and at most limit users. If limit is
+// 0, it returns all users. With Config.Shares it reads the store. Otherwise it scans the list in
+// the snapshot, which takes about 50 ms for 500,000 addresses.
+func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, firstUser string, limit int) (users []string, err error) {
 	switch {
-	case q.User != "" && q.User < from:
+	case q.User != "" && q.User < firstUser:
 		return nil, nil
 	case q.User != "":
 		return []string{q.User}, nil
 	case s.cfg.Shares:
-		return s.usersSuppressingInStore(ctx, q, from, most)
+		return s.usersSuppressingInStore(ctx, q, firstUser, limit)
 	case !s.Loaded():
 		return nil, notify.Unavailable("preferences", time.Second, nil)
 	}
@@ -120,19 +120,19 @@ func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, from
 			continue
 		}
 		st.each(func(_ uint64, user, list []byte) {
-			if string(user) < from || len(key) > 0 && !containsAddress(list, key) {
+			if string(user) < firstUser || len(key) > 0 && !containsAddress(list, key) {
 				return
 			}
 			users = append(users, string(user))
 		})
-		if most > 0 && len(users) > 64*most { // bound the memory
+		if limit > 0 && len(users) > 64*limit { // bound the memory
 			slices.Sort(users)
-			users = users[:most]
+			users = users[:limit]
 		}
 	}
 	slices.Sort(users)
-	if most > 0 && len(users) > most {
-		users = users[:most]
+	if limit > 0 && len(users) > limit {
+		users = users[:limit]
 	}
 	return users, nil
 }
@@ -140,16 +140,16 @@ func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, from
 // errEnough makes eachSuppressing stop early.
 var errEnough = errors.New("enough")
 
-// usersSuppressingInStore is usersSuppressing, reading the store.
-func (s *Service) usersSuppressingInStore(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
-	if from != "" {
-		users = append(users, from) // the store begins after this user, who may have more entries
+// usersSuppressingInStore does the work of usersSuppressing with Config.Shares: it reads the store.
+func (s *Service) usersSuppressingInStore(ctx context.Context, q SuppressionQuery, firstUser string, limit int) (users []string, err error) {
+	if firstUser != "" {
+		users = append(users, firstUser) // the store begins after this user, who may have more entries
 	}
-	err = s.eachSuppressing(ctx, from, func(p *engine.Profile) error {
+	err = s.eachSuppressing(ctx, firstUser, func(p *engine.Profile) error {
 		if len(q.entries(p)) > 0 {
 			users = append(users, p.User)
 		}
-		if most > 0 && len(users) >= most {
+		if limit > 0 && len(users) >= limit {
 			return errEnough
 		}
 		return nil
@@ -171,12 +171,12 @@ func containsAddress(packed, key []byte) bool {
 	return false
 }
 
-// LiftSuppression removes an address from the suppression list: from the profile of the user. If user is
-// empty, LiftSuppression removes it from all profiles of which this process knows that they list it. lifted is
-// how many profiles listed it. If another profile still lists it, still is true, and the address
-// stays suppressed for all users. If a provider later reports the address as dead, it is added
-// again.
-func (s *Service) LiftSuppression(ctx context.Context, user, address string) (lifted int, still bool, err error) {
+// LiftSuppression removes an address from the suppression list of one user's profile. If user is
+// empty, it removes the address from every profile that this process knows to list the address. The
+// result lifted is the number of these profiles. If another profile still lists the address,
+// stillListed is true, and the address stays suppressed for all users. If a provider later reports
+// the address as dead, it is added again.
+func (s *Service) LiftSuppression(ctx context.Context, user, address string) (lifted int, stillListed bool, err error) {
 	key := suppressKey(address)
 	list, err := s.usersSuppressing(ctx, SuppressionQuery{User: user, Address: address}, "", 0)
 	if err != nil {
@@ -254,10 +254,10 @@ const maxForeign = 100
 // whole list has fewer than MaxSuppressed addresses. Above these limits it stores nothing. The
 // provider will then refuse the next message to the address again.
 //
-// An address of 64 bytes needs about 200 bytes of memory: twice its length, in the list of users
-// and in the list of addresses, and the overhead. An address of 512 bytes for a user id of 128
-// bytes needs at most 1,400 bytes. So with the default limit, requests can fill at most 100 MB, or
-// 700 MB with the longest addresses.
+// An address of 64 bytes needs about 200 bytes of memory. Its bytes are stored twice: once in the
+// list of users and once in the list of addresses. The rest is overhead. An address of 512 bytes
+// for a user id of 128 bytes needs at most 1,400 bytes. So with the default limit, requests can
+// fill at most 100 MB, or 700 MB with the longest addresses.
 func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
 	if err := checkSuppressUser(user); err != nil {
 		return err
@@ -311,7 +311,7 @@ func (s *Service) Unsubscribe(ctx context.Context, user string, ch notify.Channe
 
 func checkSuppressUser(user string) error {
 	if user == "" || len(user) > notify.MaxUserID {
-		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
+		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id must have 1 to %d bytes", notify.MaxUserID))
 	}
 	return nil
 }

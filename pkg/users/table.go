@@ -29,9 +29,9 @@ type shard struct {
 	mu    sync.Mutex // held by writers
 }
 
-// shardState never changes after it was published. The hash of a key and one pilot determine the
-// cell of the key. repacked chose the pilots so that each key has its own cell (hash and displace:
-// Belazzougui, Botelho, Dietzfelbinger, 2009).
+// shardState never changes after it was published. A pilot is a number that many keys share. The
+// hash of a key and its pilot determine the cell of the key. The pilots were chosen so that each
+// key has its own cell (hash and displace: Belazzougui, Botelho, Dietzfelbinger, 2009).
 //
 // A look-up reads one pilot and one cell. The pilots need half a byte a key, so even for 5M users
 // they stay in the CPU caches. So a look-up costs one cache miss. A table of slots that point to
@@ -92,19 +92,20 @@ func (s *shardState) cellOffset(hash uint64) int {
 // choice of the shard, so that the two are independent.
 func pilotIndex(hash uint64, n int) int { return int(uint64(uint32(hash)) * uint64(n) >> 32) }
 
-// cellIndex returns a cell from 0 to room-1. With another pilot each hash gets an independent cell.
-func cellIndex(hash uint64, pilot uint16, room uint32) uint32 {
+// cellIndex returns a cell from 0 to cellCount-1. With another pilot each hash gets an independent
+// cell.
+func cellIndex(hash uint64, pilot uint16, cellCount uint32) uint32 {
 	x := (hash ^ uint64(pilot)*0x9e3779b97f4a7c15) * 0xd6e8feb86659fd93
-	return uint32(x >> 32 * uint64(room) >> 32)
+	return uint32(x >> 32 * uint64(cellCount) >> 32)
 }
 
-// readCell returns the value of a key if the cell at the offset at has the entry of the key.
+// readCell returns the value of a key if the cell at the given offset has the entry of the key.
 // Otherwise it returns nil and false.
 //
 // A cell is {uvarint key length, uvarint value length, key, value, zeros}. The cell of a spilled
 // entry has key length 0: {0, 1, offset in spill u64, low bits of the hash u32}.
-func (s *shardState) readCell(at int, hash uint64, key []byte) ([]byte, bool) {
-	b := s.cells[at:]
+func (s *shardState) readCell(offset int, hash uint64, key []byte) ([]byte, bool) {
+	b := s.cells[offset:]
 	if n := len(key); uint(n-1) < 0x7f && int(b[0]) == n && b[1] < 0x80 { // nearly all keys
 		if b = b[2 : 2+n+int(b[1])]; string(b[:n]) != string(key) {
 			return nil, false

@@ -56,31 +56,31 @@ func appendAddress(b []byte, address string) []byte {
 	return b
 }
 
-// appendKept appends to b the address whose packed form is kept.
-func appendKept(b, kept []byte) []byte {
-	if len(kept) == 0 || kept[0] != evenToken && kept[0] != oddToken {
-		return append(b, kept...)
+// appendKept unpacks an address and appends it to b.
+func appendKept(b, packed []byte) []byte {
+	if len(packed) == 0 || packed[0] != evenToken && packed[0] != oddToken {
+		return append(b, packed...)
 	}
-	odd := int(kept[0] - evenToken)
-	kept = kept[1:]
+	odd := int(packed[0] - evenToken)
+	packed = packed[1:]
 	const word = 4 // bytes written at once; the last word may have fewer
-	if cap(b)-len(b) < len(tokenPrefix)+2*(len(kept)+word) {
-		b = slices.Grow(b, len(tokenPrefix)+2*(len(kept)+word))
+	if cap(b)-len(b) < len(tokenPrefix)+2*(len(packed)+word) {
+		b = slices.Grow(b, len(tokenPrefix)+2*(len(packed)+word))
 	}
 	b = append(b, tokenPrefix...)
-	end := len(b) + 2*len(kept) - odd
-	return hexAppend(b, kept)[:end]
+	end := len(b) + 2*len(packed) - odd
+	return hexAppend(b, packed)[:end]
 }
 
-// hexWords appends the hexadecimal digits of kept to b, and up to 6 bytes of garbage after them. b
-// must have room for both.
-func hexWords(b, kept []byte) []byte {
-	for ; len(kept) >= 4; kept = kept[4:] {
-		b = binary.LittleEndian.AppendUint64(b, hex(binary.LittleEndian.Uint32(kept)))
+// hexWords appends the hexadecimal digits of src to b, and up to 6 bytes of garbage after them. b
+// must have room for the digits and the garbage.
+func hexWords(b, src []byte) []byte {
+	for ; len(src) >= 4; src = src[4:] {
+		b = binary.LittleEndian.AppendUint64(b, hex(binary.LittleEndian.Uint32(src)))
 	}
-	if len(kept) > 0 {
+	if len(src) > 0 {
 		var last [4]byte
-		copy(last[:], kept)
+		copy(last[:], src)
 		b = binary.LittleEndian.AppendUint64(b, hex(binary.LittleEndian.Uint32(last[:])))
 	}
 	return b

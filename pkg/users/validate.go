@@ -12,7 +12,7 @@ import (
 // MaxAddresses is how many addresses a user may have on one channel.
 const MaxAddresses = 20
 
-var errCritical = errors.New("otp and alert cannot be muted")
+var errCritical = errors.New("the categories otp and alert cannot be muted")
 
 // Validate returns nil if the profile is valid. Otherwise it returns a notify.KindInvalid error for
 // the first rule that the profile breaks. The error contains the path of the field.
@@ -40,7 +40,7 @@ func (s *Service) Validate(p *engine.Profile) error {
 		}
 	}
 	if _, err := s.snap.zones.index(p.TimeZone); err != nil {
-		return notify.Invalid("bad_time_zone", "time_zone", "a time zone is an IANA name, like Europe/Berlin")
+		return notify.Invalid("bad_time_zone", "time_zone", "must be the IANA name of a time zone, like Europe/Berlin")
 	}
 	if q := p.QuietHours; q != nil {
 		from, err := parseClock(q.From)
@@ -64,7 +64,7 @@ func validateAddresses(channel string, list []string) error {
 		return notify.Invalid("bad_channel", "addresses."+channel, "there is no such channel; use push, sms or email")
 	}
 	if len(list) > MaxAddresses {
-		return notify.Invalid("too_many_addresses", "addresses."+channel, fmt.Sprintf("a user has at most %d addresses a channel", MaxAddresses))
+		return notify.Invalid("too_many_addresses", "addresses."+channel, fmt.Sprintf("there are %d addresses; a user may have at most %d on a channel", len(list), MaxAddresses))
 	}
 	for i, a := range list {
 		field := fmt.Sprintf("addresses.%s[%d]", channel, i)

@@ -161,8 +161,9 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws each value as one column of the terminal, at most w columns, over rows lines. The latest
-// value is at the right. peak is the highest value and has the full height.
+// Bars draws each value as one column of the terminal. The drawing has at most w columns, and as
+// many lines as the parameter rows says. The latest value is at the right. peak is the highest
+// value and has the full height.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
 	if len(values) > w {
 		values = values[len(values)-max(w, 0):]
@@ -203,26 +204,27 @@ func (s *Styles) KeyLine(list []Hint, w int) string {
 	return b.String()
 }
 
-// Input returns an input line that accepts up to most characters.
-func Input(most int) textinput.Model {
+// Input returns an input line that accepts up to limit characters.
+func Input(limit int) textinput.Model {
 	in := textinput.New()
 	in.Prompt = ""
-	in.CharLimit = most
+	in.CharLimit = limit
 	in.SetVirtualCursor(false)
 	in.KeyMap.Paste.SetEnabled(false) // the terminal's own paste arrives as text
 	return in
 }
 
-// Cursor returns the cursor of an input line. The name is to the left of the input. Both are in line y
-// of a screen of w columns.
+// Cursor returns the cursor of an input line. The name is to the left of the input. The name and
+// the input are in line y of a screen of w columns.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)
 }
 
-// Width returns the number of columns that a text takes. It counts ASCII, the package's colours and the
-// package's signs of one column without the library. They are nearly all of a frame. It calls the
-// library only for other characters: with the library alone, counting took most of a frame's time.
+// Width returns the number of columns that a text takes. It counts ASCII, the package's colours and
+// the package's signs of one column by itself. These are nearly all characters of a frame. It calls
+// the package ansi only for other characters. With ansi alone, counting took most of a frame's
+// time.
 func Width(s string) int {
 	n := 0
 	for i := 0; i < len(s); {

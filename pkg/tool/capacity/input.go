@@ -92,7 +92,7 @@ type Param struct {
 // maxRate is the largest rate. With the limits of the other values, every count fits into 63 bits.
 const maxRate = 1e12
 
-// Params returns all values of in. Setting a Param changes in.
+// Params returns all values of the input. Setting a Param changes the input.
 func (in *Input) Params() (list []Param) {
 	v := reflect.ValueOf(in).Elem()
 	for i := range v.NumField() {
@@ -156,16 +156,16 @@ func (p *Param) Value() float64 {
 	return *p.num
 }
 
-// scale multiplies the value. The parameter by is the factor.
-func (p *Param) scale(by float64) {
+// scale multiplies the value by factor.
+func (p *Param) scale(factor float64) {
 	if p.dur != nil {
-		*p.dur = time.Duration(float64(*p.dur) * by)
+		*p.dur = time.Duration(float64(*p.dur) * factor)
 		return
 	}
-	*p.num *= by
+	*p.num *= factor
 }
 
-// Check returns an error for every rule that in breaks, with the name of the field.
+// Check returns an error for every rule that the input breaks, with the name of the field.
 func (in Input) Check() error {
 	var problems []error
 	for _, p := range in.Params() {

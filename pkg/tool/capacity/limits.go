@@ -131,11 +131,11 @@ type Change struct {
 	Is   int64  `json:"is"`
 }
 
-// sensitiveParams lists parameters whose values tend to change over time. The field by is the
-// factor that makes a value worse.
+// sensitiveParams lists parameters whose values tend to change over time. The field factor makes a
+// value worse.
 var sensitiveParams = []struct {
-	key string
-	by  float64
+	key    string
+	factor float64
 }{
 	{"rate", 1.1}, {"push_latency", 1.1}, {"push_worker_rate", 0.9}, {"sms_account_rate", 0.9},
 	{"mail_objective", 0.9}, {"mail_ip_rate", 0.9}, {"db_node_rate", 0.9}, {"broker_rate", 0.9}, {"scheduler_node_rate", 0.9},
@@ -151,7 +151,7 @@ func (in *Input) sensitivity(lines []Line) []Change {
 		for _, p := range other.Params() {
 			if p.Key == w.key {
 				from = p.String()
-				p.scale(w.by)
+				p.scale(w.factor)
 				to = p.String()
 			}
 		}

@@ -22,7 +22,7 @@ type Result struct {
 func ParseResults(b []byte) ([]Result, error) {
 	var rs []Result
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&rs); err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_json", Field: "from", Msg: "is not the list of results that make bench writes", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_json", Field: "from", Msg: `is not a list of results of the command "make bench"`, Err: err}
 	}
 	return rs, nil
 }
@@ -34,8 +34,9 @@ type Origin struct {
 	From  string  `json:"from"`
 }
 
-// measures says which figure gives which parameter. A figure has several lines. work and unit
-// select lines, and the lowest value of these lines counts.
+// measures says which figure of bench/results.json gives which parameter. The file has several
+// lines for a figure. The fields work and unit select some of these lines, and the lowest value of
+// the selected lines counts.
 var measures = []measure{
 	{key: "api_rate", id: "P3", work: "batches of", unit: "records/s", what: "batches over HTTP, fsynced"},
 	{key: "api_fanout_rate", id: "P2", work: "fan-out over HTTP, fsynced", unit: "receivers/s", what: "fan-outs over HTTP, fsynced"},
@@ -53,13 +54,13 @@ type measure struct {
 	what       string
 }
 
-// Measured returns in with the measured rates, and the origins of these rates. missing lists the
-// parameters that a benchmark measures but that results do not contain. The figures are from one
-// process without replicas, so each figure is used for one node.
-func Measured(in Input, results []Result) (out Input, from []Origin, missing []string, err error) {
-	out = in
+// Measured returns a copy of input with the measured rates, and the origins of these rates. The
+// result missing lists the parameters that a benchmark measures but that are not in results. The
+// figures are from one process without replicas, so each figure is used for one node.
+func Measured(input Input, results []Result) (updated Input, origins []Origin, missing []string, err error) {
+	updated = input
 	set := map[string]*Param{}
-	ps := out.Params()
+	ps := updated.Params()
 	for i := range ps {
 		set[ps[i].Key] = &ps[i]
 	}
@@ -70,12 +71,12 @@ func Measured(in Input, results []Result) (out Input, from []Origin, missing []s
 			continue
 		}
 		*set[m.key].num = v
-		from = append(from, Origin{m.key, v, m.id + ": " + m.what})
+		origins = append(origins, Origin{m.key, v, m.id + ": " + m.what})
 	}
-	if len(from) == 0 {
-		return in, nil, nil, notify.Invalid("missing_setting", "from", fmt.Sprintf("has %d figures, but none that a plan uses (P2, P3, P5, P6, P7)", len(results)))
+	if len(origins) == 0 {
+		return input, nil, nil, notify.Invalid("missing_setting", "from", fmt.Sprintf("has %d figures, but none that a plan uses (P2, P3, P5, P6, P7)", len(results)))
 	}
-	return out, from, missing, nil
+	return updated, origins, missing, nil
 }
 
 func (m *measure) findRate(results []Result) (v float64, ok bool) {

@@ -354,7 +354,7 @@ func TestMeasured(t *testing.T) {
 	if _, _, _, err := Measured(Default(), results[3:4]); err == nil || !strings.HasPrefix(err.Error(), "from: has 1 figures, but none") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := ParseResults([]byte("{")); err == nil || !strings.HasPrefix(err.Error(), "from: is not the list of results") {
+	if _, err := ParseResults([]byte("{")); err == nil || !strings.HasPrefix(err.Error(), "from: is not a list of results") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -20,7 +20,7 @@ type Line struct {
 	// HoldsTo is the rate of notifications, in the same mix, that Count of this part can process
 	// permanently. 0: this part sets no limit of its own.
 	HoldsTo float64 `json:"holds_to,omitempty"`
-	// OneLost is the same as HoldsTo after one of them is lost.
+	// OneLost is the same rate as HoldsTo, but after one of the Count parts is lost.
 	OneLost float64 `json:"one_lost,omitempty"`
 }
 
@@ -34,18 +34,18 @@ type Sheet struct {
 	First       string   `json:"breaks_first"` // the first of Breaks as text
 }
 
-// Compute checks in and computes its sheet.
-func Compute(in Input) (Sheet, error) {
-	if err := in.Check(); err != nil {
+// Compute checks an input and computes its sheet.
+func Compute(input Input) (Sheet, error) {
+	if err := input.Check(); err != nil {
 		return Sheet{}, err
 	}
 	var s Sheet
-	s.Lines = in.lines()
-	s.Limits = in.limits(s.Lines)
-	s.Chunks = in.savings()
-	s.Breaks = breaks(in.Rate, s.Lines)
-	s.Sensitivity = in.sensitivity(s.Lines)
-	s.First = firstBreakText(in.Rate, s.Breaks)
+	s.Lines = input.lines()
+	s.Limits = input.limits(s.Lines)
+	s.Chunks = input.savings()
+	s.Breaks = breaks(input.Rate, s.Lines)
+	s.Sensitivity = input.sensitivity(s.Lines)
+	s.First = firstBreakText(input.Rate, s.Breaks)
 	return s, nil
 }
 
@@ -106,8 +106,9 @@ func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 // lines returns the lines in the order in which a notification passes the parts.
 func (in *Input) lines() []Line {
 	var out []Line
-	// of adds a line for a demand. One part can process at most each.
-	of := func(key, name string, demand, each float64, how string) *Line {
+	// addPart adds a line for a part of the system. demand is the rate that the load needs, and
+	// each is the highest rate of one such part.
+	addPart := func(key, name string, demand, each float64, how string) *Line {
 		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
 		l.Sustained = l.Count
 		if demand > 0 {
@@ -117,92 +118,94 @@ func (in *Input) lines() []Line {
 		out = append(out, l)
 		return &out[len(out)-1]
 	}
-	plain := func(key, name string, count int64, how string) *Line {
+	addCount := func(key, name string, count int64, how string) *Line {
 		out = append(out, Line{Key: key, Name: name, Count: count, Sustained: count, How: how})
 		return &out[len(out)-1]
 	}
 
-	in.api(of, plain)
-	brokers := of("brokers", "log brokers", in.records(), in.BrokerRate, "a broker's messages")
+	in.api(addPart, addCount)
+	brokers := addPart("brokers", "log brokers", in.records(), in.BrokerRate, "a broker's messages")
 	brokers.Sustained = ceil(in.records() * in.LogReplication / in.BrokerRate)
 	brokers.SustainedHow = fmt.Sprintf("each message is stored %s times", Number(in.LogReplication))
 	brokers.HoldsTo, brokers.OneLost = brokers.HoldsTo/in.LogReplication, brokers.OneLost/in.LogReplication
 
 	each, how := in.pushWorker()
-	push := *of("push_workers", "push workers", in.calls(in.Push), each, how)
-	plain("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", term.Count(push.Count), Number(in.PushConnections)))
+	push := *addPart("push_workers", "push workers", in.calls(in.Push), each, how)
+	addCount("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", term.Count(push.Count), Number(in.PushConnections)))
 	each, how = in.smsWorker()
-	sms := *of("sms_workers", "SMS workers", in.smsCalls(), each, how)
-	of("sms_accounts", "SMS accounts", in.smsCalls(), in.SMSAccountRate, "an account's messages")
-	mail := in.mail(of, plain)
+	sms := *addPart("sms_workers", "SMS workers", in.smsCalls(), each, how)
+	addPart("sms_accounts", "SMS accounts", in.smsCalls(), in.SMSAccountRate, "an account's messages")
+	mail := in.mail(addPart, addCount)
 
-	plain("partitions_push", "partitions, push", push.Count, "one a worker")
-	plain("partitions_sms", "partitions, SMS", sms.Count, "one a worker")
-	partitions := plain("partitions_email", "partitions, email", mail.Count, "one a worker")
+	addCount("partitions_push", "partitions, push", push.Count, "one a worker")
+	addCount("partitions_sms", "partitions, SMS", sms.Count, "one a worker")
+	partitions := addCount("partitions_email", "partitions, email", mail.Count, "one a worker")
 	partitions.Sustained = mail.Sustained
 
-	in.database(of, plain)
-	in.scheduler(of, plain)
+	in.database(addPart, addCount)
+	in.scheduler(addPart, addCount)
 	return out
 }
 
+// addPartFunc adds a line whose count is demand divided by each. addCountFunc adds a line with a
+// given count.
 type (
-	ofFunc    func(key, name string, demand, each float64, how string) *Line
-	plainFunc func(key, name string, count int64, how string) *Line
+	addPartFunc  func(key, name string, demand, each float64, how string) *Line
+	addCountFunc func(key, name string, count int64, how string) *Line
 )
 
-func (in *Input) api(of ofFunc, plain plainFunc) {
+func (in *Input) api(addPart addPartFunc, addCount addCountFunc) {
 	fan := in.Rate * in.Fanout
 	switch {
 	case in.APIRate == 0:
-		plain("api_servers", "API servers", 0, "as many as it takes; api_rate is not known")
+		addCount("api_servers", "API servers", 0, "as many as it takes; api_rate is not known")
 	case fan == 0:
-		of("api_servers", "API servers", in.Rate, in.APIRate, "a server's notifications")
+		addPart("api_servers", "API servers", in.Rate, in.APIRate, "a server's notifications")
 	default:
 		by := in.APIFanoutRate
 		if by == 0 {
 			by = in.APIRate
 		}
-		of("api_servers", "API servers", in.Rate, in.Rate/((in.Rate-fan)/in.APIRate+fan/by), "a server's mix of fan-outs and others")
+		addPart("api_servers", "API servers", in.Rate, in.Rate/((in.Rate-fan)/in.APIRate+fan/by), "a server's mix of fan-outs and others")
 	}
 }
 
 // mail calculates Count in the same way as the source: the mails of one second are spread over the
 // objective. That is right for a single burst only.
-func (in *Input) mail(of ofFunc, plain plainFunc) Line {
+func (in *Input) mail(addPart addPartFunc, addCount addCountFunc) Line {
 	spread := in.mailCalls() / in.MailObjective.Seconds()
-	ips := of("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
+	ips := addPart("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
 	ips.How = fmt.Sprintf("%s mails / %s = %s/s / %s/s (an IP's mails)", Number(in.mailCalls()), brief(in.MailObjective), Number(spread), Number(in.MailIPRate))
 	ips.Sustained = ceil(in.mailCalls() / in.MailIPRate)
 	ips.SustainedHow = fmt.Sprintf("%s mails/s / %s/s", Number(in.mailCalls()), Number(in.MailIPRate))
 	ips.HoldsTo, ips.OneLost = ips.HoldsTo/in.MailObjective.Seconds(), ips.OneLost/in.MailObjective.Seconds()
 	l := *ips
 
-	calls := plain("mail_calls", "mail API calls a second", ceil(spread/in.MailBatch), fmt.Sprintf("%s/s / %s a call", Number(spread), Number(in.MailBatch)))
+	calls := addCount("mail_calls", "mail API calls a second", ceil(spread/in.MailBatch), fmt.Sprintf("%s/s / %s a call", Number(spread), Number(in.MailBatch)))
 	calls.Sustained = ceil(in.mailCalls() / in.MailBatch)
-	workers := plain("mail_workers", "mail workers", ceil(float64(l.Count)/in.MailIPsPerWorker), fmt.Sprintf("%s IPs / %s a worker", term.Count(l.Count), Number(in.MailIPsPerWorker)))
+	workers := addCount("mail_workers", "mail workers", ceil(float64(l.Count)/in.MailIPsPerWorker), fmt.Sprintf("%s IPs / %s a worker", term.Count(l.Count), Number(in.MailIPsPerWorker)))
 	workers.Sustained = ceil(float64(l.Sustained) / in.MailIPsPerWorker)
 	return *workers
 }
 
-func (in *Input) database(of ofFunc, plain plainFunc) {
+func (in *Input) database(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.rows(in.Fanout)
-	shards := of("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
+	shards := addPart("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
 	shards.OneLost = shards.HoldsTo // the other replicas of the shard do its work
 	nodes := *shards
-	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
+	addCount("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
 // scheduler adds the lines of the scheduler. The source has one partition per minute and one
 // leader. It counts a row only once, although every replica stores the row.
-func (in *Input) scheduler(of ofFunc, plain plainFunc) {
+func (in *Input) scheduler(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.Rate * in.Scheduled * in.recordsPerNotification()
 	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
 	if in.Fanout > 0 {
 		how += ", a row a chunk of fan-outs"
 	}
-	plain("scheduled_rows", "scheduled rows a second", ceil(rows), how)
-	nodes := of("scheduler_nodes", "scheduler nodes", rows, in.SchedulerNodeRate, "a node's rows")
+	addCount("scheduled_rows", "scheduled rows a second", ceil(rows), how)
+	nodes := addPart("scheduler_nodes", "scheduler nodes", rows, in.SchedulerNodeRate, "a node's rows")
 	nodes.Sustained = ceil(rows/in.SchedulerNodeRate) * int64(in.DBReplication)
 	nodes.SustainedHow = fmt.Sprintf("each row is stored %s times", Number(in.DBReplication))
 	nodes.HoldsTo, nodes.OneLost = nodes.HoldsTo/in.DBReplication, nodes.OneLost/in.DBReplication
@@ -211,10 +214,10 @@ func (in *Input) scheduler(of ofFunc, plain plainFunc) {
 	if rows > 0 {
 		some = 1
 	}
-	shards := plain("timer_shards", "partitions of a minute", some, "one a minute")
+	shards := addCount("timer_shards", "partitions of a minute", some, "one a minute")
 	shards.Sustained = ceil(rows * 60 / in.PartitionRows)
 	shards.SustainedHow = fmt.Sprintf("%s rows a minute / %s a partition", Number(rows*60), Number(in.PartitionRows))
-	owners := plain("release_owners", "owners that release", some, "one leader")
+	owners := addCount("release_owners", "owners that release", some, "one leader")
 	owners.Sustained = ceil(rows / in.ReleaseRate)
 	owners.SustainedHow = fmt.Sprintf("%s/s / %s/s (an owner's releases)", Number(rows), Number(in.ReleaseRate))
 	if rows > 0 {

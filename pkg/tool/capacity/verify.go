@@ -68,7 +68,7 @@ type verifier struct {
 }
 
 // requireAtLeast adds a comparison of a figure that must not be less than needs. unit is appended
-// to both numbers. change says what to do if the figure is too low.
+// to both numbers. The parameter change says what to do if the figure is too low.
 func (v *verifier) requireAtLeast(check string, needs, has float64, unit, change string) {
 	c := Comparison{Check: check, Needs: Number(needs) + unit, Has: Number(has) + unit, Says: "ok"}
 	switch {
@@ -157,10 +157,10 @@ func (v *verifier) sms() {
 }
 
 // countFor returns how many parts with this rate a demand needs. If rate is 0 (unknown), it uses
-// the parameter other as the rate.
-func countFor(demand, rate, other float64) float64 {
+// fallback as the rate.
+func countFor(demand, rate, fallback float64) float64 {
 	if rate == 0 {
-		rate = other
+		rate = fallback
 	}
 	return float64(ceil(demand / rate))
 }

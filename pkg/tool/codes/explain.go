@@ -26,8 +26,9 @@ type Entry struct {
 // Kinds of codes.
 var Kinds = []string{"error", "state", "class", "verdict", "exit"}
 
-// Retries says whether the same request should be tried again. no: it does not help. yes: it helps.
-// after: it helps after the action in Do was done. itself: notifyd tries again by itself.
+// Retries says whether the same request should be tried again. no: a retry does not help. yes: a
+// retry helps. after: a retry helps after the action in Do was done. itself: notifyd retries by
+// itself.
 var Retries = []string{"no", "yes", "after", "itself"}
 
 //go:embed catalogue.txt
@@ -58,7 +59,7 @@ func parse(text string) (list []Entry, err error) {
 		if rest, ok := strings.CutPrefix(line, "== "); ok {
 			f := strings.Split(rest, " | ")
 			if len(f) != 4 || !slices.Contains(Kinds, f[0]) || !slices.Contains(Retries, f[2]) {
-				return nil, bad("a heading has kind, where, retry and what to do")
+				return nil, bad("a heading must have a kind, a place, a retry value and what to do")
 			}
 			base = Entry{Kind: f[0], Where: f[1], Retry: f[2], Do: f[3]}
 			continue
@@ -74,10 +75,10 @@ func parse(text string) (list []Entry, err error) {
 		case 2:
 			e.Code, e.Meaning = f[0], f[1]
 		default:
-			return nil, bad("a line has code, meaning, and perhaps what to do and retry")
+			return nil, bad("a line must have a code and a meaning, and may have what to do and a retry value")
 		}
 		if e.Kind == "" || e.Code == "" || e.Meaning == "" || e.Do == "" || !slices.Contains(Retries, e.Retry) {
-			return nil, bad("something is missing or unknown")
+			return nil, bad("a field is empty, or the retry value is unknown")
 		}
 		list = append(list, e)
 	}
@@ -85,8 +86,9 @@ func parse(text string) (list []Entry, err error) {
 }
 
 // Find returns the entries of a code. A code may have several entries. If an entry has exactly this
-// code, Of returns all such entries. Otherwise it returns the entry of the family to which the code
-// belongs, such as http_<status>. The code may begin with urn:notifyd:, as in problem types.
+// code, Find returns all entries with this code. Otherwise it returns the entry of the family to
+// which the code belongs, such as http_<status>. The code may begin with urn:notifyd:, as in
+// problem types.
 func Find(code string) (found []Entry) {
 	code = strings.TrimPrefix(strings.TrimSpace(code), "urn:notifyd:")
 	for _, e := range All() {

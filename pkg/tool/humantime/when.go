@@ -11,9 +11,9 @@ import (
 
 const maxLen = 100
 
-// Parse parses text. Times are relative to now, in the zone loc. field is the name of the flag in
-// errors. All errors are notify.KindInvalid. The result may be in the past. Its precision is a
-// second or better.
+// Parse parses text. Times are relative to the time now, in the zone loc. field is the name of the
+// flag in errors. All errors are notify.KindInvalid. The result may be in the past. Its precision
+// is a second or better.
 func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, error) {
 	p := parser{field: field, text: text, now: now.In(loc), loc: loc}
 	s := strings.TrimSpace(text)
@@ -207,7 +207,7 @@ func (p *parser) parseDay(words []string) (time.Time, error) {
 	case isWeekday || !next && (name == "today" || name == "tomorrow"):
 		words = words[1:]
 	case next:
-		return time.Time{}, p.badTime("has next before a word that is not a day of the week")
+		return time.Time{}, p.badTime(`has "next" before a word that is not a day of the week`)
 	default:
 		name = ""
 	}

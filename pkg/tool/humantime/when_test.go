@@ -82,7 +82,7 @@ func TestRefused(t *testing.T) {
 	for _, c := range []struct{ text, why string }{
 		{"", "is empty"}, {"   ", "is empty"},
 		{strings.Repeat("1", 101), "longer than 100"},
-		{"soon", "not understood"}, {"next year", "has next before a word"}, {"next tomorrow 09:00", "has next before a word"},
+		{"soon", "not understood"}, {"next year", `has "next" before a word`}, {"next tomorrow 09:00", `has "next" before a word`},
 		{"next", "names no day"},
 		{"tomorrow", "no time of day"}, {"monday", "no time of day"}, {"today at", "not understood"},
 		{"tomorrow 25:00", "not understood"}, {"tomorrow 9:5", "not understood"}, {"9", "not understood"},

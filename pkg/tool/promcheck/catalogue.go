@@ -94,11 +94,11 @@ func Client() (Catalogue, error) {
 	return c, nil
 }
 
-// With returns the metrics of c and of the parameter more. If both contain the same metric, it
-// returns the metric of more.
-func (c Catalogue) With(more Catalogue) Catalogue {
-	out := make(Catalogue, len(c)+len(more))
-	for _, from := range []Catalogue{c, more} {
+// With returns the metrics of c and of other. If both catalogues contain the same metric, it
+// returns the metric of other.
+func (c Catalogue) With(other Catalogue) Catalogue {
+	out := make(Catalogue, len(c)+len(other))
+	for _, from := range []Catalogue{c, other} {
 		for name := range from {
 			out[name] = from[name]
 		}

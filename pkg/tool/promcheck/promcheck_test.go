@@ -74,25 +74,25 @@ func TestQueries(t *testing.T) {
 	f(`n_lag * on (group) n_open`, `matches on "group"`)
 	f(`sum(`, "does not parse")
 	f(`rate(n_open)`, "does not parse")
-	f(`rate(n_open[5m])`, "rate of n_open, which is a gauge")
-	f(`deriv(n_sent_total[5m])`, "deriv of n_sent_total, which is a counter")
-	f(`delta(n_took_seconds_count[5m])`, "delta of n_took_seconds_count")
+	f(`rate(n_open[5m])`, "the function rate is used on n_open, which is a gauge")
+	f(`deriv(n_sent_total[5m])`, "the function deriv is used on n_sent_total, which is a counter")
+	f(`delta(n_took_seconds_count[5m])`, "the function delta is used on n_took_seconds_count")
 	f(`n_took_seconds`, "is a histogram")
 	f(`n_sent_total_bucket`, "there is no metric")
 	f(`histogram_quantile(0.9, sum by (lane) (rate(n_took_seconds_bucket[5m])))`, "needs the label le")
 	f(`n_took_seconds_bucket{le="0.06"}`, "has no bucket")
-	f(`n_took_seconds_bucket{le="1"}`, "either Prometheus 2 or 3")
-	f(`n_took_seconds_bucket{le="1.0"}`, "either Prometheus 2 or 3")
+	f(`n_took_seconds_bucket{le="1"}`, "only one form of a whole number")
+	f(`n_took_seconds_bucket{le="1.0"}`, "only one form of a whole number")
 	f(`sum(n_open) by (instance) or sum by (lane) (n_lag)`, `groups by "lane"`)
 
 	m.Bounds = nil // not known: whole bounds are still seen
 	c["n_took_seconds"] = m
-	f(`n_took_seconds_bucket{le="5"}`, "either Prometheus 2 or 3")
+	f(`n_took_seconds_bucket{le="5"}`, "only one form of a whole number")
 	f(`n_took_seconds_bucket{le="0.06"}`, "")
 	c["n_pause_seconds"] = Metric{Name: "n_pause_seconds", Type: Summary}
 	f(`n_pause_seconds{quantile="0.5"}`, "")
 	f(`n_pause_seconds{quantile=~"1|1.0"}`, "")
-	f(`n_pause_seconds{quantile="1"}`, "either Prometheus 2 or 3")
+	f(`n_pause_seconds{quantile="1"}`, "only one form of a whole number")
 	f(`n_pause_seconds_sum{quantile="0.5"}`, `has no label "quantile"`)
 }
 

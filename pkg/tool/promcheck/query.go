@@ -175,7 +175,7 @@ func (q *query) suggestion(name string) string {
 // OpenMetrics write the bound 1 as 1.0. Older versions write it as 1. A query must match both
 // forms.
 func (q *query) checkBucket(m *Metric, match *labels.Matcher) {
-	const twice = `%s finds nothing in either Prometheus 2 or 3, which write whole numbers as 1 and 1.0; match both, as in %s=~"1|1.0"`
+	const twice = `%s matches only one form of a whole number: Prometheus 2 writes 1, and Prometheus 3 writes 1.0; match both forms, as in %s=~"1|1.0"`
 	if m.Bounds == nil {
 		bound, err := strconv.ParseFloat(match.Value, 64)
 		if err == nil && match.Type == labels.MatchEqual && bound == float64(int64(bound)) {
@@ -300,7 +300,7 @@ func (q *query) checkFunctionType(function string, arg parser.Expr) {
 	}
 	counts := m.Type == Counter || suffix != ""
 	if counts && slices.Contains(overGauges, function) || !counts && slices.Contains(overCounters, function) {
-		q.complain("%s of %s, which is a %s", function, v.Name, m.Type)
+		q.complain("the function %s is used on %s, which is a %s", function, v.Name, m.Type)
 	}
 }
 
