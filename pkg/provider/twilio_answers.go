@@ -65,7 +65,8 @@ func twilioResult(a *providerAnswer, now time.Time) (notify.Result, answerAction
 	r := notify.Result{Code: twilioCode(body.Code)}
 	if !known {
 		v = ruleByStatusQueued(a.status)
-		// For a 429 without a time, accounts.blockAccount uses its own time, which doubles.
+		// If a 429 names no time, accounts.blockAccount chooses the time, and doubles it after each
+		// further refusal.
 		v.after = 0
 		if body.Code == 0 {
 			r.Code = httpCode(a.status)

@@ -43,7 +43,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n as an integer with a prefix of the given number of bits (RFC 7541, 5.1).
+// appendInt appends n as an HPACK integer. The prefix has the given number of bits; the bits of first
+// are put before it (RFC 7541, 5.1).
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {
@@ -68,8 +69,8 @@ const maxEncodings = 64
 
 // encoder encodes the header blocks of a connection.
 //
-// It adds a field to the table only while the table has room. If the table evicted an entry,
-// indexes would change and the stored encodings would be wrong.
+// It adds a field to the table only while the table has room, so that the table never evicts an
+// entry. An eviction would change indexes, and the stored encodings would be wrong.
 type encoder struct {
 	enc       *hpack.Encoder
 	out       bytes.Buffer
