@@ -278,7 +278,8 @@ func (m *Metrics) Triggers() trigger.Events {
 	}
 }
 
-// Reconciled counts one run of the trigger reconciler. found holds the number of findings of each class.
+// Reconciled counts one run of the trigger reconciler. found holds the number of findings of each
+// class.
 func (m *Metrics) Reconciled(found map[string]int, err error) {
 	if err != nil {
 		Add(m.Reconciles, 1, "failed")

@@ -30,7 +30,8 @@ const (
 	rateOver = 60 * time.Second // the period over which a report computes rates
 )
 
-// sample holds the values of the counters at one time. It never changes after it was read.
+// sample holds the values of the counters at one time. Nothing changes a sample after readCounters has
+// returned it.
 type sample struct {
 	at                               time.Time
 	accepted, reached, failed, ended map[string]float64        // key: a channel, or whatTrigger
@@ -140,7 +141,7 @@ func (r *Rates) Report() (out api.Rates, err error) {
 
 // computeRates computes the rates between a kept sample and the sample now. It uses the newest kept
 // sample that is at least rateOver older than the sample now. If no kept sample is so old, it uses the
-// oldest.
+// oldest kept sample.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now

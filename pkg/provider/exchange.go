@@ -31,7 +31,8 @@ type Endpoint struct {
 	// RootCAs are the authorities that may sign the server's certificate. Default: the authorities
 	// of the operating system.
 	RootCAs *x509.CertPool
-	// Timeout is the time limit of one exchange, from its first byte to the end of the answer.
+	// Timeout is the time limit of one exchange, from the first byte of the request to the end of the
+	// answer.
 	// Default 10 s, SendGrid 30 s.
 	Timeout time.Duration
 	// DialTimeout is the time limit of TCP and TLS setup together. Default 5 s.

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// permit allows sending a number of messages over one account. It owns tokens of the account's rate
-// and slots of its concurrent calls until they are used or given back. It implements notify.Permit
-// and is safe for concurrent use.
+// permit allows sending a number of messages over one account. The permit owns tokens of the account's
+// rate until they are used or given back. It owns slots of the account's concurrent calls until they
+// are given back. It implements notify.Permit and is safe for concurrent use.
 type permit struct {
 	accounts *accounts
 	lane     limit.Lane

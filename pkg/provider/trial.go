@@ -16,7 +16,7 @@ import (
 )
 
 // Trial is the result of one test call to a provider or to one of its accounts. A test uses a
-// separate connection. Breakers and the tokenGuard do not count it.
+// separate connection. Breakers and the tokenGuard do not count test calls.
 type Trial struct {
 	Account string // for example "apns", "twilio:AC…"
 	Called  string // method and URL, without an address

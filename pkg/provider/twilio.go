@@ -189,7 +189,8 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 }
 
 // sendOver sends one item over the permit's account, and gives the slot back. The caller has used
-// one token of the permit. If again is true, the account did not process the item.
+// one token of the permit. If again is true, the account did not process the item, and the caller may
+// try another account.
 func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
 	a := permit.account
 	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()

@@ -44,8 +44,8 @@ func (c *Campaigns) paused(e *notify.Envelope) bool {
 // Codes of receivers that are deferred because of their campaign.
 const (
 	codeCampaignPaused = "campaign_paused"
-	codeCampaignRate   = "campaign_rate"  // waits for its slot; Wake is the time of the slot
-	codeCampaignQueued = "campaign_queue" // has no slot yet; at Wake it asks for one again
+	codeCampaignRate   = "campaign_rate"  // the receiver waits for its slot; Wake is the time of the slot
+	codeCampaignQueued = "campaign_queue" // the receiver has no slot yet; at the time Wake it asks again for a slot
 )
 
 const (

@@ -42,7 +42,7 @@ type CommitterConfig struct {
 
 // pendingRow is a row that waits to be written.
 type pendingRow struct {
-	ctx  context.Context // of the partition; after it has ended the row is dropped
+	ctx  context.Context // context of the partition; after the context has ended, the row is dropped
 	row  notify.Row
 	done func()
 }

@@ -122,7 +122,7 @@ type Config struct {
 
 	MaxRetries int           `default:"3"`   // attempts after the first
 	Hold       time.Duration `default:"5s"`  // longest wait in memory; a receiver that must wait longer goes to the timer store
-	BatchAge   time.Duration `default:"5s"`  // longest time that a mail waits for others with the same content; < 0: it does not wait
+	BatchAge   time.Duration `default:"5s"`  // longest time that a mail waits for other mails with the same content; < 0: mails do not wait
 	CallLimit  time.Duration `default:"30s"` // time limit of a provider call
 	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter

@@ -25,9 +25,9 @@ const (
 	// (quiet hours), and by at most an hour for a Retry-After.
 	deferredAhead = 48 * time.Hour
 	deferredPage  = 256 // rows
-	// deferredReasons is the largest number of reasons per topic. Reasons are codes of providers and
-	// become labels of metrics, so their number must have a limit. All further reasons are added up
-	// as otherReasons.
+	// deferredReasons is the largest number of reasons per topic. A reason may be any code of a
+	// provider, and each reason becomes a label of a metric. So the number of reasons must have a
+	// limit. All further reasons are added up as otherReasons.
 	deferredReasons = 20
 	otherReasons    = "other"
 	unknownReason   = "unknown"
@@ -38,7 +38,7 @@ const (
 type Deferred struct {
 	Reason    string // code of the failure or of the wait
 	Receivers int64
-	Oldest    time.Time // when the oldest of their requests was accepted
+	Oldest    time.Time // when the oldest request of these receivers was accepted
 	Next      time.Time // when the first of the receivers is due
 }
 
@@ -51,8 +51,8 @@ type DeferredCount struct {
 	Topics map[string][]Deferred
 }
 
-// DeferredCounter counts deferred receivers from the rows of the timer store. Only these rows
-// give the same result in every process and after a restart.
+// DeferredCounter counts deferred receivers from the rows of the timer store. A count of these rows
+// gives the same result in every process and after a restart. Counters in memory would not.
 type DeferredCounter struct {
 	Timers engine.Timers
 	Shards engine.Shards

@@ -40,6 +40,6 @@
 //
 // Goroutines: the consumer group calls partition.Handle from one goroutine per partition. Each job
 // runs in a goroutine of its own. If a job has several windows, each window also has its own
-// goroutine. Drain ends the goroutines of jobs and windows; see partition.go. Start reading at partition.accept and
-// handout.go.
+// goroutine. Drain ends the goroutines of jobs and windows; see partition.go. Start reading at
+// partition.accept and handout.go.
 package worker

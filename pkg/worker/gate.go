@@ -11,7 +11,7 @@ import (
 // zero value is open. A Gate is safe for concurrent use.
 type Gate struct {
 	mu   sync.Mutex
-	open chan struct{} // nil: the gate is open; otherwise closed when it opens
+	open chan struct{} // nil: the gate is open; otherwise the channel is closed when the gate opens
 }
 
 // Set shuts or opens the gate.

@@ -21,7 +21,7 @@ type Health struct {
 	mu       sync.Mutex // guards the fields below and every routeHealth
 	routes   map[string]*routeHealth
 	troubled int           // number of routes that are blocked or whose breaker is not closed
-	change   chan struct{} // when a route becomes well or stops being well, it is closed and replaced by a new channel
+	change   chan struct{} // when a route becomes well or stops being well, this channel is closed and replaced by a new one
 }
 
 type routeHealth struct {

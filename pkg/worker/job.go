@@ -36,7 +36,7 @@ type job struct {
 		starts uint16
 		doneTo uint32
 	}
-	claimedAny     bool // this owner has claimed something
+	claimedAny     bool // this owner has claimed at least one window
 	resent         uint32
 	defaultOutcome notify.Exception   // the first outcome that several positions can share
 	exceptions     []notify.Exception // outcomes other than defaultOutcome, unsorted

@@ -240,8 +240,8 @@ func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item
 }
 
 // maxLookAge is how old the last check of preferences and cancellations may be when a call starts.
-// With this limit, an opt-out applies to every call that starts at least a second after it, as
-// documented.
+// With this limit, an opt-out applies to every call that starts at least a second after the opt-out,
+// as documented.
 const maxLookAge = 250 * time.Millisecond
 
 // queueHeads returns the first notification in the queue of each user of part i; only strict lanes

@@ -12,8 +12,8 @@ import (
 )
 
 // mailbox collects single mails with the same content, so that one call to the provider sends up to
-// a window of mails. It does not delay otp and alert mails. It does not delay the first mail with a
-// certain inline content.
+// a window of mails. It does not delay otp and alert mails. Of the mails with the same inline
+// content, it does not delay the first mail.
 type mailbox struct {
 	p *partition
 

@@ -31,7 +31,7 @@ type round struct {
 	gone        []goneAddress   // addresses to suppress, users to opt out
 	targets     []notify.Target // scratch memory for the receiver being decided
 	copied      []byte          // addresses from profiles, see scratch
-	broken      bool            // a provider panicked or reported too little: it may still use the call's memory
+	broken      bool            // a provider panicked or did not report all items, and may still use the call's memory
 	pass        passKind        // whether the round has entered or locked the Solo
 
 	span trace.Span // empty if it is not recorded
@@ -375,15 +375,15 @@ func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 }
 
 // cutToPermit leaves as many items in the call as its permit covers. It appends the other items to
-// items, and their refs to refs, and returns both slices.
-func (r *round) cutToPermit(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef) {
+// waiting, and their refs to waitingRefs, and returns both slices.
+func (r *round) cutToPermit(waiting []notify.Item, waitingRefs []itemRef) ([]notify.Item, []itemRef) {
 	if r.call.Permit == nil {
-		return items, refs
+		return waiting, waitingRefs
 	}
 	n := min(len(r.call.Items), r.call.Permit.Messages())
-	items, refs = append(items, r.call.Items[n:]...), append(refs, r.refs[n:]...)
+	waiting, waitingRefs = append(waiting, r.call.Items[n:]...), append(waitingRefs, r.refs[n:]...)
 	r.call.Items, r.refs = r.call.Items[:n:n], r.refs[:n:n]
-	return items, refs
+	return waiting, waitingRefs
 }
 
 // releasePermit gives back the unused part of the call's permit.

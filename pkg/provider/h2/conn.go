@@ -105,8 +105,8 @@ func newConn(p *Pool, nc net.Conn) *conn {
 	return c
 }
 
-// handshake exchanges the first frames (RFC 9113, 3.4). The caller limits its time by a deadline on
-// the connection.
+// handshake exchanges the first frames (RFC 9113, 3.4). To limit the time of the handshake, the caller
+// sets a deadline on the connection.
 func (c *conn) handshake() error {
 	c.ctl.WriteString(http2.ClientPreface)
 	_ = c.ctlFr.WriteSettings(

@@ -63,8 +63,8 @@ const pathIndex = 4
 // tableSize is the largest part of the server's HPACK table that the encoder uses, in bytes.
 const tableSize = 4096
 
-// maxEncodings is the largest number of stored encodings. When it is reached, all stored encodings
-// are dropped.
+// maxEncodings is the largest number of stored encodings. When this number is reached and another
+// encoding is to be stored, all stored encodings are dropped.
 const maxEncodings = 64
 
 // encoder encodes the header blocks of a connection.
@@ -126,7 +126,7 @@ func (e *encoder) encode(f *Fields) encoded {
 				if e.used+x.Size() > e.limit {
 					x.Sensitive = true
 				} else {
-					// This also counts a field that the static table contains. That is harmless.
+					// A field of the static table needs no room but is counted too. That does no harm.
 					e.used += x.Size()
 					e.inTable[x] = true
 					stable = false

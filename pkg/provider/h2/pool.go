@@ -72,7 +72,7 @@ type Pool struct {
 	waiting  atomic.Int64            // number of queued requests
 	inFlight atomic.Int64            // number of requests on connections
 	nextWake atomic.Uint64           // wakeConns begins at another connection each time
-	idleCh   chan struct{}           // contains a token after inFlight falls to 0; Run waits for it at its end
+	idleCh   chan struct{}           // contains a token after inFlight falls to 0; at its end, Run waits for the token
 
 	mu        sync.Mutex
 	queue     queue
