@@ -242,6 +242,6 @@ type SettledInfo struct {
 	Count    int
 	States   [notify.States]int
 	Codes    map[string]int // number of receivers by code; nil if none has a code
-	Called   time.Duration  // time from the first provider call until now; 0: no call was made
+	Called   time.Duration  // time from the first provider call until all outcomes are known; 0: no call was made
 	Age      time.Duration  // time from acceptance to the first provider call
 }

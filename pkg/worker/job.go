@@ -288,8 +288,9 @@ func (j *job) takeBackClaims() {
 	})
 }
 
-// finishWindow merges a window's outcomes into the job. It returns true if this was the last open
-// window of the job.
+// finishWindow merges a window's outcomes into the job. def is the default outcome of the window. plain
+// contains, for each position from lo, 1 if the receiver has the outcome def. ex contains the other
+// outcomes. finishWindow returns true if the window was the last open window of the job.
 func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
 	if j.defaultOutcome.State == notify.None && def.State != notify.None {

@@ -286,7 +286,7 @@ func (r *round) deferBehind(part int, pos uint32, rec *notify.Receiver, e *notif
 	}
 	wake := roundUp(time.UnixMilli(max(head.Wake, now.UnixMilli())).Add(time.Second), time.Second)
 	if e.Expires != 0 {
-		wake = min(wake, e.Expires) // wake at the expiry, to be dropped then
+		wake = min(wake, e.Expires) // at that time the receiver ends as expired
 	}
 	r.addUncalled(part, pos, notify.Deferred, "behind", wake)
 	return true

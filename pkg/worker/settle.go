@@ -115,18 +115,18 @@ func (r *round) reportAccepted(now time.Time) {
 	}
 }
 
-// putOff makes an item wait, until about the time at, without using an attempt. The item stays in
-// the round if the wait is short or no other route of the lane works. Otherwise the item is parked
-// in the timer store.
-func (r *round) putOff(i int, x notify.Exception, at, now time.Time) {
+// putOff makes an item wait until the time until. The wait uses no attempt. The item stays in the
+// round if the wait is short or no other route of the lane works. Otherwise the item is parked in the
+// timer store.
+func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	cfg := &r.w.cfg
 	e := &r.parts[r.refs[i].part].job.env
 	n := cfg.Routes.Of(r.call.Items[i].Address)
-	if at.Sub(now) <= cfg.Hold || n < 0 || !cfg.Health.otherOpen(&cfg.Routes, n, now) {
+	if until.Sub(now) <= cfg.Hold || n < 0 || !cfg.Health.otherOpen(&cfg.Routes, n, now) {
 		r.notTaken = append(r.notTaken, i)
 		return
 	}
-	r.park(x, e, at)
+	r.park(x, e, until)
 }
 
 // planRetry plans the next attempt of an item. If no attempt is left, or the next attempt would be

@@ -331,7 +331,7 @@ func (r *round) callProvider(p *partition) bool {
 	}
 	r.w.openReceivers.noteCall(time.Since(called))
 	r.mu.Lock()
-	for i := range reported { // after a panic, or if the provider is wrong, some items were not reported
+	for i := range reported { // an item was not reported if the provider panicked or made a mistake
 		if !reported[i] {
 			reported[i], r.broken = true, true
 			r.settleAnswer(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
