@@ -95,7 +95,7 @@ func (w watchedCallers) Put(ctx context.Context, c engine.Caller) error {
 	}
 	// The change is stored even if Load fails. Then Run reads the list later.
 	if err := w.a.Load(ctx); err != nil {
-		w.a.log.Warn("a caller was changed, but the callers cannot be read now; which outcomes it gets changes when they are next read", "caller", c.ID, "err", err)
+		w.a.log.Warn("a caller was changed, but the list of callers cannot be read now; the change of the caller's outcomes takes effect when the list is next read", "caller", c.ID, "err", err)
 	}
 	return nil
 }

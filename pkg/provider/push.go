@@ -74,7 +74,7 @@ type pushText struct {
 
 func parsePush(c *notify.Content) (t pushText, err error) {
 	if c.Template != "" && c.Title == "" && c.Body == "" {
-		return t, notify.Invalid("template_unsupported", "content.template", "push providers have no templates; set title or body instead")
+		return t, notify.Invalid("template_unsupported", "content.template", `push providers have no templates; set "title" or "body" instead`)
 	}
 	if t.vars, err = SharedVariables(c.Variables); err != nil {
 		return t, err

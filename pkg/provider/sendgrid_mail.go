@@ -74,7 +74,7 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	m.text, m.html = ParseTemplate(text.Body, Plain), ParseTemplate(text.HTML, HTML)
 	m.names[0], m.names[1] = m.text.Names(), m.html.Names()
 	if m.text.Empty() && m.html.Empty() {
-		return nil, notify.Invalid("empty_content", "content.body", "the mail has no content; set body, html or template")
+		return nil, notify.Invalid("empty_content", "content.body", `the mail has no content; set "body", "html" or "template"`)
 	}
 	return m, nil
 }

@@ -62,7 +62,7 @@ func (c TwilioConfig) validate() error {
 	}
 	for i, a := range c.Accounts {
 		if a.SID == "" || a.Token == "" {
-			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", "must have sid and token")
+			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", `must have "sid" and "token"`)
 		}
 	}
 	return nil

@@ -413,7 +413,7 @@ func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 		if err == nil || p.untilDrain.Err() != nil {
 			return
 		}
-		p.w.cfg.Logger.Error("cannot read the profiles of users", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
+		p.w.cfg.Logger.Error("cannot read the profiles of users; a bulk lane will try again, other lanes treat the users as unknown", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
 		if !p.w.cfg.Lane.Bulk || !pause.Wait(p.untilDrain) {
 			return
 		}

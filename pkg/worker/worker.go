@@ -139,7 +139,7 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	if cause == nil {
 		cause = errors.New("the record belongs to another lane")
 	}
-	w.cfg.Logger.Error("cannot decode a record; it is put into the poison topic", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", cause)
+	w.cfg.Logger.Error("a record cannot be handled; it is put into the poison topic", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", cause)
 	aside := log.Poisoner{Log: w.cfg.Log}
 	return w.retryUntil(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
@@ -151,7 +151,7 @@ func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) er
 	if f := w.cfg.Events.Damaged; f != nil {
 		f(w.cfg.Lane)
 	}
-	cause := fmt.Errorf("the outcome row of request %s, chunk %s cannot be decoded", j.env.Chunk.Base, chunkName(j.env.Chunk))
+	cause := fmt.Errorf("the outcome row of request %s, chunk %s, cannot be decoded", j.env.Chunk.Base, chunkName(j.env.Chunk))
 	w.cfg.Logger.Error("cannot decode an outcome row; its receivers may have been called already", "receivers", j.env.Count,
 		"topic", j.msg.Topic, "partition", j.msg.Partition, "offset", j.msg.Offset, "trace_id", notify.TraceID(j.env.Trace), "err", cause)
 	aside := log.Poisoner{Log: w.cfg.Log}
