@@ -117,7 +117,7 @@ func (h *Health) report(name string, res *notify.Result, n int, lastAttempt bool
 	h.judgeLocked(r, now)
 	is := r.breaker.State(now)
 	if is.State != was && (was == limit.Closed || is.State == limit.Closed) {
-		h.log.Warn("circuit "+is.State.String(), "route", name, "reason", is.Reason.String(), "code", res.Code)
+		h.log.Warn("the circuit of a route is now "+is.State.String(), "route", name, "reason", is.Reason.String(), "code", res.Code)
 	}
 	return is.State == limit.Closed
 }

@@ -298,7 +298,7 @@ func (r *round) callProvider(p *partition) bool {
 		defer func() {
 			if v := recover(); v != nil {
 				r.broken = true
-				cfg.Logger.Error("panic in a provider call", "lane", cfg.Lane.String(), "trace_id", notify.TraceID(r.call.Trace), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				cfg.Logger.Error("a provider call panicked; its items without a result count as ambiguous", "lane", cfg.Lane.String(), "trace_id", notify.TraceID(r.call.Trace), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 				if f := cfg.Events.Panic; f != nil {
 					f(cfg.Lane, v)
 				}
