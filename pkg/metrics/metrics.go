@@ -1,9 +1,9 @@
-// Package metrics holds the Prometheus metrics of a process, the functions with which the stages count,
-// and the rates of the last minutes.
+// Package metrics holds the Prometheus metrics of a process, the event functions with which the stages
+// count, and the rates of the last minutes.
 //
-// metrics.go declares every metric that is counted when something happens. It also returns the Events
-// of each stage. rates.go takes samples of the counters, so that an operator without Prometheus sees
-// the rates. Start with Metrics and New.
+// metrics.go declares every metric that is counted when something happens. It also makes the event
+// functions of each stage. rates.go takes samples of the counters, so that an operator without
+// Prometheus sees the rates. Start with Metrics and New.
 package metrics
 
 import (
@@ -36,9 +36,9 @@ type Metrics struct {
 
 	Accepted          *prometheus.CounterVec   `metric:"accepted_receivers_total" labels:"channel category" help:"Receivers made durable by intake."`
 	Rejected          *prometheus.CounterVec   `metric:"rejected_receivers_total" labels:"code" help:"Receivers and batch items refused by intake."`
-	Refused           *prometheus.CounterVec   `metric:"refused_requests_total" labels:"code" help:"Whole requests refused or failed at intake."`
+	Refused           *prometheus.CounterVec   `metric:"refused_requests_total" labels:"code" help:"Whole requests that the intake refused or that failed in the intake."`
 	Replayed          *prometheus.CounterVec   `metric:"replayed_requests_total" labels:"how" help:"Requests answered again from their idempotency key."`
-	Unguarded         *prometheus.CounterVec   `metric:"unguarded_requests_total" labels:"route" help:"Requests taken without their idempotency key, which could not be looked up."`
+	Unguarded         *prometheus.CounterVec   `metric:"unguarded_requests_total" labels:"route" help:"Requests accepted although their idempotency key could not be looked up."`
 	Spilled           *prometheus.CounterVec   `metric:"spilled_records_total" help:"Records put into the spill buffer while the log was away."`
 	Requests          *prometheus.CounterVec   `metric:"http_requests_total" labels:"route method status" help:"Requests answered by the API."`
 	RequestSeconds    *prometheus.HistogramVec `metric:"http_request_seconds" labels:"route" help:"Time from the first byte of a request to the end of its answer."`
@@ -50,14 +50,14 @@ type Metrics struct {
 	AgeSeconds        *prometheus.HistogramVec `metric:"acceptance_to_call_seconds" labels:"lane category" help:"Time from acceptance to the provider call."`
 	OutcomeSeconds    *prometheus.HistogramVec `metric:"acceptance_to_outcome_seconds" labels:"lane" help:"Time from acceptance to the durable outcome of a first attempt's envelope."`
 	Resumed           *prometheus.CounterVec   `metric:"resumed_receivers_total" labels:"lane" help:"Receivers found started without an outcome after a crash."`
-	Duplicates        *prometheus.CounterVec   `metric:"duplicate_receivers_total" labels:"lane" help:"Receivers of envelopes that had been finished before, dropped."`
-	NewEnvelopes      *prometheus.CounterVec   `metric:"new_envelopes_total" labels:"lane" help:"Envelopes that cannot have an outcome row, so that none was read."`
+	Duplicates        *prometheus.CounterVec   `metric:"duplicate_receivers_total" labels:"lane" help:"Receivers dropped because their envelope was finished before or is in work already."`
+	NewEnvelopes      *prometheus.CounterVec   `metric:"new_envelopes_total" labels:"lane" help:"Envelopes for which no outcome row was read, because they cannot have a row."`
 	Parked            *prometheus.CounterVec   `metric:"parked_receivers_total" labels:"lane" help:"Receivers put into the timer store."`
-	Poison            *prometheus.CounterVec   `metric:"poison_records_total" labels:"topic" help:"Undecodable records put aside."`
-	Damaged           *prometheus.CounterVec   `metric:"damaged_outcome_rows_total" labels:"lane" help:"Undecodable outcome rows put aside."`
+	Poison            *prometheus.CounterVec   `metric:"poison_records_total" labels:"topic" help:"Records put into the poison topic because they cannot be decoded."`
+	Damaged           *prometheus.CounterVec   `metric:"damaged_outcome_rows_total" labels:"lane" help:"Outcome rows put into the poison topic because they cannot be decoded."`
 	Panics            *prometheus.CounterVec   `metric:"handler_panics_total" labels:"lane" help:"Panics while handling a window."`
 	HandlerFailures   *prometheus.CounterVec   `metric:"handler_failures_total" labels:"topic" help:"Failed calls of a group's handler."`
-	Resets            *prometheus.CounterVec   `metric:"log_resets_total" labels:"topic" help:"Positions that were not in the log."`
+	Resets            *prometheus.CounterVec   `metric:"log_resets_total" labels:"topic" help:"Committed positions of consumer groups that were not in the log."`
 	ReceiptRows       *prometheus.CounterVec   `metric:"receipts_total" labels:"channel" help:"Delivery receipts stored."`
 	TimersReleased    prometheus.Counter       `metric:"timers_released_total" help:"Timers published when due."`
 	TimerLate         prometheus.Histogram     `metric:"timer_late_seconds" help:"Lateness of each published timer."`
@@ -68,11 +68,11 @@ type Metrics struct {
 	ClaimsLost        prometheus.Counter       `metric:"trigger_claims_lost_total" help:"Claims and outcomes not stored because another process had changed the row."`
 	TriggerSwaps      prometheus.Counter       `metric:"trigger_swaps_total" help:"State rows of triggers swapped."`
 	CallbackSeconds   *prometheus.HistogramVec `metric:"callback_seconds" labels:"class" help:"Time of one callback."`
-	TriggerLate       prometheus.Histogram     `metric:"trigger_late_seconds" help:"From a trigger's fire time to the start of its first attempt."`
+	TriggerLate       prometheus.Histogram     `metric:"trigger_late_seconds" help:"Time from a trigger's fire time to the start of its first attempt."`
 	Reconciles        *prometheus.CounterVec   `metric:"trigger_reconciles_total" labels:"result" help:"Runs of the trigger reconciler."`
-	ReconcileFindings *prometheus.CounterVec   `metric:"trigger_reconcile_findings_total" labels:"class" help:"What the trigger reconciler found."`
+	ReconcileFindings *prometheus.CounterVec   `metric:"trigger_reconcile_findings_total" labels:"class" help:"Findings of the trigger reconciler."`
 	OutcomesTold      prometheus.Counter       `metric:"outcomes_told_total" help:"Outcomes put into triggers to the outcomes URLs of callers."`
-	OutcomesRefused   *prometheus.CounterVec   `metric:"outcomes_told_refused_total" labels:"code" help:"Times a caller could not be told of its outcomes; given_up and undecodable: they are not told."`
+	OutcomesRefused   *prometheus.CounterVec   `metric:"outcomes_told_refused_total" labels:"code" help:"Times that no trigger could be made for outcomes of a caller. Codes given_up and undecodable: the outcomes are dropped. Other codes: it is tried again."`
 	ArchiveLines      *prometheus.CounterVec   `metric:"archive_lines_total" labels:"kind" help:"Lines written to the archive."`
 	ArchiveFailures   prometheus.Counter       `metric:"archive_failures_total" help:"Runs of the archive that ended with an error."`
 	SpansExported     prometheus.Counter       `metric:"trace_spans_exported_total" help:"Spans the collector took."`
@@ -120,7 +120,7 @@ func newMetric(field any, name, help string, labels []string) prometheus.Collect
 		*f = prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 		return *f
 	}
-	panic(name + " is of no kind of metric")
+	panic("metrics: newMetric does not know the type of the field for " + name)
 }
 
 // Add adds n to the counter with these label values.
@@ -171,8 +171,9 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-// Worker returns the event functions with which workers count. While tail has watchers, Worker's
-// functions also publish each settled window to tail. They pass each finished envelope to observe.
+// Worker returns the event functions with which workers count. The function Settled also publishes
+// each settled window to tail, while tail has watchers. The function Finished also passes each
+// finished envelope to observe.
 func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
@@ -237,26 +238,26 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	return log.GroupEvents{
 		Failed: func(tp log.TopicPartition, err error) {
 			Add(m.HandlerFailures, 1, tp.Topic)
-			logger.Error("handler failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
+			logger.Error("the handler of a partition failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
 		},
 		Held: func(tp log.TopicPartition, cause error) {
-			logger.Error("partition stopped until a process of a newer release takes it over; logged once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
+			logger.Error("a partition has a record of a newer release and stops until a process of that release takes the partition over; logged once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
 		},
 		Reset: func(r log.Reset) {
 			Add(m.Resets, 1, r.TP.Topic)
-			logger.Error("committed position is not in the log", "topic", r.TP.Topic, "partition", r.TP.Partition,
+			logger.Error("the committed position of a partition is not in the log; the group continues at the first record of the partition", "topic", r.TP.Topic, "partition", r.TP.Partition,
 				"committed", r.Committed, "start", r.Start, "end", r.End)
 		},
-		Trouble: func(err error) { logger.Warn("consumer group", "err", err) },
+		Trouble: func(err error) { logger.Warn("a consumer group got an error and continues", "err", err) },
 	}
 }
 
-// Released counts the timers in ts, and how late each timer was. The parameter at is the time at which
-// they were published.
-func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, at time.Time) {
+// Released counts the timers in ts, and how late each timer was. The timers were published at the time
+// published.
+func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, published time.Time) {
 	m.TimersReleased.Add(float64(len(ts)))
 	for i := range ts {
-		m.TimerLate.Observe(at.Sub(time.UnixMilli(ts[i].FireAt)).Seconds())
+		m.TimerLate.Observe(published.Sub(time.UnixMilli(ts[i].FireAt)).Seconds())
 	}
 }
 
@@ -277,7 +278,8 @@ func (m *Metrics) Triggers() trigger.Events {
 	}
 }
 
-// Reconciled counts one run of the trigger reconciler. found holds the number of its findings by class.
+// Reconciled counts one run of the trigger reconciler. found holds the number of findings of each
+// class.
 func (m *Metrics) Reconciled(found map[string]int, err error) {
 	if err != nil {
 		Add(m.Reconciles, 1, "failed")
@@ -293,5 +295,5 @@ func (m *Metrics) Reconciled(found map[string]int, err error) {
 // store accepts outcomes.
 func (m *Metrics) Stalled(d time.Duration) { m.StoreStalled.Set(d.Seconds()) }
 
-// ReceiptsStored counts the rows of receipts.
+// ReceiptsStored counts n stored rows of receipts.
 func (m *Metrics) ReceiptsStored(ch notify.Channel, n int) { Add(m.ReceiptRows, n, ch.String()) }

@@ -30,15 +30,16 @@ const (
 	rateOver = 60 * time.Second // the period over which a report computes rates
 )
 
-// sample holds the values of the counters at one time. It never changes after it was read.
+// sample holds the values of the counters at one time. Nothing changes a sample after readCounters has
+// returned it.
 type sample struct {
 	at                               time.Time
-	accepted, reached, failed, ended map[string]float64 // key: a channel, or whatTrigger
-	callSeconds, calls               map[string]float64 // key: a channel; seconds of provider calls, and number of calls
-	late                             map[string]*dto.Histogram
+	accepted, reached, failed, ended map[string]float64        // key: a channel, or whatTrigger
+	callSeconds, calls               map[string]float64        // key: a channel; seconds of provider calls, and number of calls
+	late                             map[string]*dto.Histogram // key: "timer" or whatTrigger
 }
 
-// NewRates returns the Rates of the counters of m. Only Run takes samples.
+// NewRates returns the Rates of the counters of m. Samples are taken only while Run runs.
 func NewRates(m *Metrics) *Rates {
 	r := &Rates{registry: prometheus.NewRegistry()}
 	r.registry.MustRegister(m.Accepted, m.Outcomes, m.TriggersCreated, m.TriggersEnded, m.TimerLate, m.TriggerLate, m.CallSeconds)
@@ -138,8 +139,9 @@ func (r *Rates) Report() (out api.Rates, err error) {
 	return computeRates(kept, now), nil
 }
 
-// computeRates compares now with the newest sample that is at least rateOver old. If no sample is so
-// old, it compares now with the oldest sample.
+// computeRates computes the rates between a kept sample and the sample now. It uses the newest kept
+// sample that is at least rateOver older than the sample now. If no kept sample is so old, it uses the
+// oldest kept sample.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now
@@ -151,11 +153,11 @@ func computeRates(kept []sample, now sample) api.Rates {
 	}
 	over := now.at.Sub(since.at).Seconds()
 	out.OverSeconds = over
-	per := func(is, was, seconds float64) float64 {
+	per := func(later, earlier, seconds float64) float64 {
 		if seconds <= 0 {
 			return 0
 		}
-		return (is - was) / seconds
+		return (later - earlier) / seconds
 	}
 	whats := []string{whatTrigger}
 	for _, c := range notify.Channels {
@@ -197,29 +199,29 @@ func computeRates(kept []sample, now sample) api.Rates {
 // other processes every 5 s.
 func roundHundredths(v float64) float64 { return math.Round(v*100) / 100 }
 
-// lateness compares two readings of a histogram. It returns the number of values that the histogram
-// counted between was and is, and their quantiles.
-func lateness(what string, is, was *dto.Histogram) api.Lateness {
+// lateness compares two readings of a histogram, later and earlier. It returns the number of values
+// that the histogram counted between the two readings, and the quantiles of these values.
+func lateness(what string, later, earlier *dto.Histogram) api.Lateness {
 	out := api.Lateness{What: what}
-	n := float64(is.GetSampleCount()) - float64(was.GetSampleCount())
+	n := float64(later.GetSampleCount()) - float64(earlier.GetSampleCount())
 	if n <= 0 {
 		return out
 	}
 	before := func(i int) float64 {
-		if bs := was.GetBucket(); i < len(bs) {
+		if bs := earlier.GetBucket(); i < len(bs) {
 			return float64(bs[i].GetCumulativeCount())
 		}
 		return 0
 	}
 	quantile := func(q float64) float64 {
 		top := 0.0
-		for i, b := range is.GetBucket() {
+		for i, b := range later.GetBucket() {
 			top = b.GetUpperBound()
 			if float64(b.GetCumulativeCount())-before(i) >= q*n {
 				break
 			}
 		}
-		return top // also returned for values above the highest bucket's bound
+		return top // for values above the bound of the highest bucket, this bound is returned
 	}
 	out.N, out.P50, out.P99 = n, quantile(.5), quantile(.99)
 	return out

@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Asked answers which callers want every outcome of their notifications. It has a copy of this
-// list. If a caller is changed through Watch, the change takes effect in this process at once. In
-// other processes it takes effect within AskedEvery.
+// Asked knows which callers want every outcome of their notifications. It keeps a list of these
+// callers in memory. If a caller is changed through the wrapper of Watch, the change takes effect in
+// this process at once. In other processes the change takes effect within AskedEvery.
 type Asked struct {
 	callers engine.Callers
 	every   time.Duration
@@ -42,7 +42,8 @@ func (a *Asked) Tells(caller string) bool {
 // Any reports whether at least one caller wants every outcome.
 func (a *Asked) Any() bool { return len(*a.all.Load()) > 0 }
 
-// Load reads the callers. If it returns an error, the earlier list remains in use.
+// Load reads the callers and replaces the list. If it returns an error, the earlier list remains in
+// use.
 func (a *Asked) Load(ctx context.Context) error {
 	a.loading.Lock()
 	defer a.loading.Unlock()
@@ -71,15 +72,16 @@ func (a *Asked) Run(ctx context.Context) error {
 	for notify.Sleep(ctx, a.every) {
 		err := a.Load(ctx)
 		if err != nil && !failing && ctx.Err() == nil {
-			a.log.Warn("cannot read the callers; until it works, changes of who is told of outcomes have no effect", "err", err)
+			a.log.Warn("cannot read the callers; until the read works, this process does not notice which callers turned all outcomes on or off", "err", err)
 		}
 		failing = err != nil
 	}
 	return nil
 }
 
-// Watch returns a wrapper of callers. When its Put returns, the change has usually taken effect in
-// this process. If the list cannot be read, the change takes effect at the next read.
+// Watch returns a wrapper of callers. When the wrapper's Put returns, the change has normally taken
+// effect in this process. If Put cannot read the list again, the change takes effect at the next read
+// instead.
 func (a *Asked) Watch(callers engine.Callers) engine.Callers { return watchedCallers{callers, a} }
 
 type watchedCallers struct {
@@ -93,7 +95,7 @@ func (w watchedCallers) Put(ctx context.Context, c engine.Caller) error {
 	}
 	// The change is stored even if Load fails. Then Run reads the list later.
 	if err := w.a.Load(ctx); err != nil {
-		w.a.log.Warn("a caller's change of outcomes is stored and takes effect with the next read of the callers", "caller", c.ID, "err", err)
+		w.a.log.Warn("a caller was changed, but the list of callers cannot be read now; the change of the caller's outcomes takes effect when the list is next read", "caller", c.ID, "err", err)
 	}
 	return nil
 }

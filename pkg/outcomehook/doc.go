@@ -10,17 +10,17 @@
 // writes the row after the trigger. A crash between the two writes does no harm: the trigger's id
 // is computed from the caller and the first failure. So the next start finds the existing trigger,
 // reads in its payload which failure is the last, and continues after that failure. Each failure is
-// in exactly one trigger. If a callback is made twice, both have the same webhook-id.
+// in exactly one trigger. If a callback is made twice, both callbacks have the same webhook-id.
 //
 // A caller may want every outcome, not only failures (engine.OutcomesAll; Asked has the list of
 // these callers). Then a worker appends the other outcomes of an envelope to the topic
-// notifications-outcomes. It does so after their row is durable and before it marks the envelope's
-// record as done. Receipts are appended to the topic before the provider gets an answer. Follower
-// reads the topic and makes triggers from it. A trigger's id contains the position of its first
-// outcome in the topic. Its payload contains the position of its last outcome. An outcome may be
-// sent twice, with the same (notification_id, epoch, status). This happens if the process dies
-// after the row is durable and before the record is marked as done. It also happens if the same
-// outcome is appended twice in quick succession.
+// notifications-outcomes. It does so after the envelope's row is durable and before it marks the
+// envelope's record as done. A receipt is also appended to the topic, before the provider that
+// posted the receipt gets an answer. Follower reads the topic and makes triggers from it. A
+// trigger's id contains the position of its first outcome in the topic. Its payload contains the
+// position of its last outcome. An outcome may be sent twice, with the same (notification_id, epoch,
+// status). This happens if the process dies after the row is durable and before the record is marked
+// as done. It also happens if the same outcome is appended twice in quick succession.
 //
 // Start reading at Teller.Run in teller.go and Follower.Assigned in follow.go.
 package outcomehook

@@ -24,7 +24,8 @@ type FollowConfig struct {
 	// State returns the current outcome of a notification, from all stored data. It returns an
 	// error of KindNotFound or KindGone for an id that is no longer stored.
 	State func(ctx context.Context, id notify.ID) (notify.Outcome, error)
-	// Log receives the outcomes that cannot be sent now. They are read again from the log later.
+	// Log is the log to which the Follower appends outcomes that cannot be sent now. The Follower
+	// reads these outcomes again later.
 	Log Log
 	// Wait is the pause after a batch from which outcomes were appended again.
 	Wait time.Duration `default:"5s"`
@@ -51,7 +52,7 @@ type Follower struct{ cfg FollowConfig }
 // NewFollower returns a Follower. It returns an error if a required field is missing.
 func NewFollower(cfg FollowConfig) (*Follower, error) {
 	if cfg.Callers == nil || cfg.Triggers == nil || cfg.State == nil || cfg.Log == nil {
-		return nil, errors.New("outcome: Callers, Triggers, State and Log are required")
+		return nil, errors.New("outcomehook: FollowConfig must have Callers, Triggers, State and Log")
 	}
 	cfg = setting.Fill(cfg)
 	if cfg.Told == nil {
@@ -76,9 +77,9 @@ func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.Partit
 type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition
-	// resumeAfter contains, by caller, the last outcome of a trigger that an earlier run made. That
+	// resumeAfter contains, by caller, the last outcome in a trigger that an earlier run made. That
 	// outcome may be in a later batch than the batch in which the trigger was found. So later
-	// batches skip all outcomes up to it.
+	// batches skip all outcomes up to and including that outcome.
 	resumeAfter map[string]outcomePlace
 }
 
@@ -116,7 +117,7 @@ func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 			return notify.Newer("a record of "+notify.TopicOutcomes, e.Version, notify.EndedVersion) // the group stops the partition at m
 		}
 		if err != nil || e.Version != notify.EndedVersion {
-			f.cfg.Logger.Error("undecodable outcome", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "version", e.Version, "err", err)
+			f.cfg.Logger.Error("cannot decode a record of outcomes; it is skipped", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "version", e.Version, "err", err)
 			f.cfg.Refused("undecodable")
 			continue
 		}
@@ -165,8 +166,8 @@ func isRefusal(err error) bool {
 	return true
 }
 
-// createTriggers makes triggers from a caller's outcomes, in order. It returns the outcomes that it
-// could not send, or that are not ready yet.
+// createTriggers makes triggers from a caller's outcomes, in order. left contains the outcomes that are
+// not ready yet. After an error, left also contains the outcomes that are in no trigger yet.
 func (h *partitionFollower) createTriggers(ctx context.Context, caller string, es []outcomeEvent) (left []outcomeEvent, err error) {
 	f := h.f
 	c, ok, err := f.cfg.Callers.Get(ctx, caller)
@@ -218,9 +219,9 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	}
 }
 
-// pack makes a payload from the first outcomes in es, as many as fit. It handles n outcomes: they
-// are in the payload (told), are not ready yet (early), or are not sent at all. body is nil if no
-// outcome is sent.
+// pack makes a payload (body) from the first outcomes in es, as many as fit. It handles the first n
+// outcomes. told contains those that are in the payload. early contains those that are not ready yet.
+// The others are never sent. body is nil if told is empty.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {
@@ -254,16 +255,17 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent
 type tellDecision uint8
 
 const (
-	// tellNot means that the outcome is not sent. There are several reasons: another record
-	// contains the later outcome, the receiver has failed (the feed of dead letters reports that),
-	// the notification is no longer stored, or the caller did not want outcomes at that time.
+	// tellNot means that the outcome is never sent. There are several reasons: another record
+	// contains a later outcome of the receiver, the receiver has failed (the feed of dead letters
+	// reports failures), the notification is no longer stored, or the caller did not want outcomes
+	// when the receiver ended.
 	tellNot tellDecision = iota
 	tellNow
-	tellLater // a receipt arrived before the row of its call; try again later
+	tellLater // the receipt of a call arrived before the row of the call; try again later
 )
 
-// buildOutcome returns the outcome that is sent to the caller for a receiver, and whether it is
-// sent now.
+// buildOutcome returns the outcome that the caller gets for a receiver, and whether to send the
+// outcome now.
 func (f *Follower) buildOutcome(ctx context.Context, c *engine.Caller, e *outcomeEvent) (o Outcome, what tellDecision, err error) {
 	if e.ended.At < c.OutcomesSince {
 		return o, tellNot, nil
@@ -317,7 +319,7 @@ func (f *Follower) appendAgain(ctx context.Context, es []outcomeEvent) error {
 		}
 		if of.At < oldest {
 			f.cfg.Refused("given_up")
-			f.cfg.Logger.Error("outcomes are given up: no trigger could be made for their caller in time; see the earlier warnings for the cause", "caller", of.Caller, "outcomes", len(again.Receivers))
+			f.cfg.Logger.Error("outcomes are dropped: no trigger could be made for them in time; see the earlier warnings for the cause", "caller", of.Caller, "outcomes", len(again.Receivers))
 			continue
 		}
 		b, err := json.Marshal(again)

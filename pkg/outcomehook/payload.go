@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxOutcomes is the largest number of outcomes in one trigger. maxBytes is the largest size of the
-// outcomes in its payload. It is well below the largest payload of a trigger.
+// maxOutcomes is the largest number of outcomes in one trigger. maxBytes is the largest size of these
+// outcomes in the payload. maxBytes is well below the largest payload that a trigger may have.
 const (
 	maxOutcomes = 100
 	maxBytes    = 30 << 10
@@ -28,15 +28,15 @@ type Payload struct {
 	// /v1/failed?after=<last> returns the later failures. 0 means that the payload contains no
 	// failures.
 	Last uint64 `json:"last,omitempty"`
-	// Position is the position of the last outcome in the log of other outcomes. nil means that the
-	// payload contains failures.
+	// Position is the position of the payload's last outcome in the topic notifications-outcomes,
+	// which contains outcomes other than failures. nil means that the payload contains failures.
 	Position *Position `json:"position,omitempty"`
 	Outcomes []Outcome `json:"outcomes"`
 }
 
-// Position is a position in the log of outcomes other than failures. If two callbacks are about the
-// same outcomes, the callback with the higher position is newer. There is an exception: a receipt
-// may come before the SENT of its call. Then the receipt's state is the right one.
+// Position is a position in the topic notifications-outcomes. If two callbacks report the same
+// notification, the callback with the higher position is normally newer. But the receipt of a call
+// may be reported before the outcome SENT of the same call. Then the state from the receipt is right.
 type Position struct {
 	Offset int64 `json:"offset"`
 	Item   int   `json:"item"`
@@ -46,7 +46,7 @@ type Position struct {
 type Outcome struct {
 	ID       string    `json:"notification_id"`
 	Epoch    uint16    `json:"epoch"`
-	Seq      uint64    `json:"seq,omitempty"` // sequence number in the caller's feed; 0 if it is not a failure
+	Seq      uint64    `json:"seq,omitempty"` // sequence number in the caller's feed; 0: the outcome is not a failure
 	Status   string    `json:"status"`
 	Campaign string    `json:"campaign,omitempty"`
 	Channel  string    `json:"channel"`
@@ -103,16 +103,16 @@ func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 		err = notify.Invalid("bad_payload", "last", "the payload does not begin at the expected outcome")
 	}
 	if err != nil {
-		err = fmt.Errorf("outcome: the existing trigger holds other outcomes than expected: %w", err)
+		err = fmt.Errorf("outcomehook: a trigger with this id exists, but it does not contain the expected outcomes: %w", err)
 	}
 	return p, err
 }
 
 // triggerBase computes a trigger's id from names, so that the same outcomes always make the same
-// trigger. at is the time in the id, in ms since 1970.
-func triggerBase(at int64, names ...any) notify.Base {
+// trigger. millis is the time in the id, in ms since 1970.
+func triggerBase(millis int64, names ...any) notify.Base {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", names))
-	b := notify.NewBase(time.UnixMilli(at))
+	b := notify.NewBase(time.UnixMilli(millis))
 	copy(b[6:], sum[:])
 	return b
 }

@@ -27,8 +27,9 @@ type Config struct {
 	// Gather is how long a new failure waits for other failures, so that one trigger contains all
 	// of them.
 	Gather time.Duration `default:"1s"`
-	// Every is how often the feeds are read if there is no new failure. After an error or a change
-	// of a caller's record, it is the longest delay.
+	// Every is the time between two reads of the feeds while there is no new failure. It is also the
+	// longest time until the Teller tries again after an error, and until it notices a change of a
+	// caller's record.
 	Every time.Duration `default:"30s"`
 	// Told is called with the number of failures in each trigger that was made. May be nil.
 	Told func(n int)
@@ -41,8 +42,8 @@ type Config struct {
 	hit func(string) // killpoint.Hit, or a test's function
 }
 
-// Triggers makes the triggers. If a trigger with this base exists, Own returns that trigger and
-// created is false.
+// Triggers makes the triggers. If a trigger with this base exists, RegisterInternal returns that
+// trigger, and created is false.
 type Triggers interface {
 	RegisterInternal(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error)
 }
@@ -60,7 +61,7 @@ type Teller struct {
 // New returns a Teller; Run starts the work. It returns an error if a required field is missing.
 func New(cfg Config) (*Teller, error) {
 	if cfg.Letters == nil || cfg.Callers == nil || cfg.Meta == nil || cfg.Triggers == nil {
-		return nil, errors.New("outcome: Letters, Callers, Meta and Triggers are required")
+		return nil, errors.New("outcomehook: Config must have Letters, Callers, Meta and Triggers")
 	}
 	cfg = setting.Fill(cfg)
 	if cfg.hit == nil {
@@ -174,7 +175,7 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 		}
 		t.cfg.hit("outcomes-before-cursor")
 		at = ds[n-1].Seq
-		if !created { // it was made before a crash, from the failures that existed at that time
+		if !created { // the trigger was made before a crash, from the failures that existed at that time
 			was, err := readTold(row.Payload, func(p *Payload) bool {
 				return len(p.Outcomes) > 0 && p.Outcomes[0].Seq == first.Seq && p.Last >= first.Seq
 			})
@@ -191,8 +192,8 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 	}
 }
 
-// packFailures makes a payload from the first n dead letters, as many as fit, at least one. It
-// stops before the dead letter of a trigger.
+// packFailures makes a payload from the first n dead letters, as many as fit, at least one. It stops
+// before the dead letter of a trigger, which must not be sent; see countSkipped.
 func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
 	p := newPacker(caller)
 	for i := range ds {
@@ -218,8 +219,8 @@ func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, er
 }
 
 // countSkipped returns how many dead letters at the beginning of ds are not sent. These are letters
-// that failed before since (ms since 1970), and letters of triggers. A failed trigger with outcomes
-// must not cause another trigger.
+// that failed before the time since (in ms since 1970), and letters of triggers. If letters of
+// triggers were sent, a failed trigger with outcomes would cause another trigger.
 func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++
@@ -241,7 +242,7 @@ func (t *Teller) lastTold(ctx context.Context, caller string) (uint64, error) {
 	var at uint64
 	if len(b) != 0 {
 		if len(b) != 8 {
-			return 0, fmt.Errorf("outcome: the stored feed position of caller %q has %d bytes, not 8", caller, len(b))
+			return 0, fmt.Errorf("outcomehook: the stored feed position of caller %q has %d bytes, but must have 8 bytes", caller, len(b))
 		}
 		at = binary.BigEndian.Uint64(b)
 	}
@@ -249,13 +250,13 @@ func (t *Teller) lastTold(ctx context.Context, caller string) (uint64, error) {
 	return at, nil
 }
 
-// storeLastTold stores at as the sequence number of the last failure that is in a trigger for the
+// storeLastTold stores seq, the sequence number of the last failure that is in a trigger for the
 // caller.
-func (t *Teller) storeLastTold(ctx context.Context, caller string, at uint64) error {
+func (t *Teller) storeLastTold(ctx context.Context, caller string, seq uint64) error {
 	delete(t.lastToldSeq, caller) // after an error the stored value is unknown and is read again
-	if err := t.cfg.Meta.PutMeta(ctx, lastToldKey(caller), binary.BigEndian.AppendUint64(nil, at)); err != nil {
+	if err := t.cfg.Meta.PutMeta(ctx, lastToldKey(caller), binary.BigEndian.AppendUint64(nil, seq)); err != nil {
 		return err
 	}
-	t.lastToldSeq[caller] = at
+	t.lastToldSeq[caller] = seq
 	return nil
 }

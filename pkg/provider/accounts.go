@@ -31,7 +31,7 @@ type accounts struct {
 	bulkShare     float64
 	gather        time.Duration // a permit for many messages may wait this long for tokens
 	perCall       bool          // each message is a separate call and needs a slot
-	shared        bool
+	shared        bool          // blocks are shared with other processes
 	sharedBuckets *limit.Shared // token buckets shared by all processes; nil: each process has its own
 	log           *slog.Logger
 
@@ -56,10 +56,10 @@ const shareRaisedAfter = time.Second
 type account struct {
 	name  string // as in Result.Provider and in the shared store
 	index int    // index in the configuration
-	slots int    // concurrent calls, over all processes
+	slots int    // largest number of concurrent calls, over all processes
 
 	// Guarded by accounts.mu.
-	inflight int
+	inflight int // slots in use in this process
 	refusals int // consecutive refusals
 }
 
@@ -93,11 +93,12 @@ func (p *accounts) findAccount(name string) *account {
 	return nil
 }
 
-// slotsFor returns how many of the account's slots a lane may use in this process, at least 1. One
-// part of the slots is only for the fast lane; it is divided among the processes by their
-// partitions of the fast lane. Bulk may use the other part, which is divided by their partitions of
-// the bulk lane. So all processes together respect the account's slots, even if some of them have
-// only bulk partitions. The caller holds p.mu.
+// slotsFor returns how many of the account's slots a lane may use in this process, at least 1. The
+// slots have two parts. Only the fast lane may use the first part. Each process gets a share of the
+// first part for its partitions of the fast lane. Both lanes may use the second part. Each process
+// gets a share of the second part for its partitions of the bulk lane. So all processes together
+// respect the account's slots, even if some processes have only bulk partitions. The caller holds
+// p.mu.
 func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	bulk := p.bulkShare * p.share.Bulk
 	if lane == limit.Bulk {
@@ -109,17 +110,17 @@ func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 // wholeSlots rounds n down, but not below 1. It corrects the rounding error of float64.
 func wholeSlots(n float64) int { return max(1, int(n+1e-9)) }
 
-// setShare sets the share of this process. If a share becomes smaller, the change takes effect at
-// once. If it becomes greater, the change takes effect after shareRaisedAfter.
-func (p *accounts) setShare(to Share) {
+// setShare sets the share of this process. If the share of a lane becomes smaller, the change takes
+// effect at once. If the share becomes greater, the change takes effect after shareRaisedAfter.
+func (p *accounts) setShare(target Share) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pendingShare != nil {
 		p.pendingShare.Stop()
 		p.pendingShare = nil
 	}
-	p.share.Fast, p.share.Bulk = min(p.share.Fast, to.Fast), min(p.share.Bulk, to.Bulk)
-	if p.share == to {
+	p.share.Fast, p.share.Bulk = min(p.share.Fast, target.Fast), min(p.share.Bulk, target.Bulk)
+	if p.share == target {
 		return
 	}
 	var due *time.Timer
@@ -127,7 +128,7 @@ func (p *accounts) setShare(to Share) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.pendingShare == due { // otherwise a later setShare has replaced this timer
-			p.pendingShare, p.share = nil, to
+			p.pendingShare, p.share = nil, target
 			p.wakeFirst()
 		}
 	})
@@ -155,16 +156,17 @@ func (p *accounts) status() (out []AccountStatus) {
 }
 
 // outOfService returns the error for a provider when no account can be called. Each account is
-// blocked, refused, or has an open breaker.
+// blocked or has an open breaker. A breaker may be open because the provider refused the account. at
+// is the time at which the first account may be called again.
 func (p *accounts) outOfService(now, at time.Time) error {
-	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "every account was refused", RetryAfter: at.Sub(now)}
+	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "the provider refused every account or its settings", RetryAfter: at.Sub(now)}
 	for _, s := range p.pool.Status(now) {
 		switch {
 		case s.Blocked.After(now):
-			e.Kind, e.Code, e.Msg = notify.KindThrottled, p.provider+"_blocked", "every account is blocked"
+			e.Kind, e.Code, e.Msg = notify.KindThrottled, p.provider+"_blocked", "no account can be called: accounts are blocked after a rate limit of the provider"
 			return e
 		case s.Breaker.Reason != limit.ReasonConfig:
-			e.Kind, e.Code, e.Msg = notify.KindUnavailable, p.provider+"_circuit_open", "every account is in trouble"
+			e.Kind, e.Code, e.Msg = notify.KindUnavailable, p.provider+"_circuit_open", "no account can be called: the circuit breakers are open after failed calls"
 		}
 	}
 	return e

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// answerRule is a line of an answer table. It says what an answer means for the item.
+// answerRule is one entry of an answer table. It says what an answer means for the item.
 type answerRule struct {
 	class notify.Class
 	// after is the RetryAfter to use if the answer has no Retry-After.
@@ -24,7 +24,7 @@ type answerAction uint8
 const (
 	// renewToken: the provider refused the bearer token because the token is too old.
 	renewToken answerAction = iota + 1
-	// leaveConn: the server wants the connection to be closed.
+	// leaveConn: the server wants the client to close the connection.
 	leaveConn
 	// otherProject: the device token belongs to another project than the credentials. Until a push
 	// was accepted, the credentials may be wrong instead of the device token; see tokenGuard.
@@ -96,11 +96,11 @@ func snakeCase(prefix, s string) string {
 type failure struct {
 	class notify.Class
 	code  string
-	err   error // the cause, for people; nil: unknown
+	err   error // the cause, shown to operators; nil: unknown
 }
 
-// classifyFailure returns the failure for an error of a round trip. sent means that the server may
-// have received the whole request.
+// classifyFailure returns the failure for an error of a round trip. If the parameter sent is true, the
+// server may have received the whole request.
 func classifyFailure(ctx context.Context, err error, sent bool) failure {
 	switch {
 	case sent && errors.Is(err, context.DeadlineExceeded):

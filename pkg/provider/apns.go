@@ -36,7 +36,7 @@ func (c APNsConfig) validate() error {
 		return err
 	}
 	if c.Key == nil || c.Key.Curve.Params().BitSize != 256 {
-		return notify.Invalid("bad_key", "apns.key", "an ECDSA key on P-256 is required")
+		return notify.Invalid("bad_key", "apns.key", "must be an ECDSA key on the curve P-256")
 	}
 	return setting.Err("apns", &c)
 }

@@ -10,14 +10,14 @@ import (
 
 // apnsReasons is the table of APNs' error answers, by reason.
 var apnsReasons = map[string]answerRule{
-	// about the device
+	// Answers about the device.
 	"BadDeviceToken":         {class: notify.ClassDeadAddress},
 	"DeviceTokenNotForTopic": {class: notify.ClassDeadAddress},
 	"Unregistered":           {class: notify.ClassDeadAddress},
 	"ExpiredToken":           {class: notify.ClassDeadAddress},
 	"TooManyRequests":        {class: notify.ClassRetry}, // too many pushes to this device
 
-	// about the request
+	// Answers about the request.
 	"PayloadEmpty":       {class: notify.ClassPermanent},
 	"PayloadTooLarge":    {class: notify.ClassPermanent},
 	"BadCollapseId":      {class: notify.ClassPermanent},
@@ -33,7 +33,7 @@ var apnsReasons = map[string]answerRule{
 	"BadPath":            {class: notify.ClassPermanent},
 	"MethodNotAllowed":   {class: notify.ClassPermanent},
 
-	// about our credentials
+	// Answers about our credentials.
 	"ExpiredProviderToken":        {class: notify.ClassRetry, then: renewToken},
 	"InvalidProviderToken":        {class: notify.ClassConfig},
 	"MissingProviderToken":        {class: notify.ClassConfig},
@@ -44,7 +44,7 @@ var apnsReasons = map[string]answerRule{
 	"BadEnvironmentKeyIdInToken":  {class: notify.ClassConfig},
 	"TooManyProviderTokenUpdates": {class: notify.ClassThrottled, after: 5 * time.Minute},
 
-	// about the service
+	// Answers about APNs itself.
 	"IdleTimeout":         {class: notify.ClassRetry, then: leaveConn},
 	"InternalServerError": {class: notify.ClassUnavailable},
 	"ServiceUnavailable":  {class: notify.ClassUnavailable},

@@ -105,7 +105,7 @@ func (c *apnsCall) render(alert bool) error {
 		}
 		own, _, err := parseVariables(nil, nil, m.raw)
 		if err != nil {
-			return notify.Invalid("bad_data", "content.data.aps", "aps must be a JSON object")
+			return notify.Invalid("bad_data", "content.data.aps", "must be a JSON object")
 		}
 		for _, o := range own {
 			if n := string(o.name); n != "alert" && n != "content-available" {
@@ -157,8 +157,8 @@ func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	return nil
 }
 
-// payload appends an item's payload to dst, which must be empty. If it returns an error, the caller
-// may only reuse the memory of the returned slice.
+// payload appends an item's payload to dst, which must be empty. After an error, the content of the
+// returned slice is useless, but the caller may reuse the memory of the slice.
 func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	b := append(dst, c.prefix...)
 	if !c.static {
@@ -178,7 +178,7 @@ func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	b = c.id.append(b, it.ID())
 	b = append(b, `"}`...)
 	if len(b) > apnsMaxPayload {
-		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs accepts (4096 bytes)"}
+		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push has " + strconv.Itoa(len(b)) + " bytes, but APNs accepts at most 4096 bytes"}
 	}
 	return b, nil
 }
@@ -221,7 +221,7 @@ func apnsToken(address []byte) []byte {
 	return address
 }
 
-var errAPNsAddress = notify.Invalid("bad_address", "address", "a device token consists of letters and digits only")
+var errAPNsAddress = notify.Invalid("bad_address", "address", "the device token must consist of letters and digits")
 
 func putUUID(b *[36]byte, id [16]byte) {
 	enchex.Encode(b[0:8], id[0:4])

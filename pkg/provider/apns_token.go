@@ -21,7 +21,7 @@ const (
 
 // ParseAPNsKey parses the .p8 file that Apple issues: PKCS #8 in PEM.
 func ParseAPNsKey(p8 []byte) (*ecdsa.PrivateKey, error) {
-	bad := notify.Invalid("bad_key", "apns.key", "an ECDSA key in PKCS #8 and PEM is required, as in Apple's .p8 file")
+	bad := notify.Invalid("bad_key", "apns.key", "must be an ECDSA key in PKCS #8 and PEM, as in Apple's .p8 file")
 	block, _ := pem.Decode(p8)
 	if block == nil {
 		return nil, bad
@@ -44,7 +44,7 @@ func apnsMint(key *ecdsa.PrivateKey, team, kid string) func(context.Context) (st
 		t.Header = map[string]any{"alg": "ES256", "kid": kid}
 		s, err := t.SignedString(key)
 		if err != nil {
-			err = &notify.Error{Kind: notify.KindUnauthorized, Code: "apns_bad_key", Msg: "cannot sign the provider token", Err: err}
+			err = &notify.Error{Kind: notify.KindUnauthorized, Code: "apns_bad_key", Msg: "cannot sign the token for APNs", Err: err}
 		}
 		return s, now.Add(apnsRenewToken), now.Add(apnsTokenLife), err
 	}

@@ -24,13 +24,13 @@ type bearer struct {
 	scheme string // "bearer" or "Bearer"
 	// mint requests a token. It returns the token, when to renew it, and when it expires.
 	mint func(ctx context.Context) (value string, renewAt, expires time.Time, err error)
-	// minAge is the age that a token must reach before it is replaced.
+	// minAge is the age that a valid token must reach before it may be replaced.
 	minAge time.Duration
 	// retry is the time between attempts while mint fails.
 	retry time.Duration
 	log   *slog.Logger
 
-	mintLock chan struct{} // a lock made of a channel, so that the wait for it ends with a context
+	mintLock chan struct{} // a lock made of a channel, so that waiting for the lock can end with a context
 	current  atomic.Pointer[bearerToken]
 	failure  struct { // guarded by mintLock
 		err   error
@@ -51,9 +51,9 @@ func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	return b.replace(ctx, b.current.Load())
 }
 
-// replace requests a token to replace old. If another goroutine has already replaced old, or old is
-// younger than minAge, it returns the current token.
-func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, error) {
+// replace normally requests a new token to replace oldToken. If another goroutine has already
+// replaced oldToken, or oldToken is younger than minAge, replace returns the current token instead.
+func (b *bearer) replace(ctx context.Context, oldToken *bearerToken) (*bearerToken, error) {
 	select {
 	case b.mintLock <- struct{}{}:
 	case <-ctx.Done():
@@ -62,7 +62,7 @@ func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, e
 	defer func() { <-b.mintLock }()
 	now := time.Now()
 	cur := b.current.Load()
-	if cur != nil && now.Before(cur.expires) && (cur != old || now.Sub(cur.minted) < b.minAge) {
+	if cur != nil && now.Before(cur.expires) && (cur != oldToken || now.Sub(cur.minted) < b.minAge) {
 		return cur, nil
 	}
 	// For a short time, return the last failure to the other waiting goroutines too. Otherwise a

@@ -6,7 +6,7 @@ import "github.com/notifyd/notifyd/pkg/notify"
 func requireFields(provider string, fields ...string) error {
 	for i := 0; i < len(fields); i += 2 {
 		if fields[i+1] == "" {
-			return notify.Invalid("missing_setting", provider+"."+fields[i], "a value is required")
+			return notify.Invalid("missing_setting", provider+"."+fields[i], "must not be empty")
 		}
 	}
 	return nil

@@ -1,5 +1,5 @@
 // Package provider contains thin clients of the push, SMS and email providers APNs, FCM, Twilio and
-// SendGrid. It also parses the delivery receipts that they send later.
+// SendGrid. It also parses the delivery receipts that these providers send later.
 //
 // Every client has the same functions. NewX(cfg) checks the configuration and starts no goroutine.
 // Run(ctx) does the background work (connections, tokens) and returns when ctx ends. Send(ctx,

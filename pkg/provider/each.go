@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// forEachIndex calls the functions that worker returns, once for every index below n. It runs up to
-// width functions at the same time and returns when all calls have ended. It calls each function
-// from one goroutine only.
+// forEachIndex calls a function once for every index below n. It makes the calls in up to width
+// goroutines. Each goroutine calls worker once to get its own function, and then calls only that
+// function. forEachIndex returns when all calls have ended.
 func forEachIndex(n, width int, worker func() func(i int)) {
 	width = min(n, width)
 	if width <= 1 {

@@ -25,20 +25,21 @@ const maxAnswer = 64 << 10
 
 // Endpoint is the address of a provider, with the time limits of its requests.
 type Endpoint struct {
-	// BaseURL has no path. Default: the provider's URL. The scheme http is only for simulators on
-	// loopback.
+	// BaseURL is the provider's URL without the path of the API. Default: the provider's real URL.
+	// The scheme http is only for simulators on loopback.
 	BaseURL string
 	// RootCAs are the authorities that may sign the server's certificate. Default: the authorities
 	// of the operating system.
 	RootCAs *x509.CertPool
-	// Timeout is the time limit of one exchange, from its first byte to the end of the answer.
+	// Timeout is the time limit of one exchange, from the first byte of the request to the end of the
+	// answer.
 	// Default 10 s, SendGrid 30 s.
 	Timeout time.Duration
 	// DialTimeout is the time limit of TCP and TLS setup together. Default 5 s.
 	DialTimeout time.Duration
 
 	// After pingAfter without a byte from the server, an HTTP/2 connection sends a PING.
-	// pingTimeout is the time limit for its answer. Default: the values of h2.Config.
+	// pingTimeout is the time limit for the answer to the PING. Default: the values of h2.Config.
 	pingAfter, pingTimeout time.Duration
 }
 
@@ -53,11 +54,11 @@ func (e Endpoint) parse(field string) (*url.URL, error) {
 	u, err := url.Parse(strings.TrimSuffix(e.BaseURL, "/"))
 	switch {
 	case err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
-		return nil, notify.Invalid("bad_url", field+".base_url", "an https URL with a host is required")
+		return nil, notify.Invalid("bad_url", field+".base_url", "must be an https URL with a host")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return nil, notify.Invalid("bad_url", field+".base_url", "no user, query or fragment is allowed")
+		return nil, notify.Invalid("bad_url", field+".base_url", "must not have a user, a query or a fragment")
 	case e.Timeout < 0 || e.DialTimeout < 0:
-		return nil, notify.Invalid("bad_timeout", field+".timeout", "a timeout must be positive")
+		return nil, notify.Invalid("bad_timeout", field+".timeout", "the timeout and the dial timeout must not be negative")
 	}
 	return u, nil
 }
@@ -134,10 +135,10 @@ func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 
 // trackedRequest is one request. It tracks whether the whole request may have been sent.
 //
-// httptrace alone is not enough: its WroteRequest may be called after RoundTrip has returned
-// because a context ended. So the body tracks the progress. The transport reads the last byte only
-// under the lock. After seal, the transport cannot read any byte. If seal was called before the
-// last byte was read, the server can never process the request.
+// httptrace alone is not enough: if a context ends, RoundTrip may return before httptrace calls
+// WroteRequest. So trackedBody tracks the progress. The transport reads the body's bytes only under
+// the lock, and after seal it cannot read any byte. If seal was called before the transport read the
+// last byte, the server can never receive the whole request.
 type trackedRequest struct {
 	payload []byte
 
@@ -146,8 +147,8 @@ type trackedRequest struct {
 	handed bool         // the transport has read the last byte
 	sealed bool
 
-	wroteErr atomic.Bool // the transport could not write the whole request
-	trace    httptrace.ClientTrace
+	wroteErr atomic.Bool           // the transport could not write the whole request
+	trace    httptrace.ClientTrace // sets wroteErr
 }
 
 type trackedBody struct {
@@ -155,7 +156,7 @@ type trackedBody struct {
 	rest    []byte
 }
 
-var errSealed = errors.New("provider: request was abandoned")
+var errSealed = errors.New("provider: the request was given up before it was sent completely")
 
 func newRequest(payload []byte) *trackedRequest {
 	r := &trackedRequest{payload: payload}

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// fcmQuotaBlock is how long a used-up quota stops all calls if FCM's answer names no time. FCM
+// fcmQuotaBlock is how long calls stop after a quota is used up, if FCM's answer names no time. FCM
 // refills quotas every minute.
 const fcmQuotaBlock = time.Minute
 
@@ -43,10 +43,10 @@ func (c FCMConfig) validate() error {
 		return err
 	}
 	if c.Account.Key == nil {
-		return notify.Invalid("bad_key", "fcm.key", "an RSA key is required")
+		return notify.Invalid("bad_key", "fcm.key", "must be an RSA key")
 	}
 	if u, err := url.Parse(c.TokenURL); err != nil || u.Host == "" {
-		return notify.Invalid("bad_url", "fcm.token_url", "a URL with a host is required")
+		return notify.Invalid("bad_url", "fcm.token_url", "must be a URL with a host")
 	}
 	return setting.Err("fcm", &c)
 }

@@ -45,8 +45,8 @@ func (e *fcmError) code() string {
 }
 
 // fcmResult classifies an answer by its errorCode. If the errorCode is unknown, it uses the HTTP
-// status. quota is the time to wait after a throttled answer that names no time.
-func fcmResult(a *providerAnswer, now time.Time, quota time.Duration) (notify.Result, answerAction) {
+// status. quotaBlock is the time to wait after a throttled answer that names no time.
+func fcmResult(a *providerAnswer, now time.Time, quotaBlock time.Duration) (notify.Result, answerAction) {
 	r := notify.Result{Provider: "fcm"}
 	if a.status == 200 {
 		var ok struct {
@@ -79,7 +79,7 @@ func fcmResult(a *providerAnswer, now time.Time, quota time.Duration) (notify.Re
 	if r.RetryAfter = a.retryAfter(now); r.RetryAfter == 0 {
 		r.RetryAfter = v.after
 		if v.class == notify.ClassThrottled || (v.class == notify.ClassRetry && a.status == 429) {
-			r.RetryAfter = quota
+			r.RetryAfter = quotaBlock
 		}
 	}
 	return r, v.then

@@ -21,7 +21,7 @@ type fcmCall struct {
 	pushText
 	head     []byte // message before the notification
 	members  []byte // the members of data, each followed by a comma
-	dataSize int
+	dataSize int    // bytes of data that count for fcmMaxPayload
 	path     string
 	own      []byte // encoded header fields that only this call has
 	id       idText
@@ -77,8 +77,8 @@ func (c *fcmCall) request(r *h2.Request, it *notify.Item) (err error) {
 	return err
 }
 
-// message appends an item's message to dst, which must be empty. If it returns an error, the caller
-// may only reuse the memory of the returned slice.
+// message appends an item's message to dst, which must be empty. After an error, the content of the
+// returned slice is useless, but the caller may reuse the memory of the slice.
 func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	err := error(nil)
 	if !c.title.Static() || !c.body.Static() {
@@ -117,7 +117,7 @@ func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	b = appendQuoted(b, bytes.TrimPrefix(it.Address, []byte("fcm:")))
 	b = append(b, '}', '}')
 	if size > fcmMaxPayload {
-		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than FCM accepts (4096 bytes)"}
+		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the notification and data of the push have " + strconv.Itoa(size) + " bytes, but FCM accepts at most 4096 bytes"}
 	}
 	return b, nil
 }

@@ -39,7 +39,7 @@ func ParseServiceAccount(file []byte) (ServiceAccount, error) {
 		Key      string `json:"private_key"`
 		TokenURI string `json:"token_uri"`
 	}
-	bad := notify.Invalid("bad_key", "fcm.key", "a service account's JSON key file is required")
+	bad := notify.Invalid("bad_key", "fcm.key", "must be the JSON key file of a service account")
 	if json.Unmarshal(file, &f) != nil || f.Type != "service_account" {
 		return ServiceAccount{}, bad
 	}
@@ -73,7 +73,7 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	}
 	assertion, err := t.SignedString(f.cfg.Account.Key)
 	if err != nil {
-		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_bad_key", Msg: "cannot sign the assertion", Err: err}
+		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_bad_key", Msg: "cannot sign the request for an access token with the key of the service account", Err: err}
 	}
 	u, err := url.Parse(f.cfg.TokenURL)
 	if err != nil {
@@ -92,9 +92,9 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	}
 	switch {
 	case a.status == 429 || a.status >= 500:
-		return "", never, never, notify.Unavailable("fcm_oauth", a.retryAfter(now), errors.New("the token endpoint answered "+httpCode(a.status)))
+		return "", never, never, notify.Unavailable("fcm_oauth", a.retryAfter(now), errors.New("the token endpoint of FCM answered "+httpCode(a.status)))
 	case a.status != 200 || json.Unmarshal(a.body, &got) != nil || got.Token == "":
-		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_oauth_refused", Msg: "the token endpoint refused the service account with " + httpCode(a.status)}
+		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_oauth_refused", Msg: "the token endpoint of FCM refused the service account; it answered " + httpCode(a.status)}
 	}
 	life := time.Duration(min(max(got.Expires, 60), 24*3600) * float64(time.Second))
 	return got.Token, now.Add(life * 3 / 4), now.Add(life - min(life/10, time.Minute)), nil

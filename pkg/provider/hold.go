@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callHold stops all calls until a time. One call is enough to find that a quota is used up. The
-// other calls are not made until then.
+// callHold stops all calls of a provider for some time. When one answer has shown that a quota is used
+// up, the provider would refuse the other calls too, so no call is made until the time until.
 type callHold struct {
-	any atomic.Bool // set was called at least once; if false, err needs no lock
+	any atomic.Bool // true after the first call of set; while it is false, err needs no lock
 
 	mu    sync.Mutex
 	until time.Time
@@ -42,5 +42,5 @@ func (h *callHold) err() error {
 	if left <= 0 {
 		return nil
 	}
-	return &notify.Error{Kind: notify.KindThrottled, Code: h.code, Msg: "calls wait because the provider throttled an earlier one", RetryAfter: left}
+	return &notify.Error{Kind: notify.KindThrottled, Code: h.code, Msg: "no call is made now, because the provider throttled an earlier call", RetryAfter: left}
 }

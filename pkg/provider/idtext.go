@@ -7,7 +7,8 @@ import (
 )
 
 // idText writes notification ids. It keeps the text of the last base, because most items of a call
-// have the same base. This takes 25 ns instead of 180 ns and two allocations.
+// have the same base. With the kept text, writing an id takes 25 ns. Without it, writing an id took
+// 180 ns and two allocations.
 type idText struct {
 	base notify.Base
 	text []byte // "ntf_<ULID>"

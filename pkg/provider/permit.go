@@ -9,18 +9,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// permit allows sending a number of messages over one account. It owns tokens of the account's rate
-// and slots of its concurrent calls until they are used or given back. It implements notify.Permit
-// and is safe for concurrent use.
+// permit allows sending a number of messages over one account. The permit owns tokens of the account's
+// rate until they are used or given back. It owns slots of the account's concurrent calls until they
+// are given back. It implements notify.Permit and is safe for concurrent use.
 type permit struct {
 	accounts *accounts
 	lane     limit.Lane
 	account  *account
-	size     int
+	size     int // messages that the permit covers
 
 	mu     sync.Mutex // guards tokens and slots
-	tokens int        // not used yet
-	slots  int        // slots that the permit has
+	tokens int        // tokens that are not used yet
+	slots  int        // slots that are not given back yet
 }
 
 // Messages implements notify.Permit.
@@ -71,8 +71,8 @@ func (p *accounts) freeSlots(a *account, slots int) {
 	p.wakeFirst()
 }
 
-// permitSignal wakes a call that waits for its permit. It is sent when the call may be the first in
-// its queue, or when slots were freed.
+// permitSignal wakes a call that waits for its permit. A signal is sent when the call may have become
+// the first in its queue, or when slots were freed.
 type permitSignal chan struct{}
 
 // wakeFirst wakes the first call of each queue. The caller holds p.mu.
@@ -161,8 +161,8 @@ func laneOf(call *notify.Call) limit.Lane {
 	return limit.LaneOf(notify.LaneOf(call.Channel, call.Category))
 }
 
-// askForPermit returns a permit, or how long to wait. The caller may ask earlier if slots are
-// freed.
+// askForPermit returns a permit for up to n messages, or a nil permit and how long to wait before
+// asking again. The caller may ask earlier if slots are freed.
 func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*permit, time.Duration, error) {
 	p.readBlocks(ctx)
 	now := time.Now()
@@ -175,7 +175,8 @@ func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*p
 	}
 	got, wait := p.takeShared(ctx, now, m.account, m.tokens)
 	if got == 0 {
-		// Do not wake the queue. Its first call is the caller of askForPermit, which must wait now.
+		// Do not wake the queue. Its first call is the caller of askForPermit. This caller must wait
+		// now.
 		slots := m.giveBack()
 		p.mu.Lock()
 		m.account.inflight -= slots
@@ -198,8 +199,9 @@ func (m *permit) shrink(n int) {
 	}
 }
 
-// takeShared takes up to n tokens from the bucket that all processes share. Tokens that a permit
-// gives back later return only to this process's own bucket.
+// takeShared takes up to n tokens of an account from the bucket that all processes share. It returns
+// the number of tokens that it got, and how long to wait if it got none. Tokens that a permit gives
+// back later return only to this process's own bucket.
 func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
 	rate, burst := p.pool.Rate(a.name)
 	if p.sharedBuckets == nil || rate == limit.Unlimited {
@@ -251,9 +253,9 @@ func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit
 	return nil, longestWait
 }
 
-// minWorth returns the smallest number of messages for which a call is made now, instead of waiting
-// for more tokens. It is the number of tokens that the slowest account gets for the lane in the
-// time p.gather.
+// minWorth returns the smallest number of messages for which a call is made now. For fewer messages
+// the call waits for more tokens. The number is what the slowest account gets for the lane in the
+// time p.gather, but at least 1 and at most n.
 func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Sender is a client of a provider. Send delivers every item of a call and reports each item once
+// Sender is a client of a provider. Send delivers every item of a call. It reports each item once
 // before it returns.
 type Sender interface {
 	Send(ctx context.Context, call *notify.Call, report notify.Report)
@@ -55,14 +55,14 @@ func (p *Push) Send(ctx context.Context, call *notify.Call, report notify.Report
 	wg.Wait()
 }
 
-// sendItems sends the items of call whose indexes are in at.
-func sendItems(ctx context.Context, to Sender, call *notify.Call, at []int, report notify.Report) {
+// sendItems sends the call's items that have these indexes.
+func sendItems(ctx context.Context, sender Sender, call *notify.Call, indexes []int, report notify.Report) {
 	part := *call
-	part.Items = make([]notify.Item, len(at))
-	for j, i := range at {
+	part.Items = make([]notify.Item, len(indexes))
+	for j, i := range indexes {
 		part.Items[j] = call.Items[i]
 	}
-	to.Send(ctx, &part, notify.Each(func(j int, r notify.Result) { report.One(at[j], r) }))
+	sender.Send(ctx, &part, notify.Each(func(j int, r notify.Result) { report.One(indexes[j], r) }))
 }
 
 // pushText is the parsed content of a call, in the form that both providers need.
@@ -74,13 +74,13 @@ type pushText struct {
 
 func parsePush(c *notify.Content) (t pushText, err error) {
 	if c.Template != "" && c.Title == "" && c.Body == "" {
-		return t, notify.Invalid("template_unsupported", "content.template", "push providers have no templates; give title or body")
+		return t, notify.Invalid("template_unsupported", "content.template", `push providers have no templates; set "title" or "body" instead`)
 	}
 	if t.vars, err = SharedVariables(c.Variables); err != nil {
 		return t, err
 	}
 	if t.data, _, err = parseVariables(nil, nil, c.Data); err != nil {
-		return t, notify.Invalid("bad_data", "content.data", "data must be one JSON object without duplicate names")
+		return t, notify.Invalid("bad_data", "content.data", "must be one JSON object without duplicate names")
 	}
 	t.title, t.body = ParseTemplate(c.Title, JSON), ParseTemplate(c.Body, JSON)
 	return t, nil

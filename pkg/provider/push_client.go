@@ -52,8 +52,8 @@ type pushClient struct {
 	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
 	meaning func(a *providerAnswer, now time.Time) (notify.Result, answerAction)
-	// header returns the header fields that all pushes of a kind share, in addition to the fields
-	// of every push. nil: there are no such fields.
+	// header returns the header fields that all pushes of a kind share, without the fields that
+	// newFields adds to every push. nil: there are no such fields.
 	header func(kind pushKind) []h2.Field
 
 	pool  *h2.Pool
@@ -65,8 +65,8 @@ type pushClient struct {
 	kinds  map[pushKind]*h2.Fields
 }
 
-// pushKind identifies pushes with the same header fields. The token and the fields of a single push
-// do not count. FCM has only one kind.
+// pushKind identifies pushes that have the same header fields, apart from the authorization field and
+// the fields of a single push. FCM has only one kind.
 type pushKind struct{ pushType, priority string }
 
 // pushCall is a call in the provider's form. Only one goroutine uses it.
@@ -183,7 +183,7 @@ type pushInFlight struct {
 	req     h2.Request
 	item    int
 	token   *bearerToken
-	renewed bool
+	renewed bool // the push was sent again with a new token
 }
 
 // keptAnswer is the largest answer buffer that is kept for the next push, in bytes. APNs' answers
@@ -197,7 +197,7 @@ const renderAhead = 64
 // all calls together.
 const maxPushes = 1000
 
-// Send delivers every item of call and reports each item once. An address is "apns:<token>",
+// Send delivers every item of the call and reports each item once. An address is "apns:<token>",
 // "fcm:<token>", or only the token.
 func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	c, err := p.prepare(call, time.Now())
@@ -261,8 +261,8 @@ func (s *pushSend) reset(n int) {
 	}
 }
 
-// render makes requests from the next items. It reports items that cannot be sent. It returns the
-// index of the first item that it has not rendered.
+// render makes requests from the call's items, beginning with the item whose index is next. It reports
+// items that cannot be sent. It returns the index of the first item that it has not rendered.
 func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *notify.Call, next int, report notify.Report) int {
 	s.ready = s.ready[:0]
 	tok, err := p.token.get(ctx)
@@ -288,8 +288,8 @@ func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *
 	return next
 }
 
-// result returns the result of a push. If again is true, the push must be sent once more, with a
-// new token.
+// result returns the result of a push. If again is true, the push must be sent once more. In that case
+// result has put a new token into the request.
 func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c pushCall, x *pushInFlight, it *notify.Item) (r notify.Result, again bool) {
 	if x.req.Failure != h2.Answered {
 		return p.failedResult(ctx, &x.req), false
@@ -354,9 +354,9 @@ func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Res
 	return f.result(p.provider)
 }
 
-// sendTest sends the message of a test over a separate connection, with the given token. If body is
-// not nil, it sends body instead of the message. It does not affect the shared connections or other
-// calls.
+// sendTest sends the message of a test to the device to, over a separate connection and with the token
+// tok. If body is not nil, sendTest sends body instead of the message. It does not affect the shared
+// connections or other calls.
 func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, body []byte) (providerAnswer, *failure) {
 	call, r := trialCall(notify.Push, to), &h2.Request{}
 	c, err := p.prepare(call, time.Now())

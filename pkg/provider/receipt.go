@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -46,13 +47,13 @@ func readReceipt(r *http.Request, limit int64) ([]byte, error) {
 		return b, nil
 	}
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		return nil, &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: "the body is too large"}
+		return nil, &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: "the body is larger than " + strconv.FormatInt(limit, 10) + " bytes"}
 	}
-	return nil, notify.Invalid("bad_body", "", "the body could not be read")
+	return nil, notify.Invalid("bad_body", "", "cannot read the body of the request")
 }
 
 // errSignature contains nothing about the expected signature.
-var errSignature = &notify.Error{Kind: notify.KindUnauthorized, Code: "bad_signature", Msg: "the signature does not match"}
+var errSignature = &notify.Error{Kind: notify.KindUnauthorized, Code: "bad_signature", Msg: "the signature does not match the receipt"}
 
 // errReceiptTime is returned for a receipt with a correct signature but a wrong time.
 var errReceiptTime = &notify.Error{Kind: notify.KindUnauthorized, Code: "receipt_too_old", Msg: "the signed time differs from this server's clock by more than 10 minutes"}

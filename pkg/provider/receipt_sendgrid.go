@@ -17,7 +17,7 @@ import (
 // ParseSendGridKey parses the verification key of the event webhook: base64 of its DER form, as
 // SendGrid shows it.
 func ParseSendGridKey(s string) (*ecdsa.PublicKey, error) {
-	bad := notify.Invalid("bad_key", "sendgrid.public_key", "the webhook's verification key is required: an ECDSA key in base64")
+	bad := notify.Invalid("bad_key", "sendgrid.public_key", "must be the verification key of the event webhook, an ECDSA key in base64")
 	der, err := base64.StdEncoding.DecodeString(strings.TrimSpace(s))
 	if err != nil {
 		return nil, bad
@@ -47,11 +47,11 @@ type sendGridEvent struct {
 // server's clock. It prevents an attacker from sending old intercepted events again.
 const sendGridSkew = 10 * time.Minute
 
-// ParseSendGrid parses a batch of events that was posted at now. It returns a
+// ParseSendGrid parses a batch of events that was posted at the time posted. It returns a
 // notify.KindUnauthorized error if the signature does not match (code bad_signature), or if the
-// signed time differs from now by more than sendGridSkew (code receipt_too_old). It omits events
-// that do not concern delivery or the address (processed, deferred, open, click).
-func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Receipt, error) {
+// signed time differs from the time posted by more than sendGridSkew (code receipt_too_old). It
+// omits events that do not concern delivery or the address (processed, deferred, open, click).
+func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, posted time.Time) ([]Receipt, error) {
 	body, err := readReceipt(r, maxSendGridReceipt)
 	if err != nil {
 		return nil, err
@@ -60,12 +60,12 @@ func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Rece
 		return nil, errSignature
 	}
 	signed, err := strconv.ParseInt(r.Header.Get(sendGridTime), 10, 64)
-	if err != nil || now.Sub(time.Unix(signed, 0)).Abs() > sendGridSkew {
+	if err != nil || posted.Sub(time.Unix(signed, 0)).Abs() > sendGridSkew {
 		return nil, errReceiptTime
 	}
 	var events []sendGridEvent
 	if err := json.Unmarshal(body, &events); err != nil {
-		return nil, notify.Invalid("bad_body", "", "the body is not an array of events")
+		return nil, notify.Invalid("bad_body", "", "the body must be a JSON array of events")
 	}
 	rcs := make([]Receipt, 0, len(events))
 	for i := range events {

@@ -27,9 +27,9 @@ var twilioReceipts = map[int]struct{ dead, optedOut bool }{
 }
 
 // ParseTwilio parses a status callback. authToken returns the token of an account, or "" for an
-// account that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL. Twilio
-// signs the URL that it was given, which proxies may have changed on the way. It returns
-// errSignature if the signature does not match.
+// account that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL. Twilio signs
+// the URL that notifyd gave it. ParseTwilio makes this URL from publicURL, because proxies may have
+// changed the URL in r. It returns errSignature if the signature does not match.
 func ParseTwilio(r *http.Request, authToken func(account string) string, publicURL string) ([]Receipt, error) {
 	body, err := readReceipt(r, maxTwilioReceipt)
 	if err != nil {
@@ -37,7 +37,7 @@ func ParseTwilio(r *http.Request, authToken func(account string) string, publicU
 	}
 	form, err := url.ParseQuery(string(body))
 	if err != nil {
-		return nil, notify.Invalid("bad_body", "", "the body is not a form")
+		return nil, notify.Invalid("bad_body", "", "the body must be a URL-encoded form")
 	}
 	token := authToken(form.Get("AccountSid"))
 	full := strings.TrimSuffix(publicURL, "/") + r.URL.RequestURI()

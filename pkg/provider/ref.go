@@ -14,7 +14,7 @@ import (
 type Ref struct {
 	Key    notify.RowKey // row of the envelope; its Kind is not included
 	Index  uint32        // index of the receiver in its request
-	Addr   uint8         // position of the address in the receiver
+	Addr   uint8         // number of the address among the receiver's addresses, from 0
 	FanOut bool
 }
 
@@ -33,13 +33,14 @@ func (r Ref) ID() notify.ID {
 
 const refVersion = 1
 
-// refFan is set for a receiver of a fan-out. It is in the same byte as the version.
+// refFan is a bit that is set for a receiver of a fan-out. It is in the byte of the version.
 const refFan = 1 << 7
 
 // MaxRef is the length of the longest encoded Ref, in bytes.
 const MaxRef = 64
 
-// EncodeRef returns r as opaque text that is safe in a URL. A single send takes 36 characters.
+// EncodeRef returns r as opaque text that is safe in a URL. For a single notification the text has 36
+// characters.
 func EncodeRef(r Ref) string { return string(AppendRef(nil, r)) }
 
 // AppendRef appends EncodeRef(r).
@@ -61,7 +62,7 @@ func AppendRef(dst []byte, r Ref) []byte {
 	return base64.RawURLEncoding.AppendEncode(dst, b)
 }
 
-var errRef = notify.Invalid("bad_ref", "ref", "this is not a reference that notifyd made")
+var errRef = notify.Invalid("bad_ref", "ref", "must be a reference that notifyd made")
 
 // DecodeRef decodes a text that EncodeRef has made. It returns errRef for any other text.
 func DecodeRef(s string) (Ref, error) {

@@ -31,7 +31,7 @@ type Template struct {
 
 // templatePart is a piece of text and the variable that follows it.
 type templatePart struct {
-	text string // already encoded
+	text string // the text before the variable, already encoded
 	name int    // index in Template.names of the variable that follows; noName: no variable follows
 }
 
@@ -83,15 +83,15 @@ func (t *Template) Empty() bool { return t.Static() && t.parts[0].text == "" }
 // slice.
 func (t *Template) Names() []string { return t.names }
 
-// Append renders the template and appends it to dst. The rendered text may have at most most bytes.
-// Without this limit, a text of a few kilobytes that uses a long variable in every line could
-// become gigabytes. Append returns notify.KindTooLarge if the text is longer. It returns
+// Append renders the template and appends it to dst. The rendered text may have at most maxBytes
+// bytes. Without this limit, a text of a few kilobytes that uses a long variable in every line could
+// become gigabytes. Append returns notify.KindTooLarge if the rendered text is longer. It returns
 // notify.KindInvalid if a variable is missing or is not a string, number or boolean.
-func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
-	most = min(most, math.MaxInt-len(dst)) + len(dst)
+func (t *Template) Append(dst []byte, v *Variables, maxBytes int) ([]byte, error) {
+	maxLen := min(maxBytes, math.MaxInt-len(dst)) + len(dst)
 	for i := range t.parts {
 		p := &t.parts[i]
-		if dst = append(dst, p.text...); len(dst) > most {
+		if dst = append(dst, p.text...); len(dst) > maxLen {
 			return dst, errTooLong
 		}
 		if p.name == noName {
@@ -101,17 +101,18 @@ func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
 		if err != nil {
 			return dst, err
 		}
-		if dst = appendEncoded(dst, val, t.enc); len(dst) > most {
+		if dst = appendEncoded(dst, val, t.enc); len(dst) > maxLen {
 			return dst, errTooLong
 		}
 	}
 	return dst, nil
 }
 
-var errTooLong = &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "with its variables the text is longer than the provider accepts"}
+var errTooLong = &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the text is longer than the provider accepts, after its variables were filled in"}
 
-// Substitute returns the text with a tag in place of each placeholder. tag returns the tag for the
-// index of a variable in Names. It is for providers that insert the values themselves.
+// Substitute returns the text with a tag in place of each placeholder. The function tag returns the
+// tag of a variable; its argument is the variable's index in Names. Substitute is for providers that
+// insert the values themselves.
 func (t *Template) Substitute(tag func(place int) string) string {
 	var b strings.Builder
 	for i := range t.parts {

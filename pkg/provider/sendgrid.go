@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/mail"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/limit"
@@ -30,12 +31,11 @@ type SendGridConfig struct {
 	APIKey string
 	// Concurrency is the number of concurrent requests per pool.
 	Concurrency int `default:"8" min:"1"`
-	// BulkShare is the part of a pool that bulk mails may use, 0 to 1. Default 0.5.
+	// BulkShare is the part of a pool's rate and slots that bulk mails may use, 0 to 1. Default 0.5.
 	BulkShare float64
 	// Breaker configures the breaker of each pool. Default: the defaults of package limit.
 	Breaker limit.BreakerConfig
-	// Blocks shares blocks between all workers. Default: blocks are not shared with other
-	// processes.
+	// Blocks shares the blocks of accounts with the other processes. Default: they are not shared.
 	Blocks limit.Blocks
 	// Log gets errors when SendGrid refuses our credentials.
 	Log *slog.Logger `default:"discard"`
@@ -60,7 +60,7 @@ func (c SendGridConfig) validate() error {
 	}
 	for _, name := range c.Pools {
 		if len(name) > 64 {
-			return notify.Invalid("bad_pool", "sendgrid.pools", "the name of a pool has at most 64 bytes")
+			return notify.Invalid("bad_pool", "sendgrid.pools", "the name "+strconv.Quote(name)+" has "+strconv.Itoa(len(name))+" bytes; the maximum is 64 bytes")
 		}
 	}
 	return nil
@@ -94,7 +94,8 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 		if pool != "" {
 			name += ":" + pool
 		}
-		// Bulk may use half of the burst, so that half must be enough for a whole batch.
+		// With the default BulkShare, bulk mails may use half of the burst. That half must be enough
+		// for a whole batch.
 		slots = append(slots, accountConfig{limit.Account{Name: name, Rate: cfg.Rate, Burst: max(2*sendGridBatch, int(cfg.Rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
@@ -106,9 +107,9 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 }
 
 // Admit waits until up to n mails of a category may be sent. The category otp goes first. Admit
-// returns a permit for the number of mails that may be sent now in one request. If no pool is in
-// service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
-// error. The caller releases the permit after Send.
+// returns a permit for as many mails as may be sent now in one request. If no pool is in service, it
+// returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error. The
+// caller releases the permit after Send.
 func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return s.accounts.permit(ctx, notify.Email, cat, min(n, sendGridBatch))
 }
@@ -120,7 +121,7 @@ func (s *SendGrid) Run(ctx context.Context) error {
 	return nil
 }
 
-// Send delivers every item of call and reports each item once. Addresses are plain
+// Send delivers every item of the call and reports each item once. Addresses have no name
 // ("user@example.com"). If call.Permit does not cover all items, Send waits for further permits.
 func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	m, err := s.newMailing(call)
@@ -157,9 +158,9 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Re
 	}
 }
 
-// sendBatches sends the mails that a permit covers, one request after the other in the same slot.
-// It needs more than one request only if an address occurs twice, or if a mail needs a request of
-// its own.
+// sendBatches sends the mails that a permit covers, one request after the other in the same slot. It
+// normally needs one request. It needs more if an address occurs twice, or if a mail needs a request
+// of its own.
 func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personalization, a *account, report notify.Report) {
 	for len(parts) > 0 {
 		var batch []personalization
@@ -168,9 +169,9 @@ func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personal
 	}
 }
 
-// sendBatch sends a batch until every mail has a result. SendGrid refuses a whole request because
-// of one bad receiver. Then sendBatch finds the bad receiver, from the answer or by splitting the
-// batch in halves, and sends the other mails again. It uses the same tokens again, because SendGrid
+// sendBatch sends a batch until every mail has a result. If one receiver is bad, SendGrid refuses the
+// whole request. Then sendBatch finds the bad receiver, from the answer or by splitting the batch in
+// halves, and sends the other mails again. It takes no new tokens for these mails, because SendGrid
 // did not count the refused mails.
 func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, a *account, report notify.Report) {
 	for len(batch) > 0 {
@@ -222,7 +223,7 @@ func (s *SendGrid) sendRequest(ctx context.Context, m *mailing, part []personali
 
 // reportAll reports the same result for every mail of a batch.
 func reportAll(batch []personalization, r notify.Result, report notify.Report) {
-	for len(batch) > 0 { // report each run of consecutive items in one call; nearly always one run is the whole batch
+	for len(batch) > 0 { // report each run of consecutive items in one call; nearly always the whole batch is one run
 		n := 1
 		for n < len(batch) && batch[n].item == batch[0].item+n {
 			n++

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// sendGridStatus is the table of SendGrid's answers by status, because SendGrid has no error codes.
-// For other statuses ruleByStatusQueued is used.
+// sendGridStatus is the table of SendGrid's answers by HTTP status, because SendGrid has no error
+// codes. For a status that is not in the table, ruleByStatusQueued is used.
 var sendGridStatus = map[int]answerRule{
 	400: {class: notify.ClassPermanent},
 	401: {class: notify.ClassConfig},
@@ -29,7 +29,7 @@ const sendGridCooldown = 5 * time.Minute
 // sendGridOutcome says what an answer means for the receivers of a request.
 type sendGridOutcome struct {
 	result notify.Result         // for all receivers that are not in bad
-	bad    map[int]notify.Result // by index in the request
+	bad    map[int]notify.Result // results of bad receivers, by index in the request
 	split  bool                  // the caller must send the two halves of the request separately
 	sender bool                  // the account may not send from this address
 }

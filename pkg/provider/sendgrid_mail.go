@@ -15,18 +15,18 @@ import (
 const (
 	sendGridBatch         = 1000  // personalizations
 	sendGridSubstitutions = 10000 // bytes of one personalization's substitutions
-	// notifyd's own limits, in bytes, after variables are filled in. SendGrid accepts 30 MB for a
-	// whole mail.
+	// notifyd's own limits, in bytes, after variables were filled in. SendGrid itself accepts 30 MB
+	// for a whole mail.
 	maxSubject = 2 << 10
-	maxMail    = 1 << 20 // of the text, and of the HTML
+	maxMail    = 1 << 20 // applies to the text and to the HTML, each by itself
 )
 
 // mailing contains what all receivers of a call share, and the rendered personalizations.
 //
 // A request has one content for all receivers. So each placeholder becomes a tag, and SendGrid
-// replaces the tag by a value from the personalization's substitutions. The plain text has one tag
-// for a variable. The HTML has another tag, whose value is escaped. With a template id the values
-// go into dynamic_template_data instead.
+// replaces the tag by a value from the personalization's substitutions. For the same variable, the
+// plain text and the HTML have different tags, because the value for the HTML is escaped. If the
+// request has a template id, the values go into dynamic_template_data instead.
 type mailing struct {
 	call                *notify.Call
 	trace               traceHeader
@@ -74,7 +74,7 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	m.text, m.html = ParseTemplate(text.Body, Plain), ParseTemplate(text.HTML, HTML)
 	m.names[0], m.names[1] = m.text.Names(), m.html.Names()
 	if m.text.Empty() && m.html.Empty() {
-		return nil, notify.Invalid("empty_content", "content.body", "a mail needs a body, html or a template")
+		return nil, notify.Invalid("empty_content", "content.body", `the mail has no content; set "body", "html" or "template"`)
 	}
 	return m, nil
 }
@@ -92,7 +92,7 @@ func senderJSON(s string) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// substitutionTag returns the text that replaces a variable's placeholder in the content. It ends
+// substitutionTag returns the tag that replaces a variable's placeholder in the content. The tag ends
 // with "-", so that no tag is a prefix of another tag.
 func substitutionTag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
 
@@ -168,8 +168,8 @@ func (m *mailing) appendSubstitutions(b []byte, p *personalization) ([]byte, err
 	return b, nil
 }
 
-// renderContent renders the content for the receiver whose variables were set last. Both results
-// are valid until the next call.
+// renderContent renders the content for the receiver whose variables were set last in m.vars. Both
+// results are valid until the next call.
 func (m *mailing) renderContent() (text, html []byte, err error) {
 	b, err := m.text.Append(m.scratch[:0], &m.vars, maxMail)
 	n := len(b)
@@ -196,8 +196,9 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 	return append(b, ']')
 }
 
-// nextBatch splits parts into the receivers of the next request and the rest. A request has at most
-// 1,000 receivers, and no address twice.
+// nextBatch splits parts into the receivers of the next request (batch) and the other receivers
+// (rest). A request has at most 1,000 receivers, and no address twice. A receiver with alone has a
+// request of its own.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
 	if parts[0].alone {
 		return parts[:1], parts[1:]
@@ -243,7 +244,7 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 			ownText, ownHTML, err = m.renderContent()
 		}
 		if err != nil {
-			return err // not expected: personalize has rendered it before
+			return err // not expected: personalize has rendered the same content without an error
 		}
 	}
 	b := append(m.tail[:0], `],"from":`...)

@@ -10,9 +10,9 @@ import (
 // tokenGuard prevents a push client from suppressing every device because a topic, an environment
 // or a project is configured wrongly. Before the first accepted push of the process, nothing proves
 // that the credentials fit the device tokens. During that time, if a provider reports a token as
-// dead, only the item fails, and the token is not suppressed. After guardLeast such answers,
-// further items get ClassConfig and wait for the operator. After one accepted push the guard does
-// nothing more, because the credentials do not change while the process runs.
+// dead, only the item fails, and the token is not suppressed. After guardLeast such answers, further
+// items with such an answer get ClassConfig and wait for the operator. After one accepted push the
+// guard does nothing more, because the credentials do not change while the process runs.
 //
 // Only tokens from users' profiles count. Otherwise a caller could stop the pushes of all callers
 // by sending requests with 200 invented tokens. tokenGuard is safe for concurrent use.
@@ -34,15 +34,15 @@ func (g *tokenGuard) accepted() {
 	}
 }
 
-// correctDeadToken corrects r, an answer that the item's token is dead. It does so only until the
-// first push is accepted.
+// correctDeadToken corrects r, a result that reports the item's token as dead. After the first accepted
+// push it leaves r unchanged.
 func (g *tokenGuard) correctDeadToken(it *notify.Item, r *notify.Result, then answerAction) {
 	switch {
 	case g.proven.Load():
 	case it.FromRequest:
 		r.Class = notify.ClassPermanent
 		if g.given.Add(1) == guardLeast {
-			g.log.Warn("the provider refused many device tokens given in requests and has accepted none yet; check credentials, topic and environment", "refused", guardLeast, "code", r.Code)
+			g.log.Warn("the provider refused many device tokens given in requests and has not accepted any push yet; check credentials, topic and environment", "refused", guardLeast, "code", r.Code)
 		}
 	case then == otherProject:
 		r.Class = notify.ClassConfig

@@ -16,7 +16,7 @@ import (
 )
 
 // Trial is the result of one test call to a provider or to one of its accounts. A test uses a
-// separate connection. Breakers and the tokenGuard do not count it.
+// separate connection. Breakers and the tokenGuard do not count test calls.
 type Trial struct {
 	Account string // for example "apns", "twilio:AC…"
 	Called  string // method and URL, without an address
@@ -31,7 +31,7 @@ type Trial struct {
 // Verdicts of a trial.
 const (
 	VerdictOK           = "ok"
-	VerdictRefused      = "refused"             // the credentials are good; the message, its address or the URL is not
+	VerdictRefused      = "refused"             // the credentials are good, but the message, its address or the URL was refused
 	VerdictCredentials  = "credentials_refused" // the key, token or account was refused
 	VerdictWrongProject = "wrong_project"       // the credentials are valid for another project, topic or account
 	VerdictThrottled    = "throttled"           // a rate limit of the provider or of notifyd
@@ -39,7 +39,8 @@ const (
 	VerdictUnavailable  = "unavailable"         // the provider answers 5xx
 )
 
-// wrongProject lists the codes that mean that the credentials are valid, but for something else.
+// wrongProject lists the codes that mean that the credentials are valid, but for another project, topic
+// or account.
 var wrongProject = []string{
 	"fcm_permission_denied", "fcm_not_found", "apns_topic_disallowed", "apns_bad_topic", "apns_device_token_not_for_topic", "twilio_20404",
 }
@@ -110,8 +111,8 @@ func trialCall(ch notify.Channel, to string) *notify.Call {
 // Test pushes to a device. APNs has no dry run. So if the parameter to is empty, Test pushes to a
 // token of two digits, which no device has. APNs checks the signed token before the device token.
 // So the answer BadDeviceToken means that team and key are right. InvalidProviderToken (403) means
-// that they are wrong (Apple, "Handling notification responses from APNs"). Only a push to a device
-// of the app proves that the topic is right.
+// that team or key is wrong (Apple, "Handling notification responses from APNs"). Only a push to a
+// device of the app proves that the topic is right.
 func (a *APNs) Test(ctx context.Context, to string) []Trial {
 	t := &Trial{Account: "apns", Called: "POST " + a.base.String() + "/3/device/{token}"}
 	return []Trial{t.run(func() (providerAnswer, *failure) {
@@ -151,11 +152,11 @@ func (f *FCM) Test(ctx context.Context, to string) []Trial {
 	}, func(ans *providerAnswer) (notify.Result, answerAction) { return f.meaning(ans, time.Now()) })}
 }
 
-// Test queries each account, or only the account with this name. The query is free and sends
-// nothing. GET /2010-04-01/Accounts/{Sid}.json answers 401 (20003) if the token is wrong. Otherwise
-// the answer contains the account's status (Twilio, REST API: Accounts). If the parameter to is
-// set, Test sends one message over the first of these accounts instead. For an unknown name it
-// returns no trial.
+// Test queries the account with this name. If name is "twilio", it queries every account. The query is
+// free and sends nothing. GET /2010-04-01/Accounts/{Sid}.json answers 401 (20003) if the token is
+// wrong. Otherwise the answer contains the account's status (Twilio, REST API: Accounts). If the
+// parameter to is set, Test sends one message to that number over the first of these accounts
+// instead. For an unknown name Test returns no trial.
 func (t *Twilio) Test(ctx context.Context, name, to string) []Trial {
 	return t.accounts.testAccounts(ctx, name, to != "", t.cfg.Endpoint, func(a *account) (called string, send trialSend, judge trialJudge) {
 		if to == "" {
@@ -193,11 +194,11 @@ func twilioAccount(ans *providerAnswer) (notify.Result, answerAction) {
 	return r, then
 }
 
-// Test sends one mail over each pool, or over the pool with this name. It sets
-// mail_settings.sandbox_mode: SendGrid checks key and request, answers 200 and delivers nothing
-// (Twilio SendGrid, Mail Send: sandbox mode). If the parameter to is set, Test sends a real mail
-// over the first of these pools instead. The mail has no reference, so that notifyd does not treat
-// its events as receipts. For an unknown name Test returns no trial.
+// Test sends one mail over the pool with this name. If name is "sendgrid", it sends one mail over each
+// pool. It sets mail_settings.sandbox_mode: SendGrid checks key and request, answers 200 and delivers
+// nothing (Twilio SendGrid, Mail Send: sandbox mode). If the parameter to is set, Test sends a real
+// mail to that address over the first of these pools instead. The mail has no reference, so that
+// notifyd does not treat the mail's events as receipts. For an unknown name Test returns no trial.
 func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
 	judge := func(ans *providerAnswer) (notify.Result, answerAction) {
 		v := sendGridResult(ans, 1, time.Now())
@@ -234,8 +235,9 @@ type (
 	trialJudge func(*providerAnswer) (notify.Result, answerAction)
 )
 
-// testAccounts tests the accounts that name selects. The provider's own name selects all accounts.
-// If firstOnly is true, only the first selected account is tested.
+// testAccounts tests the account with this name. The provider's own name selects all accounts. If
+// firstOnly is true, only the first selected account is tested. prepare returns the test call of an
+// account.
 func (p *accounts) testAccounts(ctx context.Context, name string, firstOnly bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
 	var selected []*account
 	for _, a := range p.list {
@@ -269,7 +271,7 @@ func (p *accounts) takeForTest(ctx context.Context, a *account) error {
 		p.readBlocks(ctx)
 		now := time.Now()
 		if until := p.pool.Status(now)[a.index].Blocked; until.After(now) {
-			return &notify.Error{Kind: notify.KindThrottled, Code: p.provider + "_blocked", Msg: "the account is blocked", RetryAfter: until.Sub(now)}
+			return &notify.Error{Kind: notify.KindThrottled, Code: p.provider + "_blocked", Msg: "the account " + a.name + " is blocked", RetryAfter: until.Sub(now)}
 		}
 		ok, at := p.pool.Take(now, a.name)
 		wait := at.Sub(now)
@@ -284,7 +286,7 @@ func (p *accounts) takeForTest(ctx context.Context, a *account) error {
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			return &notify.Error{Kind: notify.KindThrottled, Code: "accounts_busy", Msg: "the account's rate is used up", RetryAfter: wait}
+			return &notify.Error{Kind: notify.KindThrottled, Code: "accounts_busy", Msg: "the rate of the account " + a.name + " is used up", RetryAfter: wait}
 		case <-t.C:
 		}
 	}

@@ -37,12 +37,12 @@ type TwilioConfig struct {
 	// PublicURL is the URL at which Twilio reaches notifyd, for receipts. If it is empty, notifyd
 	// requests no receipts.
 	PublicURL string
-	// BulkShare is the part of an account that bulk messages may use, 0 to 1. Default 0.5.
+	// BulkShare is the part of an account's rate and slots that bulk messages may use, 0 to 1. Default
+	// 0.5.
 	BulkShare float64
 	// Breaker configures the breaker of each account. Default: the defaults of package limit.
 	Breaker limit.BreakerConfig
-	// Blocks shares blocks between all workers. Default: blocks are not shared with other
-	// processes.
+	// Blocks shares the blocks of accounts with the other processes. Default: they are not shared.
 	Blocks limit.Blocks
 	// Log gets errors when Twilio refuses an account.
 	Log *slog.Logger `default:"discard"`
@@ -58,11 +58,11 @@ func (c TwilioConfig) withDefaults() TwilioConfig {
 
 func (c TwilioConfig) validate() error {
 	if len(c.Accounts) == 0 {
-		return notify.Invalid("missing_setting", "twilio.accounts", "at least one account is required")
+		return notify.Invalid("missing_setting", "twilio.accounts", "must have at least one account")
 	}
 	for i, a := range c.Accounts {
 		if a.SID == "" || a.Token == "" {
-			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", "sid and token are required")
+			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", `must have "sid" and "token"`)
 		}
 	}
 	return nil
@@ -91,8 +91,8 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport()}
 	var slots []accountConfig
 	for _, a := range cfg.Accounts {
-		// The burst is the rate of a tenth of a second. With the default rate that is enough for a
-		// claim window of 50.
+		// The burst is as many messages as the rate allows in a tenth of a second. With the default
+		// rate, that is 100 messages, enough for a claim window of 50.
 		slots = append(slots, accountConfig{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
 		t.urls = append(t.urls, withPath(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(a.SID+":"+a.Token))})
@@ -106,9 +106,9 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 }
 
 // Admit waits until up to n messages of a category may be sent. The category otp goes first. Admit
-// returns a permit for the number of messages that may be sent now, all over one account. If no
-// account is in service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it
-// returns ctx's error. The caller releases the permit after Send.
+// returns a permit for as many messages as may be sent now over one account. If no account is in
+// service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
+// error. The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return t.accounts.permit(ctx, notify.SMS, cat, n)
 }
@@ -131,7 +131,7 @@ func (t *Twilio) AuthToken(account string) string {
 	return ""
 }
 
-// Send delivers every item of call and reports each item once. Addresses are E.164 numbers. If
+// Send delivers every item of the call and reports each item once. Addresses are E.164 numbers. If
 // call.Permit does not cover all items, Send waits for further permits.
 func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	vars, err := SharedVariables(call.Content.Variables)
@@ -168,8 +168,9 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
-		// A caller with a permit must check opt-outs again before it waits for another account. So
-		// send does not wait here; it reports the item as busy.
+		// While send waits for another account, the user may opt out. A caller with a permit checks
+		// opt-outs again before each call. So for such a caller, send does not wait here; it
+		// reports the item as busy.
 		if m.call.Permit != nil {
 			permit, err = t.accounts.tryAdmit(ctx, lane)
 		} else {
@@ -188,7 +189,8 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 }
 
 // sendOver sends one item over the permit's account, and gives the slot back. The caller has used
-// one token of the permit. If again is true, the account did not process the item.
+// one token of the permit. If again is true, the account did not process the item, and the caller may
+// try another account.
 func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
 	a := permit.account
 	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()
@@ -227,15 +229,15 @@ type smsRenderer struct {
 	call   *notify.Call
 	body   *Template
 	vars   Variables
-	public string
+	public string // TwilioConfig.PublicURL
 	trace  traceHeader
 	buf    []byte
 }
 
 // Limits of a message.
 const (
-	twilioMaxBody     = 1600 // characters
-	twilioMaxValidity = 36000
+	twilioMaxBody     = 1600  // characters
+	twilioMaxValidity = 36000 // seconds
 )
 
 // form returns the form of the request without the sender, because the sender may depend on the
@@ -257,7 +259,7 @@ func (m *smsRenderer) form(it *notify.Item, now time.Time) (url.Values, error) {
 			return nil, err
 		}
 		if utf8.RuneCount(m.buf) > twilioMaxBody {
-			return nil, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the message is longer than 1600 characters"}
+			return nil, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the message has " + strconv.Itoa(utf8.RuneCount(m.buf)) + " characters; the maximum is 1600 characters"}
 		}
 		f.Set("Body", string(m.buf))
 	}
@@ -276,7 +278,8 @@ func TwilioCallback(publicURL string, it *notify.Item) string {
 	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID().String()
 }
 
-// sender sets the sender in f, and reports whether the configuration chose the sender.
+// sender sets the sender in the form f. ours is true if the configuration, and not the request, chose
+// the sender.
 func (m *smsRenderer) sender(f url.Values, a *TwilioAccount) (ours bool) {
 	from := m.call.Content.From
 	if from == "" {

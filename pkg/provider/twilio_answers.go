@@ -10,13 +10,13 @@ import (
 
 // twilioCodes is the table of Twilio's error codes in answers to calls.
 var twilioCodes = map[int]answerRule{
-	// limits: the message was not processed
+	// Answers about limits. The message was not processed.
 	20429: {class: notify.ClassThrottled},
 	14107: {class: notify.ClassRetry, after: time.Minute},
 	21611: {class: notify.ClassRetry, after: time.Minute}, // the sender's queue is full
 	30001: {class: notify.ClassRetry, after: time.Minute},
 
-	// about the account
+	// Answers about the account.
 	20003: {class: notify.ClassConfig},
 	20005: {class: notify.ClassConfig},
 	20008: {class: notify.ClassConfig}, // test credentials
@@ -26,14 +26,14 @@ var twilioCodes = map[int]answerRule{
 	21703: {class: notify.ClassConfig},
 	21704: {class: notify.ClassConfig},
 
-	// about the number
+	// Answers about the receiver's number.
 	21211: {class: notify.ClassDeadAddress},
 	21217: {class: notify.ClassDeadAddress},
 	21614: {class: notify.ClassDeadAddress},
 	21635: {class: notify.ClassDeadAddress},
 	21610: {class: notify.ClassOptedOut},
 
-	// about number and sender together
+	// Answers about the receiver's number and the sender together.
 	21212: {class: notify.ClassPermanent, then: senderFault},
 	21408: {class: notify.ClassPermanent}, // no permission for the country
 	21606: {class: notify.ClassPermanent, then: senderFault},
@@ -42,7 +42,7 @@ var twilioCodes = map[int]answerRule{
 	21659: {class: notify.ClassPermanent, then: senderFault},
 	21660: {class: notify.ClassPermanent, then: senderFault},
 
-	// about the content
+	// Answers about the content.
 	21602: {class: notify.ClassPermanent},
 	21617: {class: notify.ClassPermanent},
 	21655: {class: notify.ClassPermanent},
@@ -65,7 +65,8 @@ func twilioResult(a *providerAnswer, now time.Time) (notify.Result, answerAction
 	r := notify.Result{Code: twilioCode(body.Code)}
 	if !known {
 		v = ruleByStatusQueued(a.status)
-		// For a 429 without a time, accounts.blockAccount uses its own time, which doubles.
+		// If a 429 names no time, accounts.blockAccount chooses the time, and doubles it after each
+		// further refusal.
 		v.after = 0
 		if body.Code == 0 {
 			r.Code = httpCode(a.status)

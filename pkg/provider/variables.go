@@ -10,10 +10,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Variables contains the values of placeholders. If a receiver and the request both have a variable
-// of the same name, the receiver's variable is used. The zero value contains no variables. Only one
-// goroutine at a time may use a Variables. Fork makes another Variables with the same shared
-// variables.
+// Variables contains the values of placeholders. The request has shared variables, and a receiver may
+// have own variables. If both have a variable of the same name, the receiver's variable is used. The
+// zero value contains no variables. Only one goroutine at a time may use a Variables. Fork makes
+// another Variables with the same shared variables.
 type Variables struct {
 	shared   []variable // never written after SharedVariables
 	sharedAt map[string]int
@@ -23,8 +23,8 @@ type Variables struct {
 }
 
 // linearSearchMax is the largest number of variables that are searched one by one. For more
-// variables there is an index by name (sharedAt, ownAt), because a text may use a thousand of a
-// thousand variables.
+// variables there is an index by name (sharedAt, ownAt). Otherwise a text that uses a thousand
+// variables would cause a million comparisons.
 const linearSearchMax = 16
 
 // indexByName returns the indexes of the variables by name. It fills m if m is not nil. For up to
@@ -60,7 +60,7 @@ func SharedVariables(object []byte) (Variables, error) {
 // Fork returns a Variables with the shared variables of v and no own variables.
 func (v *Variables) Fork() Variables { return Variables{shared: v.shared, sharedAt: v.sharedAt} }
 
-// SetOwn replaces the receiver's own variables. They share memory with object.
+// SetOwn replaces the receiver's own variables. The variables share memory with object.
 func (v *Variables) SetOwn(object []byte) error {
 	var err error
 	v.own, v.buf, err = parseVariables(v.own[:0], v.buf[:0], object)
@@ -90,14 +90,15 @@ func findVariable(vs []variable, at map[string]int, name string) *variable {
 	return nil
 }
 
-// value returns the text of a variable.
+// value returns the text of a variable. It returns an error if the variable is missing or is not a
+// string, number or boolean.
 func (v *Variables) value(name string) ([]byte, error) {
 	found := v.find(name)
 	if found == nil {
 		return nil, notify.Invalid("missing_variable", "variables."+name, "the text uses a variable that is not given")
 	}
 	if found.text == nil {
-		return nil, notify.Invalid("bad_variable", "variables."+name, "a variable in a text must be a string, a number or a boolean")
+		return nil, notify.Invalid("bad_variable", "variables."+name, "must be a string, a number or a boolean, because the text uses it")
 	}
 	return found.text, nil
 }
@@ -112,7 +113,7 @@ const (
 
 // appendObject appends all variables as one JSON object. If an own and a shared variable have the
 // same name, it appends only the own variable. It reports whether there is any variable.
-func (v *Variables) appendObject(dst []byte, as valueForm) ([]byte, bool) {
+func (v *Variables) appendObject(dst []byte, form valueForm) ([]byte, bool) {
 	n := 0
 	dst = append(dst, '{')
 	put := func(x *variable) {
@@ -122,7 +123,7 @@ func (v *Variables) appendObject(dst []byte, as valueForm) ([]byte, bool) {
 		n++
 		dst = appendQuoted(dst, x.name)
 		dst = append(dst, ':')
-		dst = x.appendValue(dst, as)
+		dst = x.appendValue(dst, form)
 	}
 	for i := range v.own {
 		put(&v.own[i])
@@ -139,9 +140,9 @@ next:
 	return append(dst, '}'), n > 0
 }
 
-func (x *variable) appendValue(dst []byte, as valueForm) []byte {
+func (x *variable) appendValue(dst []byte, form valueForm) []byte {
 	switch {
-	case as == asGiven:
+	case form == asGiven:
 		return append(dst, x.raw...)
 	case x.text != nil:
 		return appendQuoted(dst, x.text)
@@ -157,7 +158,7 @@ type variableDecoder struct {
 var decoders = sync.Pool{New: func() any { d := new(variableDecoder); d.dec = jsontext.NewDecoder(&d.in); return d }}
 
 // errVariables does not wrap the decoder's error, which may quote the input.
-var errVariables = notify.Invalid("bad_variables", "variables", "variables must be one JSON object without duplicate names")
+var errVariables = notify.Invalid("bad_variables", "variables", "must be one JSON object without duplicate names")
 
 // parseVariables appends the members of a JSON object to dst, and decoded strings to buf. It
 // returns an error for duplicate names, invalid UTF-8 or data after the object.

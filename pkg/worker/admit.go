@@ -9,12 +9,12 @@ import (
 )
 
 // Rated is a Provider that limits its own rate or allows only few concurrent calls. The worker
-// claims a window for a Rated provider only after the provider has given a permit. The window is as
-// large as the permit.
+// claims a window for a Rated provider only after the provider has given a permit. The window has at
+// most as many receivers as the permit has messages.
 type Rated interface {
 	Provider
 	// Admit waits until a call with up to n messages of a category may start. The category otp goes
-	// first. Admit returns a permit for the number of messages that may be sent now, at least 1. If
+	// first. Admit returns a permit for as many messages as may be sent now, at least 1. If
 	// the provider's account is blocked, Admit returns a *notify.Error with RetryAfter at once. If
 	// ctx ends first, Admit returns ctx's error. Admit is safe for concurrent use.
 	Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error)
@@ -24,7 +24,7 @@ type Rated interface {
 // call.
 type admission struct {
 	p            *partition
-	permit       notify.Permit // nil: the provider has no rate, or the envelope has expired
+	permit       notify.Permit // nil: the provider is not Rated, or the envelope has expired
 	capacityHeld int           // slots of the worker's capacity
 	budgetHeld   int           // receivers of the partition's budget
 }
@@ -83,16 +83,16 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 	}
 }
 
-// requestPermit asks the provider for a permit. It waits at most until the given time, or without a
-// limit if that time is zero. If that time has come, or the partition is being drained, it returns
-// no permit and again=false. If no call may be made because the account is blocked, it reports the
-// end of the block to Health and returns again=true.
-func (p *partition) requestPermit(cat notify.Category, n int, until time.Time) (m notify.Permit, again bool) {
+// requestPermit asks the provider for a permit. It waits at most until deadline, or without a limit
+// if deadline is zero. If deadline has passed, or the partition is being drained, it returns no
+// permit and again=false. If no call may be made because the account is blocked, it reports the end
+// of the block to Health and returns again=true.
+func (p *partition) requestPermit(cat notify.Category, n int, deadline time.Time) (m notify.Permit, again bool) {
 	cfg := &p.w.cfg
 	ctx := p.untilDrain
-	if !until.IsZero() {
+	if !deadline.IsZero() {
 		var stop context.CancelFunc
-		ctx, stop = context.WithDeadline(ctx, until)
+		ctx, stop = context.WithDeadline(ctx, deadline)
 		defer stop()
 	}
 	m, err := p.w.rated.Admit(ctx, cat, n)

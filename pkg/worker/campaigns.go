@@ -16,15 +16,16 @@ type CampaignHold struct {
 }
 
 // Campaigns contains the campaigns that are paused or have a rate. All workers of a process share
-// one Campaigns. The zero value and nil delay no campaign. It is safe for concurrent use.
+// one Campaigns. The zero value and nil delay no campaign. A Campaigns is safe for concurrent use.
 type Campaigns struct {
 	held atomic.Pointer[map[string]CampaignHold]
 }
 
-// Set replaces all settings. The caller must not change held afterwards.
-func (c *Campaigns) Set(held map[string]CampaignHold) { c.held.Store(&held) }
+// Set replaces all settings. The keys of the map are campaigns. The caller must not change the map
+// afterwards.
+func (c *Campaigns) Set(byCampaign map[string]CampaignHold) { c.held.Store(&byCampaign) }
 
-// holdOf returns the setting for an envelope's campaign. ok is false if there is none.
+// holdOf returns the setting for an envelope's campaign. ok is false if the campaign has no setting.
 func (c *Campaigns) holdOf(e *notify.Envelope) (h CampaignHold, ok bool) {
 	if c == nil || e.Campaign == "" {
 		return h, false
@@ -43,15 +44,15 @@ func (c *Campaigns) paused(e *notify.Envelope) bool {
 // Codes of receivers that are deferred because of their campaign.
 const (
 	codeCampaignPaused = "campaign_paused"
-	codeCampaignRate   = "campaign_rate"  // waits for its slot; Wake is the time of the slot
-	codeCampaignQueued = "campaign_queue" // has no slot yet; at Wake it asks for one again
+	codeCampaignRate   = "campaign_rate"  // the receiver waits for its slot; Wake is the time of the slot
+	codeCampaignQueued = "campaign_queue" // the receiver has no slot yet; at the time Wake it asks again for a slot
 )
 
 const (
 	// paceAhead is how far into the future slots of a rate are assigned. A receiver that would get
 	// a later slot asks again after paceAhead. So a changed rate takes effect within paceAhead. The
-	// next owner of a partition does not know which slots were assigned. So in the first paceAhead
-	// after it got the partition, it assigns no slot.
+	// next owner of a partition does not know which slots were assigned. So it assigns no slots in
+	// the time paceAhead after it got the partition, because these slots may be assigned already.
 	paceAhead = time.Minute
 	// The receivers of a paused campaign are checked again after pausedLook. Each further wait is
 	// longer by pausedLook, up to pausedMost.
@@ -71,21 +72,21 @@ type campaignPace struct {
 // callSlots are the times at which the receivers of a window may be called.
 type callSlots struct {
 	first time.Time
-	gap   time.Duration // time between two receivers; 0: all at first
+	gap   time.Duration // time between two receivers; 0: all receivers get the time first
 	code  string
 	until time.Time // no slot is assigned after this time
 }
 
-// reserve assigns slots to n receivers. The first slot is not before the parameter from. No slot is
-// later than paceAhead after now.
-func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, from time.Time) callSlots {
+// reserve assigns slots to n receivers. The first slot is not before the time earliest. No slot is
+// later than paceAhead after the time now.
+func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, earliest time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.next == nil {
 		p.next = map[string]time.Time{}
 	}
-	s := callSlots{first: from, gap: time.Duration(float64(time.Second) / rate), code: codeCampaignRate, until: now.Add(paceAhead)}
-	if at := p.next[campaign]; at.After(from) {
+	s := callSlots{first: earliest, gap: time.Duration(float64(time.Second) / rate), code: codeCampaignRate, until: now.Add(paceAhead)}
+	if at := p.next[campaign]; at.After(earliest) {
 		s.first = at
 	}
 	given := uint32(0)
@@ -96,8 +97,8 @@ func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, fro
 	return s
 }
 
-// wakeOf returns when receiver k of the window must wake, and the code for its deferral. A wake of
-// 0 means that the receiver may be called now.
+// wakeOf returns the time until which receiver k of the window must be deferred (wake, in ms since
+// 1970), and the code of the deferral. If wake is 0, the receiver may be called now.
 func (s *callSlots) wakeOf(k uint32, now time.Time) (wake int64, code string) {
 	at := s.first.Add(time.Duration(k) * s.gap)
 	switch {

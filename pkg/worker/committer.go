@@ -17,7 +17,7 @@ import (
 // dropped.
 type Committer struct {
 	cfg   CommitterConfig
-	lanes []chan pendingRow
+	lanes []chan pendingRow // one queue for each Put that may be under way
 
 	mu      sync.Mutex      // guards stalled
 	stalled []time.Duration // by lane: how long the store has refused the lane's rows; 0: the store works
@@ -26,7 +26,7 @@ type Committer struct {
 // CommitterConfig configures a Committer.
 type CommitterConfig struct {
 	Put   func(ctx context.Context, rows []notify.Row) error
-	Group int // most rows in one Put; default 1,024
+	Group int // largest number of rows in one Put; default 1,024
 	// Queue is the largest number of rows that wait, default 4,096. When the queue is full, Commit
 	// blocks the worker.
 	Queue int
@@ -35,14 +35,14 @@ type CommitterConfig struct {
 	// reduce the time that rows wait.
 	Lanes  int
 	Logger *slog.Logger
-	// Stalled is called with the time for which the store has been refusing rows, and with 0
-	// when it works again. It must not block.
+	// Stalled is called with the time for which the store has been refusing rows, and with 0 when
+	// the store works again. Stalled must not block.
 	Stalled func(time.Duration)
 }
 
 // pendingRow is a row that waits to be written.
 type pendingRow struct {
-	ctx  context.Context // of the partition; after it has ended the row is dropped
+	ctx  context.Context // context of the partition; after the context has ended, the row is dropped
 	row  notify.Row
 	done func()
 }
@@ -69,9 +69,9 @@ func NewCommitter(cfg CommitterConfig) *Committer {
 	return c
 }
 
-// Commit adds a row to the queue. A goroutine of the committer calls done once the row is durable.
-// done must not block. Commit returns ctx's error if ctx has ended, or if ctx ends while the queue
-// is full.
+// Commit adds a row to the queue. When the row is durable, a goroutine of the committer calls the
+// function done, which must not block. Commit returns ctx's error if ctx has ended, or if ctx ends
+// while the queue is full.
 func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) error {
 	// Check ctx first: if the queue has room and ctx has ended, the select below chooses at random.
 	// After its context has ended, a partition must write nothing more. The answers of its calls
@@ -88,8 +88,8 @@ func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) err
 }
 
 // lane returns the queue for the rows of a chunk.
-func (c *Committer) lane(of *notify.Chunk) chan pendingRow {
-	return c.lanes[notify.Mix(chunkHash(of))%uint64(len(c.lanes))]
+func (c *Committer) lane(chunk *notify.Chunk) chan pendingRow {
+	return c.lanes[notify.Mix(chunkHash(chunk))%uint64(len(c.lanes))]
 }
 
 // Run writes rows until ctx ends. It repeats a failed Put until the Put succeeds. During that time
@@ -136,8 +136,8 @@ func (c *Committer) run(ctx context.Context, lane int) error {
 }
 
 // put writes the rows of a group. It returns the rows that it wrote, or nil if ctx has ended.
-// Before each try it drops the rows of partitions that this process has lost. The next owner of
-// such a partition has already continued from the stored rows.
+// Before each try, put drops the rows of partitions that this process has lost. The next owner of
+// such a partition may already have continued from the stored rows.
 func (c *Committer) put(ctx context.Context, lane int, group []pendingRow, rows []notify.Row) ([]pendingRow, []notify.Row) {
 	var since time.Time
 	for pause := (notify.Pause{Most: time.Second}); ; {

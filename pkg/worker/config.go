@@ -17,17 +17,17 @@ import (
 
 // Provider is the client that calls a provider.
 type Provider interface {
-	// Send delivers every item of call and reports each exactly once, possibly
-	// concurrently, before it returns.
+	// Send delivers all items of the call. Before it returns, it reports the result of each item
+	// exactly once. It may call report from several goroutines at the same time.
 	Send(ctx context.Context, call *notify.Call, report notify.Report)
 }
 
 // Preferences decides, from memory, whether and where a user may be reached.
 type Preferences interface {
-	// DecideMany decides for many users at once: answers[i] is for users[i]. Calling Decide for each user
-	// takes more than twice as long. known is false if the answer for at least one user is
-	// users.Unknown.
-	DecideMany(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool)
+	// DecideMany decides for many users at once: answers[i] is for users[i]. Calling Decide for
+	// each user takes more than twice as long. allKnown is false if the answer for at least one
+	// user is users.Unknown.
+	DecideMany(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (allKnown bool)
 	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) users.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
@@ -36,10 +36,12 @@ type Preferences interface {
 	Suppresses() bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
 	// Unsubscribe opts out a user who told a provider to stop. It applies to the categories
-	// marketing and digest on the channel. Other categories react to something that the user did.
+	// marketing and digest on the channel. Messages of the other categories react to something that
+	// the user did, so they are still sent.
 	Unsubscribe(ctx context.Context, user string, ch notify.Channel) error
-	// Hold keeps the profiles of a partition's users in memory until the caller releases the
-	// returned Holding. Hold does not wait until the profiles are loaded.
+	// Hold keeps the profiles of the users of partition n in memory, until the caller releases the
+	// returned Holding. The parameter partitions is the number of partitions. Hold does not wait
+	// until the profiles are loaded.
 	Hold(ch notify.Channel, partitions int, n int32) *users.Holding
 	// Fetch reads the profiles of users for whom the answer is users.Unknown.
 	Fetch(ctx context.Context, ch notify.Channel, users [][]byte) error
@@ -50,11 +52,11 @@ type Preferences interface {
 	Loaded() bool
 }
 
-// Cancels answers which notifications were cancelled.
+// Cancels knows which notifications were cancelled.
 type Cancels interface {
 	Cancelled(e *notify.Envelope, index uint32) bool
-	// MayBeCancelled reports whether Cancelled can be true for any receiver of the envelope. MayBeCancelled is
-	// cheaper than Cancelled.
+	// MayBeCancelled reports whether Cancelled can be true for any receiver of the envelope.
+	// MayBeCancelled is cheaper than Cancelled.
 	MayBeCancelled(e *notify.Envelope) bool
 	// Fresh reports whether the loaded cancellations are recent enough for bulk messages.
 	Fresh(now time.Time) bool
@@ -103,22 +105,24 @@ const (
 type Config struct {
 	Lane notify.Lane
 	Role Role
-	// Order says what a user's later messages do while an earlier message waits for a retry or a
-	// later time. With Relaxed, the default, they overtake it. With Strict they wait for it.
+	// Order says what a user's later messages do while an earlier message waits for a retry or for
+	// a later time. With Relaxed, the default, the later messages overtake the earlier message.
+	// With Strict, the later messages wait for the earlier message.
 	Order Order
 
-	Window int // receivers per claim window; default push 1000, email 1000, sms 50
-	// Ahead is the number of claim windows that a partition may have open, default 16. It may open
-	// more if calls take a second or longer and the open windows of all partitions contain fewer
-	// receivers than InFlight. Otherwise a slow provider would get less work than it may get. So a
-	// crash leaves at most Ahead windows of a partition ambiguous, plus InFlight receivers if the
-	// provider is slow.
+	Window int // receivers per claim window; default: push and email 1,000, sms 50
+	// Ahead is the number of claim windows that a partition may normally have open, default 16. If
+	// calls take a second or longer on average, the partition may open more windows, as long as the
+	// open windows of all partitions contain at most InFlight receivers. Without these additional
+	// windows, a slow provider would get less work than InFlight allows. After a crash, at
+	// most Ahead windows of each partition are ambiguous. If the provider is slow, up to InFlight
+	// further receivers may be ambiguous.
 	Ahead    int `default:"16"`
-	InFlight int // addresses at the provider at once; default push 10,000, sms 500, email 16,000
+	InFlight int // most addresses at the provider at once; default: push 10,000, sms 500, email 16,000
 
 	MaxRetries int           `default:"3"`   // attempts after the first
-	Hold       time.Duration `default:"5s"`  // a longer wait goes to the timer store
-	BatchAge   time.Duration `default:"5s"`  // longest time that a mail waits for others with the same content; < 0: it does not wait
+	Hold       time.Duration `default:"5s"`  // longest wait in memory; a receiver that must wait longer goes to the timer store
+	BatchAge   time.Duration `default:"5s"`  // longest time that a mail waits for other mails with the same content; < 0: mails do not wait
 	CallLimit  time.Duration `default:"30s"` // time limit of a provider call
 	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
@@ -127,11 +131,12 @@ type Config struct {
 	// circuit breaker: "apns", "fcm", "twilio", "sendgrid".
 	Routes Routes
 	// Unknown lists the categories whose receivers become UNKNOWN after an ambiguous answer.
-	// Receivers of other categories are sent again. Default: marketing and digest by sms and email.
+	// After such an answer, receivers of other categories are called again. Default: marketing and
+	// digest for sms and email, none for push.
 	Unknown []notify.Category
 
 	Spread  func() notify.Spread // number of partitions of the lane's topic; nil: 1
-	Opening *Opening             // delays partitions that were added to the topic; nil: no partition is ever added
+	Opening *Opening             // delays the first use of partitions that were added to the topic; nil: partitions are never added
 
 	Log       Log
 	Status    engine.Status
@@ -145,16 +150,18 @@ type Config struct {
 	Campaigns *Campaigns // campaigns that are paused or have a rate; nil: none
 	Solo      *Solo      // shared by all workers of the process; nil: this worker has its own
 	Holds     Holds      // only for a strict lane
-	// ChunkIndexes returns the request indexes of the envelope that a row belongs to. It reads them from
-	// history or from the log. The worker calls it when a chunk is read again with other receivers.
+	// ChunkIndexes returns the receivers of the envelope that a row belongs to, by their index in
+	// the request. It reads the indexes from history or from the log. The worker calls it when a
+	// chunk is read again with other receivers.
 	ChunkIndexes func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
-	// HasOutcomesURL reports whether a caller is informed of every outcome, not only of failures. Such
-	// outcomes go to notifications-outcomes. The worker calls HasOutcomesURL for each finished envelope.
-	// nil: no caller is informed of every outcome.
+	// HasOutcomesURL reports whether a caller is informed of every outcome, not only of failures.
+	// For such a caller, the worker also writes the outcomes other than failures, to the topic
+	// notifications-outcomes. The worker calls HasOutcomesURL for each finished envelope. nil: no
+	// caller is informed of every outcome.
 	HasOutcomesURL func(caller string) bool
 	Events         Events
 	Logger         *slog.Logger  `default:"discard"`
-	Tracer         *trace.Tracer // nil: no spans are made; traceparents are carried anyway
+	Tracer         *trace.Tracer // nil: no spans are made, but traceparents are still passed on
 	MaxEnvelope    int           `default:"900000"` // largest derived record, in bytes
 }
 
@@ -162,11 +169,13 @@ type Config struct {
 // MaxRecords is the largest number of records of a partition that are not done. MaxPoll is the
 // approximate size of a poll. MaxRecords may be exceeded by up to one poll.
 //
-// A single needs a goroutine while it waits: 7 KB for an SMS, 18 KB for a claimed push. So 60,000
-// pushes of a stopped lane took 1.1 GB. With 4,000 records a partition they take a third of that,
-// and are delivered afterwards in the same CPU time. With lower limits, fewer mails could wait for
-// others with their content, and an otp message would be noticed only if fewer records were before
-// it. Chunks of a fan-out reach their limit in bytes long before MaxRecords.
+// An envelope with one receiver needs a goroutine while it waits: 7 KB for an SMS, 18 KB for a
+// claimed push. So 60,000 pushes of a stopped lane took 1.1 GB. With at most 4,000 records for each
+// partition, the pushes take a third of that memory, and their delivery afterwards takes the same
+// CPU time. A lower limit would have two disadvantages. Fewer mails could wait for other mails with
+// the same content. And the worker would read an otp message later, because fewer unfinished
+// records may precede it. Chunks of a fan-out reach the group's limit in bytes long before
+// MaxRecords.
 const (
 	MaxRecords = 4000
 	MaxPoll    = 1000
@@ -212,7 +221,7 @@ type Events struct {
 	// New reports envelopes that cannot have an outcome row yet, so the worker read no row for
 	// them.
 	New func(lane notify.Lane, envelopes int)
-	// Duplicate reports an envelope that had been finished before.
+	// Duplicate reports an envelope that was finished before, or whose first copy is in work now.
 	Duplicate func(lane notify.Lane, receivers int)
 	// Parked reports receivers put into the timer store.
 	Parked func(lane notify.Lane, receivers int)
@@ -233,6 +242,6 @@ type SettledInfo struct {
 	Count    int
 	States   [notify.States]int
 	Codes    map[string]int // number of receivers by code; nil if none has a code
-	Called   time.Duration  // time in the provider
-	Age      time.Duration  // time from acceptance to the provider call
+	Called   time.Duration  // time from the first provider call until all outcomes are known; 0: no call was made
+	Age      time.Duration  // time from acceptance to the first provider call
 }

@@ -17,17 +17,17 @@ import (
 const (
 	// deferredEvery is the pause between two counts of deferred receivers.
 	deferredEvery = 5 * time.Second
-	// deferredIdle bounds the cost of a count in a store with many timers. After each
-	// page the count sleeps nine times as long as the page took, so it uses at most a
-	// tenth of one processor.
+	// deferredIdle bounds the cost of a count in a store with many timers. After each page the count
+	// sleeps deferredIdle times as long as the page took. So it uses at most a tenth of one
+	// processor.
 	deferredIdle = 9
 	// deferredAhead is how far into the future a count reads timers. Workers defer by at most a day
 	// (quiet hours), and by at most an hour for a Retry-After.
 	deferredAhead = 48 * time.Hour
 	deferredPage  = 256 // rows
-	// deferredReasons is the largest number of reasons per topic. Codes of providers become labels
-	// of metrics, so their number must have a limit. All further reasons are added up as
-	// otherReasons.
+	// deferredReasons is the largest number of reasons per topic. A reason may be any code of a
+	// provider, and each reason becomes a label of a metric. So the number of reasons must have a
+	// limit. All further reasons are added up as otherReasons.
 	deferredReasons = 20
 	otherReasons    = "other"
 	unknownReason   = "unknown"
@@ -38,7 +38,7 @@ const (
 type Deferred struct {
 	Reason    string // code of the failure or of the wait
 	Receivers int64
-	Oldest    time.Time // when the oldest of their requests was accepted
+	Oldest    time.Time // when the oldest request of these receivers was accepted
 	Next      time.Time // when the first of the receivers is due
 }
 
@@ -46,13 +46,13 @@ type Deferred struct {
 type DeferredCount struct {
 	At time.Time // when the count began
 	// Topics contains the reasons of each topic. Reasons with more receivers are first. At the end
-	// are reasons with no receivers: an earlier count found them and this count did not. They stay
-	// in the list so that their metrics go to 0 instead of disappearing.
+	// are reasons with no receivers, which an earlier count found and this count did not find. These
+	// reasons stay in the list, so that their metrics go to 0 instead of disappearing.
 	Topics map[string][]Deferred
 }
 
-// DeferredCounter counts deferred receivers from the rows of the timer store. Only these rows
-// give the same result in every process and after a restart.
+// DeferredCounter counts deferred receivers from the rows of the timer store. A count of these rows
+// gives the same result in every process and after a restart. Counters in memory would not.
 type DeferredCounter struct {
 	Timers engine.Timers
 	Shards engine.Shards
@@ -76,7 +76,7 @@ func (d *DeferredCounter) Run(ctx context.Context) error {
 // Set replaces the last count by a count that another process made.
 func (d *DeferredCounter) Set(c DeferredCount) { d.last.Store(&c) }
 
-// Count counts the timers that are due between now and now + deferredAhead.
+// Count counts the receivers of timers that are due within deferredAhead after the time now.
 func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none DeferredCount, err error) {
 	sums := map[string]map[string]*Deferred{}
 	from := now.UnixMilli()
@@ -107,8 +107,8 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none Deferr
 }
 
 // countMinute adds the deferred envelopes of one timer partition to sums, by topic and reason. It
-// counts an envelope until the envelope is due. It does so even if a receipt or a cancellation has
-// settled the receivers, because the timer's row does not show that.
+// counts an envelope until the envelope is due. It also counts receivers that a receipt or a
+// cancellation has settled in the meantime, because the timer's row does not show that.
 func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartition, from int64, sums map[string]map[string]*Deferred) error {
 	until := p.Bucket*60_000 + 59_999
 	after := engine.TimerCursor{FireAt: from}
@@ -120,8 +120,8 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 		}
 		last := rows[len(rows)-1]
 		if slices.ContainsFunc(rows, func(t engine.Timer) bool { return isDeferred(&t) && len(t.Payload) == 0 }) {
-			// This store keeps payloads in another place. Read payloads only for pages that need
-			// them.
+			// This store keeps payloads in another place. Read the payloads only for pages that contain
+			// deferred envelopes.
 			if rows, err = timers.Scan(ctx, p, after, last.FireAt, len(rows)); err != nil {
 				return err
 			}
@@ -137,8 +137,8 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 	}
 }
 
-// isDeferred reports whether a timer is an envelope that a worker has deferred. An envelope of a
-// schedule has a head. A trigger has another Kind.
+// isDeferred reports whether a timer is an envelope that a worker has deferred. Other timers differ:
+// the timer of a scheduled envelope has a Head, and the timer of a trigger has another Kind.
 func isDeferred(t *engine.Timer) bool { return t.Kind == timer.KindEnvelope && t.Head.IsZero() }
 
 func addDeferred(sums map[string]map[string]*Deferred, t *engine.Timer) {
@@ -172,8 +172,9 @@ func addReason(reasons map[string]*Deferred, d Deferred) {
 	}
 }
 
-// largestReasons sorts reasons by their number of receivers, largest first. If there are more than
-// deferredReasons, it adds up the smallest as otherReasons, so that deferredReasons remain.
+// largestReasons sorts reasons by their number of receivers, largest first. It returns at most
+// deferredReasons entries. If there are more reasons, the last entry is otherReasons and contains the
+// sum of the smallest reasons.
 func largestReasons(reasons map[string]*Deferred) []Deferred {
 	out := make([]Deferred, 0, len(reasons))
 	for _, d := range reasons {
@@ -193,11 +194,11 @@ func largestReasons(reasons map[string]*Deferred) []Deferred {
 	return append(out[:deferredReasons-1], *rest[otherReasons])
 }
 
-// keepZero adds to c the reasons of an earlier count that c does not have, with no receivers. A
-// topic has at most twice deferredReasons.
-func (c *DeferredCount) keepZero(was *DeferredCount) {
-	for topic, earlier := range was.Topics {
-		for _, d := range earlier {
+// keepZero adds to c, with 0 receivers, the reasons of the earlier count that c does not contain. A
+// topic gets at most twice deferredReasons reasons.
+func (c *DeferredCount) keepZero(earlier *DeferredCount) {
+	for topic, reasons := range earlier.Topics {
+		for _, d := range reasons {
 			now := c.Topics[topic]
 			if len(now) < 2*deferredReasons && !slices.ContainsFunc(now, func(n Deferred) bool { return n.Reason == d.Reason }) {
 				c.Topics[topic] = append(now, Deferred{Reason: d.Reason, Oldest: c.At, Next: c.At})
@@ -206,7 +207,8 @@ func (c *DeferredCount) keepZero(was *DeferredCount) {
 	}
 }
 
-// OfTopic returns the deferred receivers of a topic by reason, or nil before the first count.
+// OfTopic returns the deferred receivers of a topic, one Deferred for each reason. It returns nil
+// before the first count.
 func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	c := d.last.Load()
 	if c == nil {
@@ -215,8 +217,9 @@ func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	return slices.DeleteFunc(append([]Deferred{}, c.Topics[topic]...), func(d Deferred) bool { return d.Receivers == 0 })
 }
 
-// OfLane returns the deferred receivers of a lane by reason, and when the count began. It includes
-// reasons with no receivers; see DeferredCount. ok is false before the first count.
+// OfLane returns the deferred receivers of a lane by reason, and the time at which the count began.
+// The result includes reasons with no receivers; see DeferredCount. ok is false before the first
+// count.
 func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, at time.Time, ok bool) {
 	c := d.last.Load()
 	if c == nil {

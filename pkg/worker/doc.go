@@ -9,33 +9,37 @@
 //	                   and drop the envelope
 //	job.handOutWindows per window of receivers:
 //	  budget           at most Ahead windows of a partition wait or run, otp first;
-//	                   half of them for envelopes that wait for earlier envelopes;
-//	                   more while the provider is slow
-//	  claim            the outcome row with a greater StartedUpTo, durable (committer)
+//	                   at most half of these windows belong to envelopes that wait
+//	                   for earlier envelopes; while the provider is slow, a partition
+//	                   may have more than Ahead windows
+//	  claim            write the outcome row with a greater StartedUpTo, and wait until
+//	                   the row is durable (committer)
 //	  order            wait until earlier envelopes of the same users have results
-//	  capacity         at most InFlight addresses at the provider, otp first. SMS,
-//	                   and a provider with a rate (Rated), claim after this step:
-//	                   a window is then as large as what may be called now (admit.go)
+//	  capacity         at most InFlight addresses at the provider, otp first. SMS
+//	                   lanes and lanes with a Rated provider claim after this step.
+//	                   Their windows contain only receivers that may be called now
+//	                   (admit.go)
 //	  decide           cancelled? expired? opted out? quiet? addresses? breaker?
 //	  Send             call the provider; turn every answer into an outcome
-//	job.finish         the outcome row with Done, durable; then everything that
-//	                   remains to do: retries to the -dlq topic, waits to the timer
-//	                   store, failures to notifications-failed, all acknowledged;
-//	                   then the record is marked as done
+//	job.finish         write the outcome row with Done, and wait until it is durable;
+//	                   then write retries to the -dlq topic, waits to the timer store
+//	                   and failures to notifications-failed; when all of these are
+//	                   acknowledged, mark the record as done
 //
 // So a crash at any moment leaves one of three states:
 //
 //   - Nothing was written. The record is read again and handled as new.
 //   - A claim was written. The receivers between DoneUpTo and StartedUpTo are ambiguous; see
 //     job.resumeFromRow.
-//   - A finished row was written. The same records are derived from it again under the same keys.
-//     Their readers drop them as duplicates.
+//   - A finished row was written. After a restart, the worker derives the same records from the
+//     row again, under the same keys. If some of these records were written before the crash, the
+//     readers drop the second copies as duplicates.
 //
-// Preferences are checked only after the claim, right before the call, because only this check
-// shows the user's current choice.
+// Preferences are checked only after the claim, right before the call, because an earlier check
+// could miss a change that the user has made in the meantime.
 //
 // Goroutines: the consumer group calls partition.Handle from one goroutine per partition. Each job
-// runs in a goroutine of its own. Each window of a job with several windows also has its own
-// goroutine. Drain ends these goroutines; see partition.go. Start reading at partition.accept and
-// handout.go.
+// runs in a goroutine of its own. If a job has several windows, each window also has its own
+// goroutine. Drain ends the goroutines of jobs and windows; see partition.go. Start reading at
+// partition.accept and handout.go.
 package worker

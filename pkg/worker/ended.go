@@ -7,14 +7,15 @@ import (
 )
 
 // endedReceiver returns how a receiver of a category ended, from the outcomes of its addresses. ok
-// is false if the receiver is deferred, or if the feed of failures reports it. before means that an
-// earlier attempt reached another address of the receiver. This row does not show that address.
-func endedReceiver(cat notify.Category, ex []notify.Exception, before bool) (r notify.EndedReceiver, ok bool) {
+// is false if the receiver is deferred, or if the feed of failures reports the receiver.
+// reachedEarlier means that an earlier attempt reached another address of the receiver. The outcomes
+// in ex do not include that address.
+func endedReceiver(cat notify.Category, ex []notify.Exception, reachedEarlier bool) (r notify.EndedReceiver, ok bool) {
 	x := bestOutcome(ex)
-	if x.State == notify.Deferred || x.State.InFailedFeed(cat) && !before {
+	if x.State == notify.Deferred || x.State.InFailedFeed(cat) && !reachedEarlier {
 		return r, false
 	}
-	return notify.EndedReceiver{Status: x.State.String(), Code: x.Code, Provider: x.Provider, Look: before}, true
+	return notify.EndedReceiver{Status: x.State.String(), Code: x.Code, Provider: x.Provider, Look: reachedEarlier}, true
 }
 
 // bestOutcome returns the outcome of a receiver from the outcomes of its addresses. If one address

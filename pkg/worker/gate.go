@@ -8,10 +8,10 @@ import (
 
 // Gate stops a lane before its claims. While the gate is shut, nothing is claimed or called. Calls
 // in flight end, polled records wait within their limits, and the log buffers later records. The
-// zero value is open. It is safe for concurrent use.
+// zero value is open. A Gate is safe for concurrent use.
 type Gate struct {
 	mu   sync.Mutex
-	open chan struct{} // nil: the gate is open; otherwise closed when it opens
+	open chan struct{} // nil: the gate is open; otherwise the channel is closed when the gate opens
 }
 
 // Set shuts or opens the gate.

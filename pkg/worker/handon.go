@@ -17,8 +17,8 @@ import (
 )
 
 // handOn sends what remains to do after a finished row: retries and failures to the log, waits to
-// the timer store. It uses only the row and the envelope. So a repeat after a crash sends the same
-// records and timers under the same keys.
+// the timer store. What it sends depends only on the row and the envelope. So a repeat after a crash
+// sends the same records and timers under the same keys.
 func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	// Add the holds first. Otherwise a receiver whose record is sent below could end and remove its
 	// hold before updateHolds adds the hold.
@@ -67,9 +67,10 @@ type handOnGroup struct {
 type groupKey struct {
 	retry       bool
 	wake        int64
-	causePrefix string // what the cause says of earlier calls: "", causeCalled, or causeMaybe with doubtMarks
+	causePrefix string // says which earlier calls were made: "", causeCalled, or causeMaybe with doubtMarks
 	// If ownSlot is true, wake is the receiver's own slot in a campaign with a rate. If ownSlot is
-	// false, the receiver has no slot yet and asks for one at wake.
+	// false, the receiver has no such slot. If its campaign has a rate, the receiver asks for a slot
+	// at the time wake.
 	ownSlot bool
 }
 
@@ -132,7 +133,7 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 				// wake times.
 				receiverKey.retry = receiverKey.retry || x.Retry
 				receiverKey.wake = max(receiverKey.wake, x.Wake)
-				receiverKey.causePrefix = max(receiverKey.causePrefix, causePrefix(e, x)) // "" < called: < maybe: < maybe:~
+				receiverKey.causePrefix = max(receiverKey.causePrefix, causePrefix(e, x)) // as strings, "" < "called:" < "maybe:" < "maybe:~"
 				code = x.Code
 				receiverKey.ownSlot = code == codeCampaignRate
 			}
@@ -166,9 +167,9 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 	return recs, timers, parked
 }
 
-// failedTargets returns an address field that contains the addresses to try again. It also contains
-// the position, without the address, of each address that was reached or may have been reached. The
-// last attempt needs these positions to know that the receiver has not failed.
+// failedTargets returns an address field that contains the addresses to try again. For each address
+// that was reached or may have been reached, the field contains only the address's number (Addr).
+// The last attempt needs these numbers to know that the receiver has not failed.
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
@@ -203,8 +204,8 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 	return notify.AppendTargets(nil, on)
 }
 
-// causePrefix returns the prefix of a derived envelope's cause: what is known about the calls made
-// so far.
+// causePrefix returns the prefix of a derived envelope's cause. The prefix says what is known about
+// the calls made so far: the calls of e, and the call with the outcome x.
 func causePrefix(e *notify.Envelope, x *notify.Exception) string {
 	n := doubtCount(e.Cause)
 	switch {
@@ -241,7 +242,7 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 		class, calls = notify.FailureUndeliverable, earlier
 	case notify.ClassReceipt: // a receipt reported the failure of an earlier call
 		class, calls = notify.ClassPermanent.String(), max(earlier, 1)
-	case notify.ClassAmbiguous: // a panic; class ambiguous is used only for UNKNOWN
+	case notify.ClassAmbiguous: // FAILED after a panic; only UNKNOWN gets the class ambiguous, below
 		class = notify.FailureUndeliverable
 	}
 	if x.State == notify.Unknown {
@@ -259,8 +260,8 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
 }
 
-// countResent counts a receiver that may get the message twice. The provider may have processed the
-// call before, and the receiver is called again.
+// countResent counts a receiver that may get the message twice: the provider may have processed an
+// earlier call, and the receiver is called again.
 func (j *job) countResent() {
 	j.mu.Lock()
 	j.resent++
@@ -314,13 +315,15 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 //   - Before a call, when the envelope has its turn: if another notification is at the head of the
 //     user's queue, the receiver is deferred and joins the queue.
 //   - A receiver with a deferred outcome joins the queue or keeps its place. A receiver with any
-//     other outcome leaves the queue. This change is durable before handOn sends the outcome,
-//     because the envelope that it sends may end the wait. It is also durable before the record is
-//     marked as done and before the next envelope gets its turn.
+//     other outcome leaves the queue.
+//   - Each change of a queue is durable before handOn sends the receiver's next envelope. Otherwise
+//     the receiver could end and leave the queue before it has joined the queue.
+//   - Each change is also durable before the record is marked as done, and before the next envelope
+//     gets its turn.
 //
 // The queues are durable because no other data shows whether a message of a user waits: rows are
-// found by chunk, timers by time. A crash before the record is marked as done repeats handOn,
-// possibly after the receivers have ended; see dropStaleHolds.
+// found by chunk, timers by time. After a crash before the record is marked as done, handOn is
+// repeated. By then the receivers may have ended already; see dropStaleHolds.
 
 // updateHolds makes the queues match a finished row.
 func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
@@ -355,7 +358,7 @@ func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
 }
 
 // dropStaleHolds removes the holds that a repeated handOn added for receivers that had already
-// ended. It reads the rows after the holds were added. So a receiver that ends after this read
+// ended. It reads the rows after handOn has added the holds. So a receiver that ends after this read
 // removes its own hold.
 func (j *job) dropStaleHolds(ctx context.Context, row *notify.Row) error {
 	cfg := &j.p.w.cfg

@@ -26,18 +26,19 @@ func (j *job) runPosition(pos uint32) bool {
 	return j.reserveWindow(w) && j.claimAndRun([]*window{w}, runHere)
 }
 
-// windowsFrom returns the next windows of a job. It waits until the first window has budget. It
-// adds further windows while budget is free at once. Windows that are claimed together need only
-// one write of the row; a write took a twentieth of the time of a window of 1,000. Positions below
-// the parameter again are claimed apart from later positions. It returns false if the partition is
-// being drained.
-func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
-	for from < j.env.Count {
-		hi := min((from/size+1)*size, j.env.Count)
-		if from < again {
-			hi = min(hi, again)
+// windowsFrom returns the next windows of a job, beginning at position start. A window has at most
+// size receivers. windowsFrom waits until the first window has budget, and adds further windows
+// while they get budget without waiting. Windows that are claimed together need only one write of
+// the row; a write took a twentieth of the time of a window of 1,000 receivers. Positions below
+// resumedTo were started before. They are claimed apart from later positions, so the returned
+// windows do not cross resumedTo. windowsFrom returns false if the partition is being drained.
+func (j *job) windowsFrom(start, resumedTo, size uint32) (ws []*window, ok bool) {
+	for start < j.env.Count {
+		hi := min((start/size+1)*size, j.env.Count)
+		if start < resumedTo {
+			hi = min(hi, resumedTo)
 		}
-		w := j.newWindow(from, hi)
+		w := j.newWindow(start, hi)
 		if len(ws) == 0 {
 			if !j.reserveWindow(w) {
 				return nil, false
@@ -46,7 +47,7 @@ func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
 			break
 		}
 		ws = append(ws, w)
-		if from = hi; from == again {
+		if start = hi; start == resumedTo {
 			break
 		}
 	}
@@ -67,8 +68,8 @@ func (j *job) claimAndRun(ws []*window, where runWhere) bool {
 			p.budget.release(w.budget)
 		}
 	}
-	// Enter the Solo here, so that the windows of a job enter in their order. So in a drain the
-	// called windows of a job are always its first windows.
+	// Enter the Solo here, so that the windows of a job enter in their order. Then, in a drain, the
+	// windows that were called are always the first windows of the job.
 	if p.w.cfg.Solo.enter(p.untilDrain) != nil {
 		giveBack()
 		return false
@@ -111,8 +112,9 @@ func (j *job) callInTurn(w *window) {
 	p.w.runWindow([]*window{w}, nil, noPass)
 }
 
-// reserveWindow waits until a window has its budget, the gate is open and a route works. It
-// returns false if the partition is being drained.
+// reserveWindow waits until a window has its budget, the gate is open and a route works. It also
+// returns true when the envelope has expired, so that its receivers can be ended. It returns false
+// if the partition is being drained.
 func (j *job) reserveWindow(w *window) bool {
 	p := j.p
 	var err error
@@ -149,9 +151,9 @@ func (j *job) tryReserve(w *window) (ok bool) {
 }
 
 // reserveBudget acquires n receivers of the partition's budget for a window of j. Until j has its
-// turn, it may only use the half that is reserved for jobs without a turn. Otherwise jobs that wait
-// for an earlier envelope could use up the budget that the earlier envelope needs, and the
-// partition would never continue. The earliest envelopes are served first.
+// turn, its windows may use only half of the budget (p.early). Otherwise jobs that wait for an
+// earlier envelope could use up the budget that the earlier envelope needs, and the partition would
+// never continue. Among the waiting jobs, the job of the earliest envelope is served first.
 func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) {
 	if j.turn != nil && !j.turn.hasCome() {
 		if p.early.size < n {
@@ -168,9 +170,9 @@ func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) 
 	return budget, early, err
 }
 
-// waitTurn waits until all earlier envelopes have results. It returns false if the
-// partition is drained first. Then no later window of the job is called, so that the called windows
-// are always the first windows of the job.
+// waitTurn waits for the job's turn, that is, until the earlier envelopes that the job must wait for
+// have results. It returns false if the partition is drained first. Then no later window of the job
+// is called, so that the called windows are always the first windows of the job.
 func (j *job) waitTurn() bool {
 	if j.turn == nil {
 		return true
@@ -225,8 +227,8 @@ func (w *window) handOver() {
 	}
 }
 
-// handOutWindows starts the windows of a job that are not done yet. If alone is true, it first
-// calls the receivers that were started too often, in solo runs (see runSolo).
+// handOutWindows starts the windows of a job, from the first position without an outcome. If alone
+// is true, it first calls the receivers that were started too often, in solo runs (see runSolo).
 func (j *job) handOutWindows(alone bool) {
 	p, cfg := j.p, &j.p.w.cfg
 	if cfg.Role == Retries && !p.w.waitDue(j) {
@@ -254,8 +256,8 @@ func (j *job) handOutWindows(alone bool) {
 	if p.mailbox != nil && j.env.Category.Critical() {
 		p.mailbox.releaseHeld(j)
 	}
-	// After a panic the receivers run in windows of one. So only the receiver that causes the panic
-	// loses attempts.
+	// If an earlier call of these receivers panicked, each receiver gets a window of its own. So only
+	// the receiver that causes the panic loses attempts.
 	size := uint32(cfg.Window)
 	if strings.HasSuffix(j.env.Cause, codePanic) {
 		size = 1
@@ -297,8 +299,8 @@ func (j *job) readerAt(pos uint32) notify.ReceiverReader {
 	return m.rd
 }
 
-// endWithoutCall settles the receivers that have no outcome yet, without calling them, and reports
-// them. It returns false if the partition is gone.
+// endWithoutCall settles the receivers that have no outcome yet, without calling them. It reports
+// their outcomes to Events.Settled. It returns false if the partition is gone.
 func (j *job) endWithoutCall(s notify.State, code string) bool {
 	j.mu.Lock()
 	from := j.doneTo
@@ -328,17 +330,18 @@ func (j *job) endWithoutCall(s notify.State, code string) bool {
 	return true
 }
 
-// deliveredByReceipt returns, by position, the receivers in [from, to) that were called before and
-// that a receipt reports as delivered. The function which selects the positions to check.
-func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (map[uint32]notify.Exception, error) {
-	if j.env.Channel == notify.Push || !j.calledBefore(from) { // push has no receipts
+// deliveredByReceipt returns, by position, the outcomes of receivers that were called before and
+// that a receipt reports as delivered. It checks the positions in [lo, hi) for which isSelected
+// returns true.
+func (j *job) deliveredByReceipt(lo, hi uint32, isSelected func(pos uint32) bool) (map[uint32]notify.Exception, error) {
+	if j.env.Channel == notify.Push || !j.calledBefore(lo) { // push has no receipts
 		return nil, nil
 	}
 	var keys []notify.RowKey
-	var positions []uint32 // by key: the position of its receiver
+	var positions []uint32 // by index in keys: the position of the key's receiver
 	rd, rec := notify.ReadReceivers(j.env.Receivers), notify.Receiver{}
-	for pos := uint32(0); pos < to && rd.Next(&rec); pos++ {
-		if pos < from || !j.calledBefore(pos) || !which(pos) {
+	for pos := uint32(0); pos < hi && rd.Next(&rec); pos++ {
+		if pos < lo || !j.calledBefore(pos) || !isSelected(pos) {
 			continue
 		}
 		targets, _ := notify.Targets(nil, rec.Address) // an error or no target: the receiver has one address, from its profile
@@ -365,8 +368,9 @@ func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (
 	return delivered, nil
 }
 
-// stateWithoutCall returns the state and code of a receiver that ends without a further call.
-// EXPIRED, SUPPRESSED and CANCELLED are used only if the receiver was never called.
+// stateWithoutCall returns the state and code of a receiver that ends without a further call. s is
+// EXPIRED, SUPPRESSED or CANCELLED. The receiver gets the state s only if it was never called.
+// Otherwise it gets UNKNOWN if the provider may have processed a call, and FAILED if not.
 func (j *job) stateWithoutCall(pos uint32, s notify.State, code string) (notify.State, string) {
 	e := &j.env
 	switch {
@@ -380,11 +384,11 @@ func (j *job) stateWithoutCall(pos uint32, s notify.State, code string) (notify.
 	return notify.Failed, code
 }
 
-// admitAndCall calls the provider for the receivers of a job in [from, to). It splits them into
-// windows. Each window contains as many receivers as may be called now, and is claimed right before
-// its call. The windows are claimed in order, so that a claim never covers receivers that still
-// wait. It returns false if the partition is being drained. Then the next owner calls the receivers
-// that were not claimed.
+// admitAndCall calls the provider for the receivers of a job at positions in [from, to). It splits
+// the receivers into windows. Each window contains as many receivers as may be called now, and is
+// claimed right before its call. The windows are claimed in order, so that a claim never covers
+// receivers that still wait. admitAndCall returns false if the partition is being drained. Then the
+// next owner calls the receivers that were not claimed.
 func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 	p := j.p
 	for from < to {
@@ -428,8 +432,9 @@ func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 	return p.untilDrain.Err() == nil
 }
 
-// calledBefore reports whether an earlier call may have been made for a receiver, with any result.
-// A receipt can show that the provider processed a call although it answered with an error.
+// calledBefore reports whether an earlier call may have been made for a receiver. The result of the
+// call does not matter: a receipt can show that the provider processed a call although the provider
+// answered with an error.
 func (j *job) calledBefore(pos uint32) bool {
 	e := &j.env
 	return pos < j.resumedTo || e.Attempt > 0 || strings.HasPrefix(e.Cause, causeCalled) || strings.HasPrefix(e.Cause, causeMaybe)

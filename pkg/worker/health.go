@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Health contains the state of the providers that a process uses. Each route has a circuit breaker and
-// a time until which it is blocked. Both lanes of a channel, in both roles, share one Health. It is
-// safe for concurrent use.
+// Health contains the state of the providers that a process uses. Each route has a circuit breaker,
+// and a time until which the route is blocked. Both lanes of a channel, in both roles, share one
+// Health. A Health is safe for concurrent use.
 type Health struct {
 	cfg limit.BreakerConfig
 	log *slog.Logger
@@ -21,13 +21,13 @@ type Health struct {
 	mu       sync.Mutex // guards the fields below and every routeHealth
 	routes   map[string]*routeHealth
 	troubled int           // number of routes that are blocked or whose breaker is not closed
-	change   chan struct{} // closed and replaced when a route becomes well or stops being well
+	change   chan struct{} // when a route becomes well or stops being well, this channel is closed and replaced by a new one
 }
 
 type routeHealth struct {
 	breaker *limit.Breaker
-	blocked time.Time
-	refused time.Time     // when the current block began
+	blocked time.Time     // when the last block ends or ended
+	refused time.Time     // when the last block began
 	well    bool          // the breaker is closed and the route is not blocked
 	last    notify.Result // the last answer that counted against the route
 }
@@ -75,8 +75,8 @@ func (h *Health) allClosed(rs *Routes) bool {
 }
 
 // allow asks for permission to make one call on a route. The call is a probe if the breaker is not
-// closed. If the call is not allowed now, at says when to ask again.
-func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time) {
+// closed. If the call is not allowed now, retryAt is the time at which to ask again.
+func (h *Health) allow(name string, now time.Time) (ok, probe bool, retryAt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
@@ -85,15 +85,15 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time
 		return false, false, h.reopensAtLocked(r, now)
 	}
 	trouble := s.State != limit.Closed
-	ok, at = r.breaker.Allow(now)
-	return ok, ok && trouble, at
+	ok, retryAt = r.breaker.Allow(now)
+	return ok, ok && trouble, retryAt
 }
 
 // report counts the same answer for n items in their route's breaker. It returns whether the
-// breaker is now closed. last means that the item has no attempt left. Then a failure opens the
-// breaker, unless another call succeeded shortly before. So the item waits until an outage is over
-// and does not end as failed.
-func (h *Health) report(name string, res *notify.Result, n int, last bool, now time.Time) (closed bool) {
+// breaker is now closed. lastAttempt means that the item has no attempt left. Then a failure opens
+// the breaker, unless another call succeeded shortly before. When the breaker is open, the item
+// waits until the outage is over instead of ending as failed.
+func (h *Health) report(name string, res *notify.Result, n int, lastAttempt bool, now time.Time) (closed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
@@ -111,18 +111,18 @@ func (h *Health) report(name string, res *notify.Result, n int, last bool, now t
 	was := r.breaker.State(now).State
 	outcome := limit.OutcomeOf(res.Class)
 	r.breaker.ReportN(now, outcome, n)
-	if last && outcome == limit.Unhealthy {
+	if lastAttempt && outcome == limit.Unhealthy {
 		r.breaker.OpenWithoutSuccess(now)
 	}
 	h.judgeLocked(r, now)
 	is := r.breaker.State(now)
 	if is.State != was && (was == limit.Closed || is.State == limit.Closed) {
-		h.log.Warn("circuit "+is.State.String(), "route", name, "reason", is.Reason.String(), "code", res.Code)
+		h.log.Warn("the circuit of a route is now "+is.State.String(), "route", name, "reason", is.Reason.String(), "code", res.Code)
 	}
 	return is.State == limit.Closed
 }
 
-// works reports whether the route may be called for more than a probe.
+// works reports whether calls other than probes may be made on the route.
 func (r *routeHealth) works(now time.Time) bool {
 	return r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
 }
@@ -148,12 +148,12 @@ func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 const codeHeld = "circuit_held"
 
 // heldLook is the longest time until a held route is checked again. When the operator ends the
-// hold, receivers that wait in memory continue at once. Deferred receivers are checked after at
-// most heldLook.
+// hold, receivers that wait in memory continue at once. Deferred receivers continue after at most
+// heldLook.
 const heldLook = time.Minute
 
-// Hold stops all calls to a route until Hold is called with the zero time. since is when the
-// hold began. It returns whether the call changed anything.
+// Hold stops all calls to a route until Hold is called with the zero time. since is the time at which
+// the operator began the hold. Hold returns false if the route was in the wanted state already.
 func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -170,14 +170,14 @@ func (h *Health) Hold(name string, since time.Time) bool {
 	return true
 }
 
-// reopensAt returns when a route may be tried again.
+// reopensAt returns the time at which a route may be tried again.
 func (h *Health) reopensAt(name string, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.reopensAtLocked(h.routeLocked(name), now)
 }
 
-// reopensAtLocked returns when a route may be tried again. The caller holds mu.
+// reopensAtLocked returns the time at which a route may be tried again. The caller holds mu.
 func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	s := r.breaker.State(now)
 	at := s.Until
@@ -190,7 +190,7 @@ func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	return at
 }
 
-// otherOpen reports whether a route of the lane other than number n works now.
+// otherOpen reports whether a route of the lane works now, not counting the route with index n.
 func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -202,8 +202,8 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	return false
 }
 
-// earliestRetry returns when the first route of the lane may be tried, or now if a route may be
-// tried now.
+// earliestRetry returns the earliest time at which a route of the lane may be tried. If a route may be
+// tried already, it returns the time now.
 func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -226,8 +226,9 @@ func (h *Health) anyReady(rs *Routes) bool {
 }
 
 // waitReady delays a window, before its claim, while every route of the lane is shut. During that
-// time the lane stops and the log buffers its records. waitReady returns true when a route works,
-// or when the window expires and must be dropped. It returns false if ctx has ended.
+// time the lane stops and the log buffers its records. waitReady returns true when a route may be
+// tried. It also returns true when the window expires, so that the caller can end its receivers. It
+// returns false if ctx has ended.
 func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool {
 	for {
 		if h.allClosed(rs) {
@@ -280,9 +281,9 @@ func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// StoppedBy returns why a lane is stopped, that is, why none of its routes may be called at now. The
-// returned circuit is the circuit of the route that may be tried first. ok is false if a route
-// works.
+// StoppedBy returns why a lane is stopped at the time now, that is, why none of its routes may be
+// called. It returns the circuit of the route that may be tried first. ok is false if the lane is not
+// stopped.
 func (h *Health) StoppedBy(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -304,7 +305,7 @@ type Circuit struct {
 	Route   string    `json:"route"`
 	State   string    `json:"state"`
 	Reason  string    `json:"reason,omitempty"`
-	Since   time.Time `json:"since,omitzero"` // since when calls are delayed; zero: they are not
+	Since   time.Time `json:"since,omitzero"` // when the delay of calls began; zero: calls are not delayed
 	Blocked time.Time `json:"blocked_until,omitzero"`
 	RetryAt time.Time `json:"retry_at,omitzero"`
 	// Account and Code are from the last answer that counted against the route. They are set while

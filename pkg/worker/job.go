@@ -20,26 +20,26 @@ type job struct {
 	turn *orderTurn // the envelope's place in the order of the partition; nil: order does not matter
 
 	index        []uint32     // request index by position; only for derived envelopes
-	windowStarts []columnMark // by window: its first position and a reader there
+	windowStarts []columnMark // by window: its first position, and a reader at that position
 
 	// commitOrder is held from the snapshot of a row until the row is in the committer's queue.
 	// Otherwise an older snapshot could be written after a newer one.
 	commitOrder sync.Mutex
 
 	mu         sync.Mutex // guards the fields below
-	settled    []byte     // by position: 1 if it has its outcome
+	settled    []byte     // by position: 1 if the receiver has its outcome
 	startedTo  uint32
 	doneTo     uint32
-	resumedTo  uint32   // positions below this were started by a process that died
+	resumedTo  uint32   // positions below resumedTo were started by a process that died
 	starts     uint16   // how often the positions below resumedTo were started, including this time
 	resumedRow struct { // values that the row had when the job resumed from it
 		starts uint16
 		doneTo uint32
 	}
-	claimedAny     bool // this owner has claimed something
+	claimedAny     bool // this owner has claimed at least one window
 	resent         uint32
 	defaultOutcome notify.Exception   // the first outcome that several positions can share
-	exceptions     []notify.Exception // unsorted
+	exceptions     []notify.Exception // outcomes other than defaultOutcome, unsorted
 	shownWait      notify.Exception   // what the started receivers wait for; State None: nothing
 	windows        int                // number of windows that have not finished
 	fate           jobFate
@@ -52,7 +52,8 @@ type columnMark struct {
 	rd  notify.ReceiverReader
 }
 
-// jobFate says whether this owner of the partition calls a job or the next owner does.
+// jobFate says which owner of the partition calls the receivers of a job: this owner or the next
+// owner.
 type jobFate uint8
 
 const (
@@ -66,7 +67,8 @@ type window struct {
 	job    *job
 	lo, hi uint32
 	rd     notify.ReceiverReader // is at position lo
-	// The window's share of the partition's quotas budget and early, in receivers.
+	// budget and early are the window's shares of the partition's quotas of the same names, in
+	// receivers.
 	budget, early int
 }
 
@@ -106,9 +108,9 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 }
 
 // resumeFromRow continues from the row that an earlier start of the same envelope left. Outcomes of
-// positions below DoneUpTo are final. Receivers between DoneUpTo and StartedUpTo are ambiguous. It
-// returns true if the ambiguous receivers were started too often. Then they need solo runs, which
-// find the receiver that kills the process.
+// positions below DoneUpTo are final. Receivers between DoneUpTo and StartedUpTo are ambiguous.
+// alone is true if the ambiguous receivers were started too often. Then the receivers need solo
+// runs, which find the receiver that kills the process.
 func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
@@ -130,9 +132,9 @@ func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	}
 	first := cfg.firstSolo()
 	switch {
-	case row.Starts == first: // all receivers except the last run's were counted when the solo runs began
+	case row.Starts == first: // count only the receivers of the last run; the others were counted when the solo runs began
 		open = min(open, maxSoloRun)
-	case row.Starts > first: // only one receiver was called; later receivers were counted before
+	case row.Starts > first: // the last run had only one receiver; count only that receiver, the others were counted before
 		open = 1
 	}
 	if f := cfg.Events.Resumed; f != nil && open > 0 {
@@ -140,7 +142,7 @@ func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	}
 	switch {
 	case row.Starts >= first+uint16(cfg.MaxStarts):
-		// The process called only this receiver, and died each time.
+		// The process called only the receiver at DoneUpTo, MaxStarts times, and died each time.
 		j.failKiller(row.DoneUpTo)
 		j.starts, j.resumedRow.starts = first, first
 		alone = true
@@ -186,8 +188,9 @@ func (j *job) snapshotLocked() notify.Row {
 	return row
 }
 
-// settleLocked records an outcome of a position. The first outcome that several positions can share
-// becomes the default outcome. The caller holds mu.
+// settleLocked records an outcome of a position. An outcome without a provider id, and for a
+// receiver with one address, can be shared by several positions. The first such outcome becomes the
+// default outcome. The caller holds mu.
 func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.settled[pos] = 1
 	x.Pos = pos
@@ -230,10 +233,10 @@ func (j *job) claim(w *window) error {
 	})
 }
 
-// commit makes the row that snapshot returns durable. It calls snapshot with mu held. If commit
-// returns nil, the row was durable before the group could give the partition to another member. So
-// the caller may make the calls that the row claims, or send what remains to do after a finished
-// row.
+// commit makes the row that snapshot returns durable. It calls snapshot with mu held. If ok is false,
+// commit writes nothing and returns nil. If commit returns nil after a write, the row was durable
+// before the group could give the partition to another member. So the caller may make the calls that
+// the row claims, or send what remains to do after a finished row.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
 	if err := log.AwaitOwnership(ctx); err != nil {
@@ -269,11 +272,12 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 }
 
-// takeBackClaims writes the progress of a job that a drain leaves to the next owner, without the
-// unused claims. Windows that were called have been settled; other windows were not called. So
-// for the next owner the same receivers are ambiguous as for this owner, and no others. A stop is
-// not a death of the process, so it does not count as a start. Drain calls takeBackClaims when no
-// goroutine of the partition runs any more. Answers are dropped only after the partition's context
+// takeBackClaims writes the progress of a job that a drain leaves to the next owner. The written row
+// does not contain the claims of windows that were not called. All windows that were called have
+// their outcomes. So only receivers that were ambiguous when this owner resumed the job are
+// ambiguous for the next owner. A stop is not a death of the process, so it does not count as a
+// start. Drain calls takeBackClaims when no goroutine of the partition runs any more. If answers of
+// calls were dropped, the claims must stay. Answers are dropped only after the partition's context
 // has ended, and then Commit writes nothing.
 func (j *job) takeBackClaims() {
 	// An error means that the partition is gone. Then the claims stay in the row.
@@ -284,8 +288,9 @@ func (j *job) takeBackClaims() {
 	})
 }
 
-// finishWindow merges a window's outcomes into the job. It returns true if this was the last open
-// window of the job.
+// finishWindow merges a window's outcomes into the job. def is the default outcome of the window. plain
+// contains, for each position from lo, 1 if the receiver has the outcome def. ex contains the other
+// outcomes. finishWindow returns true if the window was the last open window of the job.
 func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
 	if j.defaultOutcome.State == notify.None && def.State != notify.None {
@@ -316,8 +321,8 @@ func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []n
 	return last
 }
 
-// allHandedOut notes that every window of the job has been made. It finishes the job if all of them
-// have ended.
+// allHandedOut notes that every window of the job has been made. If all windows have ended already,
+// it finishes the job.
 func (j *job) allHandedOut() {
 	j.mu.Lock()
 	j.allMade = true
@@ -328,8 +333,8 @@ func (j *job) allHandedOut() {
 	}
 }
 
-// finish commits the finished row, sends what remains to do, and marks the record as done. It runs
-// in the goroutine of the window that ends last.
+// finish commits the finished row, sends what remains to do (see handOn), and marks the record as
+// done. It runs in the goroutine of the window that ends last.
 func (j *job) finish() {
 	if j.p.w.cfg.Order == Relaxed {
 		j.p.leaveOrder(j)
@@ -361,8 +366,8 @@ func (j *job) finish() {
 }
 
 // chooseDefaultLocked makes the most frequent exception the default outcome if most receivers have
-// it. The first window set the default, but its result may differ from the result of most windows.
-// The caller holds mu.
+// it. The default came from the first window, whose result may differ from the result of most
+// windows. The caller holds mu.
 func (j *job) chooseDefaultLocked() {
 	if len(j.exceptions) <= int(j.env.Count)/2 || len(j.exceptions) < 8 {
 		return
@@ -409,8 +414,9 @@ func (j *job) chooseDefaultLocked() {
 	j.exceptions = kept
 }
 
-// writeWait writes into the row what the started receivers wait for. Readers of the status see it
-// there. writeWait does not wait until the row is durable, because nothing depends on it.
+// writeWait writes into the row what the started receivers wait for, so that a reader of the status
+// sees the cause. writeWait does not wait until the row is durable, because nothing depends on the
+// row.
 func (j *job) writeWait(x notify.Exception) {
 	j.commitOrder.Lock()
 	defer j.commitOrder.Unlock()

@@ -51,15 +51,16 @@ func (r *round) decideReceivers(i int, now time.Time) {
 }
 
 // receiverBatch contains receivers that are decided together. A batch in the pool still refers to
-// its last receivers, so their memory is not freed. There are only few such batches.
+// its last receivers, so the memory of these receivers is not freed. That does little harm, because
+// the pool contains only few batches.
 type receiverBatch struct {
 	recs    [64]notify.Receiver
 	users   [64][]byte
 	answers [64]users.Answer
 }
 
-// unknownUsers returns the users among the first n receivers whose profiles must be fetched. An otp
-// or alert message to an address given in the request needs no profile.
+// unknownUsers returns those users of the first n receivers whose profiles must be fetched. An otp or
+// alert message to an address given in the request needs no profile.
 func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte) {
 	for i := range n {
 		if l.answers[i].Action == users.Unknown && !(cat.Critical() && len(l.recs[i].Address) > 0) {
@@ -69,9 +70,9 @@ func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte)
 	return list
 }
 
-// decideReceiver decides about one receiver at position pos. a is the answer from the receiver's
-// profile. It either adds items to the call or records an outcome.
-func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
+// decideReceiver decides about one receiver at position pos. answer is what the receiver's profile
+// says. decideReceiver either adds items to the call or records an outcome.
+func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, answer *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
 		r.endWithoutCall(i, pos, notify.Cancelled, "cancelled")
@@ -80,7 +81,7 @@ func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users
 	if len(r.heads) > 0 && r.deferBehind(i, pos, rec, e, now) {
 		return
 	}
-	switch a.Action {
+	switch answer.Action {
 	case users.Unknown: // the profile could not be read
 		if cfg.Lane.Bulk || len(rec.Address) == 0 {
 			deferUnknown(r, i, pos, e, now)
@@ -90,10 +91,10 @@ func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users
 		r.endWithoutCall(i, pos, notify.Suppressed, "opted_out")
 		return
 	case users.Quiet:
-		if e.Expires != 0 && a.Until >= e.Expires {
+		if e.Expires != 0 && answer.Until >= e.Expires {
 			r.endWithoutCall(i, pos, notify.Expired, codeExpired)
 		} else {
-			r.addUncalled(i, pos, notify.Deferred, "quiet_hours", a.Until)
+			r.addUncalled(i, pos, notify.Deferred, "quiet_hours", answer.Until)
 		}
 		return
 	}
@@ -105,7 +106,7 @@ func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users
 	}
 	if len(rec.Address) == 0 { // nearly all receivers have one address, from their profile
 		from := len(r.copied)
-		if copied, ok := a.AppendSingle(r.copied); ok {
+		if copied, ok := answer.AppendSingle(r.copied); ok {
 			r.copied = copied
 			if t := (notify.Target{Address: copied[from:len(copied):len(copied)]}); !r.addItem(i, pos, rec, &t, e, key) {
 				r.endWithoutCall(i, pos, notify.Suppressed, codeSuppressed)
@@ -115,7 +116,7 @@ func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users
 	}
 	targets, err := notify.Targets(r.targets[:0], rec.Address)
 	if err == nil && len(targets) == 0 {
-		targets, r.copied = a.Targets(targets, r.copied)
+		targets, r.copied = answer.Targets(targets, r.copied)
 	}
 	r.targets = targets
 	taken, dead := 0, 0
@@ -188,15 +189,16 @@ func (r *round) endWithoutCall(part int, pos uint32, s notify.State, code string
 
 // addUncalled records an outcome of a receiver that was not called.
 func (r *round) addUncalled(part int, pos uint32, s notify.State, code string, wake int64) {
-	if r.exceptions[part] == nil { // only a few of a hundred receivers end here; room for 32 avoids growing one by one
+	if r.exceptions[part] == nil { // normally only a few of a hundred receivers end here; room for 32 avoids growing one by one
 		r.exceptions[part] = make([]notify.Exception, 0, min(len(r.hasDefault[part]), 32))
 	}
 	r.exceptions[part] = append(r.exceptions[part], notify.Exception{Pos: pos, State: s, Code: code, Wake: wake})
 }
 
-// recheckItems removes the items that must not be called any more. During a wait they may have
-// expired, been cancelled, opted out or paused, or a receipt may have settled them. It returns
-// false if the partition is gone.
+// recheckItems removes the items that must not be called any more, and records their outcomes.
+// During a wait, a notification may have expired or been cancelled, its user may have opted out, its
+// campaign may have been paused, or a receipt may have arrived. recheckItems returns the other items
+// and their refs, and false if the partition is gone.
 func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef, bool) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -237,14 +239,14 @@ func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item
 	return r.settleByReceipts(keepItems, keepRefs)
 }
 
-// maxLookAge is the greatest age of the last check of preferences and cancellations when a call
-// starts. With this limit, an opt-out applies to every call that starts a second later, as
-// documented.
+// maxLookAge is how old the last check of preferences and cancellations may be when a call starts.
+// With this limit, an opt-out applies to every call that starts at least a second after the opt-out,
+// as documented.
 const maxLookAge = 250 * time.Millisecond
 
-// queueHeads returns, for each user of part i, the first notification in the user's queue of a
-// strict lane. It returns nil if no notification waits or the lane is not strict. It returns false
-// if the partition is gone.
+// queueHeads returns the first notification in the queue of each user of part i; only strict lanes
+// have these queues. It returns a nil map if no notification waits or the lane is not strict. It
+// returns false if the partition is gone.
 func (r *round) queueHeads(i int) (map[string]engine.Hold, bool) {
 	cfg := &r.w.cfg
 	if cfg.Order != Strict || cfg.Role != First {
@@ -284,15 +286,16 @@ func (r *round) deferBehind(part int, pos uint32, rec *notify.Receiver, e *notif
 	}
 	wake := roundUp(time.UnixMilli(max(head.Wake, now.UnixMilli())).Add(time.Second), time.Second)
 	if e.Expires != 0 {
-		wake = min(wake, e.Expires) // wake at the expiry, to be dropped then
+		wake = min(wake, e.Expires) // at that time the receiver ends as expired
 	}
 	r.addUncalled(part, pos, notify.Deferred, "behind", wake)
 	return true
 }
 
-// enterToCall enters the Solo for the round's next call, unless the round has entered it for the
-// claim. In a drain it returns an error for a window that is its whole job; the next owner does
-// that job. Other windows continue, because other windows of their job may have been called.
+// enterToCall enters the Solo for the round's next call, unless the round has entered or locked the
+// Solo already. In a drain, enterToCall returns an error for a window that covers its whole job; the
+// next owner does that job. A window that does not cover its job continues, because other windows of
+// the job may have been called.
 func (r *round) enterToCall(p *partition) error {
 	if r.pass != noPass {
 		return nil
@@ -307,7 +310,8 @@ func (r *round) enterToCall(p *partition) error {
 	return err
 }
 
-// leaveCall leaves the Solo after enterToCall. A solo run keeps its lock until it ends.
+// leaveCall leaves the Solo if the round has entered it. A solo run keeps its lock until the run
+// ends.
 func (r *round) leaveCall() {
 	if r.pass == callPass {
 		r.pass = noPass
@@ -315,9 +319,9 @@ func (r *round) leaveCall() {
 	}
 }
 
-// deferSolo defers the items of a solo run instead of waiting for them. During such a wait no lane
-// of the process could call the provider. The provider may have processed earlier calls of these
-// items.
+// deferSolo defers the items of a solo run until the time until. A solo run does not wait in memory,
+// because during the wait no lane of the process could call a provider. The outcomes get
+// ClassAmbiguous, because the provider may have processed earlier calls of these items.
 func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) {
 	for i, at := range refs {
 		e := &r.parts[at.part].job.env
@@ -325,23 +329,24 @@ func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) 
 	}
 }
 
-// minShownWait is the shortest wait that is written into rows. It is longer than the wait for a
-// probe's answer, which is not written. It is shorter than the first wait of a breaker that opens,
-// which is written.
+// minShownWait is the shortest wait that is written into rows. The wait for a probe's answer is
+// shorter than minShownWait and is not written. The first wait of a breaker that opens is longer and
+// is written.
 const minShownWait = 2 * time.Second
 
-// showWait writes into the rows of the items' envelopes that they wait until at, unless the rows
-// already show a wait.
-func (r *round) showWait(refs []itemRef, at time.Time) {
+// showWait records, in the rows of the items' envelopes, that the items wait until the time until. It
+// writes nothing if the wait is short, or if the rows already show a wait that ends at about that
+// time or later.
+func (r *round) showWait(refs []itemRef, until time.Time) {
 	now := time.Now()
-	if at.Sub(now) < minShownWait || at.Before(r.shownUntil.Add(minShownWait)) {
+	if until.Sub(now) < minShownWait || until.Before(r.shownUntil.Add(minShownWait)) {
 		return
 	}
 	c, ok := r.w.cfg.Health.StoppedBy(&r.w.cfg.Routes, now)
 	if !ok {
 		return
 	}
-	r.shownUntil = at
+	r.shownUntil = until
 	x := notify.Exception{State: notify.Deferred, Class: c.class, Code: c.Code, Provider: c.Account, Wake: c.RetryAt.UnixMilli()}
 	for i := range refs {
 		if i == 0 || refs[i].part != refs[i-1].part {

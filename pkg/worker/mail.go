@@ -12,8 +12,8 @@ import (
 )
 
 // mailbox collects single mails with the same content, so that one call to the provider sends up to
-// a window of them. It does not delay otp and alert mails. It does not delay the first mail with an
-// inline content.
+// a window of mails. It does not delay otp and alert mails. Of the mails with the same inline
+// content, it does not delay the first mail.
 type mailbox struct {
 	p *partition
 
@@ -29,7 +29,7 @@ type mailbox struct {
 // contentBag collects mails with the same content until it is full or BatchAge old.
 type contentBag struct {
 	jobs []*job
-	full chan struct{} // closed when the bag is to be sent at once
+	full chan struct{} // closed when the bag must be sent at once
 }
 
 func newMailbox(p *partition) *mailbox {
@@ -100,9 +100,9 @@ func (m *mailbox) add(j *job) {
 	m.sendBag(b.jobs)
 }
 
-// sendBag sends the mails of a bag that have their turn in one call. Then it sends the other mails
-// one by one. A second mail to the same user waits for the first, and uses no budget while it
-// waits.
+// sendBag first sends, in one call, all mails of the bag whose turn has come. Then it sends the other
+// mails one by one. For example, a second mail to the same user must wait for the first mail. A mail
+// uses no budget while it waits for its turn.
 func (m *mailbox) sendBag(jobs []*job) {
 	var now, later []*job
 	for _, j := range jobs {
@@ -125,8 +125,9 @@ func (m *mailbox) sendBag(jobs []*job) {
 	}
 }
 
-// sendNow claims mails and calls the provider once for all of them. If the provider is Rated, it
-// makes one call for each permit instead. It returns false if the partition is being drained.
+// sendNow claims mails and normally calls the provider once for all of the mails. If the provider is
+// Rated, sendNow instead makes one call for each permit. It returns false if the partition is being
+// drained.
 func (m *mailbox) sendNow(jobs []*job) bool {
 	p := m.p
 	if p.w.claimLast {
@@ -155,8 +156,8 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 	return m.claimAndCall(jobs, nil)
 }
 
-// claimAndCall claims single mails, each in its own row, and calls the provider once for all of
-// them. It returns false if the partition is gone or being drained.
+// claimAndCall claims single mails, each in its own row, and calls the provider once for all of the
+// mails. It returns false if the partition is gone or being drained.
 func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	solo := m.p.w.cfg.Solo
 	if solo.enter(m.p.untilDrain) != nil {
@@ -175,19 +176,19 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	for range jobs {
 		err = cmp.Or(<-errs, err)
 	}
-	have := callPass
+	pass := callPass
 	if err != nil || !m.p.w.claimLast { // the call waits for capacity, which must not happen inside the Solo
-		have = noPass
+		pass = noPass
 		solo.leave()
 	}
 	if err != nil {
 		return false
 	}
-	m.p.w.runWindow(parts, permit, have)
+	m.p.w.runWindow(parts, permit, pass)
 	return true
 }
 
-// releaseHeld sends all bags at once when an otp or alert mail must wait for earlier mails.
+// releaseHeld sends all bags at once if the otp or alert mail j must wait for earlier mails.
 func (m *mailbox) releaseHeld(j *job) {
 	if j.turn == nil || j.turn.hasCome() {
 		return

@@ -12,10 +12,10 @@ import (
 //
 //   - This owner has not claimed it if accept has not seen its key before.
 //   - No earlier owner has claimed it if the request was made after the assignment. An earlier
-//     owner claims nothing after this member was given the partition (log.AwaitOwnership), and this record
-//     was appended after the assignment (Msg.AfterAssign). But a repeated request keeps its ids, so
-//     another copy of the record may have been appended before the assignment. Therefore the time
-//     of the request is checked too.
+//     owner claims nothing after this member was given the partition (log.AwaitOwnership), and this
+//     record was appended after the assignment (Msg.AfterAssign). But a repeated request keeps its
+//     ids, so another copy of the record may have been appended before the assignment. Therefore
+//     the time of the request is checked too.
 //
 // The second copy of an original is always in the same partition of the lane's topic, so only
 // owners of this partition can claim it. This is not true for retries and replays; their rows are
@@ -24,14 +24,14 @@ import (
 // The time of a request comes from the clock of the process that accepted it. If that clock is
 // ahead of ours, a request made before the assignment may seem to be made after it. So envelopes
 // made within clockMargin after the assignment may have been claimed, and their rows are read. The
-// same applies to ids from the future. Thus the row is read for every envelope that this owner
-// reads within clockMargin.
+// same applies to ids from the future. So in the time clockMargin after the assignment, the row of
+// every envelope is read.
 type newKeys struct {
 	began time.Time // when this member was given the partition
 
-	// New keys are added to newer. When newer is full, it becomes older, and the old set older is
-	// dropped. dropped is the latest request time of all dropped keys, in ms since 1970. A request
-	// made at that time or earlier may have been seen.
+	// New keys are added to the set newer. When newer is full, it becomes the set older, and the
+	// former older set is dropped. dropped is the latest request time of all dropped keys, in ms
+	// since 1970. A request made at that time or earlier may have been seen.
 	newer, older keySet
 	dropped      int64
 }
@@ -55,13 +55,13 @@ const (
 type keySet struct {
 	bits   []uint64 // nil: empty
 	count  int
-	latest int64 // time of the latest request among its keys, ms since 1970
+	latest int64 // time of the latest request whose key is in the set, in ms since 1970
 }
 
-// noteIsNew notes an original and reports whether it cannot have an outcome row. after means that
-// its record was appended after the assignment. held is the age of the assignment by the monotonic
-// clock.
-func (n *newKeys) noteIsNew(c *notify.Chunk, after bool, now time.Time, held time.Duration) bool {
+// noteIsNew notes an original and reports whether it cannot have an outcome row. appendedAfter means
+// that the original's record was appended after the assignment. assignedFor is the age of the
+// assignment, by the monotonic clock.
+func (n *newKeys) noteIsNew(c *notify.Chunk, appendedAfter bool, now time.Time, assignedFor time.Duration) bool {
 	made := c.Base.Time().UnixMilli()
 	hash := notify.Mix(chunkHash(c))
 	met := n.newer.has(hash) || n.older.has(hash)
@@ -75,8 +75,8 @@ func (n *newKeys) noteIsNew(c *notify.Chunk, after bool, now time.Time, held tim
 	}
 	// If the wall clock was set after the assignment, compute the assignment time by the new clock
 	// too.
-	began := max(n.began.UnixMilli(), now.Add(-held).UnixMilli())
-	return !met && after && made > max(began+clockMargin.Milliseconds(), n.dropped) && made <= now.Add(clockAhead).UnixMilli()
+	began := max(n.began.UnixMilli(), now.Add(-assignedFor).UnixMilli())
+	return !met && appendedAfter && made > max(began+clockMargin.Milliseconds(), n.dropped) && made <= now.Add(clockAhead).UnixMilli()
 }
 
 func (s *keySet) add(hash uint64, made int64) {

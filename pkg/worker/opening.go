@@ -13,9 +13,9 @@ import (
 // Offsets is the part of the log that an Opening uses. log.Admin implements it.
 type Offsets interface {
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
-	// OffsetsSince returns, for each partition, the first offset with a time of at or later. If
-	// there is no such record, it returns the end offset.
-	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
+	// OffsetsSince returns one offset for each partition: the offset of the first record whose time
+	// is since or later. If there is no such record, it is the end offset of the partition.
+	OffsetsSince(ctx context.Context, since time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 	Committed(ctx context.Context, group string) (map[log.TopicPartition]int64, error)
 }
 
@@ -28,8 +28,9 @@ type Offsets interface {
 // partitions.
 //
 // An append reads the number of partitions when it begins, and has a time limit. So every append
-// with the earlier number is acknowledged or fails within Settle after the change. The worker
-// therefore waits for the offset that the old partition has at that time.
+// that uses the earlier number is acknowledged or fails within Settle after the change. The worker
+// therefore waits until the group has committed the offset that the old partition had at the end of
+// this time.
 type Opening struct {
 	Spread  func() notify.Spread // numbers of the topic's partitions over time
 	Offsets Offsets
@@ -48,8 +49,8 @@ type Opening struct {
 // openEvery is how often the progress of old partitions is read while new partitions wait.
 const openEvery = 100 * time.Millisecond
 
-// NeedsCommit reports whether new partitions wait for the group's commits, or soon may wait for them.
-// Then the group should commit more often.
+// NeedsCommit reports whether new partitions wait for the group's commits, or may soon wait for a
+// commit. While it returns true, the group should commit more often.
 func (o *Opening) NeedsCommit() bool {
 	raised := o.Spread().Since()
 	return !raised.IsZero() && time.Until(raised) < 2*time.Second && time.Since(raised) < time.Minute
@@ -68,7 +69,7 @@ func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 			// announcement yet.
 			if !warned {
 				warned = true
-				o.Logger.Warn("records wait in a partition that is not announced; run notifyd migrate up, which announces it", "partition", tp.String())
+				o.Logger.Warn("records wait in a partition that is not announced; run notifyd migrate up, which announces the partition", "partition", tp.String())
 			}
 			if !notify.Sleep(ctx, openEvery) {
 				return false
@@ -88,10 +89,10 @@ func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 		case ctx.Err() != nil:
 			return false
 		case err != nil:
-			o.Logger.Error("cannot read the progress of the old partition; the new one waits", "partition", tp.String(), "old", old.String(), "err", err)
+			o.Logger.Error("cannot read the progress of the old partition; the new partition waits", "partition", tp.String(), "old", old.String(), "err", err)
 		case !logged:
 			logged = true
-			o.Logger.Info("a new partition waits until the old one has delivered its users' earlier notifications", "partition", tp.String(), "old", old.String())
+			o.Logger.Info("a new partition waits until the old partition has delivered the earlier notifications of its users", "partition", tp.String(), "old", old.String())
 		}
 		if !notify.Sleep(ctx, openEvery) {
 			return false
@@ -99,8 +100,9 @@ func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 	}
 }
 
-// oldPartFinished reports whether the group has finished everything in an old partition that was
-// appended until Settle after a change.
+// oldPartFinished reports whether the group has finished everything that was appended to an old
+// partition before the end of Settle. raised is the time at which the topic got more partitions;
+// Settle begins at that time.
 func (o *Opening) oldPartFinished(ctx context.Context, old log.TopicPartition, raised time.Time) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

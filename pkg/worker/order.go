@@ -6,8 +6,9 @@ import "sync"
 // provider for an envelope once every earlier envelope with one of its users has first results.
 //
 // A user is identified by a slot of a hash table. If two users have the same slot, an envelope may
-// wait without need, but no envelope overtakes another. A large envelope would use most slots. So
-// it is a barrier instead: it waits for all earlier envelopes, and all later envelopes wait for it.
+// wait without need, but no envelope overtakes another. A large envelope uses so many slots that it
+// would wait for most other envelopes anyway. So it is a barrier instead: it waits for all earlier
+// envelopes, and all later envelopes wait for it.
 type userOrder struct {
 	mu        sync.Mutex
 	slots     []uint32              // by slot: number of the last envelope
@@ -18,7 +19,7 @@ type userOrder struct {
 
 const (
 	orderSlots   = 1 << 16
-	barrierFrom  = 512 // receivers; because of collisions, a larger envelope would wait for most others anyway
+	barrierFrom  = 512 // an envelope with at least so many receivers is a barrier; see userOrder
 	orderSlotMax = orderSlots - 1
 )
 
@@ -88,8 +89,9 @@ func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 }
 
 // leave ends a turn: its users have their first results. An envelope may leave before it has its
-// turn, because it was finished before, expired or cancelled. Then it stays in the order until all
-// envelopes that it waits for have left, because later envelopes must also wait for them.
+// turn, because it was finished before, expired or cancelled. Then the envelope stays in the order
+// until all envelopes that it waits for have left, because later envelopes must also wait for these
+// envelopes.
 func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -28,13 +28,13 @@ type partition struct {
 	untilDrain context.Context    // ends when a drain begins; nothing new is started after that
 	beginDrain context.CancelFunc // ends untilDrain
 	order      *userOrder
-	budget     *quota   // receivers in open windows
-	early      *quota   // half of budget, for windows whose turn has not come
+	budget     *quota   // limits the receivers in open windows
+	early      *quota   // half of the size of budget; limits the receivers in windows whose turn has not come
 	mailbox    *mailbox // nil: mails are not collected
 	pace       campaignPace
 	assignedAt time.Time // when this process got the partition
-	open       bool      // the partition may begin, see Opening; only the goroutine that calls Handle uses it
-	newKeys    newKeys   // only the goroutine that calls accept uses it
+	open       bool      // the worker may begin with the partition, see Opening; only the goroutine that calls Handle uses open
+	newKeys    newKeys   // only the goroutine that calls accept uses newKeys
 	// profiles contains the profiles of the partition's users. It is released when ctx has ended.
 	profiles atomic.Pointer[users.Holding]
 
@@ -66,11 +66,12 @@ func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partit
 	return p
 }
 
-// profilesRetry is the interval at which a new partition checks whether it is announced.
+// profilesRetry is the time between two calls of loadProfiles, for a partition that is not announced
+// yet.
 const profilesRetry = time.Second
 
 // loadProfiles begins to load the profiles of the partition's users. It returns false if the
-// partition is not announced yet; then its users are not known.
+// partition is not announced yet. In that case it is not known which users belong to the partition.
 func (p *partition) loadProfiles() bool {
 	spread, n := p.w.cfg.Spread(), int(p.tp.Partition)
 	partitions := spread.PartsAt(time.Now())
@@ -86,10 +87,10 @@ func (p *partition) loadProfiles() bool {
 	return true
 }
 
-// Drain implements log.Drainer. Calls in flight end and are settled. Receivers that wait for a
-// route go to the timer store. The next owner does everything else. When Drain returns, all settled
-// outcomes are durable, so that nothing is repeated after a graceful stop. If ctx ends first,
-// receivers whose calls are still in flight stay claimed.
+// Drain implements log.Drainer. Drain waits for calls in flight and settles their receivers. Receivers
+// that wait for a route go to the timer store. The next owner does everything else. When Drain
+// returns, all settled outcomes are durable, so that nothing is repeated after a graceful stop. If
+// ctx ends first, receivers whose calls are still in flight stay claimed.
 func (p *partition) Drain(ctx context.Context) {
 	p.mu.Lock()
 	p.draining = true
@@ -103,7 +104,7 @@ func (p *partition) Drain(ctx context.Context) {
 		p.mu.Unlock()
 		for _, j := range jobs {
 			// The time limit of the drain ended, and calls in flight were cut off. The provider may
-			// have processed them, so their claims must stay.
+			// have processed these calls, so the claims must stay.
 			if ctx.Err() != nil {
 				break
 			}
@@ -118,9 +119,8 @@ func (p *partition) Drain(ctx context.Context) {
 }
 
 // beginAccept adds accept to the goroutines that Drain waits for. Without beginAccept, a Drain that
-// begins while accept reads rows would have nothing to wait for. It would return and miss the jobs
-// that start next. beginAccept returns false if Drain was called. Then the next owner handles the
-// records.
+// begins while accept reads rows would have nothing to wait for. Drain would return before the jobs
+// start. beginAccept returns false if Drain was called. Then the next owner handles the records.
 func (p *partition) beginAccept() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,8 +139,8 @@ func (p *partition) accept(msgs []message) error {
 	defer p.wg.Done()
 	jobs := make([]*job, 0, len(msgs))
 	var keys []notify.RowKey // keys of the rows to read
-	var which []int          // by key: index in jobs
-	now, held := time.Now(), time.Since(p.assignedAt)
+	var which []int          // by index in keys: index in jobs
+	now, assignedFor := time.Now(), time.Since(p.assignedAt)
 	var windows []notify.ReceiverReader
 	for _, m := range msgs {
 		var env notify.Envelope
@@ -164,7 +164,7 @@ func (p *partition) accept(msgs []message) error {
 		if p.order != nil {
 			j.turn = p.order.enter(hashes, env.Count)
 		}
-		if !p.surelyNew(j, now, held) {
+		if !p.surelyNew(j, now, assignedFor) {
 			keys, which = append(keys, j.row.Key), append(which, len(jobs))
 		}
 		jobs = append(jobs, j)
@@ -217,15 +217,16 @@ func (p *partition) withdraw(jobs []*job) {
 	}
 }
 
-// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time of the
-// accept. held is how long this process has had the partition. A scheduled chunk may be published
-// twice, before and after partitions were added. So its row is always read.
-func (p *partition) surelyNew(j *job, now time.Time, held time.Duration) bool {
+// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time at which
+// accept began. assignedFor is how long this process has had the partition. A scheduled chunk may be
+// published twice, before and after partitions were added. So surelyNew always returns false for a
+// scheduled chunk, and the row is read.
+func (p *partition) surelyNew(j *job, now time.Time, assignedFor time.Duration) bool {
 	c := &j.env.Chunk
 	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
 		return false
 	}
-	return p.newKeys.noteIsNew(c, j.msg.AfterAssign, now, held)
+	return p.newKeys.noteIsNew(c, j.msg.AfterAssign, now, assignedFor)
 }
 
 // resumeRows reads the outcome rows of keys and makes this partition's tenure their owner.
@@ -239,12 +240,12 @@ func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
 	})
 }
 
-// readRows reads outcome rows. It repeats the read while the store fails. Without the rows no job
-// may start, because it could be a second start. It returns notify.ErrNewer if a newer release
-// wrote one of the rows.
-func (p *partition) readRows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
+// readRows reads the outcome rows of keys with the function query. It repeats the query while the
+// store fails, because no job may start without its row: the receivers may have been called before.
+// It returns notify.ErrNewer if a newer release wrote one of the rows.
+func (p *partition) readRows(keys []notify.RowKey, query func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
-		rows, err := read(p.ctx, keys)
+		rows, err := query(p.ctx, keys)
 		if err == nil {
 			return rows, nil
 		}
@@ -261,9 +262,11 @@ func (p *partition) readRows(keys []notify.RowKey, read func(context.Context, []
 	}
 }
 
-// joinLive makes j the live job of its key and returns false. If another job with this key is live
-// already, joinLive returns true, and nothing else is done for j. Its record is marked as done
-// after the record of the first copy, when the results of that copy are durable.
+// joinLive normally makes j the live job of its key and returns false. If a job of another record
+// with this key is live already, joinLive returns true instead, and the caller does nothing more for
+// j. If both jobs have the same receivers, j is a copy: its record is marked as done after the
+// record of the first job, when the results of the first job are durable. If the receivers differ,
+// mismatch handles j.
 func (p *partition) joinLive(j *job) bool {
 	p.mu.Lock()
 	first, ok := p.liveJobs[j.row.Key]
@@ -287,8 +290,8 @@ func (p *partition) joinLive(j *job) bool {
 	return true
 }
 
-// startJob runs a job. If the envelope was finished before, it only sends what remains to do after
-// the finished row.
+// startJob runs a job in a goroutine. row is the outcome row of the job's key, or the zero row. If the
+// row is finished, startJob only sends what remains to do after the row (see handOn).
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {
@@ -357,7 +360,7 @@ func (w *Worker) endsWhole(j *job, now time.Time) (notify.State, string) {
 const (
 	causeCalled = "called:" // calls were made, and the provider did not process them
 	causeMaybe  = "maybe:"  // the provider may have processed a call
-	// doubtMark follows causeMaybe once for each wait of parkAmbiguous.
+	// doubtMark follows causeMaybe, once for each time that parkAmbiguous has parked the receivers.
 	doubtMark = "~"
 )
 
@@ -368,8 +371,8 @@ func doubtCount(cause string) int {
 	return len(rest) - len(strings.TrimLeft(rest, doubtMark))
 }
 
-// DeferralCode returns the code in the Cause of an envelope that a worker has deferred. It is the
-// code of the failure that the worker retries, or of what the envelope waits for.
+// DeferralCode returns the code in the Cause of an envelope that a worker has deferred. The code
+// names the failure that the worker retries, or the reason for which the envelope waits.
 func DeferralCode(cause string) string {
 	return strings.TrimLeft(strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe), doubtMark)
 }
@@ -410,16 +413,16 @@ func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 		if err == nil || p.untilDrain.Err() != nil {
 			return
 		}
-		p.w.cfg.Logger.Error("cannot read the profiles of users", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
+		p.w.cfg.Logger.Error("cannot read the profiles of users; a bulk lane will try again, other lanes treat the users as unknown", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
 		if !p.w.cfg.Lane.Bulk || !pause.Wait(p.untilDrain) {
 			return
 		}
 	}
 }
 
-// mayCall reports whether an envelope may still be claimed after a wait. It may not if the gate or
-// the routes were shut during the wait. An expired envelope may always be claimed, because no call
-// is made for it.
+// mayCall reports whether an envelope may still be claimed after a wait. The envelope may not be
+// claimed if the gate or the routes were shut during the wait, or if preferences or cancellations
+// became too old. An expired envelope may always be claimed, because no call is made for it.
 func (p *partition) mayCall(e *notify.Envelope) bool {
 	cfg := &p.w.cfg
 	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.anyReady(&cfg.Routes)

@@ -29,7 +29,7 @@ type quota struct {
 	mu       sync.Mutex // guards the fields below
 	free     int
 	waiters  limit.Queue[quotaWaiter]
-	watching bool          // watch runs
+	watching bool          // a goroutine runs watch
 	idle     chan struct{} // closed to end watch when no goroutine waits any more
 }
 
@@ -41,8 +41,9 @@ func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, e
 	return q.acquireUntil(ctx, cat, 0, n, nil)
 }
 
-// acquireUntil does the same as acquire, but also returns 0 as soon as stop is closed. Within a
-// category the lowest place is served first. Place 0 means after all goroutines that wait now.
+// acquireUntil does the same as acquire, but returns 0 and no error as soon as the channel stop is
+// closed. Within a category, the waiting goroutine with the lowest place is served first. Place 0
+// means behind all goroutines that wait now.
 func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uint64, n int, stop <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -109,8 +110,8 @@ func (q *quota) isShut() bool {
 	return shut
 }
 
-// watch serves the waiting goroutines once the quota opens, and ends. It also ends when idle is
-// closed.
+// watch waits until the quota opens, serves the waiting goroutines and returns. It also returns when
+// the channel idle is closed.
 func (q *quota) watch(idle <-chan struct{}) {
 	for {
 		shut, until, change := q.shut()
@@ -151,10 +152,10 @@ func (q *quota) release(n int) {
 // take acquires n and reports whether it could. free becomes negative when more than size is in
 // use. The caller holds mu.
 func (q *quota) take(n int) bool {
-	own := q.free >= n
-	ok := own
+	hasFree := q.free >= n
+	ok := hasFree
 	if q.shared != nil {
-		ok = q.shared.take(n, own)
+		ok = q.shared.take(n, hasFree)
 	}
 	if ok {
 		q.free -= n
@@ -170,9 +171,9 @@ func (q *quota) giveBack(n int) {
 	}
 }
 
-// serve gives free capacity to the waiting goroutines, in order, until the capacity is too small
-// for the next goroutine.
-// While the quota is shut, it starts watch instead. The caller holds mu.
+// serve normally gives free capacity to the waiting goroutines, in order, until the capacity is too
+// small for the next goroutine. While the quota is shut, serve starts watch instead. The caller holds
+// mu.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {
@@ -187,10 +188,10 @@ func (q *quota) serve() {
 	}
 }
 
-// openReceivers counts the receivers in the open windows of all partitions of a worker. While the
-// provider is slow, a partition may open more windows than its own quota allows. All open windows
-// together must contain no more receivers than the provider may have at once. Without this
-// exception a slow provider would not get enough work.
+// openReceivers counts the receivers in the open windows of all partitions of a worker. Normally a
+// partition may open only as many windows as its own quota allows. While the provider is slow, the
+// partition may open more, as long as all open windows together contain no more receivers than the
+// provider may have at once. Without this exception a slow provider would not get enough work.
 type openReceivers struct {
 	limit int // receivers that may be at the provider at once
 
@@ -202,13 +203,13 @@ type openReceivers struct {
 // slowCall is the average duration of calls at which a provider counts as slow.
 const slowCall = time.Second
 
-// take counts n more receivers. A negative n gives receivers back. own means that the partition's
-// own quota has room. If own is false, take succeeds only while the provider is slow and has room
-// for n more receivers.
-func (c *openReceivers) take(n int, own bool) bool {
+// take counts n more receivers. A negative n gives receivers back. quotaHasRoom means that the
+// partition's own quota has room for the receivers. If quotaHasRoom is false, take succeeds only
+// while the provider is slow and has room for n more receivers.
+func (c *openReceivers) take(n int, quotaHasRoom bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !own && (c.meanCall < slowCall || c.held+n > c.limit) {
+	if !quotaHasRoom && (c.meanCall < slowCall || c.held+n > c.limit) {
 		return false
 	}
 	c.held += n

@@ -29,8 +29,8 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	x := notify.Exception{Pos: at.pos, Addr: item.Addr, Of: at.addresses, Class: res.Class, Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID}
 	switch res.Class {
 	case notify.ClassThrottled, notify.ClassConfig:
-		// The item did not cause this answer and was not processed. It waits for the account, which
-		// uses no attempt.
+		// The item did not cause this answer and was not processed. It waits until the account may
+		// be used again. The wait uses no attempt.
 		r.putOff(i, x, cfg.Health.reopensAt(route, now), now)
 		return
 	case notify.ClassUnavailable:
@@ -57,7 +57,8 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 		return
 	case notify.ClassDeadAddress, notify.ClassOptedOut:
 		x.State = notify.Failed
-		// Copy the strings, because they are read after the round.
+		// Copy the strings: suppressGone reads them after the round, when the item's memory may be
+		// in use again.
 		r.gone = append(r.gone, goneAddress{string(item.User), string(item.Address), res.Code, res.Class == notify.ClassOptedOut})
 	default:
 		x.State = notify.Failed
@@ -65,9 +66,10 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	r.addException(at.part, x)
 }
 
-// settleAccepted settles the accepted items in [from, to) that were not reported before. This is
-// the common case. The first outcome without a provider id and for a single address becomes the
-// default outcome of the round. The caller holds r.mu. settleAccepted must not panic.
+// settleAccepted settles the accepted items with indexes in [from, to) that were not reported
+// before. Most items are accepted. An outcome without a provider id, and for a receiver with one
+// address, can be shared. The first such outcome becomes the default outcome of the round. The
+// caller holds r.mu. settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
 	if res.Confirmed {
@@ -101,9 +103,9 @@ func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result
 }
 
 // reportAccepted reports to the breakers the successes that were only counted so far. Successes are
-// counted first, because reporting each of them would need a lock each time. They must be reported
-// before a failure is reported. Otherwise the breaker gets the failures of a window without its
-// successes. The caller holds r.mu.
+// counted first, because reporting each success would need a lock each time. Before a failure is
+// reported, the counted successes must be reported. Otherwise the breaker would see the failures of
+// a window without the window's successes. The caller holds r.mu.
 func (r *round) reportAccepted(now time.Time) {
 	for i, n := range r.acceptedByRoute {
 		if n > 0 {
@@ -113,21 +115,22 @@ func (r *round) reportAccepted(now time.Time) {
 	}
 }
 
-// putOff makes an item wait without using an attempt. The item stays in the round if the wait is
-// short or no other route of the lane works. Otherwise the item is parked in the timer store.
-func (r *round) putOff(i int, x notify.Exception, at, now time.Time) {
+// putOff makes an item wait until the time until. The wait uses no attempt. The item stays in the
+// round if the wait is short or no other route of the lane works. Otherwise the item is parked in the
+// timer store.
+func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	cfg := &r.w.cfg
 	e := &r.parts[r.refs[i].part].job.env
 	n := cfg.Routes.Of(r.call.Items[i].Address)
-	if at.Sub(now) <= cfg.Hold || n < 0 || !cfg.Health.otherOpen(&cfg.Routes, n, now) {
+	if until.Sub(now) <= cfg.Hold || n < 0 || !cfg.Health.otherOpen(&cfg.Routes, n, now) {
 		r.notTaken = append(r.notTaken, i)
 		return
 	}
-	r.park(x, e, at)
+	r.park(x, e, until)
 }
 
-// planRetry plans the next attempt. If no attempt is left, or the next attempt would be after the
-// expiry, it ends the item.
+// planRetry plans the next attempt of an item. If no attempt is left, or the next attempt would be
+// due after the envelope expires, planRetry ends the item.
 func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	cfg := &r.w.cfg
 	if int(e.Attempt) >= cfg.MaxRetries {
@@ -143,15 +146,16 @@ func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Dur
 	r.addException(r.partOf(e), x)
 }
 
-// maxDoubts is how often an item is called again after calls that the provider may have processed
-// while the circuit was open. Each further call may send a duplicate.
+// maxDoubts is how often parkAmbiguous parks an item. The item is called again after each wait, and
+// each further call may send a duplicate.
 const maxDoubts = 6
 
-// doubtBackoff is how long an item waits after each such call: 15 s to 8 minutes.
+// doubtBackoff is how long parkAmbiguous parks an item: 15 s at first, up to 8 minutes.
 var doubtBackoff = limit.Backoff{Base: 15 * time.Second, Max: 8 * time.Minute}
 
 // parkAmbiguous parks an item whose call the provider may have processed, while the circuit of its
-// route is open. The wait uses no attempt. After maxDoubts such waits it ends the item.
+// route is open. The wait uses no attempt. If the item was parked maxDoubts times already, or would
+// wait until the envelope expires, parkAmbiguous ends the item.
 func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	n := doubtCount(e.Cause)
 	wake := now.Add(doubtBackoff.Delay(n, after, jitterOf(e)))
@@ -178,9 +182,10 @@ func (r *round) endFailed(x notify.Exception, e *notify.Envelope) {
 	r.addException(r.partOf(e), x)
 }
 
-// park defers an item until at.
-func (r *round) park(x notify.Exception, e *notify.Envelope, at time.Time) {
-	x.State, x.Wake = notify.Deferred, roundUp(at, time.Second)
+// park defers an item until the time until. If the envelope expires before that time, park ends the
+// item.
+func (r *round) park(x notify.Exception, e *notify.Envelope, until time.Time) {
+	x.State, x.Wake = notify.Deferred, roundUp(until, time.Second)
 	part := r.partOf(e)
 	if e.Expires != 0 && x.Wake >= e.Expires {
 		x.State, _ = r.parts[part].job.stateWithoutCall(x.Pos, notify.Expired, codeExpired)
@@ -214,11 +219,11 @@ func (r *round) partOf(e *notify.Envelope) uint16 {
 	return 0
 }
 
-// roundUp rounds t up to a multiple of the parameter to, in ms since 1970. Deferrals that have the
-// same cause then have the same time, so that few envelopes contain many receivers.
-func roundUp(t time.Time, to time.Duration) int64 {
-	ms, step := t.UnixMilli(), to.Milliseconds()
-	return (ms + step - 1) / step * step
+// roundUp rounds t up to a multiple of step. It returns the result in ms since 1970. Deferrals with
+// the same cause then have the same time, so that their receivers fit into few envelopes.
+func roundUp(t time.Time, step time.Duration) int64 {
+	ms, stepMs := t.UnixMilli(), step.Milliseconds()
+	return (ms + stepMs - 1) / stepMs * stepMs
 }
 
 // jitterOf returns a random source that gives a fixed number in [0,1) for each attempt of an
@@ -234,7 +239,7 @@ func jitterOf(e *notify.Envelope) func() float64 {
 	return func() float64 { return float64(h>>11) / (1 << 53) }
 }
 
-// reportSettled calls Events.Settled for each window.
+// reportSettled calls Events.Settled once for each window of the round.
 func (r *round) reportSettled() {
 	f := r.w.cfg.Events.Settled
 	if f == nil {
@@ -268,20 +273,20 @@ func (r *round) reportSettled() {
 	}
 }
 
-// settleByReceipts settles the items for whose earlier call a receipt exists, and returns the other
-// items. A call has no answer if the connection broke after the provider read the request, or if
-// the process died. The receipt of such a call may arrive long before the next call is due. It
-// returns false if the partition is gone.
+// settleByReceipts settles the items of which an earlier call has a receipt. It returns the other
+// items and their refs, and false if the partition is gone. An earlier call may have no answer,
+// because the connection broke after the provider read the request, or because the process died.
+// The receipt of such a call may arrive long before the next call is due.
 //
-// It reads the receipts by key, not by chunk, because a chunk of a large fan-out has a receipt
-// for every receiver.
+// settleByReceipts reads the receipts by key, not by chunk, because a chunk of a large fan-out has a
+// receipt for every receiver.
 func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef, bool) {
 	if len(items) == 0 || r.call.Channel == notify.Push || // push providers send no receipts
 		!slices.ContainsFunc(r.parts, func(p *window) bool { return p.job.calledBefore(p.lo) }) {
 		return items, refs, true
 	}
 	var keys []notify.RowKey
-	end := make([]int, len(items)) // by item: index after its last key
+	end := make([]int, len(items)) // by item: the index in keys after the item's last key
 	for i := range items {
 		if r.parts[refs[i].part].job.calledBefore(refs[i].pos) {
 			keys = receiptKeys(keys, &items[i])
@@ -311,9 +316,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	return kept, keptRefs, true
 }
 
-// applyReceipts corrects the outcomes of receivers that end without a further call. If a receipt
-// reports that an earlier call delivered the message, the receiver ends as delivered. It returns
-// false if the partition is gone.
+// applyReceipts corrects the outcomes in ex, of receivers that end without a further call. If a
+// receipt reports that an earlier call delivered the message, the receiver ends as delivered.
+// applyReceipts returns false if the partition is gone.
 func (w *window) applyReceipts(ex []notify.Exception) bool {
 	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true
@@ -352,8 +357,8 @@ type goneAddress struct {
 }
 
 // suppressGone adds the dead addresses of a round to the suppression list. It opts out the users
-// who told the provider to stop. It works in a goroutine of its own. If it fails, the next failure
-// of the same address tries again.
+// who told the provider to stop. It works in a goroutine of its own. If the store fails, suppressGone
+// does not try again. The next failure of the same address calls it again.
 func (r *round) suppressGone(p *partition) {
 	if len(r.gone) == 0 {
 		return
@@ -370,7 +375,7 @@ func (r *round) suppressGone(p *partition) {
 				err = p.w.cfg.Prefs.Suppress(ctx, x.user, r.call.Channel, x.address, x.code)
 			}
 			if err != nil {
-				p.w.cfg.Logger.Warn("cannot store the suppression of addresses; the next failure of an address tries again", "addresses", len(r.gone)-i, "err", err)
+				p.w.cfg.Logger.Warn("cannot store that addresses are dead or users opted out; will try again when the provider next refuses an address", "addresses", len(r.gone)-i, "err", err)
 				return
 			}
 		}

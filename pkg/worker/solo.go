@@ -22,25 +22,25 @@ import (
 // process is called alone.
 //
 // There is no deadlock: a goroutine that has entered, or that has the lock, waits only for the
-// store and for the provider's answer. It must get its turn, budget, capacity and permit before.
-// Solo is safe for concurrent use.
+// store and for the provider's answer. It must get its turn, budget, capacity and permit before it
+// enters or locks. A Solo is safe for concurrent use.
 type Solo struct {
 	mu           sync.Mutex      // guards the fields below
 	calls        int             // calls that entered and have not left
 	running      int             // runs of the current group that have not ended
-	nextSize     int             // most receivers of the next group
+	nextSize     int             // largest number of receivers in the next group
 	waitingRuns  []*soloRun      // waiting runs, in order
 	waitingCalls []chan struct{} // calls that wait; each channel is closed when its call has entered
 }
 
-// soloRun is a run that waits, or is in the current group.
+// soloRun is a solo run that waits or is in the current group.
 type soloRun struct {
-	want int // receivers that it wants to call
+	want int // number of receivers that the run wants to call
 	// again means that the first receiver of the run was called alone before, and the process died.
 	// Such a run goes first, in a group of its own.
 	again bool
 	ready chan struct{} // closed when got and alone are set
-	got   int           // receivers that it may call, 1 to want
+	got   int           // number of receivers that the run may call, from 1 to want
 	alone bool          // the whole group has only one receiver
 }
 
@@ -66,9 +66,9 @@ func (s *Solo) enter(ctx context.Context) error {
 	}, s.leave)
 }
 
-// await waits until c is closed. If ctx ends first, await calls takeOut, which removes the waiting
-// call or run, and returns ctx's error. takeOut runs with mu held. It returns false if c was served
-// at the same moment. Then await calls undo.
+// await waits until c is closed. If ctx ends first, await calls takeOut with mu held, and returns
+// ctx's error. takeOut removes the waiting call or run from its queue. takeOut returns false if the
+// call or run was served at the same moment. Then await calls undo.
 func (s *Solo) await(ctx context.Context, c chan struct{}, takeOut func() bool, undo func()) error {
 	select {
 	case <-c:
@@ -87,7 +87,7 @@ func (s *Solo) await(ctx context.Context, c chan struct{}, takeOut func() bool, 
 	return ctx.Err()
 }
 
-// leave ends a call that entered.
+// leave ends a call that has entered.
 func (s *Solo) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,9 +166,9 @@ const (
 )
 
 // maxSoloRun is the largest number of receivers in one group of solo runs. A group takes as long as
-// its slowest call. Many crashes leave long ranges of ambiguous receivers; with small groups these
-// would take minutes. With this limit, a receiver that kills the process costs about eight more
-// restarts.
+// its slowest call. A crash may leave thousands of ambiguous receivers, and with small groups their
+// solo runs would take minutes. With this limit, a receiver that kills the process costs about eight
+// more restarts than without groups.
 const maxSoloRun = 256
 
 // firstSolo returns the value of Row.Starts from which an envelope's receivers run solo. When the
@@ -193,9 +193,10 @@ func (j *job) runSolo(from, to uint32) bool {
 	return true
 }
 
-// callSolo calls receivers in [from, to), as many as the group and the permit allow, and returns
-// the position after the last of them. It keeps the lock until their outcomes are durable.
-// Otherwise, if the next group killed the process, one of these receivers could be blamed for it.
+// callSolo calls as many receivers in [from, to) as the group and the permit allow. It returns the
+// position after the last called receiver. It keeps the lock until the outcomes are durable.
+// Otherwise, if the next group killed the process, one of these receivers could be blamed for the
+// death.
 func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	p := j.p
 	first := p.w.cfg.firstSolo()
@@ -237,10 +238,10 @@ func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	}) == nil
 }
 
-// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo.
-// If the provider may not be called any more once it has the lock, it unlocks and waits again.
-// again means that the first of the receivers was called alone before and the process died. If the
-// partition is being drained, lockSolo returns false and has no lock.
+// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo. If
+// the provider may not be called any more when lockSolo gets the lock, lockSolo unlocks and waits
+// again. The parameter again is soloRun.again. If the partition is being drained, lockSolo returns
+// false and has no lock.
 func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	p, e := j.p, &j.env
 	cfg := &p.w.cfg

@@ -13,8 +13,8 @@ import (
 const renewAfter = time.Hour
 
 // rowStamps makes the stamps of a partition's outcome rows. docs/internals-owners.md has the rules
-// of stamps. They protect the rows of a later owner from this owner, and they count this owner's
-// calls.
+// of stamps. Because of the stamps, rows that this owner writes late cannot replace rows of a later
+// owner.
 type rowStamps struct {
 	mu      sync.Mutex    // guards the fields below
 	tenure  engine.Tenure // Start 0: no tenure yet

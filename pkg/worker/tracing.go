@@ -78,16 +78,16 @@ func (r *round) startCallSpan() trace.Span {
 	return s
 }
 
-// endCallSpan ends the span of a call. before contains the number of exceptions of each part before
-// the call.
-func (r *round) endCallSpan(s *trace.Span, before []int) {
+// endCallSpan ends the span of a call. counts contains the number of exceptions of each part before
+// the call, from countExceptions.
+func (r *round) endCallSpan(s *trace.Span, counts []int) {
 	if !s.Recording() {
 		return
 	}
 	not, code := len(r.notTaken), ""
 	r.mu.Lock()
 	for i := range r.exceptions {
-		for k := before[i]; k < len(r.exceptions[i]); k++ {
+		for k := counts[i]; k < len(r.exceptions[i]); k++ {
 			if x := &r.exceptions[i][k]; x.State != notify.Sent && x.State != notify.Delivered {
 				not, code = not+1, x.Code
 			}
@@ -101,7 +101,7 @@ func (r *round) endCallSpan(s *trace.Span, before []int) {
 	s.End()
 }
 
-// countExceptions returns the number of exceptions of each part.
+// countExceptions returns the number of exceptions of each part, or nil if the span is not recorded.
 func (r *round) countExceptions(s *trace.Span) (n []int) {
 	if s.Recording() {
 		for i := range r.exceptions {

@@ -15,23 +15,23 @@ import (
 )
 
 // round is one or more claimed windows with the same content while the worker delivers them. One
-// goroutine uses it. During a call the provider's report function also uses it, from any goroutine
-// and with mu held.
+// goroutine uses the round. During a call, the report function that the provider calls also uses
+// the round, from any goroutine and with mu held.
 type round struct {
 	w           *Worker
 	parts       []*window
 	call        notify.Call
 	refs        []itemRef       // by item
-	hasDefault  [][]byte        // by part and position: 1 if it has the default outcome
-	leftOpen    []bool          // by part: true if it is left to the next owner, without any outcome
-	notTaken    []int           // items that the provider has not processed and that wait for their route
+	hasDefault  [][]byte        // by part and position: 1 if the receiver has the default outcome
+	leftOpen    []bool          // by part: true if the part is left to the next owner, without any outcome
+	notTaken    []int           // indexes in call.Items: items that were not processed and wait for their route
 	firstCallAt time.Time       // time of the first call
 	lookedAt    time.Time       // when preferences and cancellations were last checked
-	shownUntil  time.Time       // the time until which the rows say that the items wait
+	shownUntil  time.Time       // end of the wait that the rows show; zero: they show no wait
 	gone        []goneAddress   // addresses to suppress, users to opt out
 	targets     []notify.Target // scratch memory for the receiver being decided
 	copied      []byte          // addresses from profiles, see scratch
-	broken      bool            // a provider panicked or reported too little: it may still use the call's memory
+	broken      bool            // a provider panicked or did not report all items, and may still use the call's memory
 	pass        passKind        // whether the round has entered or locked the Solo
 
 	span trace.Span // empty if it is not recorded
@@ -39,7 +39,7 @@ type round struct {
 	heads map[string]engine.Hold // strict lanes only: by user, the first notification that waits
 
 	// mayCancel: a receiver of the current batch may be cancelled. maySuppress: at least one
-	// address is suppressed. Checking this for each receiver took 9 ns (P6).
+	// address is suppressed. Making both checks for each receiver took 9 ns (benchmark P6).
 	mayCancel, maySuppress bool
 
 	slots *callSlots // slots of the window being decided; nil: its campaign does not delay it
@@ -50,22 +50,23 @@ type round struct {
 	acceptedByRoute []int                // by route: accepted items not yet reported to its breaker
 }
 
-// itemRef says which receiver an item belongs to, and which route serves it. Looking up the route
-// again at the answer took 8 ns, because the address had left the CPU cache.
+// itemRef says which receiver an item belongs to, and which route serves the item. The route is
+// stored, because a second look-up when the answer arrived took 8 ns: the address had left the CPU
+// cache.
 type itemRef struct {
 	part      uint16
 	addresses uint8 // number of the receiver's addresses; 0: one
-	route     int8  // -1: none
+	route     int8  // index in Routes.Names; -1: no route
 	pos       uint32
 }
 
 // runWindow decides about every receiver, calls the provider and settles the outcomes. permit is
-// for the first call. A nil permit means that the provider has no rate, or that the caller got no
-// permit. The caller releases the permit. have says whether the caller has entered or locked the
-// Solo for the claim. If have is callPass, runWindow leaves the Solo after the first call.
-func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind) {
+// for the first call. A nil permit means that the provider is not Rated, or that the caller got no
+// permit. The caller releases the permit. pass says whether the caller has entered or locked the
+// Solo for the claim. If pass is callPass, runWindow leaves the Solo after the first call.
+func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind) {
 	e := &parts[0].job.env
-	r := &round{w: w, parts: parts, pass: have, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
+	r := &round{w: w, parts: parts, pass: pass, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
 	r.call = notify.Call{
 		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
 		Content: &e.Content, Expires: e.Expires, Permit: permit,
@@ -129,8 +130,9 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind)
 }
 
 // deliver calls the provider until every item has an outcome. Items whose route is shut are parked
-// if another route of the lane works. Otherwise they wait here: the lane stops, the log buffers its
-// records, and the order is kept. It returns false if the partition is gone.
+// if another route of the lane works. If no route works, the items wait in deliver: the lane stops,
+// the log buffers its records, and the order is kept. deliver returns false if the partition is
+// gone.
 func (r *round) deliver(p *partition) bool {
 	cfg := &r.w.cfg
 	items, refs := r.call.Items, r.refs
@@ -197,9 +199,10 @@ func (r *round) deliver(p *partition) bool {
 	}
 }
 
-// splitByRoute moves the items whose route allows a call now into the call. It returns the other
-// items and when to try them again. If a route is being probed, only one item is called: a call
-// counts as one probe. Further items would use probes for which no answer is ever reported.
+// splitByRoute moves the items whose route allows a call now into r.call. It returns the other
+// items (rest), and the time at which to try them again (wait). If a route is being probed, only
+// one of its items is put into the call, because a whole call counts as one probe. Each further
+// item would use up a probe whose result is never reported.
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -295,7 +298,7 @@ func (r *round) callProvider(p *partition) bool {
 		defer func() {
 			if v := recover(); v != nil {
 				r.broken = true
-				cfg.Logger.Error("panic in a provider call", "lane", cfg.Lane.String(), "trace_id", notify.TraceID(r.call.Trace), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				cfg.Logger.Error("a provider call panicked; its items without a result count as ambiguous", "lane", cfg.Lane.String(), "trace_id", notify.TraceID(r.call.Trace), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 				if f := cfg.Events.Panic; f != nil {
 					f(cfg.Lane, v)
 				}
@@ -328,7 +331,7 @@ func (r *round) callProvider(p *partition) bool {
 	}
 	r.w.openReceivers.noteCall(time.Since(called))
 	r.mu.Lock()
-	for i := range reported { // true after a panic, or if the provider did not report every item
+	for i := range reported { // an item was not reported if the provider panicked or made a mistake
 		if !reported[i] {
 			reported[i], r.broken = true, true
 			r.settleAnswer(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
@@ -342,8 +345,8 @@ func (r *round) callProvider(p *partition) bool {
 	return true
 }
 
-// putItemsBack returns the items of a call that is not made to the items that wait. It returns
-// false if the partition is gone.
+// putItemsBack adds the items of a call that is not made to the items that wait. It returns false
+// if the partition is gone.
 func (r *round) putItemsBack(ctx context.Context) bool {
 	for i := range r.call.Items {
 		r.notTaken = append(r.notTaken, i)
@@ -351,9 +354,10 @@ func (r *round) putItemsBack(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// ensurePermit gets a permit for the items if the round has no permit. The items are claimed
-// already. Either the provider has returned them as busy, or they have more addresses than the last
-// permit covered. If no call may be made now, it returns when to ask again.
+// ensurePermit gets a permit if the provider is Rated and the round has no permit. The items are
+// claimed already. Either the provider has returned them as busy, or they have more addresses than
+// the last permit covered. If no call may be made now, wait is the time at which to ask again. If a
+// call may be made, wait is zero.
 func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {
 		return time.Time{}
@@ -371,15 +375,15 @@ func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 }
 
 // cutToPermit leaves as many items in the call as its permit covers. It appends the other items to
-// rest and returns them.
-func (r *round) cutToPermit(rest []notify.Item, restRefs []itemRef) ([]notify.Item, []itemRef) {
+// waiting, and their refs to waitingRefs, and returns both slices.
+func (r *round) cutToPermit(waiting []notify.Item, waitingRefs []itemRef) ([]notify.Item, []itemRef) {
 	if r.call.Permit == nil {
-		return rest, restRefs
+		return waiting, waitingRefs
 	}
 	n := min(len(r.call.Items), r.call.Permit.Messages())
-	rest, restRefs = append(rest, r.call.Items[n:]...), append(restRefs, r.refs[n:]...)
+	waiting, waitingRefs = append(waiting, r.call.Items[n:]...), append(waitingRefs, r.refs[n:]...)
 	r.call.Items, r.refs = r.call.Items[:n:n], r.refs[:n:n]
-	return rest, restRefs
+	return waiting, waitingRefs
 }
 
 // releasePermit gives back the unused part of the call's permit.

@@ -22,11 +22,12 @@ type Worker struct {
 	openReceivers *openReceivers
 	scratch       sync.Pool // *scratch
 	batches       sync.Pool // *receiverBatch
-	rated         Rated     // the provider, if it has a rate of its own; nil otherwise
-	// claimLast means that windows are claimed only once they have capacity. SMS and providers with
-	// a rate send far more slowly than claims are written. With late claims, an otp message
-	// overtakes alerts in the queue for capacity, and a receiver that was never called is never
-	// ambiguous. Other lanes claim earlier, to keep thousands of calls in flight.
+	rated         Rated     // the provider, if it is Rated; nil otherwise
+	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and for
+	// Rated providers, which send far more slowly than claims are written. Late claims have two
+	// advantages. An otp message can overtake alerts in the queue for capacity. And a receiver that
+	// still waits for capacity is not ambiguous after a crash. Other lanes claim earlier, to keep
+	// thousands of calls in flight.
 	claimLast bool
 }
 
@@ -42,15 +43,15 @@ func New(cfg Config) *Worker {
 	return w
 }
 
-// Assigned implements log.Handler. It returns the handler of a partition's records until ctx
-// ends.
+// Assigned implements log.Handler. It returns the handler of a partition's records. The handler
+// stops when ctx ends.
 func (w *Worker) Assigned(ctx context.Context, tp log.TopicPartition) log.PartitionHandler {
 	return newPartition(ctx, w, tp)
 }
 
-// waitDue waits until a retry is due. If the wait is longer than Hold, it parks the retry in the
-// timer store. It returns false if this process does nothing more for the job: the retry is parked,
-// or the next owner does it.
+// waitDue waits until a retry is due. If the wait is longer than Hold, waitDue parks the retry in
+// the timer store instead. It returns false if this process must do nothing more for the job: the
+// retry is parked, or the partition is being drained and the next owner makes the retry.
 func (w *Worker) waitDue(j *job) bool {
 	at := time.UnixMilli(j.env.NotBefore)
 	wait := time.Until(at)
@@ -71,7 +72,8 @@ func (w *Worker) waitDue(j *job) bool {
 	return false
 }
 
-// park stores timers for this many receivers. It repeats until it succeeds or ctx ends.
+// park stores the timers ts, and repeats this until it succeeds or ctx ends. receivers is the number
+// of receivers in ts, for Events.Parked.
 func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) error {
 	err := w.retryUntil(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, ts) })
 	if f := w.cfg.Events.Parked; err == nil && f != nil {
@@ -80,11 +82,11 @@ func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) err
 	return err
 }
 
-// mismatch handles an envelope whose key has a row for other receivers. This happens if a repeated
-// request was split differently. The receivers that are also in the row's envelope are dropped. The
-// other receivers run as a derived envelope of their own.
+// mismatch handles an envelope whose key has a row for other receivers. This happens if a request
+// was repeated and was split into other chunks. mismatch drops the receivers that are also in the
+// row's envelope. It makes a derived envelope for the other receivers and appends it to the log.
 func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
-	w.cfg.Logger.Error("a chunk came again with other receivers; its receivers are deduplicated one by one",
+	w.cfg.Logger.Error("a chunk came again with other receivers; receivers that were in the first copy are dropped, the others are sent",
 		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block, "trace_id", notify.TraceID(j.env.Trace))
 	j.p.leaveOrder(j)
 	var seen map[uint32]struct{}
@@ -115,7 +117,8 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	j.msg.Done()
 }
 
-// seenIndexes returns the request indexes of the envelope that a row belongs to.
+// seenIndexes returns the receivers of the envelope that a row belongs to, by their index in the
+// request.
 func (w *Worker) seenIndexes(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	if len(row.Index) == 0 {
 		return w.cfg.ChunkIndexes(ctx, row)
@@ -127,7 +130,8 @@ func (w *Worker) seenIndexes(ctx context.Context, row *notify.Row) (map[uint32]s
 	return m, nil
 }
 
-// poison puts a record that cannot be decoded into the poison topic, with its origin.
+// poison puts a record that cannot be decoded into the poison topic, with its origin. If cause is
+// nil, the record belongs to another lane.
 func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	if f := w.cfg.Events.Poison; f != nil {
 		f(m.Topic)
@@ -135,20 +139,20 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	if cause == nil {
 		cause = errors.New("the record belongs to another lane")
 	}
-	w.cfg.Logger.Error("cannot decode a record; it is put into the poison topic", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", cause)
+	w.cfg.Logger.Error("a record cannot be handled; it is put into the poison topic", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", cause)
 	aside := log.Poisoner{Log: w.cfg.Log}
 	return w.retryUntil(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
 // replaceDamaged puts the bytes of an outcome row that cannot be decoded into the poison topic,
-// with the origin of its envelope. Then it replaces *row. The content of the damaged row is lost,
-// so the new row says that every receiver of the envelope may have been called.
+// with the origin of the row's envelope. Then it sets *row to a new row. The content of the damaged
+// row is lost, so the new row says that every receiver of the envelope may have been called.
 func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) error {
 	if f := w.cfg.Events.Damaged; f != nil {
 		f(w.cfg.Lane)
 	}
-	cause := fmt.Errorf("outcome row of %s %s cannot be decoded", j.env.Chunk.Base, chunkName(j.env.Chunk))
-	w.cfg.Logger.Error("cannot decode an outcome row; its receivers may have been called", "receivers", j.env.Count,
+	cause := fmt.Errorf("the outcome row of request %s, chunk %s, cannot be decoded", j.env.Chunk.Base, chunkName(j.env.Chunk))
+	w.cfg.Logger.Error("cannot decode an outcome row; its receivers may have been called already", "receivers", j.env.Count,
 		"topic", j.msg.Topic, "partition", j.msg.Partition, "offset", j.msg.Offset, "trace_id", notify.TraceID(j.env.Trace), "err", cause)
 	aside := log.Poisoner{Log: w.cfg.Log}
 	m := log.NewMsg(log.Record{Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset, Value: row.Damaged, Time: j.msg.Time}, func() {})
@@ -164,8 +168,9 @@ func (w *Worker) routeOf(address []byte) string {
 	return ""
 }
 
-// retryUntil repeats f until f succeeds or ctx ends. It has no other limit, because a record must
-// not be marked as done before f has succeeded.
+// retryUntil repeats f until f succeeds or ctx ends. It never gives up for another reason, because a
+// record must not be marked as done before f has succeeded. what names the store or the log in the
+// log messages.
 func (w *Worker) retryUntil(ctx context.Context, what string, f func() error) error {
 	for pause := (notify.Pause{}); ; {
 		err := f()
@@ -175,7 +180,7 @@ func (w *Worker) retryUntil(ctx context.Context, what string, f func() error) er
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.cfg.Logger.Error("cannot reach a store or the log; will try again", "to", what, "lane", w.cfg.Lane.String(), "err", err)
+		w.cfg.Logger.Error("a call to a store or to the log failed; will try again", "to", what, "lane", w.cfg.Lane.String(), "err", err)
 		if !pause.Wait(ctx) {
 			return ctx.Err()
 		}

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// A server may use these values until it receives our SETTINGS. We use them until we receive
-	// the server's SETTINGS (RFC 9113, 6.5.2).
+	// A server may use these values until it receives our SETTINGS. We use the values until we
+	// receive the server's SETTINGS (RFC 9113, 6.5.2).
 	defaultWindow   = 65535
 	defaultFrame    = 16384
 	maxWindow       = 1<<31 - 1
@@ -33,8 +33,8 @@ const (
 	lastStreamID = 1<<31 - 1
 )
 
-// conn is one connection. Two goroutines serve it: read and write. Each goroutine owns the fields
-// in its section below. mu guards the fields after mu.
+// conn is one connection. Two goroutines serve it: the reader (read) and the writer (write). Each of
+// them owns the fields in its section below. mu guards the fields after mu.
 type conn struct {
 	pool *Pool
 	nc   net.Conn
@@ -54,7 +54,7 @@ type conn struct {
 	takenRequests []*Request
 
 	wake       chan struct{} // contains a token when the writer has something to do
-	drainingCh chan struct{} // closed when the connection accepts no more requests
+	drainingCh chan struct{} // closed when the connection stops accepting requests
 	closedCh   chan struct{} // closed when the connection is closed
 	lastRead   atomic.Int64  // time of the last read, in ns since start
 	freeCount  atomic.Int64  // number of streams that may be opened now; the pool uses it to choose a connection
@@ -105,8 +105,8 @@ func newConn(p *Pool, nc net.Conn) *conn {
 	return c
 }
 
-// handshake exchanges the first frames (RFC 9113, 3.4). The caller limits its time by a deadline on
-// the connection.
+// handshake exchanges the first frames (RFC 9113, 3.4). To limit the time of the handshake, the caller
+// sets a deadline on the connection.
 func (c *conn) handshake() error {
 	c.ctl.WriteString(http2.ClientPreface)
 	_ = c.ctlFr.WriteSettings(
@@ -124,7 +124,7 @@ func (c *conn) handshake() error {
 	}
 	s, ok := f.(*http2.SettingsFrame)
 	if !ok || s.IsAck() {
-		return fmt.Errorf("h2: the first frame is %v, not SETTINGS", f.Header().Type)
+		return fmt.Errorf("h2: the first frame from the server is %v, but must be SETTINGS", f.Header().Type)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,10 +219,10 @@ func (c *conn) removeStream(r *Request) {
 }
 
 // endStream removes a stream from the connection. If again is true and the request may be tried
-// once more, endStream queues the request again. Otherwise it appends the request to the slice to,
-// and the caller delivers that slice. again may be true only if the server did not process the
-// request, or cannot have received all of it. The caller holds mu.
-func (c *conn) endStream(to []*Request, r *Request, f Failure, again bool) []*Request {
+// once more, endStream queues the request again. Otherwise it appends the request to the slice
+// ended, and the caller delivers that slice. again may be true only if the server did not process
+// the request, or cannot have received all of the request. The caller holds mu.
+func (c *conn) endStream(ended []*Request, r *Request, f Failure, again bool) []*Request {
 	c.removeStream(r)
 	if r.headArrived {
 		// The status is known. An answer with an incomplete body still counts as an answer.
@@ -230,18 +230,19 @@ func (c *conn) endStream(to []*Request, r *Request, f Failure, again bool) []*Re
 	}
 	r.Failure = f
 	if f != Answered && again && c.pool.requeue(r) {
-		return to
+		return ended
 	}
 	c.pool.requestsLeft(1)
-	return append(to, r)
+	return append(ended, r)
 }
 
 // resetStream queues a RST_STREAM. The caller holds mu.
 func (c *conn) resetStream(id uint32, code http2.ErrCode) { _ = c.ctlFr.WriteRSTStream(id, code) }
 
 // close closes the connection because of err. If code is not ErrCodeNo, the server violated the
-// protocol, and the writer sends it a GOAWAY. The connection's requests return to their batches. A
-// request of which the server cannot have received all bytes goes into the queue again.
+// protocol, and the writer sends a GOAWAY with the code. The connection's requests normally return to
+// their batches. A request of which the server cannot have received all bytes instead goes into the
+// queue again.
 func (c *conn) close(err error, code http2.ErrCode) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -332,14 +333,14 @@ func (c *conn) onTimer() {
 	}
 }
 
-var errPing = fmt.Errorf("h2: no answer to a PING")
+var errPing = fmt.Errorf("h2: the server did not answer a PING in time")
 
-// armTimer sets the timer to fire at the given time, unless it will fire earlier anyway. The caller
+// armTimer sets the timer to fire at fireAt, unless the timer will fire earlier anyway. The caller
 // holds mu.
-func (c *conn) armTimer(now, at time.Time) {
-	if c.timer == nil || c.timerAt.After(now) && !at.Before(c.timerAt) {
+func (c *conn) armTimer(now, fireAt time.Time) {
+	if c.timer == nil || c.timerAt.After(now) && !fireAt.Before(c.timerAt) {
 		return
 	}
-	c.timerAt = at
-	c.timer.Reset(max(at.Sub(now), time.Millisecond))
+	c.timerAt = fireAt
+	c.timer.Reset(max(fireAt.Sub(now), time.Millisecond))
 }

@@ -20,10 +20,10 @@ func (c *conn) onSettings(f *http2.SettingsFrame) (code http2.ErrCode) {
 		case http2.SettingMaxConcurrentStreams:
 			c.maxStreams = int(min(s.Val, maxWindow))
 		case http2.SettingInitialWindowSize:
-			by := int64(s.Val) - c.initialWindow
+			change := int64(s.Val) - c.initialWindow
 			c.initialWindow = int64(s.Val)
 			for r := c.byAge.first; r != nil; r = r.next {
-				if r.sendWindow += by; r.sendWindow > maxWindow {
+				if r.sendWindow += change; r.sendWindow > maxWindow {
 					code = http2.ErrCodeFlowControl
 				}
 			}
@@ -61,8 +61,9 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) http2.ErrCode {
 	return http2.ErrCodeNo
 }
 
-// onGoAway starts draining. The server reports the last request that it will process. Later
-// requests go into the queue again. Earlier requests wait for their answers. The caller holds mu.
+// onGoAway starts draining. The GOAWAY contains the id of the last request that the server will
+// process. Requests after it go into the queue again. The other requests wait for their answers. The
+// caller holds mu.
 func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	if !c.draining {
 		c.pool.cfg.Log.Info("the provider closes a connection", "code", f.ErrCode.String(), "reason", loggable(f.DebugData()), "streams", len(c.streams))
@@ -78,8 +79,8 @@ func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	}
 }
 
-// loggable returns the part of a server's text that is safe to log: from the first 100 bytes,
-// letters, digits and some punctuation.
+// loggable returns the part of a server's text that is safe to log: only the letters, digits and some
+// punctuation among the first 100 bytes.
 func loggable(b []byte) string {
 	b = b[:min(len(b), 100)]
 	out := make([]byte, 0, len(b))

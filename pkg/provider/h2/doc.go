@@ -13,8 +13,8 @@
 //
 // A request may end without an answer. Then [Failure] says why, and [Request.Sent] says whether the
 // server may have received the whole request. The package sends a request again in two cases only:
-// the server said that it did not process the request, or it cannot have received all of it. The
-// caller decides what a failure means.
+// the server said that it did not process the request, or the server cannot have received the whole
+// request. The caller decides what a failure means.
 //
 // Start reading at Pool.Submit and Pool.Run; write.go and read.go are the two goroutines of a
 // connection.

@@ -43,7 +43,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n as an integer with a prefix of the given number of bits (RFC 7541, 5.1).
+// appendInt appends n as an HPACK integer. The prefix has the given number of bits; the bits of first
+// are put before it (RFC 7541, 5.1).
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {
@@ -62,14 +63,14 @@ const pathIndex = 4
 // tableSize is the largest part of the server's HPACK table that the encoder uses, in bytes.
 const tableSize = 4096
 
-// maxEncodings is the largest number of stored encodings. When it is reached, all stored encodings
-// are dropped.
+// maxEncodings is the largest number of stored encodings. When this number is reached and another
+// encoding is to be stored, all stored encodings are dropped.
 const maxEncodings = 64
 
 // encoder encodes the header blocks of a connection.
 //
-// It adds a field to the table only while the table has room. If the table evicted an entry,
-// indexes would change and the stored encodings would be wrong.
+// It adds a field to the table only while the table has room, so that the table never evicts an
+// entry. An eviction would change indexes, and the stored encodings would be wrong.
 type encoder struct {
 	enc       *hpack.Encoder
 	out       bytes.Buffer
@@ -125,7 +126,7 @@ func (e *encoder) encode(f *Fields) encoded {
 				if e.used+x.Size() > e.limit {
 					x.Sensitive = true
 				} else {
-					// This also counts a field that the static table contains. That is harmless.
+					// A field of the static table needs no room but is counted too. That does no harm.
 					e.used += x.Size()
 					e.inTable[x] = true
 					stable = false

@@ -23,7 +23,7 @@ const (
 	Proven
 	// Unproven: the server refused our credentials.
 	Unproven
-	// Leave: the server wants us to close the connection.
+	// Leave: the server wants the client to close the connection.
 	Leave
 )
 
@@ -45,7 +45,7 @@ type Config struct {
 	// DialTimeout is the time limit of Dial and the exchange of the first frames together.
 	DialTimeout time.Duration `default:"5s"`
 	// After PingAfter without a byte from the server, a connection sends a PING. PingTimeout is the
-	// time limit for its answer.
+	// time limit for the answer to the PING.
 	PingAfter   time.Duration `default:"30s"`
 	PingTimeout time.Duration `default:"10s"`
 	// WriteTimeout is the time limit of one write.
@@ -72,7 +72,7 @@ type Pool struct {
 	waiting  atomic.Int64            // number of queued requests
 	inFlight atomic.Int64            // number of requests on connections
 	nextWake atomic.Uint64           // wakeConns begins at another connection each time
-	idleCh   chan struct{}           // contains a token after inFlight falls to 0; Run waits for it at its end
+	idleCh   chan struct{}           // contains a token after inFlight falls to 0; at its end, Run waits for the token
 
 	mu        sync.Mutex
 	queue     queue
@@ -186,21 +186,21 @@ func (p *Pool) wakeConns(n int) {
 	}
 }
 
-// takeQueued removes up to n requests from the queue and appends them to the slice to.
-func (p *Pool) takeQueued(to []*Request, n int) []*Request {
+// takeQueued removes up to n requests from the queue and appends them to dst, which must be empty.
+func (p *Pool) takeQueued(dst []*Request, n int) []*Request {
 	if p.waiting.Load() == 0 {
-		return to
+		return dst
 	}
 	p.mu.Lock()
 	for r := p.queue.first(); n > 0 && r != nil; r = p.queue.first() {
 		n--
 		p.queue.remove(r)
-		to = append(to, r)
+		dst = append(dst, r)
 	}
-	p.inFlight.Add(int64(len(to)))
+	p.inFlight.Add(int64(len(dst)))
 	p.waiting.Store(int64(p.queue.n))
 	p.mu.Unlock()
-	return to
+	return dst
 }
 
 // requestsLeft notes that n requests have ended or left their connections.
@@ -213,7 +213,7 @@ func (p *Pool) requestsLeft(n int) {
 	}
 }
 
-// maxTries is how often a request may be started.
+// maxTries is how often a request may be started on a connection.
 const maxTries = 3
 
 // requeue puts a request back to the front of its rank. It returns false if the request was tried

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// deliverAt is how many finished requests may be collected before they are delivered to their
-// batches.
+// deliverAt is the number of finished requests at which the reader delivers them to their batches,
+// even if more frames are in the read buffer.
 const deliverAt = 256
 
 // responseHead contains the fields of a header block that this package uses.
@@ -62,7 +62,7 @@ func (c *conn) frameBuffered() bool {
 	return err == nil && n >= 9+int(uint32(h[0])<<16|uint32(binary.BigEndian.Uint16(h[1:])))
 }
 
-// goAwayCode returns the code for a GOAWAY after err. It returns ErrCodeNo if the server did
+// goAwayCode returns the code for a GOAWAY after the error err. It returns ErrCodeNo if the server did
 // nothing wrong.
 func goAwayCode(err error) http2.ErrCode {
 	var conn http2.ConnectionError
@@ -144,8 +144,8 @@ func (c *conn) onContinuation(f *http2.ContinuationFrame) error {
 	return c.onBlock(c.block.id, c.block.buf, c.block.ended)
 }
 
-// onField is called for every field of a header block, in order. After the status of a success, it
-// stops the decoder from calling it, because no other field is needed.
+// onField is called for every field of a header block, in order. If the status is 2xx, the other fields
+// are not needed, so onField makes the decoder stop calling it for this block.
 func (c *conn) onField(f hpack.HeaderField) {
 	switch f.Name {
 	case ":status":
@@ -240,8 +240,8 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	if c.recvWindow -= n; c.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	// Grant the connection's window again at once. The memory has other limits: MaxAnswer for each
-	// stream, and this side decides how many streams exist.
+	// Grant the connection's window again before the data is used. Other limits bound the memory:
+	// an answer has at most MaxAnswer bytes, and this side decides how many streams exist.
 	if c.ungranted += n; c.ungranted >= connWindow/4 {
 		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.ungranted))
 		c.recvWindow += c.ungranted

@@ -35,7 +35,7 @@ const (
 	Withheld
 )
 
-// Down is the error when there is no connection to the provider.
+// Down is the error of a request for which there was no connection to the provider.
 type Down struct {
 	RetryAfter time.Duration // time until the next attempt to connect; 0: unknown
 	Err        error         // cause; context.Canceled if the pool has stopped
@@ -43,9 +43,9 @@ type Down struct {
 
 func (d *Down) Error() string {
 	if d.Err == nil {
-		return "no connection"
+		return "no connection to the provider"
 	}
-	return "no connection: " + d.Err.Error()
+	return "no connection to the provider: " + d.Err.Error()
 }
 
 func (d *Down) Unwrap() error { return d.Err }
@@ -64,7 +64,7 @@ type Request struct {
 
 	// The result. Answer is valid until the request is submitted again.
 	Failure Failure
-	// Sent matters if the request failed. It means that the server may have received the whole
+	// Sent is set only if the request failed. It means that the server may have received the whole
 	// request.
 	Sent       bool
 	Err        error // set with NoConnection and Withheld, and with Broken if the connection failed

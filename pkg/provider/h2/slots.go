@@ -21,7 +21,8 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 	}
 	t = t.Clone()
 	t.NextProtos = []string{"h2"}
-	// Small first records only help a reader that shows content early. Here writes are large.
+	// Small first TLS records help only a reader that uses the first bytes before the rest arrives.
+	// Here writes are large.
 	t.DynamicRecordSizingDisabled = true
 	if t.ServerName == "" {
 		t.ServerName, _, _ = net.SplitHostPort(address)
@@ -146,8 +147,9 @@ func (p *Pool) connectFailed(err error) {
 	p.failQueued(p.unavailableErr())
 }
 
-// waitDialTurn waits until this goroutine may connect. It returns false if ctx ends first. If many
-// connections were opened at once, the provider could take it for an attack.
+// waitDialTurn waits until this goroutine may connect: Config.Stagger after the previous attempt. If
+// many connections were opened at once, the provider could take that for an attack. waitDialTurn
+// returns false if ctx ends first.
 func (p *Pool) waitDialTurn(ctx context.Context) bool {
 	p.mu.Lock()
 	now := time.Now()

@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	// takeAtOnce is how many requests the writer takes from the queue at a time. 64 fill a few TLS
-	// records, but leave some requests for an idle connection.
+	// takeAtOnce is how many requests the writer takes from the queue at a time. 64 requests fill a
+	// few TLS records, but leave some requests for an idle connection.
 	takeAtOnce = 64
 	// ownFields is the assumed number of fields that only one request has. It is used only if the
-	// server limits the size of header lists. That size includes 32 bytes for each field in
-	// addition to its text.
+	// server limits the size of header lists. The size of a list includes, for each field, 32 bytes
+	// in addition to the field's text.
 	ownFields = 6
 )
 
@@ -81,7 +81,7 @@ func (c *conn) fillBuffer() bool {
 		}
 	}
 	// When the connection's window is used up, new requests could send only their headers. So start
-	// none.
+	// no request.
 	if room := min(c.freeStreams(), takeAtOnce); room > 0 && c.sendWindow > 0 {
 		c.takenRequests = c.pool.takeQueued(c.takenRequests[:0], room)
 		now := time.Time{}
