@@ -37,7 +37,7 @@ func (s *Service) Cancel(ctx context.Context, caller, id string) (engine.Trigger
 // checkPending returns nil for a PENDING row. For any other row it returns an error that says why
 // the row cannot be changed.
 func checkPending(row *engine.Trigger) error {
-	code, msg := "too_late", "a call is in progress, or may be"
+	code, msg := "too_late", "a call of the trigger is or may be in progress"
 	switch row.State {
 	case engine.TriggerPending:
 		return nil
@@ -113,8 +113,9 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	return row, s.rewriteIndex(ctx, began, index)
 }
 
-// changeRow reads a caller's row, changes it with edit and swaps it into the store. It repeats that
-// until it is certain that a swap has won. edit returns false if there is nothing to swap.
+// changeRow reads a caller's row, changes it with edit and swaps it into the store. It repeats these
+// steps until it is certain that a swap has won, at most swapTries times. edit returns false if
+// there is nothing to swap.
 func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
 	// After an aborted swap it is unknown whether the row was swapped. So a caller that disconnects
 	// must not abort the swap.
