@@ -33,9 +33,10 @@ func (a *Audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err
 	return loadRecord[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
 }
 
-// Append calls makeRow with the last row, or with the zero AuditRow if there is no row. It adds the row
-// that makeRow returns, and gives it the following Seq. If another process has added a row meanwhile,
-// Append calls makeRow again, with that row. So makeRow always gets the row directly before the new row.
+// Append calls makeRow with the last row, or with the zero AuditRow if there is no row. It adds the
+// row that makeRow returns, and gives it the following Seq. If another process has added a row
+// meanwhile, Append calls makeRow again, with that row. So makeRow always gets the row directly
+// before the new row.
 func (a *Audit) Append(ctx context.Context, makeRow func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
 	none := engine.AuditRow{}
 	end, err := a.rows.Turn(ctx, tableAudit)

@@ -23,10 +23,9 @@ func partOfCampaign(id string) rows.Partition {
 	return rows.Partition{Table: tableCampaigns.Table, Name: id}
 }
 
-// AddPart adds a part to a campaign. The parameter part is the number of the part, and base is the base
-// under which the part was accepted. If the same (campaign, part) was added before, AddPart changes
-// nothing. It returns notify.KindNotFound if the campaign belongs to
-// another caller.
+// AddPart adds a part to a campaign. The parameter part is the number of the part, and base is the
+// base under which the part was accepted. If the same (campaign, part) was added before, AddPart
+// changes nothing. It returns notify.KindNotFound if the campaign belongs to another caller.
 func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
 	if campaign == "" || len(campaign) > maxCampaign {
 		return notify.Invalid("bad_campaign", "campaign", "the id of a campaign must have 1 to 1,024 bytes")

@@ -80,8 +80,8 @@ func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Partit
 	return job, part, row, err
 }
 
-// swapID changes the partition name that is stored for an id from oldName to newName. nil means that the
-// id has no partition.
+// swapID changes the partition name that is stored for an id from oldName to newName. nil means
+// that the id has no partition.
 func (j *Jobs) swapID(ctx context.Context, id string, oldName, newName []byte) (bool, error) {
 	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, Expect: []rows.Row{{Key: id, Value: oldName}}, Set: []rows.Row{{Key: id, Value: newName}}})
 }

@@ -40,11 +40,12 @@ func (qs *queues) get(name string) *queue {
 	return q
 }
 
-// queue delivers messages in the order in which they became visible. Messages with the same time are
-// delivered in the order of their seqs. Each message and its number of receives are stored. The number
-// is durable before the message is delivered. So a message that kills the process again and again ends
-// up dead (but see firstUncountedFrom). Which messages are held, and until when, is kept only in memory.
-// After a start, every message that was not acknowledged is visible when its delay has ended.
+// queue delivers messages in the order in which they became visible. Messages with the same time
+// are delivered in the order of their seqs. Each message and its number of receives are stored. The
+// number is durable before the message is delivered. So a message that kills the process again and
+// again ends up dead (but see firstUncountedFrom). Which messages are held, and until when, is kept
+// only in memory. After a start, every message that was not acknowledged is visible when its delay
+// has ended.
 //
 // An acknowledged message is deleted without a wait for an fsync. If a power loss undoes the delete,
 // the message is delivered again, and receivers must expect that anyway. The delete is durable before
@@ -320,9 +321,10 @@ func (q *queue) countUnwrittenLocked() {
 // at which a released message becomes visible again (ms since 1970, 8 bytes).
 const receivedLen = 2 + 8
 
-// putReceived stores how often messages were received. For a released message it also stores until when
-// the message is invisible. putReceived reads these values in the fill function. So if two writes run at
-// the same time, the later write has the newer values. Nothing is written for an acknowledged message.
+// putReceived stores how often messages were received. For a released message it also stores until
+// when the message is invisible. putReceived reads these values in the fill function. So if two
+// writes run at the same time, the later write has the newer values. Nothing is written for an
+// acknowledged message.
 func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil

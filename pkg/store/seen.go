@@ -54,16 +54,16 @@ type Filter interface {
 	Incomplete(ctx context.Context) error
 }
 
-// Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that cannot
-// exist. Put adds each claimed key to the filter. So if a key was made after the filter's completeSince,
-// and the filter does not have the key, the key has no row.
+// Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that
+// cannot exist. Put adds each claimed key to the filter. So if a key was made after the filter's
+// completeSince, and the filter does not have the key, the key has no row.
 //
 // The filter never decides that a record is a duplicate: if it may have a key, Seen reads the row. The
 // filter never delays a delivery: if it does not answer, Seen reads rows, and claims continue without
 // the filter.
 //
-// All code that writes outcome rows, or reads outcome rows by key, must use a Seen with the same filter.
-// If code writes a row without a Seen, a reader may believe that the row does not exist.
+// All code that writes outcome rows, or reads outcome rows by key, must use a Seen with the same
+// filter. If code writes a row without a Seen, a reader may believe that the row does not exist.
 type Seen struct {
 	engine.Status
 	filter Filter
@@ -83,10 +83,10 @@ func NewSeen(status engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: status, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Put adds the keys of the outcome rows to the filter, and stores the rows at the same time. It returns
-// when the filter and the store have answered. The caller starts the call of a claim only after Put has returned. So no call
-// was made for a key that is stored but not yet in the filter. Put stores the rows even if the filter
-// fails.
+// Put adds the keys of the outcome rows to the filter, and stores the rows at the same time. It
+// returns when the filter and the store have answered. The caller starts the call of a claim only
+// after Put has returned. So no call was made for a key that is stored but not yet in the filter.
+// Put stores the rows even if the filter fails.
 func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
 	for i := range rows {

@@ -181,11 +181,11 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes two kinds of rows: done rows that were last updated before the time doneBefore,
-// and claims that were last updated before the time claimBefore (both in ms since 1970). A claim is a
-// row that is not done. The record of a claim may still be in the log. The caller must choose the times
-// so that no process reads the removed rows again. PurgeOutcomes returns how many rows it removed, also with an error. The next call
-// removes the rest.
+// PurgeOutcomes removes two kinds of rows: done rows that were last updated before the time
+// doneBefore, and claims that were last updated before the time claimBefore (both in ms since
+// 1970). A claim is a row that is not done. The record of a claim may still be in the log. The
+// caller must choose the times so that no process reads the removed rows again. PurgeOutcomes
+// returns how many rows it removed, also with an error. The next call removes the rest.
 //
 // PurgeOutcomes deletes single rows and not a range. A worker may at the same time write the claim of
 // an old request in that range, for example of a schedule that was made last year and fires now.

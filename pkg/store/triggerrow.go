@@ -17,11 +17,11 @@ var (
 )
 
 // The row of a small trigger holds everything, and each swap rewrites the row. The row of a large
-// trigger is split. Its request (URL, payload, terms: the fields that rarely change) is written once.
-// From the first swap on, the other fields are written to a separate row, the head. A trigger with a
-// payload of 4 KB then costs 62 to 67 us of processor time in its whole life instead of 88 to 106 us, on
-// a busy machine (BenchmarkTriggerLife). A small row is not split, because rewriting it costs less than
-// reading two parts.
+// trigger is split. Its request (URL, payload, terms: the fields that rarely change) is written
+// once. From the first swap on, the other fields are written to a separate row, the head. A trigger
+// with a payload of 4 KB then costs 62 to 67 us of processor time in its whole life instead of 88
+// to 106 us, on a busy machine (BenchmarkTriggerLife). A small row is not split, because rewriting
+// it costs less than reading two parts.
 
 // splitFrom is the size in bytes from which a row is split. The size is the length of URL and payload.
 const splitFrom = 512

@@ -183,8 +183,8 @@ func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]
 }
 
 // updateRows locks n rows, calls decide for each row in order, and writes the rows for which decide
-// returns true. If the same row occurs more than once, decide gets the header that the previous write of
-// the row made.
+// returns true. If the same row occurs more than once, decide gets the header that the previous
+// write of the row made.
 func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engine.Trigger, decide func(i int, stored triggerHeader, ok bool) (version uint64, yes bool)) (won []bool, err error) {
 	won = make([]bool, n)
 	if n == 0 {
@@ -231,8 +231,8 @@ func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engin
 	return won, nil
 }
 
-// storeWrites writes the rows. The parameter last holds the final header of each row. storeWrites calls unlock when
-// the rows are durable or when the write has failed.
+// storeWrites writes the rows. The parameter last holds the final header of each row. storeWrites
+// calls unlock when the rows are durable or when the write has failed.
 func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
 	var begin, end []string
 	final := make([]*triggerWrite, 0, len(writes)) // the last write of each row

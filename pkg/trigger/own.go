@@ -43,16 +43,16 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 }
 
 // RegisterInternal makes a trigger for the server's own purposes, in the name of a caller. The
-// trigger is due now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a W3C traceparent
-// (empty: none).
+// trigger is due now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a
+// W3C traceparent (empty: none).
 //
 // If a trigger with this id exists already, RegisterInternal returns that trigger unchanged, with
 // created false. So a repeat after a crash finds out what was made. Two calls with the same base
 // must not run at the same time.
 //
-// All rules of Register apply except the size of the payload. RegisterInternal may return notify.KindThrottled
-// (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
-// KindUnavailable (the trigger may exist).
+// All rules of Register apply except the size of the payload. RegisterInternal may return
+// notify.KindThrottled (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict
+// (no secret) or KindUnavailable (the trigger may exist).
 func (s *Service) RegisterInternal(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
 	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
 	if err != nil {

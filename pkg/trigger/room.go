@@ -98,10 +98,11 @@ func (ls *lanes) readMoreLocked(l *lane) {
 // rowSize is the approximate memory of a message without its payload, in bytes.
 const rowSize = 600
 
-// roomLocked returns how many more messages a line of a caller may have. The line may use half of the
-// free room, in messages and in bytes. So the first caller whose calls do not end leaves half of the
-// room to the other callers, the second such caller leaves a quarter, and so on. Every caller may have at
-// least one message. The backlog leaves half of the total room to messages on time.
+// roomLocked returns how many more messages a line of a caller may have. The line may use half of
+// the free room, in messages and in bytes. So the first caller whose calls do not end leaves half
+// of the room to the other callers, the second such caller leaves a quarter, and so on. Every
+// caller may have at least one message. The backlog leaves half of the total room to messages on
+// time.
 func (ls *lanes) roomLocked(l *lane, of lineKind) int {
 	q, cfg := &l.lines[of], &ls.d.cfg
 	n := len(q.queue) + q.pendingReads
@@ -196,8 +197,8 @@ func (ls *lanes) thinLinesLocked(l *lane, now time.Time) {
 }
 
 // longestAway is the longest wait of a message that is put off. The index is the number of times
-// that the message was put off before.
-// The first waits are short, because the first estimate of a receiver's pace is bad.
+// that the message was put off before. The first waits are short, because the first estimate of a
+// receiver's pace is bad.
 var longestAway = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
 
 const (
