@@ -167,7 +167,7 @@ func (s *Store) gatherChunks(ctx context.Context, n *newestChunks) (*lookup, err
 			continue
 		}
 		if rows += seg.meta.Chunks; rows > s.listBounds.rows {
-			return l, notify.Invalid("list_too_wide", "until", fmt.Sprintf("finding the notifications of this time would read more than %d rows; name a user, or read the archive", s.listBounds.rows))
+			return l, notify.Invalid("list_too_wide", "until", fmt.Sprintf("the list would read more than %d rows of the history; choose a shorter period or one user, or read the archive", s.listBounds.rows))
 		}
 		for end := seg.meta.Chunks; end > 0; end -= block {
 			if err := ctx.Err(); err != nil {

@@ -167,7 +167,7 @@ func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found 
 		r, ok := receiverAt(f.Envelope.Receivers, pos)
 		if !ok {
 			if c.seg != nil {
-				w.noteDamage(c.seg, fmt.Errorf("%w: position %d of %d receivers", errDamaged, pos, f.Envelope.Count))
+				w.noteDamage(c.seg, fmt.Errorf("%w: the index points to position %d, but the chunk has %d receivers", errDamaged, pos, f.Envelope.Count))
 			}
 			continue
 		}
