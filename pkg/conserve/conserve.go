@@ -26,9 +26,10 @@ type Bounds struct {
 type Log interface {
 	// Bounds returns the current offsets of each partition.
 	Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error)
-	// Read calls fn with every record in [from, to) of each partition in from, in order. It returns
-	// notify.KindGone if one of these records was trimmed from the log.
-	Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
+	// Read calls fn with every record whose offset is in [starts, ends) of its partition, in order.
+	// It reads only the partitions in starts. It returns notify.KindGone if one of these records was
+	// trimmed from the log.
+	Read(ctx context.Context, starts, ends map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	// Lost reports whether damage of the log destroyed this record.
 	Lost(tp log.TopicPartition, offset int64) bool
 }
@@ -63,9 +64,9 @@ type Triggers interface {
 	// id cannot be decoded.
 	Timer(t *engine.Trigger) (engine.Timer, bool)
 	// Mend writes the timers of the triggers in timers and the dead letters of the triggers in
-	// letters, and makes the triggers in again due again. It changes a row only if the row is
+	// letters, and makes the triggers in redo due now. It changes a row only if the row is
 	// still the same as the given row. It returns the ids of the triggers that it repaired.
-	Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error)
+	Mend(ctx context.Context, timers, letters, redo []engine.Trigger) (mended []string, err error)
 }
 
 // Producer appends records to the log. Append returns nil once every record is durable.
@@ -129,15 +130,15 @@ type Config struct {
 	// further groups are added up as "(others)".
 	MaxGroups int `default:"10_000"`
 
-	// Grace is how long after its due time a trigger or the timer of a notification becomes a
-	// finding. It is also how long after the end of its lease a claim becomes a finding. It must be
-	// longer than any deferral.
+	// Grace is how long a trigger, or the timer of a notification, may stay after its due time. After
+	// that it becomes a finding. In the same way a claim becomes a finding if it stays for Grace
+	// after the end of its lease. Grace must be longer than any deferral.
 	Grace time.Duration `default:"15m"`
 	// Ahead is how far into the future timers of triggers are checked. It must be at least twice
 	// the time between runs, and less than the cold tier's border.
 	Ahead time.Duration `default:"2h"`
-	// Open is a time after the end of a minute. If the minute still contains timers then, it
-	// becomes a finding.
+	// Open is how long a minute may contain timers after its end. After that the minute becomes a
+	// finding.
 	Open time.Duration `default:"5m"`
 	// MaxListed is how many findings a report lists. It counts all findings.
 	MaxListed int `default:"10_000"`
