@@ -109,7 +109,7 @@ func parseReport(b []byte) (rep Report, err error) {
 	case json.Unmarshal(b, &rep) != nil || rep.Digest == "":
 		err = notify.Invalid("bad_report", "report", "must be a report that a plan of reconcile has returned")
 	case rep.Digest != rep.digest():
-		err = notify.Invalid("bad_digest", "report", "was changed after it was made; use the report unchanged, or make a new report")
+		err = notify.Invalid("bad_digest", "report", "the report was changed after it was made; use the report unchanged, or make a new report")
 	}
 	return rep, err
 }
@@ -171,7 +171,7 @@ func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
 		return deadletter.Findings{}, err
 	}
 	if time.Since(time.UnixMilli(rep.Made)) > a.cfg.MaxAge {
-		return deadletter.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "is older than " + a.cfg.MaxAge.String() + "; make a new report"}
+		return deadletter.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "the report is older than " + a.cfg.MaxAge.String() + "; make a new report"}
 	}
 	return summarize(&rep, nil), nil
 }

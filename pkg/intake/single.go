@@ -107,8 +107,8 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 	return nil
 }
 
-// partitions returns over how many partitions of a topic the request with this base is spread. If
-// frozen is not 0, it returns frozen.
+// partitions returns the number of partitions of a topic over which the request with this base is
+// spread. If frozen is not 0, it returns frozen.
 func (s *Service) partitions(topic string, base notify.Base, frozen uint16) (uint16, error) {
 	if frozen != 0 {
 		return frozen, nil
