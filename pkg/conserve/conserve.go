@@ -53,8 +53,8 @@ type Schedules interface {
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 }
 
-// Triggers contains the methods of trigger.Mender that this package uses. They say to which trigger
-// a timer or a message belongs, and they repair rows.
+// Triggers contains the methods of trigger.Mender that this package uses. These methods say to
+// which trigger a timer or a message belongs, and repair rows.
 type Triggers interface {
 	// TriggerOf returns the trigger and the generation of the payload of a timer, or of a message of the
 	// delay queue.
@@ -101,7 +101,7 @@ type Config struct {
 	// there are messages, each could belong to the trigger being checked. Then the evidence of that
 	// trigger is unknown.
 	Held func(ctx context.Context) (int, error)
-	// Away returns an error while this process cannot audit. nil: it always can.
+	// Away returns an error while this process cannot audit. nil: this process can always audit.
 	Away func() error
 	// Waiting is called after each check of all triggers, with the number of waiting triggers by
 	// caller. nil: not called.
@@ -151,8 +151,8 @@ type Config struct {
 }
 
 // Auditor audits, reports and repairs. It is safe for concurrent use. Only one audit runs at a
-// time; further audits wait. Two repairs may run at the same time. They may append a record twice,
-// which changes no outcome.
+// time; further audits wait. Two repairs may run at the same time. Then a record may be appended
+// twice, which changes no outcome.
 type Auditor struct {
 	cfg           Config
 	turn          chan struct{}                    // capacity 1; the running audit has put a value into it

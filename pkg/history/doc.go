@@ -8,8 +8,8 @@
 // in offset order for each log partition. The Store keeps original chunks. A derived chunk (retry,
 // deferral, replay) only advances the offset. Each log partition has one growing segment, the tail.
 // The tail's index is in memory, and its bodies are appended to a file. When the tail is full or
-// old enough, the Store seals it in this order: it appends the index to the file, syncs the file,
-// renames it, and advances the sealed offset. The log may be trimmed below the sealed offset. After
+// old enough, the Store seals the tail: it appends the index to the file, syncs the file, renames the
+// file, and then advances the sealed offset. The log may be trimmed below the sealed offset. After
 // a start, the Store deletes the unsealed files, and the pump reads the log again from Resume.
 //
 //	header    8 bytes

@@ -304,7 +304,7 @@ func (g *offsetProgress) moved() {
 }
 
 // wait returns a channel that is closed when an offset changes. The caller must check the offsets
-// after this call, not before it. Otherwise it could miss a change.
+// after this call, not before it. Otherwise the caller could miss a change.
 func (g *offsetProgress) wait() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()

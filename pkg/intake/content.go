@@ -121,8 +121,8 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 	return nil
 }
 
-// textVariables are the variables that the texts of a request use. They are resolved as the clients
-// of the providers resolve them. A receiver's own variables win over the shared variables. Each
+// textVariables are the variables that the texts of a request use. Intake resolves them in the same
+// way as package provider does later. A receiver's own variables win over the shared variables. Each
 // value must be a string, a number or a boolean. Intake refuses a receiver if a value is missing,
 // so that the caller can correct the request. Without this check the request would get a 201, and
 // the receiver would fail later.

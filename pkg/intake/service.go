@@ -56,7 +56,8 @@ type Stores struct {
 	// Partitions returns the number of partitions of a topic over which the request with this base
 	// is spread: 1 to 65535, or 0 if the number is not known. It is required. The number may grow.
 	// The chunks of fan-outs are appended to partitions chosen with this number. For keyed records
-	// the log chooses the partition when they are appended; only their ids use this number.
+	// the log chooses the partition when the records are appended; only the ids of the records use
+	// this number.
 	Partitions func(topic string, base notify.Base) int
 	Idem       request.Idem // required
 	Campaigns  Campaigns    // required

@@ -103,7 +103,7 @@ func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored
 }
 
 // Reserve implements request.Idem. It first assumes that the key is new and tries to store r. Only if
-// this fails, it reads the stored reservation.
+// a reservation is already stored, it reads that reservation.
 func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
 	name, err := idemName(r.Key)
 	if err != nil {

@@ -205,17 +205,18 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 			first = append(first, w)
 			continue
 		}
-		// This delivery may be the same message as other, received again because its visibility
+		// This delivery may be the other message itself, received again because its visibility
 		// timeout ended. If this delivery were acknowledged, the trigger could be lost.
 		if other.batch != w.batch && w.delivery.Enqueued.Equal(other.delivery.Enqueued) {
 			w.delay, w.keepReceives = d.cfg.Visibility, true
 			twice = append(twice, w)
 			continue
 		}
-		// Normally this message is a copy and may be dropped: other is only acknowledged after all
-		// its effects are durable. This message is not a successor of other (see forgetInProgress).
-		// But a much younger message must be kept. The message other may soon be dropped as an
-		// orphan, and the younger message may belong to a later write that stores the row.
+		// Normally this delivery is a copy and may be dropped: the other message is acknowledged only
+		// after all its effects are durable, and this delivery is not a successor of the other message
+		// (see forgetInProgress). But a much younger delivery must be kept. The other message may soon
+		// be dropped as an orphan, and the younger one may belong to a later write that stores the
+		// row.
 		if younger := w.delivery.Enqueued.Sub(other.delivery.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
 			w.delay = youngerWait
 			twice = append(twice, w)
