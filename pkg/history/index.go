@@ -60,15 +60,15 @@ func (c *chain) extend(added int) {
 	c.link(n)
 }
 
-// link adds the entries whose ordinals are first or higher to the head table.
-func (c *chain) link(first int) {
-	hashes := c.hashes[first:]
-	next := c.next[first:][:len(hashes)]
+// link adds the entries whose ordinals are at least minOrdinal to the head table.
+func (c *chain) link(minOrdinal int) {
+	hashes := c.hashes[minOrdinal:]
+	next := c.next[minOrdinal:][:len(hashes)]
 	head, shift := c.head, c.shift
 	for i, h := range hashes {
 		slot := &head[h>>(shift&63)]
 		next[i] = *slot
-		*slot = uint32(first + i + 1)
+		*slot = uint32(minOrdinal + i + 1)
 	}
 }
 

@@ -179,8 +179,9 @@ func (s *Store) acquireView() *segmentView {
 	return s.view
 }
 
-// replaceView replaces the view by a view that also has the segments added and no longer has the
-// segments removed. The caller keeps its own references.
+// replaceView makes a new view and replaces the current view by it. The new view has the segments of
+// the current view and of the parameter added, without the segments of the parameter removed. The
+// caller keeps its own references.
 func (s *Store) replaceView(added, removed []*segment) {
 	gone := map[*segment]bool{}
 	for _, d := range removed {

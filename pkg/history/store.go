@@ -212,11 +212,11 @@ func (s *Store) Lost(earliest, latest int64) {
 	s.lost = append(s.lost, l)
 }
 
-// mayBeLost reports whether the log may have lost a request that was accepted at the time accepted.
-func (s *Store) mayBeLost(accepted time.Time) bool {
+// mayBeLost reports whether the log may have lost a request that was accepted at acceptedAt.
+func (s *Store) mayBeLost(acceptedAt time.Time) bool {
 	s.damageMu.Lock()
 	defer s.damageMu.Unlock()
-	ms := accepted.UnixMilli()
+	ms := acceptedAt.UnixMilli()
 	return slices.ContainsFunc(s.lost, func(l lostTime) bool { return l.from <= ms && ms <= l.to })
 }
 

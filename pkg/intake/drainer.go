@@ -40,7 +40,7 @@ func (d *Drainer) Run(ctx context.Context) error {
 		case err != nil && !failing:
 			log.Warn("records cannot be moved from the spill buffer to the log; the move is tried again", slog.Any("error", err))
 		case n > 0:
-			log.Info("all records were moved from the spill buffer to the log", slog.Int("records", n))
+			log.Info("records were moved from the spill buffer to the log", slog.Int("records", n))
 		}
 		failing = err != nil
 		if !notify.Sleep(ctx, cmp.Or(d.Every, 100*time.Millisecond)) {

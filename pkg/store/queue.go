@@ -296,7 +296,7 @@ func (q *queue) delivery(t takenMessage, body []byte) engine.Delivery {
 // message. Nearly all messages are received only once. To store the first receive would cost two of the
 // nine row writes of a callback, and a wait for the disk. After a start, each message that is already
 // visible counts as received once. So a message that kills the process still ends up dead. Any other
-// message is received at most one time less than maxReceives.
+// message may lose one of its receives.
 const firstUncountedFrom = 100
 
 // skipsFirstReceive reports whether the first receive is not stored. maxReceives is set before the

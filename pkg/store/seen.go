@@ -17,8 +17,8 @@ const (
 	// filterTimeout bounds each call to the filter. If the filter needs longer, it is faster to read
 	// the rows. A claim waits for the filter until filterTimeout after the store has answered. The
 	// timeout does not start with the call, because a process that gets little processor time receives
-	// the answers of the store and the filter late. If it stopped waiting too early, a claim would be
-	// missing in the filter, and all processes would have to read rows.
+	// the answers of the store and the filter late. If the process stopped waiting too early, a claim would
+	// be missing in the filter, and all processes would have to read rows.
 	filterTimeout = 250 * time.Millisecond
 	// filterHeal is the time after a failure in which the filter is not called.
 	filterHeal = time.Second
