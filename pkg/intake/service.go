@@ -153,6 +153,12 @@ type Service struct {
 	notes          sync.Pool // *noteWriter
 }
 
+// errNewerRelease is the error for a key that a newer release has reserved.
+var errNewerRelease = &notify.Error{
+	Kind: notify.KindUnavailable, Code: "intake_version", RetryAfter: retryUnavailable,
+	Msg: "a newer release of notifyd has reserved this Idempotency-Key; only a process of that release can answer the request",
+}
+
 // New returns a Service that uses st. It returns an error if cfg is not valid or a required store
 // is missing.
 func New(st Stores, cfg Config) (*Service, error) {
@@ -164,7 +170,7 @@ func New(st Stores, cfg Config) (*Service, error) {
 		return nil, errors.New("intake: Log, Partitions, Idem, Campaigns and Cancels are required")
 	}
 	s := &Service{cfg: cfg, stores: st, rules: newRules(cfg), once: request.Once{
-		Idem: st.Idem, Version: Version, Newer: notify.Unavailable("intake_version", retryUnavailable, nil),
+		Idem: st.Idem, Version: Version, Newer: errNewerRelease,
 		Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace, Owner: cfg.Owner, Exclusive: cfg.Exclusive,
 		Replayed: cfg.Events.Replayed, TakenOver: cfg.Events.TakenOver, Logger: cfg.Logger,
 	}}

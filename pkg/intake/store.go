@@ -133,6 +133,12 @@ func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched
 // was split for the old number. Nothing is stored, and the fan-out can be split again at once.
 var errPartitionsRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the number of partitions of the log was increased while this request was read; send the request again", RetryAfter: time.Second}
 
+// errDraining is the error for prompt records while critical records are spilled.
+var errDraining = &notify.Error{
+	Kind: notify.KindUnavailable, Code: "log_draining", RetryAfter: retryUnavailable,
+	Msg: "the log was unavailable, and notifyd must first write the messages that waited for the log; try again later",
+}
+
 // checkPartitionsRaised returns errPartitionsRaised if some users of the fan-out now belong to
 // another partition. Their next messages would be appended to the new partition and could overtake
 // the fan-out. A resumed request is not checked: it keeps the number of partitions of its first
@@ -183,7 +189,7 @@ func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, fai
 	if s.isSpilling(ctx, has[classCritical]+has[classPrompt]) {
 		failed[classCritical] = s.spillCritical(ctx, p.recordsOf(classCritical), at)
 		if has[classPrompt] > 0 {
-			failed[classPrompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
+			failed[classPrompt] = errDraining
 		}
 		if has[classBulk] > 0 {
 			failed[classBulk] = s.appendBulk(ctx, p.recordsOf(classBulk))

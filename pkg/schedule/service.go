@@ -178,7 +178,7 @@ func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, err
 		}
 		v = now
 	}
-	return v, nil, notify.Unavailable("schedule_contended", time.Second, nil)
+	return v, nil, errContended()
 }
 
 // sumWeight returns the number of receivers of the rows.

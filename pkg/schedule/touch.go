@@ -21,6 +21,14 @@ func conflictError(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
+// errContended returns the error for a call that lost against other changes of the same schedule.
+func errContended() error {
+	return &notify.Error{
+		Kind: notify.KindUnavailable, Code: "schedule_contended", RetryAfter: time.Second,
+		Msg: "other requests changed the schedule at the same time; read the schedule before you try again",
+	}
+}
+
 func formatTime(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // checkTouchable returns an error if the schedule can no longer be cancelled or moved.
@@ -150,7 +158,7 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 		v.applyHead(&h)
 		return v, nil
 	}
-	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
+	return View{}, errContended()
 }
 
 // recordCancelled records the outcome of a cancelled schedule at once, so that it is visible before
@@ -212,7 +220,7 @@ func (s *Service) Move(ctx context.Context, base notify.Base, newTime int64, mov
 			return v, err
 		}
 	}
-	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
+	return View{}, errContended()
 }
 
 // moveOnce tries to move a schedule whose hints are stored, from the state in v. If another call
@@ -232,7 +240,7 @@ func (s *Service) moveOnce(ctx context.Context, v *View, newTime int64, movedBy 
 		return false, err
 	case how == swapUnknown:
 		// A second try could move the schedule again and so undo a later move by another call.
-		return false, notify.Unavailable("schedule_contended", time.Second, nil)
+		return false, errContended()
 	case how == swapLost:
 		// Two moves to the same time write the same rows. If the winner has the same generation and
 		// time, it needs these rows.

@@ -113,9 +113,15 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	return &Service{cfg: cfg, once: request.Once{
-		Idem: cfg.Idem, Version: Version, Newer: notify.Unavailable("trigger_version", retryLater, nil), Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace,
+		Idem: cfg.Idem, Version: Version, Newer: errNewerRelease, Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace,
 		Owner: cfg.Owner, Exclusive: cfg.Exclusive, Hit: cfg.hit, Logger: cfg.Logger,
 	}}, nil
+}
+
+// errNewerRelease is the error for a key that a newer release has reserved.
+var errNewerRelease = &notify.Error{
+	Kind: notify.KindUnavailable, Code: "trigger_version", RetryAfter: retryLater,
+	Msg: "a newer release of notifyd has reserved this Idempotency-Key; only a process of that release can answer the request",
 }
 
 // callerOf returns the record of a caller that may register triggers. If a caller has no record, it
