@@ -140,7 +140,7 @@ type Config struct {
 	// Open is how long a minute may contain timers after its end. After that the minute becomes a
 	// finding.
 	Open time.Duration `default:"5m"`
-	// MaxListed is how many findings a report lists. It counts all findings.
+	// MaxListed is how many findings a report lists. The report counts all findings.
 	MaxListed int `default:"10_000"`
 	// MaxAge is the greatest age of a report when it is applied.
 	MaxAge time.Duration `default:"15m"`

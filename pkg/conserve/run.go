@@ -278,7 +278,8 @@ func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Par
 	return nil
 }
 
-// countSpilled counts the receivers in the spill buffer. They wait until the log is reachable.
+// countSpilled counts the receivers in the spill buffer. These receivers wait until the log is
+// reachable.
 func (r *run) countSpilled(ctx context.Context) error {
 	recs, err := r.cfg.Spill.Peek(ctx, maxSpilled)
 	if err != nil {

@@ -179,7 +179,7 @@ func (s *Store) newTail(p *partition) (*tail, error) {
 	name := segmentName(num, tmpSuffix)
 	f, err := s.cfg.FS.Create(s.path(name))
 	if err != nil {
-		return nil, fmt.Errorf("create a segment: %w", err)
+		return nil, fmt.Errorf("create the file of a segment: %w", err)
 	}
 	var a arrays
 	select {

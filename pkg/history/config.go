@@ -54,8 +54,8 @@ type Config struct {
 	// it returns an error, no segment is removed.
 	RemovalTime func(ctx context.Context) (time.Time, error)
 	// Archived, when set, returns for each partition the offset below which all records are
-	// archived. A segment with later records is kept after its retention, for at most ArchiveWait
-	// (0: without limit).
+	// archived. A segment with records at or above that offset is kept after its retention, for at
+	// most ArchiveWait (0: without limit).
 	Archived    func() map[Part]int64
 	ArchiveWait time.Duration
 	// MergeCount is how many small segments of similar size are merged into one segment; at least

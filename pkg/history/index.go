@@ -47,12 +47,12 @@ func (c *chain) grow(n int) {
 	c.next = append(make([]uint32, 0, room), c.next...)
 }
 
-// extend indexes the next added hashes: as many as the parameter added says. The caller has already
-// copied these hashes into the free room.
-func (c *chain) extend(added int) {
+// extend indexes the next hashCount hashes. The caller has already copied these hashes into the free
+// room.
+func (c *chain) extend(hashCount int) {
 	n := len(c.hashes)
-	c.hashes = c.hashes[:n+added]
-	c.next = c.next[:n+added]
+	c.hashes = c.hashes[:n+hashCount]
+	c.next = c.next[:n+hashCount]
 	if len(c.head) < 1<<headBitsMax && len(c.hashes) > 8*len(c.head) {
 		c.rebuildHeads()
 		return
@@ -173,8 +173,8 @@ func appendIndex(b []byte, hashes []uint64, dirBits int) []byte {
 var sortBuffers = sync.Pool{New: func() any { return new([]uint64) }}
 
 // sortByFirstBits fills keys with one key per hash: the top 40 bits of the hash, followed by its
-// ordinal. It sorts the keys only by their highest bits, as many as bitCount says. Keys with the same
-// highest bits keep their order. It returns the end index of each group.
+// ordinal. It sorts the keys only by their highest bitCount bits. Keys that are equal in these bits
+// keep their order. It returns the end index of each group.
 func sortByFirstBits(keys *[]uint64, hashes []uint64, bitCount uint) (ends [1 << 8]uint32) {
 	if cap(*keys) < len(hashes) {
 		*keys = make([]uint64, len(hashes))

@@ -54,7 +54,7 @@ func (p *listPlace) cursor() engine.HistoryCursor {
 
 func parseListCursor(c engine.HistoryCursor) (*listPlace, error) {
 	if len(c) != listCursor || c[0] != listVersion {
-		return nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list without a user; pass the cursor of the previous page")
+		return nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list of the notifications of all users; pass the cursor of the previous page")
 	}
 	p := &listPlace{first: binary.BigEndian.Uint32(c[17:]), index: binary.BigEndian.Uint32(c[21:])}
 	copy(p.base[:], c[1:])

@@ -38,9 +38,9 @@ type SeenStats struct {
 	Off      bool   // true: the filter is not used at the moment
 }
 
-// Filter remembers ids for a limited time in little memory. Its answer that it does not have an id is
-// reliable. If it answers that it may have an id, the caller must read the row. Ids are hashes whose
-// values are spread over all 64 bits.
+// Filter remembers ids for a limited time in little memory. If it answers that it does not have an
+// id, that is certain. If it answers that it may have an id, the caller must read the row. Ids are
+// hashes whose values are spread over all 64 bits.
 type Filter interface {
 	// Add remembers ids for at least the filter's window. After an error the filter may have any subset
 	// of the ids. The caller must then call Incomplete before it relies on Seen again.

@@ -298,12 +298,12 @@ type durableNumber struct {
 	number uint64
 }
 
-// get returns the number. The first call gets the number from the function read.
-func (s *durableNumber) get(read func() (uint64, error)) (_ uint64, err error) {
+// get returns the number. The first call gets the number from the function load.
+func (s *durableNumber) get(load func() (uint64, error)) (_ uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.read {
-		if s.number, err = read(); err != nil {
+		if s.number, err = load(); err != nil {
 			return 0, err
 		}
 		s.read = true

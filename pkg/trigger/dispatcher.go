@@ -176,8 +176,8 @@ const youngerWait = 2 * time.Second
 const newerWait = 30 * time.Second
 
 // acceptDeliveries registers deliveries and sends them to their first step. If a message of the
-// same trigger is already being processed, a second message is not processed, because both lead to
-// the same row.
+// same trigger is already being processed, a second message is not processed, because the two messages
+// lead to the same row.
 func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()

@@ -239,8 +239,8 @@ func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 }
 
 // awaitStateRow puts a message off until its row is stored. After the time Orphan it drops the
-// message. Then the request that created the trigger was never answered, or the request that
-// rescheduled it lost against another change.
+// message. A row is missing for so long only if the request that created the trigger was never
+// answered, or if the request that rescheduled it lost against another change.
 func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 	if asked.Sub(w.delivery.Enqueued) > d.cfg.Orphan {
 		d.drop(CauseOrphan, w)

@@ -1,6 +1,7 @@
 package trigger
 
 import (
+	"fmt"
 	"net/netip"
 	"net/url"
 	"strconv"
@@ -77,9 +78,9 @@ func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 	bad := func(code, rule string) (*callbackURL, error) { return nil, notify.Invalid(code, field, rule) }
 	switch {
 	case raw == "":
-		return bad("required", "a URL is needed")
+		return bad("required", "must be a URL")
 	case len(raw) > maxURL:
-		return bad("url_too_long", "is longer than 2,048 bytes")
+		return bad("url_too_long", fmt.Sprintf("has %d bytes; the maximum is %d bytes", len(raw), maxURL))
 	case !utf8.ValidString(raw):
 		return bad("bad_url", "is not valid UTF-8")
 	}
@@ -103,7 +104,7 @@ func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 	case u.Scheme != "https" && u.Scheme != "http":
 		return bad("url_scheme", "must begin with https://")
 	case u.Scheme == "http" && !plain:
-		return bad("url_scheme", "must begin with https://: this server makes no unencrypted calls")
+		return bad("url_scheme", "must begin with https://, because this server makes no unencrypted calls")
 	case u.User != nil:
 		return bad("url_userinfo", "must not contain a user name or password")
 	}
