@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -12,17 +13,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Apply repairs the findings [from, from+n) of a report. Check must have accepted the report
+// Apply repairs the findings [first, first+n) of a report. Check must have accepted the report
 // before, at any time. Apply returns the result for each finding. It checks each finding again, and
 // repairs it only if it is still as in the report. After an error or a crash, Apply may be repeated
 // for the same findings.
-func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]deadletter.Repair, error) {
+func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, first, n int) ([]deadletter.Repair, error) {
 	rep, err := parseReport(report)
 	if err != nil {
 		return nil, err
 	}
-	from = min(max(from, 0), len(rep.Findings))
-	fs := rep.Findings[from:min(from+max(n, 0), len(rep.Findings))]
+	first = min(max(first, 0), len(rep.Findings))
+	fs := rep.Findings[first:min(first+max(n, 0), len(rep.Findings))]
 	out := make([]deadletter.Repair, len(fs))
 	var triggers []Finding
 	var places, notifications []int // indexes in fs
@@ -66,15 +67,15 @@ type repairRecord struct {
 // batchSize is the largest number of records in one append. A chunk has up to 1 MiB.
 const batchSize = 16
 
-// appendRepairs repairs findings of notifications: fs[i] for each index i in which. made is the
-// time of the report (ms since 1970); the claims that appendRepairs writes have this time. For each
-// finding that it repairs, it sets out[i].Why to "".
-func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
-	ids := make([]notify.ID, 0, len(which))
-	for _, i := range which {
+// appendRepairs repairs findings of notifications: fs[i] for each index i in the slice indexes. The
+// parameter made is the time of the report (ms since 1970); the claims that appendRepairs writes have
+// this time. For each finding that it repairs, it sets results[i].Why to "".
+func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int, made int64, results []deadletter.Repair) error {
+	ids := make([]notify.ID, 0, len(indexes))
+	for _, i := range indexes {
 		id, err := notify.ParseID(fs[i].ID)
 		if err != nil {
-			return notify.Invalid("bad_report", "report", "finding "+fs[i].ID+" names no notification")
+			return notify.Invalid("bad_report", "report", "the id "+strconv.Quote(fs[i].ID)+" of a finding is not the id of a notification")
 		}
 		ids = append(ids, id)
 	}
@@ -94,7 +95,7 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, m
 	// record is appended. Once the record is in the log, its worker owns the row.
 	var order []repairRecord
 	claims := map[repairRecord][]notify.ID{} // receivers to be claimed before the record
-	for k, i := range which {
+	for k, i := range indexes {
 		f, now := &fs[i], still[fs[i].ID]
 		// An earlier Apply of this report may have crashed after the claim and before the record.
 		// Then the claim has the time of this report, and only the record is missing.
@@ -108,7 +109,7 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, m
 		if !ok {
 			continue
 		}
-		out[i].Why = ""
+		results[i].Why = ""
 		if _, ok := claims[rec]; !ok {
 			order, claims[rec] = append(order, rec), nil
 		}
@@ -140,8 +141,8 @@ func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecor
 	return out, true, nil
 }
 
-// appendRecords stores the rows that claim the receivers in claims, and then appends the
-// records of list.
+// appendRecords stores the rows that claim the receivers in claims, and then appends the records
+// that list names.
 func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims map[repairRecord][]notify.ID, made int64) error {
 	rowsToPut := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))
@@ -150,7 +151,7 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 		if err != nil {
 			return err
 		}
-		if !ok { // it was purged after repairRecordFor found it
+		if !ok { // the notification was purged after repairRecordFor found it
 			continue
 		}
 		e, topic := f.Envelope, f.Envelope.Lane().Topic()
@@ -177,9 +178,10 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 	return a.cfg.Producer.Append(ctx, recs)
 }
 
-// claimRow returns a row that claims every receiver of e that has no outcome. It is the existing
-// row without the receiver's outcome, or a new row. It returns nil if the receivers are already
-// claimed, or if the row belongs to a copy of the chunk with other receivers.
+// claimRow returns a row that claims every receiver of e that has no outcome. The row is a changed
+// copy of the existing row that does not have the receiver's outcome, or a new row. claimRow
+// returns nil if the receivers are already claimed, or if the row belongs to a copy of the chunk
+// with other receivers.
 func claimRow(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
 	pos := columnPosition(&f.Envelope, index)
 	var last *notify.Row // the latest row that has the receiver but not its outcome

@@ -130,9 +130,9 @@ func newChunk(f *engine.Found, rows []notify.Row) *chunk {
 	return c
 }
 
-// ownRows returns the chunk without the rows of another copy whose receivers have another digest. A
-// repeated request may have been split differently the second time. Then positions in such a row
-// mean other receivers.
+// ownRows returns the chunk with its rows, but without the rows of another copy of the chunk whose
+// receivers have another digest. A repeated request may have been split differently the second time.
+// Then the positions in such a row mean other receivers.
 func ownRows(rows []notify.Row, digest uint64) *chunk {
 	c := &chunk{}
 	for i := range rows {
@@ -157,17 +157,17 @@ type logPosition struct {
 	offset int64
 }
 
-// whereabouts says where a receiver that is not terminal must be, according to its rows. It must be
-// in a record of the log. If it was deferred or must be retried, it must be in a timer or record
-// with the envelope key.
+// whereabouts says where a receiver that is not terminal must be, according to its rows. Normally it
+// must be in the log record at logPosition. If it was deferred or must be retried (handedOn), it must
+// instead be in a timer or record that has the envelope key in the field key.
 type whereabouts struct {
 	logPosition
 	claimed     bool // a worker has claimed it, in the record at logPosition
-	handedOn    bool // it waits until wakeAt, under key; then logPosition is not used
+	handedOn    bool // it waits until wakeAt, under the envelope key in key; logPosition is not used
 	key         envelopeKey
 	wakeAt      int64 // ms since 1970
 	waitsBehind bool  // it waits for another receiver of its user
-	// answeredAt contains, by envelope, the record whose row has settled the receiver. That
+	// answeredAt contains, by envelope key, the record whose row has settled the receiver. That
 	// record and earlier copies of it are no evidence, because a worker drops them.
 	answeredAt  map[envelopeKey]logPosition
 	lastUpdated int64 // when its latest row was written, ms since 1970
@@ -240,9 +240,9 @@ func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 	return pos, pos < row.Count
 }
 
-// findEvidence returns where there is evidence that a receiver is pending, or "" if it finds none.
-// It is cheap: it uses only the offsets that were read when the audit began, or the key of the
-// timer. So "" only makes the receiver a suspect.
+// findEvidence returns the place of the evidence that a receiver is pending, or "" if it finds no
+// evidence. It is cheap: it uses only the offsets that were read when the audit began, or the key
+// of the timer. So "" only makes the receiver a suspect.
 func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index uint32) (string, error) {
 	if !st.handedOn {
 		b, ok := r.bounds[st.tp]
@@ -314,18 +314,18 @@ func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index ui
 	return got, nil
 }
 
-// timersAt calls fn with each timer that fires at the time at and whose id begins with prefix.
+// timersAt calls fn with each timer that fires at fireAt and whose id begins with prefix.
 // prefix must be shorter than an id, because the scan starts after prefix. timersAt requests n
 // timers at a time from scan.
-func timersAt(at int64, prefix []byte, n int, scan func(after engine.TimerCursor, n int) ([]engine.Timer, error), fn func(*engine.Timer) error) error {
-	after := engine.TimerCursor{FireAt: at, ID: prefix}
+func timersAt(fireAt int64, prefix []byte, n int, scan func(after engine.TimerCursor, n int) ([]engine.Timer, error), fn func(*engine.Timer) error) error {
+	after := engine.TimerCursor{FireAt: fireAt, ID: prefix}
 	for {
 		ts, err := scan(after, n)
 		if err != nil {
 			return err
 		}
 		for i := range ts {
-			if ts[i].FireAt != at || !bytes.HasPrefix(ts[i].ID, prefix) {
+			if ts[i].FireAt != fireAt || !bytes.HasPrefix(ts[i].ID, prefix) {
 				return nil
 			}
 			if err := fn(&ts[i]); err != nil {
@@ -360,14 +360,14 @@ func eachReceiver(value []byte, fn func(e *notify.Envelope, index uint32)) error
 	return nil
 }
 
-// driftClass returns the class of the drift if a receiver is not where it must be, and a text with
-// details.
+// driftClass returns the class of the drift of a receiver that is not where it must be, and a text
+// with details.
 func (st *whereabouts) driftClass() (class, detail string) {
 	switch {
 	case st.handedOn:
-		return api.DriftHandonGone, "it was put off until " + formatMs(st.wakeAt) + ", and neither a timer nor a record of the log holds it"
+		return api.DriftHandonGone, "the notification was deferred until " + formatMs(st.wakeAt) + ", but neither a timer nor a record of the log contains it"
 	case st.claimed:
-		return api.DriftClaimGone, "a worker has claimed it, and its record " + st.logPosition.String() + " is not in the log, or its consumer group has committed past it"
+		return api.DriftClaimGone, "a worker has claimed the notification, but its record " + st.logPosition.String() + " is not in the log, or the consumer group has committed an offset after it"
 	}
-	return api.DriftRecordGone, "no outcome, and its record " + st.logPosition.String() + " is not in the log, or its consumer group has committed past it"
+	return api.DriftRecordGone, "the notification has no outcome, and its record " + st.logPosition.String() + " is not in the log, or the consumer group has committed an offset after it"
 }

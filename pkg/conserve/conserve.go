@@ -26,9 +26,10 @@ type Bounds struct {
 type Log interface {
 	// Bounds returns the current offsets of each partition.
 	Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error)
-	// Read calls fn with every record in [from, to) of each partition in from, in order. It returns
-	// notify.KindGone if one of these records was trimmed from the log.
-	Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
+	// Read calls fn with every record whose offset is in [starts, ends) of its partition, in order.
+	// It reads only the partitions in starts. It returns notify.KindGone if one of these records was
+	// trimmed from the log.
+	Read(ctx context.Context, starts, ends map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	// Lost reports whether damage of the log destroyed this record.
 	Lost(tp log.TopicPartition, offset int64) bool
 }
@@ -52,8 +53,8 @@ type Schedules interface {
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 }
 
-// Triggers contains the methods of trigger.Mender that this package uses. They say to which trigger
-// a timer or a message belongs, and they repair rows.
+// Triggers contains the methods of trigger.Mender that this package uses. These methods say to
+// which trigger a timer or a message belongs, and repair rows.
 type Triggers interface {
 	// TriggerOf returns the trigger and the generation of the payload of a timer, or of a message of the
 	// delay queue.
@@ -63,9 +64,9 @@ type Triggers interface {
 	// id cannot be decoded.
 	Timer(t *engine.Trigger) (engine.Timer, bool)
 	// Mend writes the timers of the triggers in timers and the dead letters of the triggers in
-	// letters, and makes the triggers in again due again. It changes a row only if the row is
+	// letters, and makes the triggers in redo due now. It changes a row only if the row is
 	// still the same as the given row. It returns the ids of the triggers that it repaired.
-	Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error)
+	Mend(ctx context.Context, timers, letters, redo []engine.Trigger) (mended []string, err error)
 }
 
 // Producer appends records to the log. Append returns nil once every record is durable.
@@ -100,7 +101,7 @@ type Config struct {
 	// there are messages, each could belong to the trigger being checked. Then the evidence of that
 	// trigger is unknown.
 	Held func(ctx context.Context) (int, error)
-	// Away returns an error while this process cannot audit. nil: it always can.
+	// Away returns an error while this process cannot audit. nil: this process can always audit.
 	Away func() error
 	// Waiting is called after each check of all triggers, with the number of waiting triggers by
 	// caller. nil: not called.
@@ -129,17 +130,17 @@ type Config struct {
 	// further groups are added up as "(others)".
 	MaxGroups int `default:"10_000"`
 
-	// Grace is how long after its due time a trigger or the timer of a notification becomes a
-	// finding. It is also how long after the end of its lease a claim becomes a finding. It must be
-	// longer than any deferral.
+	// Grace is how long a trigger, or the timer of a notification, may stay after its due time. After
+	// that it becomes a finding. In the same way a claim becomes a finding if it stays for Grace
+	// after the end of its lease. Grace must be longer than any deferral.
 	Grace time.Duration `default:"15m"`
 	// Ahead is how far into the future timers of triggers are checked. It must be at least twice
 	// the time between runs, and less than the cold tier's border.
 	Ahead time.Duration `default:"2h"`
-	// Open is a time after the end of a minute. If the minute still contains timers then, it
-	// becomes a finding.
+	// Open is how long a minute may contain timers after its end. After that the minute becomes a
+	// finding.
 	Open time.Duration `default:"5m"`
-	// MaxListed is how many findings a report lists. It counts all findings.
+	// MaxListed is how many findings a report lists. The report counts all findings.
 	MaxListed int `default:"10_000"`
 	// MaxAge is the greatest age of a report when it is applied.
 	MaxAge time.Duration `default:"15m"`
@@ -150,8 +151,8 @@ type Config struct {
 }
 
 // Auditor audits, reports and repairs. It is safe for concurrent use. Only one audit runs at a
-// time; further audits wait. Two repairs may run at the same time. They may append a record twice,
-// which changes no outcome.
+// time; further audits wait. Two repairs may run at the same time. Then a record may be appended
+// twice, which changes no outcome.
 type Auditor struct {
 	cfg           Config
 	turn          chan struct{}                    // capacity 1; the running audit has put a value into it

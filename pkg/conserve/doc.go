@@ -41,12 +41,13 @@
 // A notification is repaired by one more record of its original envelope, in the topic and
 // partition of the first record. The worker finds the outcome row under the same key, and does the
 // remaining work of that row. It resumes an unfinished claim by the policy for ambiguous receivers.
-// For a finished row it sends retries and waits again, with the same keys, and the worker that
-// reads those records does the same. Receivers that have an outcome are dropped as duplicates. So a
-// receiver is called again only if the row of its own call is missing or unfinished.
+// For a finished row it hands on the retries and deferrals of the row again, with the same keys,
+// and the worker that reads those records does the same. Receivers that have an outcome are dropped
+// as duplicates. So a receiver is called again only if the row of its own call is missing or
+// unfinished.
 //
-// A worker lets a record be committed only after its row is durable. So if the group has committed
-// an offset after a record, and no row has its outcome, the row was lost. Then it is unknown
-// whether the receivers were called. Therefore the repair claims all of them before it appends the
-// record, so that the policy for ambiguous receivers applies to each.
+// The offset of a record is committed only after the worker has stored its row durably. So if the
+// group has committed an offset after a record, and no row has its outcome, the row was lost. Then
+// it is unknown whether the receivers were called. Therefore the repair claims all of them before
+// it appends the record, so that the policy for ambiguous receivers applies to each.
 package conserve

@@ -14,8 +14,8 @@ import (
 // triggerSource finds errors of triggers, and repairs them.
 type triggerSource interface {
 	findDrift(ctx context.Context, rep *Report) error
-	// mendFindings repairs the findings that are still as they were found, at any later time. It
-	// returns which of them it repaired.
+	// mendFindings checks each finding again. It repairs the findings that are still as they were
+	// found, however long ago that was. It returns which findings it repaired.
 	mendFindings(ctx context.Context, fs []Finding) ([]bool, error)
 }
 
@@ -127,9 +127,9 @@ func (a triggerChecks) mendFindings(ctx context.Context, fs []Finding) ([]bool, 
 	return done, err
 }
 
-// findTimers reads the timers that are due until Ahead after now. It adds findings to rep for
-// minutes that no scheduler has released and for timers whose trigger is missing. If notifications
-// is true, it also adds notifications whose timer no scheduler has released.
+// findTimers reads the timers that are overdue or due within the time Ahead. It adds findings to
+// rep for minutes that no scheduler has released and for timers whose trigger is missing. If
+// notifications is true, it also adds notifications whose timer no scheduler has released.
 func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
 	shards, err := a.cfg.Shards()
@@ -227,7 +227,7 @@ func findLateTimer(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, 
 		}
 	}
 	f.Kind, f.Class, f.ID, f.Caller = KindNotification, Late, e.ID(firstIndex(&e)).String(), e.Caller
-	f.Detail = "its timer is due, and no scheduler has released it"
+	f.Detail = "the timer of the notification is due, but no scheduler has released it"
 	rep.addFinding(f, int(max(e.Count, 1)), a.cfg.MaxListed)
 	return nil
 }

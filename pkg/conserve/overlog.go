@@ -53,11 +53,11 @@ func (l WorkerLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, e
 var errReadDone = errors.New("read to the end")
 
 // Read implements Log.
-func (l WorkerLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
+func (l WorkerLog) Read(ctx context.Context, starts, ends map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
 	left := map[log.TopicPartition]bool{}
 	at := map[log.TopicPartition]int64{}
-	for tp, first := range from {
-		if first < to[tp] {
+	for tp, first := range starts {
+		if first < ends[tp] {
 			at[tp], left[tp] = first, true
 		}
 	}
@@ -66,15 +66,15 @@ func (l WorkerLog) Read(ctx context.Context, from, to map[log.TopicPartition]int
 	}
 	err := l.Reader.Run(ctx, at, func(tp log.TopicPartition, recs []log.Record) error {
 		if !left[tp] {
-			return nil // these offsets are after to[tp]
+			return nil // these offsets are not below ends[tp]
 		}
 		for i := range recs {
-			if recs[i].Offset < to[tp] {
+			if recs[i].Offset < ends[tp] {
 				if err := fn(tp, &recs[i]); err != nil {
 					return err
 				}
 			}
-			if recs[i].Offset >= to[tp]-1 {
+			if recs[i].Offset >= ends[tp]-1 {
 				delete(left, tp)
 				break
 			}

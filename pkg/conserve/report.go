@@ -18,7 +18,7 @@ import (
 const (
 	// Missing: the timer is missing, so nothing will ever wake the trigger or notification. The
 	// repair writes the timer of a trigger. A scheduled notification loses its content with its
-	// timer. A person must decide what to do.
+	// timer, so a person must decide what to do.
 	Missing = "missing"
 	// Late: it has been due for longer than Grace. The repair enqueues a trigger again, with the
 	// next generation. A notification is sent once a scheduler releases its timer.
@@ -29,8 +29,8 @@ const (
 	// Orphan: a timer whose trigger has no row, because its request was never answered. The timer
 	// is dropped when it fires.
 	Orphan = "orphan"
-	// ClaimExpired: a dispatcher or a worker has claimed it and will not finish it. The repair
-	// enqueues a trigger again, and resumes a notification.
+	// ClaimExpired: a dispatcher has claimed a trigger, or a worker has claimed a notification, and
+	// will not finish the claim. The repair enqueues a trigger again, and resumes a notification.
 	ClaimExpired = "claim_expired"
 	// LetterOwed: a trigger failed, and its record in triggers-dlq may not have been written. The
 	// repair writes the record.
@@ -41,11 +41,11 @@ const (
 	// StatusAlone: there are outcome rows of a request that is neither in the history nor in the
 	// log. A person must decide what to do.
 	StatusAlone = "status_alone"
-	// RecordAlone: it was accepted, the group has committed an offset after its record, and no row
-	// has its outcome. The repair claims it and resumes it.
+	// RecordAlone: a notification was accepted, the consumer group has committed an offset after its
+	// record, and no row has its outcome. The repair claims and resumes the notification.
 	RecordAlone = "record_alone"
-	// Unreadable: another release wrote a row or timer of a trigger, or it is damaged. A person
-	// must decide what to do.
+	// Unreadable: a row or timer of a trigger is damaged, or another release wrote it. A person must
+	// decide what to do.
 	Unreadable = "unreadable"
 )
 
@@ -86,10 +86,10 @@ func (r Report) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// listFinding adds a finding to the list. If the list already has most findings, it marks the
+// listFinding adds a finding to the list. If the list already has maxListed findings, it marks the
 // report as truncated instead.
-func (r *Report) listFinding(f Finding, most int) {
-	if len(r.Findings) < most {
+func (r *Report) listFinding(f Finding, maxListed int) {
+	if len(r.Findings) < maxListed {
 		r.Findings = append(r.Findings, f)
 	} else {
 		r.Truncated = true
@@ -97,9 +97,9 @@ func (r *Report) listFinding(f Finding, most int) {
 }
 
 // addFinding lists a finding and adds n to the count of its class: n receivers, or 1 for a trigger.
-func (r *Report) addFinding(f Finding, n, most int) {
+func (r *Report) addFinding(f Finding, n, maxListed int) {
 	r.Counts[f.Class] += n
-	r.listFinding(f, most)
+	r.listFinding(f, maxListed)
 }
 
 // parseReport decodes a report. It returns bad_report if b is not a report, and bad_digest if the
@@ -107,9 +107,9 @@ func (r *Report) addFinding(f Finding, n, most int) {
 func parseReport(b []byte) (rep Report, err error) {
 	switch {
 	case json.Unmarshal(b, &rep) != nil || rep.Digest == "":
-		err = notify.Invalid("bad_report", "report", "it is not a report as a plan of reconcile returns it")
+		err = notify.Invalid("bad_report", "report", "must be a report that a plan of reconcile has returned")
 	case rep.Digest != rep.digest():
-		err = notify.Invalid("bad_digest", "report", "the report was altered since it was made: use it unchanged, or make another")
+		err = notify.Invalid("bad_digest", "report", "the report was changed after it was made; use the report unchanged, or make a new report")
 	}
 	return rep, err
 }
@@ -171,7 +171,7 @@ func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
 		return deadletter.Findings{}, err
 	}
 	if time.Since(time.UnixMilli(rep.Made)) > a.cfg.MaxAge {
-		return deadletter.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "the report is too old: make another"}
+		return deadletter.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "the report is older than " + a.cfg.MaxAge.String() + "; make a new report"}
 	}
 	return summarize(&rep, nil), nil
 }
@@ -188,9 +188,9 @@ func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 }
 
 // MendTriggers checks all open triggers every interval and repairs the findings, until ctx ends.
-// After each check it calls told with the numbers of findings and of repairs by class. If a check
+// After each check it calls onResult with the numbers of findings and of repairs by class. If a check
 // or a repair fails, the next check tries again.
-func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told func(found, mended map[string]int, err error)) error {
+func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, onResult func(found, mended map[string]int, err error)) error {
 	for notify.Sleep(ctx, interval) {
 		rep, err := a.Triggers(ctx)
 		var mended map[string]int
@@ -198,7 +198,7 @@ func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told
 			mended, err = a.Mend(ctx, rep.Findings)
 		}
 		if ctx.Err() == nil {
-			told(rep.Counts, mended, err)
+			onResult(rep.Counts, mended, err)
 		}
 	}
 	return nil

@@ -102,10 +102,10 @@ func (r *run) addTerminal(l *api.Ledger, state string, n int64) {
 	r.rep.States[state] += n
 }
 
-// addPending counts n pending receivers. where is the place of the evidence.
-func (r *run) addPending(l *api.Ledger, where string, n int64) {
+// addPending counts n pending receivers. The parameter place is where the evidence was found.
+func (r *run) addPending(l *api.Ledger, place string, n int64) {
 	l.Pending += n
-	r.rep.Waiting[where] += n
+	r.rep.Waiting[place] += n
 }
 
 // addDrift counts n receivers or triggers of d's class. It lists d unless maxFindings of this class
@@ -278,7 +278,8 @@ func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Par
 	return nil
 }
 
-// countSpilled counts the receivers in the spill buffer. They wait until the log is reachable.
+// countSpilled counts the receivers in the spill buffer. These receivers wait until the log is
+// reachable.
 func (r *run) countSpilled(ctx context.Context) error {
 	recs, err := r.cfg.Spill.Peek(ctx, maxSpilled)
 	if err != nil {
@@ -310,8 +311,9 @@ func (r *run) countSpilled(ctx context.Context) error {
 // maxSpilled is larger than the number of records that fit into the spill buffer.
 const maxSpilled = 1 << 24
 
-// findRowsAlone finds outcome rows whose request is not in the history. The history contains every
-// original. findRowsAlone checks each such request again after the history has read the whole log.
+// findRowsAlone finds outcome rows whose request is not in the history, although the history should
+// contain every request. findRowsAlone checks each such request again after the history has read the
+// whole log.
 func (r *run) findRowsAlone(ctx context.Context) error {
 	from := max(r.since, r.cfg.History.Kept(r.now).Add(time.Hour).UnixMilli())
 	alone := map[notify.Base]string{} // the request's caller, by base
@@ -350,7 +352,7 @@ func (r *run) findRowsAlone(ctx context.Context) error {
 		}
 		r.addDrift(1, api.Drift{
 			Class: api.DriftRowAlone, ID: notify.ID{Base: base}.String(), Caller: alone[base],
-			Detail: "it has outcome rows, but neither the history nor the log knows the request",
+			Detail: "the request has outcome rows, but it is neither in the history nor in the log",
 		})
 	}
 	return nil

@@ -68,7 +68,7 @@ func (r *run) countSchedules(ctx context.Context) error {
 	for _, base := range incomplete {
 		v, err := r.cfg.Schedules.Get(ctx, base)
 		if notify.KindOf(err) == notify.KindNotFound {
-			continue // it was purged in the meantime
+			continue // the schedule was purged in the meantime
 		}
 		if err != nil {
 			return err
@@ -83,9 +83,9 @@ func (r *run) countSchedules(ctx context.Context) error {
 }
 
 // countSchedule counts the receivers of a schedule that are in its timers and not in the log. It
-// returns how many are in neither. If some are missing in the first check, it counts nothing. Then
-// the second check counts the schedule.
-func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (missing int64, err error) {
+// returns how many receivers are missing: neither in the timers nor in the log. If receivers are
+// missing in the first check, it counts nothing, and the second check counts the schedule.
+func (r *run) countSchedule(ctx context.Context, v *schedule.View, firstCheck bool) (missing int64, err error) {
 	now, ts, err := r.cfg.Schedules.Timers(ctx, *v)
 	*v = now
 	if err != nil {
@@ -116,7 +116,7 @@ func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (
 		}
 	}
 	missing = max(int64(v.Accepted)-inLogSum-parked, 0)
-	if first && missing > 0 {
+	if firstCheck && missing > 0 {
 		return missing, nil
 	}
 	l := r.ledger(v.Caller, v.Channel.String(), v.Created)
@@ -158,7 +158,7 @@ func (r *run) countMissing(v *schedule.View, missing int64) {
 	l.Lost += missing
 	r.addDrift(missing, api.Drift{
 		Class: api.DriftScheduleGone, ID: id, Caller: v.Caller, State: notify.Scheduled.String(),
-		Detail: fmt.Sprintf("%d of %d receivers due at %s are in no timer and not in the log", missing, v.Accepted, formatMs(v.FireAt)),
+		Detail: fmt.Sprintf("%d of the %d receivers of the schedule, which is due at %s, are neither in a timer nor in the log", missing, v.Accepted, formatMs(v.FireAt)),
 	})
 }
 
@@ -211,7 +211,7 @@ type pendingEnvelope struct {
 	indexes  map[uint32]bool // request indexes of the suspects in it
 }
 
-// answeredBy reports whether the receiver's rows have already answered the envelope, so that the
+// answeredBy reports whether the receiver's rows have already answered the envelope. An answered
 // envelope is no evidence. A later copy in the log, after the answered record, is still evidence:
 // the worker that reads it sends the remaining work of the row again.
 func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
@@ -220,7 +220,7 @@ func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
 }
 
 // maxRounds is the largest number of rounds for a suspect whose rows change again and again. After
-// these rounds it counts as pending, because a worker is working on it.
+// these rounds the suspect counts as pending, because a worker is working on it.
 const maxRounds = 12
 
 // confirmSuspects checks the suspects again, round by round, until each suspect is decided. A

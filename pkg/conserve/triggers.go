@@ -15,7 +15,8 @@ const (
 	triggerTimer = "trigger_timer" // it has a timer
 	triggerQueue = "trigger_queue" // it has a message in the delay queue
 	triggerClaim = "trigger_claim" // a dispatcher has claimed it
-	// triggerUnknown: no evidence was found, but the queue contains messages that it cannot list.
+	// triggerUnknown: no evidence was found. But the queue contains messages and cannot list them, so
+	// one of them may be the evidence.
 	triggerUnknown = "trigger_unknown"
 	triggerEnded   = "ended" // it is terminal and needs no evidence
 )
@@ -128,19 +129,20 @@ func (r *triggerRun) countState(ctx context.Context, state engine.TriggerState, 
 	return r.confirmTriggers(ctx)
 }
 
-// countOrSuspect counts a trigger that has evidence. It adds a trigger without evidence (where is
+// countOrSuspect counts a trigger that has evidence. It adds a trigger without evidence (place is
 // "") to the suspects.
-func (r *triggerRun) countOrSuspect(t *engine.Trigger, where string) {
-	if where != "" {
-		r.countTrigger(t, where)
+func (r *triggerRun) countOrSuspect(t *engine.Trigger, place string) {
+	if place != "" {
+		r.countTrigger(t, place)
 		return
 	}
 	t.Payload, t.Log = nil, nil
 	r.suspects = append(r.suspects, *t)
 }
 
-// countTrigger counts a trigger as terminal, as pending if where is not "", or as lost otherwise.
-func (r *triggerRun) countTrigger(t *engine.Trigger, where string) {
+// countTrigger counts a trigger as terminal, as pending if it has evidence (place is not ""), or as
+// lost otherwise.
+func (r *triggerRun) countTrigger(t *engine.Trigger, place string) {
 	r.rep.Triggers++
 	l := r.ledger(t.Caller, "trigger", t.Created)
 	l.Accepted++
@@ -148,16 +150,16 @@ func (r *triggerRun) countTrigger(t *engine.Trigger, where string) {
 	switch {
 	case isOver(t):
 		r.addTerminal(l, state, 1)
-	case where != "":
-		r.addPending(l, where, 1)
+	case place != "":
+		r.addPending(l, place, 1)
 	default:
 		l.Lost++
-		r.addDrift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "it waits, and has neither a timer nor a message in the queue; notifyctl reconcile repairs it once it is due"})
+		r.addDrift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "the trigger waits, but it has neither a timer nor a message in the delay queue; notifyctl reconcile repairs the trigger when it is due"})
 	}
 }
 
-// findTriggerEvidence returns where there is evidence for a trigger, or "" if it finds none. It is
-// cheap: it uses only the row and the key of the timer. So "" only makes the trigger a suspect.
+// findTriggerEvidence returns the place of the evidence for a trigger, or "" if it finds no evidence.
+// It is cheap: it uses only the row and the key of the timer. So "" only makes the trigger a suspect.
 func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger) (string, error) {
 	now := time.Now()
 	switch {
@@ -233,8 +235,8 @@ func (r *triggerRun) confirmTriggers(ctx context.Context) error {
 	return nil
 }
 
-// readTriggerLeads reads all evidence for the suspects. It returns a function that returns where
-// there is evidence for a trigger, or "".
+// readTriggerLeads reads all evidence for the suspects. It returns a function that returns the place
+// of the evidence for a trigger, or "".
 func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger) string, error) {
 	generationOf := func(t *engine.Trigger) (g generation, ok bool) {
 		tm, ok := r.cfg.Triggers.Timer(t)

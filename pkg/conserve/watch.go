@@ -19,15 +19,15 @@ func (a *Auditor) Audit(ctx context.Context, since time.Time) (api.Conservation,
 // Latest returns the result of the latest Audit, or nil if there was no Audit since the start.
 func (a *Auditor) Latest() *api.Conservation { return a.latest.Load() }
 
-// Watch audits at the interval every until ctx ends, and logs drift. Each audit checks what was
-// accepted in the time window before the audit. If window is 0, it checks everything that is
-// stored. If every is 0, Watch never audits.
-func (a *Auditor) Watch(ctx context.Context, every, window time.Duration) error {
-	if every == 0 {
+// Watch audits once per interval until ctx ends, and logs drift. Each audit checks what was accepted
+// in the time window before the audit. If window is 0, it checks everything that is stored. If
+// interval is 0, Watch never audits.
+func (a *Auditor) Watch(ctx context.Context, interval, window time.Duration) error {
+	if interval == 0 {
 		<-ctx.Done()
 		return nil
 	}
-	t := time.NewTicker(every)
+	t := time.NewTicker(interval)
 	defer t.Stop()
 	for {
 		select {
@@ -43,7 +43,7 @@ func (a *Auditor) Watch(ctx context.Context, every, window time.Duration) error 
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			a.cfg.Logger.Warn("the audit failed; the next one tries again", "err", err)
+			a.cfg.Logger.Warn("the audit failed; the next audit tries again", "err", err)
 		case rep.Drift > 0:
 			a.cfg.Logger.Error("the audit found drift: accepted notifications or triggers have neither an outcome nor a record or timer", "drift", rep.Drift, "classes", rep.Classes, "first", rep.Findings[0].ID)
 		}

@@ -30,13 +30,13 @@ func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	return nil
 }
 
-// Advance reports to the Store that all records of the partition below next have been appended. It
+// Advance reports to the Store that all records of the partition below offset have been appended. It
 // is for partitions whose log begins at a later offset or has no records.
-func (s *Store) Advance(tp Part, next int64) {
+func (s *Store) Advance(tp Part, offset int64) {
 	p := s.partOf(tp)
 	p.appendMu.Lock()
-	if next > p.appendedTo.Load() {
-		p.appendedTo.Store(next)
+	if offset > p.appendedTo.Load() {
+		p.appendedTo.Store(offset)
 	}
 	p.appendMu.Unlock()
 	s.progress.moved()
@@ -128,8 +128,8 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 	return nil
 }
 
-// hashColumn appends the hashes of the users in a column of count receivers to hs, and returns the
-// first and last request index. It returns notify.ErrCorrupt for exactly the columns that
+// hashColumn appends to hs the hashes of the users in a column that has count receivers. It returns hs
+// and the first and last request index. It returns notify.ErrCorrupt for exactly the columns that
 // notify.DecodeEnvelope rejects.
 func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, last uint32, err error) {
 	index, n := uint64(0), uint32(0)
@@ -148,7 +148,7 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 			column = column[k+m:]
 		}
 		if index += delta; delta > notify.MaxIndex || index > notify.MaxIndex || flags>>2 > uint64(len(column)) {
-			return hs, first, last, fmt.Errorf("%w: receiver %d", notify.ErrCorrupt, n)
+			return hs, first, last, fmt.Errorf("%w: receiver number %d cannot be decoded", notify.ErrCorrupt, n)
 		}
 		if n == 0 {
 			first = uint32(index)
@@ -161,13 +161,13 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 		for bits := flags & 3; bits != 0; bits &= bits - 1 { // address, variables
 			size, m := binary.Uvarint(column)
 			if m <= 0 || size > uint64(len(column)-m) {
-				return hs, first, last, fmt.Errorf("%w: receiver %d", notify.ErrCorrupt, n)
+				return hs, first, last, fmt.Errorf("%w: receiver number %d cannot be decoded", notify.ErrCorrupt, n)
 			}
 			column = column[m+int(size):]
 		}
 	}
 	if len(column) > 0 || n != count {
-		return hs, first, last, fmt.Errorf("%w: %d of %d receivers read, %d bytes left", notify.ErrCorrupt, n, count, len(column))
+		return hs, first, last, fmt.Errorf("%w: only %d of %d receivers could be read, and %d bytes are left", notify.ErrCorrupt, n, count, len(column))
 	}
 	return hs, first, last, nil
 }
@@ -179,7 +179,7 @@ func (s *Store) newTail(p *partition) (*tail, error) {
 	name := segmentName(num, tmpSuffix)
 	f, err := s.cfg.FS.Create(s.path(name))
 	if err != nil {
-		return nil, fmt.Errorf("create a segment: %w", err)
+		return nil, fmt.Errorf("create the file of a segment: %w", err)
 	}
 	var a arrays
 	select {
@@ -219,7 +219,7 @@ func (s *Store) freezeActive(ctx context.Context, p *partition) error {
 	case <-s.failedCh:
 		return *s.failed.Load()
 	case <-ctx.Done():
-		return notify.Unavailable("history", time.Second, fmt.Errorf("%v waits for its segments to be sealed: %w", p.Part, ctx.Err()))
+		return notify.Unavailable("history", time.Second, fmt.Errorf("partition %v waits until its full segments are sealed: %w", p.Part, ctx.Err()))
 	}
 	p.mu.Lock()
 	t := p.active

@@ -2,20 +2,21 @@ package history
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Settled returns an offset for each partition. Every record below that offset is in a sealed
-// segment, and the youngest record of that segment is older than before (ms since 1970). Below this
+// segment, and the youngest record of that segment is older than cutoff (ms since 1970). Below this
 // offset only merges still rewrite records.
-func (s *Store) Settled(before int64) map[Part]int64 {
+func (s *Store) Settled(cutoff int64) map[Part]int64 {
 	out := s.Sealed() // before the view is acquired: a segment sealed in between is younger
 	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
-		if seg.meta.MaxTime < before {
+		if seg.meta.MaxTime < cutoff {
 			continue
 		}
 		for _, sp := range seg.meta.Parts {
@@ -26,18 +27,19 @@ func (s *Store) Settled(before int64) map[Part]int64 {
 	return out
 }
 
-// Range calls fn with the envelope of every sealed record of a partition in [from, to). It passes
-// each envelope once, in no fixed order. If from does not contain a partition, Range reads the
-// partition from its start. Range stops at the first error of fn and returns it. If a chunk is
-// damaged, Range reports it by Damaged, counts it and continues. fn may use env until fn returns.
-func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
+// Range calls fn with the envelope of every sealed record whose offset is in [starts, ends) of its
+// partition. It passes each envelope once, in no fixed order. If starts does not contain a
+// partition, Range reads the partition from its beginning. Range stops at the first error of fn and
+// returns it. If a chunk is damaged, Range reports it by Damaged, counts it and continues. fn may
+// use env until fn returns.
+func (s *Store) Range(ctx context.Context, starts, ends map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
 	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
 		wanted := false
 		for _, sp := range seg.meta.Parts {
 			p := Part{sp.Topic, sp.Partition}
-			wanted = wanted || sp.From < to[p] && sp.To > from[p]
+			wanted = wanted || sp.From < ends[p] && sp.To > starts[p]
 		}
 		if !wanted {
 			continue
@@ -46,7 +48,7 @@ func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env 
 			if err := ctx.Err(); err != nil {
 				return damaged, err
 			}
-			env, err := seg.chunkWithin(uint32(c), from, to)
+			env, err := seg.chunkWithin(uint32(c), starts, ends)
 			if err != nil {
 				seg.bad.Store(true)
 				s.reportDamage(seg.blob.name, err)
@@ -64,9 +66,9 @@ func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env 
 	return damaged, nil
 }
 
-// chunkWithin reads a chunk. It returns nil if the chunk's record is not in [from, to) of its
-// partition.
-func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelope, error) {
+// chunkWithin reads a chunk. It returns nil if the offset of the chunk's record is not in [starts,
+// ends) of its partition.
+func (s *segment) chunkWithin(c uint32, starts, ends map[Part]int64) (*notify.Envelope, error) {
 	var r row
 	if err := s.row(c, &r); err != nil {
 		return nil, err
@@ -80,10 +82,10 @@ func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelo
 		return nil, err
 	}
 	if int(st.part) >= len(s.meta.Parts) {
-		return nil, errDamaged
+		return nil, fmt.Errorf("%w: a body names partition number %d, but the segment has %d partitions", errDamaged, st.part, len(s.meta.Parts))
 	}
 	p := Part{s.meta.Parts[st.part].Topic, s.meta.Parts[st.part].Partition}
-	if st.offset < from[p] || st.offset >= to[p] {
+	if st.offset < starts[p] || st.offset >= ends[p] {
 		return nil, nil
 	}
 	var env notify.Envelope

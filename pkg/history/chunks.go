@@ -9,16 +9,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Chunks calls fn with sealed original chunks whose record is at or above from[partition] (missing:
-// 0). The chunk's request must have been accepted at or after since (ms since 1970). If all records
-// of a segment were appended at or after since, fn gets all its chunks. This includes a scheduled
-// notification, whose record is appended long after its request. Chunks returns the offset up to
-// which each partition is sealed. Later records are only in the log. The Found contains no
-// receiver. fn must not keep the Found, but may keep its slices. A damaged segment is an error,
-// because with an incomplete history an audit proves nothing.
+// Chunks calls fn with the sealed original chunks that meet two conditions. The offset of the
+// chunk's record is at least starts[partition] (missing: 0). The chunk's request was accepted at or
+// after since (ms since 1970). There is one exception to the second condition: if all records of a
+// segment were appended at or after since, fn gets all chunks of the segment. So fn gets the chunks
+// of scheduled notifications too, whose records are appended long after the request. Chunks returns
+// the offset up to which each partition is sealed. Later records are only in the log. The Found
+// contains no receiver. fn must not keep the Found, but may keep its slices. A damaged segment is
+// an error, because with an incomplete history an audit proves nothing.
 //
 // Only one chunk is in memory at a time.
-func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
+func (s *Store) Chunks(ctx context.Context, starts map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	sealed := s.Sealed() // before the view is acquired, so that the view has everything below these offsets
 	l := &lookup{s: s, view: s.acquireView()}
 	defer l.release()
@@ -46,7 +47,7 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 				return nil, damagedHistory(l.damaged)
 			}
 			p := Part{f.Topic, f.LogPart}
-			if f.Offset < from[p] || f.Offset >= sealed[p] {
+			if f.Offset < starts[p] || f.Offset >= sealed[p] {
 				continue
 			}
 			if err := fn(&f); err != nil {
@@ -57,10 +58,10 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 	return sealed, nil
 }
 
-// Unsealed calls fn with the unsealed original chunks of a partition whose records are in [from,
-// below). It is for ranges that are no longer in the log. It keeps a copy of the tails' rows in
+// Unsealed calls fn with the unsealed original chunks of a partition whose records have the offsets
+// [start, end). It is for ranges that are no longer in the log. It keeps a copy of the tails' rows in
 // memory.
-func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error) error {
+func (s *Store) Unsealed(p Part, start, end int64, fn func(*engine.Found) error) error {
 	var found []chunk
 	l := s.beginLookup(func(q *partition, t *tail) bool {
 		if q.Part != p {
@@ -77,7 +78,7 @@ func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error
 		if !l.openChunk(&found[i], &f) {
 			return damagedHistory(l.damaged)
 		}
-		if f.Offset >= from && f.Offset < below {
+		if f.Offset >= start && f.Offset < end {
 			if err := fn(&f); err != nil {
 				return err
 			}
@@ -119,18 +120,18 @@ func (s *Store) Counted(f *engine.Found) (int64, error) {
 	return counted, nil
 }
 
-// Copy returns the copy of a chunk that has these receivers. digest is their notify.ColumnDigest.
-// It returns notify.KindNotFound if there is no such copy. The Found contains no receiver.
-func (s *Store) Copy(of notify.Chunk, digest uint64) (engine.Found, error) {
-	l, chunks := s.chunksOf(of.Base, func(*row) bool { return true })
+// Copy returns the copy of the chunk c whose receivers have this digest (notify.ColumnDigest). It
+// returns notify.KindNotFound if there is no such copy. The Found contains no receiver.
+func (s *Store) Copy(c notify.Chunk, digest uint64) (engine.Found, error) {
+	l, chunks := s.chunksOf(c.Base, func(*row) bool { return true })
 	defer l.release()
 	for i := range chunks {
 		var f engine.Found
-		if l.openChunk(&chunks[i], &f) && f.Envelope.Chunk == of && notify.ColumnDigest(f.Envelope.Receivers) == digest {
+		if l.openChunk(&chunks[i], &f) && f.Envelope.Chunk == c && notify.ColumnDigest(f.Envelope.Receivers) == digest {
 			return f, nil
 		}
 	}
-	return engine.Found{}, s.notFoundError(of.Base, l.damaged)
+	return engine.Found{}, s.notFoundError(c.Base, l.damaged)
 }
 
 // chunksInPart does the same as chunksOf, for one partition of the log.
@@ -167,8 +168,8 @@ type Held struct {
 	Count uint32 // receivers
 }
 
-// ChunksOf returns the chunks of a request that are in the history now, each once. It does not wait until
-// the history has read the whole log.
+// ChunksOf returns the chunks of a request that are in the history now, each once. It does not wait
+// until the history has read the whole log.
 func (s *Store) ChunksOf(base notify.Base) ([]Held, error) {
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
 	defer l.release()
@@ -203,9 +204,9 @@ func (s *Store) Has(base notify.Base) (bool, error) {
 // Kept returns the time after which notifications are still kept.
 func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }
 
-// Oldest returns the time of the oldest record in a sealed segment, in ms since 1970, or now if
-// there is no such segment. It includes segments whose retention is over but which wait for the
-// archive.
+// Oldest returns the time of the oldest record in a sealed segment, in ms since 1970. If there is no
+// sealed segment, it returns the time now. It includes segments whose retention is over but which
+// wait for the archive.
 func (s *Store) Oldest(now time.Time) int64 {
 	v := s.acquireView()
 	defer v.release()

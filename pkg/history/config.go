@@ -35,8 +35,8 @@ type Config struct {
 	SegmentReceivers int `default:"1048576" min:"1" max:"4194304"`
 	// SegmentBytes is the total size of the bodies at which a tail is sealed.
 	SegmentBytes int64 `default:"64MiB" min:"1"`
-	// SegmentAge is the age at which a tail is sealed. With it, the log of a quiet system can be
-	// trimmed too.
+	// SegmentAge is the age at which a tail is sealed. So the log of a quiet system can be trimmed
+	// too.
 	SegmentAge time.Duration `default:"5m" min:"0"`
 	// CacheBytes is how many bytes of the newest segments may stay in the page cache. For older
 	// segments, the Store tells the operating system that it may drop them. Without this limit, at
@@ -51,11 +51,11 @@ type Config struct {
 	Retention time.Duration `default:"720h" min:"0"`
 	// RemovalTime, when set, returns the current time for Retention and ArchiveWait, instead of
 	// time.Now. It protects against a clock that jumps, which could remove all segments at once. If
-	// it returns an error, nothing is removed.
+	// it returns an error, no segment is removed.
 	RemovalTime func(ctx context.Context) (time.Time, error)
 	// Archived, when set, returns for each partition the offset below which all records are
-	// archived. A segment with later records is kept after its retention, for at most ArchiveWait
-	// (0: without limit).
+	// archived. A segment with records at or above that offset is kept after its retention, for at
+	// most ArchiveWait (0: without limit).
 	Archived    func() map[Part]int64
 	ArchiveWait time.Duration
 	// MergeCount is how many small segments of similar size are merged into one segment; at least

@@ -8,8 +8,8 @@
 // in offset order for each log partition. The Store keeps original chunks. A derived chunk (retry,
 // deferral, replay) only advances the offset. Each log partition has one growing segment, the tail.
 // The tail's index is in memory, and its bodies are appended to a file. When the tail is full or
-// old enough, the Store seals it in this order: it appends the index to the file, syncs the file,
-// renames it, and advances the sealed offset. The log may be trimmed below the sealed offset. After
+// old enough, the Store seals the tail: it appends the index to the file, syncs the file, renames the
+// file, and then advances the sealed offset. The log may be trimmed below the sealed offset. After
 // a start, the Store deletes the unsealed files, and the pump reads the log again from Resume.
 //
 //	header    8 bytes
@@ -22,10 +22,11 @@
 //	footer    offset, length and checksum of meta
 //
 // A receiver's ordinal is its position in the segment. An index entry contains 16 bits of the hash
-// and 24 bits of ordinal. The 16 bits are those after the directory's bits. An entry has this size
-// in every segment, with 130 chunks of 8,000 receivers or a million chunks of one receiver. A hit
-// is verified against its body. The directory has one slot per 16 entries: 65,536 slots for a
-// million receivers, one slot in a segment of ten receivers.
+// and 24 bits of ordinal. The highest bits of the hash select the slot in the directory, and the
+// entry contains the 16 bits after them. An entry has this size in every segment, with 130 chunks
+// of 8,000 receivers or a million chunks of one receiver. A hit is verified against its body. The
+// directory has one slot per 16 entries: 65,536 slots for a million receivers, one slot in a
+// segment of ten receivers.
 //
 // # Errors
 //
@@ -49,21 +50,21 @@
 //	chain                     1.8 ns
 //	body and checksum         0.7 ns
 //	sort at the seal          5.9 ns   on another goroutine than the appender
-//	write                    10-40 ns  more where the kernel's pages are new to the guest
+//	write                    10-40 ns  more if the virtual machine uses memory pages for the first time
 //
 // On disk a receiver takes 18.2 bytes, 13.2 of them in the body. A single with a short text takes
 // 134 bytes. In memory a receiver of the tail takes 12 bytes, and a sealed segment takes half a
 // kilobyte.
 //
 // Lookups in 50M receivers with 10 notifications per user and a warm page cache. Wall time in ms
-// over three runs under the same load: first column the mean, second column p99. Compare them only
-// with runs on a quiet machine.
+// over three runs under the same load: the first column is the mean, the second column is p99. The
+// load makes these values uncertain. To judge the lookups, measure again on a quiet machine.
 //
 //	Find                           0.14-0.20   0.26-2.0
 //	Find, no such id               0.004-0.005 0.01
 //	User, the newest               0.31-0.51   0.64-5.1
 //	User, without notifications    0.08-0.12   0.19-1.5
-//	User, 10 out of ten chunks     1.8-2.7     5.1-10
+//	User, 10 from ten chunks       1.8-2.7     5.1-10
 //
 // Most of the time of a hit is spent on reading and checking the body of its chunk (110 KB), mainly
 // in notify.DecodeEnvelope.

@@ -85,7 +85,7 @@ func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 		err = notify.DecodeEnvelope(st.value, &f.Envelope)
 	}
 	if err == nil && f.Envelope.Chunk.Base != c.base {
-		err = fmt.Errorf("%w: body of another chunk", errDamaged)
+		err = fmt.Errorf("%w: the body at offset %d belongs to another chunk", errDamaged, c.off)
 	}
 	if c.seg == nil {
 		if err != nil {
@@ -98,7 +98,7 @@ func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 		return true
 	}
 	if err == nil && int(st.part) >= len(c.seg.meta.Parts) {
-		err = fmt.Errorf("%w: partition %d of %d", errDamaged, st.part, len(c.seg.meta.Parts))
+		err = fmt.Errorf("%w: a body names partition number %d, but the segment has %d partitions", errDamaged, st.part, len(c.seg.meta.Parts))
 	}
 	if err != nil {
 		l.noteDamage(c.seg, err)
@@ -194,9 +194,9 @@ func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	return engine.Found{}, s.notFoundError(id.Base, l.damaged)
 }
 
-// notFoundError returns the error for a request of which nothing was found. The error says that it
-// was not found, that its retention has passed, that it may be lost, or that the history is
-// damaged.
+// notFoundError returns the error for a request of which nothing was found. The error says that the
+// notification was not found, that its retention has passed, that it may be lost, or that the
+// history is damaged.
 func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	switch {
 	case damaged != nil:
@@ -205,16 +205,16 @@ func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	case time.Since(base.Time()) > s.cfg.Retention:
 		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
 	case s.mayBeLost(base.Time()):
-		return &notify.Error{Kind: notify.KindGone, Code: CodeRecordLost, Msg: "not found; records of that time were lost to damage and this notification may have been one of them"}
+		return &notify.Error{Kind: notify.KindGone, Code: CodeRecordLost, Msg: "the notification was not found; records of that time were lost because of damage, and the notification may have been in one of them"}
 	default:
 		return notify.NotFound("notification")
 	}
-	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "not found, but part of the history is damaged", Err: damaged}
+	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "the notification was not found, but part of the history is damaged", Err: damaged}
 }
 
 // Each implements Reader. It waits for the offsets of Barrier first, because an incomplete list
-// would be a wrong answer. It calls fn in the order of the chunks' first index. The Found is
-// reused; fn may keep its slices.
+// would be a wrong answer. It calls fn in the order of the chunks' first index. Each reuses the
+// Found after fn returns, but fn may keep the slices in it.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := s.awaitLog(ctx); err != nil {
 		return err

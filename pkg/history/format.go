@@ -75,10 +75,10 @@ func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 // decodeBodyRecord reads a body record. value shares memory with b.
 func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
-		return fmt.Errorf("%w: body record of %d bytes", errDamaged, len(b))
+		return fmt.Errorf("%w: the length in a body record does not match its size of %d bytes", errDamaged, len(b))
 	}
 	if crc32.Checksum(b[8:], castagnoli) != binary.LittleEndian.Uint32(b[4:]) {
-		return fmt.Errorf("%w: checksum of a body", errDamaged)
+		return fmt.Errorf("%w: the checksum of a body record does not match its content", errDamaged)
 	}
 	s.part = binary.LittleEndian.Uint16(b[8:])
 	s.offset = int64(binary.LittleEndian.Uint64(b[10:]))
@@ -121,16 +121,16 @@ type segmentMeta struct {
 	Replaces  []uint64    `json:"replaces,omitempty"` // numbers of the segments that were merged into this segment
 }
 
-// check returns an error if m cannot describe a file whose meta begins at end.
-func (m *segmentMeta) check(end int64) error {
+// check returns an error if m cannot describe a file whose meta begins at metaOffset.
+func (m *segmentMeta) check(metaOffset int64) error {
 	if m.Chunks < 1 || m.Receivers < m.Chunks || m.Receivers > maxOrdinals || len(m.Parts) < 1 {
-		return fmt.Errorf("%w: %d chunks, %d receivers, %d partitions", errDamaged, m.Chunks, m.Receivers, len(m.Parts))
+		return fmt.Errorf("%w: the meta has impossible counts: %d chunks, %d receivers, %d partitions", errDamaged, m.Chunks, m.Receivers, len(m.Parts))
 	}
 	if m.UserBits < 0 || m.UserBits > maxDirBits || m.BaseBits < 0 || m.BaseBits > maxDirBits {
-		return fmt.Errorf("%w: directories of %d and %d bits", errDamaged, m.UserBits, m.BaseBits)
+		return fmt.Errorf("%w: the meta has impossible directory sizes: %d bits for users, %d bits for bases", errDamaged, m.UserBits, m.BaseBits)
 	}
 	if m.Bodies < int64(len(fileHeader)) {
-		return fmt.Errorf("%w: bodies end at %d", errDamaged, m.Bodies)
+		return fmt.Errorf("%w: the meta says that the bodies end at offset %d, which is inside the header", errDamaged, m.Bodies)
 	}
 	at := m.Bodies
 	for _, s := range []struct {
@@ -143,12 +143,12 @@ func (m *segmentMeta) check(end int64) error {
 		{m.Bases, indexSize(m.Chunks, m.BaseBits)},
 	} {
 		if s.Off != at || s.Len != s.want {
-			return fmt.Errorf("%w: section of %d bytes at %d, not %d at %d", errDamaged, s.Len, s.Off, s.want, at)
+			return fmt.Errorf("%w: the meta has a section of %d bytes at offset %d; it must have %d bytes at offset %d", errDamaged, s.Len, s.Off, s.want, at)
 		}
 		at += s.Len
 	}
-	if at != end {
-		return fmt.Errorf("%w: sections end at %d, not %d", errDamaged, at, end)
+	if at != metaOffset {
+		return fmt.Errorf("%w: the sections end at offset %d, but the meta begins at offset %d", errDamaged, at, metaOffset)
 	}
 	return nil
 }
@@ -172,15 +172,15 @@ func appendFooter(b []byte, m *segmentMeta, off int64) ([]byte, error) {
 	return append(b, f[:]...), nil
 }
 
-// readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if they
-// contradict each other.
+// readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if one of
+// them is damaged or they do not match each other.
 func readMeta(f File) (*segmentMeta, error) {
 	size, err := f.Size()
 	if err != nil {
 		return nil, err
 	}
 	if size < int64(len(fileHeader)+footerSize) {
-		return nil, fmt.Errorf("%w: file of %d bytes", errDamaged, size)
+		return nil, fmt.Errorf("%w: the file has only %d bytes", errDamaged, size)
 	}
 	var head [len(fileHeader)]byte
 	if err := readFull(f, head[:], 0); err != nil {
@@ -191,22 +191,22 @@ func readMeta(f File) (*segmentMeta, error) {
 		return nil, err
 	}
 	if string(head[:]) != fileHeader || string(foot[16:]) != footerMagic {
-		return nil, fmt.Errorf("%w: not a sealed segment of this version", errDamaged)
+		return nil, fmt.Errorf("%w: the file is not a sealed segment of this version", errDamaged)
 	}
 	off, n := int64(binary.LittleEndian.Uint64(foot[:])), int64(binary.LittleEndian.Uint32(foot[8:]))
 	if off < 0 || n > maxMeta || off != size-footerSize-n {
-		return nil, fmt.Errorf("%w: meta of %d bytes at %d", errDamaged, n, off)
+		return nil, fmt.Errorf("%w: the footer names a meta of %d bytes at offset %d, which does not match the size of the file", errDamaged, n, off)
 	}
 	js := make([]byte, n)
 	if err := readFull(f, js, off); err != nil {
 		return nil, err
 	}
 	if crc32.Update(crc32.Checksum(js, castagnoli), castagnoli, foot[:12]) != binary.LittleEndian.Uint32(foot[12:]) {
-		return nil, fmt.Errorf("%w: checksum of the meta", errDamaged)
+		return nil, fmt.Errorf("%w: the checksum of the meta does not match its content", errDamaged)
 	}
 	m := new(segmentMeta)
 	if err := json.Unmarshal(js, m); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+		return nil, fmt.Errorf("%w: the meta is not valid JSON: %w", errDamaged, err)
 	}
 	err = m.check(off)
 	return m, err

@@ -54,7 +54,7 @@ func (p *listPlace) cursor() engine.HistoryCursor {
 
 func parseListCursor(c engine.HistoryCursor) (*listPlace, error) {
 	if len(c) != listCursor || c[0] != listVersion {
-		return nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list without a user; pass the cursor of the previous page")
+		return nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list of the notifications of all users; pass the cursor of the previous page")
 	}
 	p := &listPlace{first: binary.BigEndian.Uint32(c[17:]), index: binary.BigEndian.Uint32(c[21:])}
 	copy(p.base[:], c[1:])
@@ -167,7 +167,7 @@ func (s *Store) gatherChunks(ctx context.Context, n *newestChunks) (*lookup, err
 			continue
 		}
 		if rows += seg.meta.Chunks; rows > s.listBounds.rows {
-			return l, notify.Invalid("list_too_wide", "until", fmt.Sprintf("finding the notifications of this time would read more than %d rows; name a user, or read the archive", s.listBounds.rows))
+			return l, notify.Invalid("list_too_wide", "until", fmt.Sprintf("the list would read more than %d rows of the history; choose a shorter period or one user, or read the archive", s.listBounds.rows))
 		}
 		for end := seg.meta.Chunks; end > 0; end -= block {
 			if err := ctx.Err(); err != nil {

@@ -13,7 +13,7 @@ import (
 
 const (
 	maintainEvery = 10 * time.Second
-	mergeTier0    = 64 << 10 // segments up to this size are one tier; each further tier is 8 times larger
+	mergeTier0    = 64 << 10 // largest size in the first tier, in bytes; the limit of each further tier is 8 times larger
 )
 
 // maintain verifies the index sections once. Then it removes and merges segments until ctx ends.
@@ -81,7 +81,7 @@ func (s *Store) expireNow(ctx context.Context) error {
 }
 
 // expire removes segments whose youngest record has passed its retention. It first stores the
-// sealed offsets, because no other segment may contain them.
+// sealed offsets, because the remaining segments may not contain these offsets.
 func (s *Store) expire(now time.Time) error {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
@@ -257,12 +257,16 @@ func (m *merger) add(body []byte, r row, parts []uint16) error {
 		return err
 	}
 	var env notify.Envelope
-	if err := notify.DecodeHead(st.value, &env); err != nil || int(st.part) >= len(parts) {
-		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // err is nil if only the partition index is wrong
+	err := notify.DecodeHead(st.value, &env)
+	if err == nil && int(st.part) >= len(parts) {
+		err = fmt.Errorf("it names partition number %d, but the segment has %d partitions", st.part, len(parts))
+	}
+	if err != nil {
+		return fmt.Errorf("%w: the body at offset %d: %v", errDamaged, r.off, err) //nolint:errorlint // here it is damage, not notify.ErrCorrupt
 	}
 	users, first, last, err := hashColumn(m.users, env.Receivers, env.Count)
 	if err != nil {
-		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // here it is damage, not notify.ErrCorrupt
+		return fmt.Errorf("%w: the body at offset %d: %v", errDamaged, r.off, err) //nolint:errorlint // here it is damage, not notify.ErrCorrupt
 	}
 	st.part = parts[st.part]
 	r.off, r.start = m.written+int64(len(m.buf)), uint32(len(m.users))

@@ -100,7 +100,7 @@ func (o *offsetsFile) read() (map[Part]int64, error) {
 		return nil, err
 	}
 	if size > maxMeta {
-		return nil, fmt.Errorf("%w: offsets of %d bytes", errDamaged, size)
+		return nil, fmt.Errorf("%w: the offsets file has %d bytes; the maximum is %d bytes", errDamaged, size, maxMeta)
 	}
 	js := make([]byte, size)
 	if err := readFull(f, js, 0); err != nil {
@@ -109,13 +109,13 @@ func (o *offsetsFile) read() (map[Part]int64, error) {
 	var c offsetsContent
 	var spans []partRange
 	if err := json.Unmarshal(js, &c); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+		return nil, fmt.Errorf("%w: the offsets file is not valid JSON: %w", errDamaged, err)
 	}
 	if crc32.Checksum(c.Parts, castagnoli) != c.CRC {
-		return nil, fmt.Errorf("%w: checksum of the offsets", errDamaged)
+		return nil, fmt.Errorf("%w: the checksum of the offsets file does not match its content", errDamaged)
 	}
 	if err := json.Unmarshal(c.Parts, &spans); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+		return nil, fmt.Errorf("%w: the offsets file has a wrong list of partitions: %w", errDamaged, err)
 	}
 	m := map[Part]int64{}
 	for _, sp := range spans {

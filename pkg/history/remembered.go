@@ -149,7 +149,7 @@ func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 		behind := ""
 		for p, end := range ends {
 			if end > 0 && at[log.TopicPartition(p)] < end {
-				behind = fmt.Sprintf("%s/%d is stored up to %d of %d", p.Topic, p.Partition, at[log.TopicPartition(p)], end)
+				behind = fmt.Sprintf("partition %s/%d is stored up to offset %d, but the log ends at offset %d", p.Topic, p.Partition, at[log.TopicPartition(p)], end)
 				break
 			}
 		}
@@ -276,8 +276,8 @@ func (h *Remembered) Has(base notify.Base) (bool, error) {
 // Kept implements conserve.History.
 func (h *Remembered) Kept(now time.Time) time.Time { return now.Add(-h.Retention) }
 
-// CopyOf returns the first copy of a chunk that has these receivers. digest is their
-// notify.ColumnDigest. It returns notify.KindNotFound if there is no such copy.
+// CopyOf returns the first copy of a chunk whose receivers have this digest (notify.ColumnDigest).
+// It returns notify.KindNotFound if there is no such copy.
 func (h *Remembered) CopyOf(ctx context.Context, c notify.Chunk, digest uint64) (found engine.Found, err error) {
 	err = h.Each(ctx, c.Base, func(f *engine.Found) error {
 		if f.Envelope.Chunk == c && notify.ColumnDigest(f.Envelope.Receivers) == digest {

@@ -47,7 +47,7 @@ func (q *sealQueue) pop() (f frozenTail, ok bool) {
 }
 
 // sealAll seals queued tails, in order. So the sealed offset of a partition never passes a record
-// that is not durable. Only this goroutine seals.
+// that is not durable. Only the goroutine of sealAll seals.
 func (s *Store) sealAll(ctx context.Context) error {
 	var scratch []byte
 	for {
@@ -141,8 +141,8 @@ func (s *Store) sealEmpty() error {
 //
 //  1. It writes the remaining bodies, the index, meta and footer.
 //  2. It syncs the file, renames it, and syncs the folder.
-//  3. It adds the segment to the view and then removes the tail, so that a query finds at
-//     least one of them.
+//  3. It adds the segment to the view and then removes the tail, so that a query finds the
+//     chunks in at least one of them.
 //  4. It advances the sealed offset.
 func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 	if err := s.flush(p, t); err != nil {
@@ -214,8 +214,8 @@ type cachedSegment struct {
 	size int64
 }
 
-// maxCachedSegments is the largest number of these segments, however small they are. Each segment
-// is an open file.
+// maxCachedSegments is the largest number of segments in cachedSegments, even if they are small. Each
+// segment is an open file.
 const maxCachedSegments = 64
 
 // add adds the newest segment. If the segments have more than maxBytes, it removes the oldest
@@ -304,7 +304,7 @@ func (g *offsetProgress) moved() {
 }
 
 // wait returns a channel that is closed when an offset changes. The caller must check the offsets
-// after this call, not before it. Otherwise it could miss a change.
+// after this call, not before it. Otherwise the caller could miss a change.
 func (g *offsetProgress) wait() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -34,7 +34,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	m, err := readMeta(f)
 	if err == nil {
 		if num, ok := segmentNumber(name); !ok || num != m.Num {
-			err = fmt.Errorf("%w: meta is of segment %d", errDamaged, m.Num)
+			err = fmt.Errorf("%w: the meta belongs to segment %d", errDamaged, m.Num)
 		}
 	}
 	var size int64
@@ -64,7 +64,7 @@ func newSegment(b *blob, m *segmentMeta, size int64) (*segment, error) {
 	s.minBase, err1 = notify.ParseBase(m.MinBase)
 	s.maxBase, err2 = notify.ParseBase(m.MaxBase)
 	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("%w: bounds %q and %q", errDamaged, m.MinBase, m.MaxBase)
+		return nil, fmt.Errorf("%w: the lowest base %q or the highest base %q is not valid", errDamaged, m.MinBase, m.MaxBase)
 	}
 	return s, nil
 }
@@ -77,7 +77,7 @@ func (s *segment) has(base notify.Base) bool {
 // row reads a chunk's row.
 func (s *segment) row(chunk uint32, r *row) error {
 	if int64(chunk) >= int64(s.meta.Chunks) {
-		return fmt.Errorf("%w: chunk %d of %d", errDamaged, chunk, s.meta.Chunks)
+		return fmt.Errorf("%w: the index points to chunk %d, but the segment has %d chunks", errDamaged, chunk, s.meta.Chunks)
 	}
 	var b [rowSize]byte
 	if err := readFull(s.blob, b[:], s.meta.Rows.Off+int64(chunk)*rowSize); err != nil {
@@ -90,7 +90,7 @@ func (s *segment) row(chunk uint32, r *row) error {
 // checkRow returns errDamaged if a row points outside of the segment.
 func (s *segment) checkRow(r *row) error {
 	if r.off < int64(len(fileHeader)) || r.size < recordHeader || r.off > s.meta.Bodies-int64(r.size) || int64(r.start) >= int64(s.meta.Receivers) {
-		return fmt.Errorf("%w: row of ordinal %d points to %d bytes at %d", errDamaged, r.start, r.size, r.off)
+		return fmt.Errorf("%w: the row with the first ordinal %d points to %d bytes at offset %d, which are not in this segment", errDamaged, r.start, r.size, r.off)
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func (s *segment) checkRow(r *row) error {
 // chunks there are. buf is scratch memory; rowOf returns it, possibly grown.
 func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 	if int64(ordinal) >= int64(s.meta.Receivers) {
-		return buf, fmt.Errorf("%w: ordinal %d of %d", errDamaged, ordinal, s.meta.Receivers)
+		return buf, fmt.Errorf("%w: the index points to ordinal %d, but the segment has %d receivers", errDamaged, ordinal, s.meta.Receivers)
 	}
 	stride := int64(ordinal / strideLen)
 	var b [8]byte
@@ -112,7 +112,7 @@ func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 		hi = binary.LittleEndian.Uint32(b[4:])
 	}
 	if lo > hi || int64(hi) >= int64(s.meta.Chunks) || hi-lo > strideLen {
-		return buf, fmt.Errorf("%w: stride %d spans chunks %d to %d", errDamaged, stride, lo, hi)
+		return buf, fmt.Errorf("%w: stride %d has the impossible range of chunks %d to %d", errDamaged, stride, lo, hi)
 	}
 	size := int(hi-lo+1) * rowSize
 	if cap(buf) < size {
@@ -124,7 +124,7 @@ func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 	}
 	i := sort.Search(int(hi-lo+1), func(i int) bool { return binary.LittleEndian.Uint32(buf[i*rowSize+28:]) > ordinal })
 	if i == 0 {
-		return buf, fmt.Errorf("%w: ordinal %d lies before its stride", errDamaged, ordinal)
+		return buf, fmt.Errorf("%w: no chunk of the stride contains ordinal %d", errDamaged, ordinal)
 	}
 	decodeRow(buf[(i-1)*rowSize:], r)
 	return buf, s.checkRow(r)
@@ -149,7 +149,7 @@ func (s *segment) verify(buf []byte) error {
 			at += int64(len(b))
 		}
 		if crc != sec.CRC {
-			return fmt.Errorf("%w: checksum of the section at %d", errDamaged, sec.Off)
+			return fmt.Errorf("%w: the checksum of the index section at offset %d does not match its content", errDamaged, sec.Off)
 		}
 	}
 	return nil
@@ -179,18 +179,19 @@ func (s *Store) acquireView() *segmentView {
 	return s.view
 }
 
-// replaceView replaces the view by a view with the segments in add and without the segments in
-// drop. The caller keeps its own references.
-func (s *Store) replaceView(add, drop []*segment) {
+// replaceView makes a new view and replaces the current view by it. The new view has the segments of
+// the current view and of the parameter added, without the segments of the parameter removed. The
+// caller keeps its own references.
+func (s *Store) replaceView(added, removed []*segment) {
 	gone := map[*segment]bool{}
-	for _, d := range drop {
+	for _, d := range removed {
 		gone[d] = true
 	}
 	v := &segmentView{}
 	v.refs.Store(1)
 	s.viewMu.Lock()
 	old := s.view
-	for _, seg := range append(old.segs[:len(old.segs):len(old.segs)], add...) {
+	for _, seg := range append(old.segs[:len(old.segs):len(old.segs)], added...) {
 		if !gone[seg] {
 			seg.blob.hold()
 			v.segs = append(v.segs, seg)

@@ -118,7 +118,7 @@ func (s *Store) Run(ctx context.Context) error {
 // Close closes the files. After the next Open, the pump reads unsealed records from the log again.
 // Run must have returned before Close.
 func (s *Store) Close() error {
-	s.stopWriting(notify.Unavailable("history", 0, errors.New("closed")))
+	s.stopWriting(notify.Unavailable("history", 0, errors.New("the history is closed")))
 	for _, p := range s.allParts() {
 		p.appendMu.Lock()
 		p.mu.Lock()
@@ -198,13 +198,13 @@ type lostTime struct{ from, to int64 }
 // before and after a lost record.
 const lostSlack = time.Minute
 
-// Lost reports to the Store that the log lost records. They were written between the times after
-// and before, in ms since 1970; 0 means unknown. If a notification accepted in that period is not
+// Lost reports to the Store that the log lost records. The records were written between earliest and
+// latest (ms since 1970; 0: unknown). If a notification accepted in that period is not
 // found, queries return CodeRecordLost instead of not found, because the notification may have been
 // lost.
-func (s *Store) Lost(after, before int64) {
-	l := lostTime{after - lostSlack.Milliseconds(), before + lostSlack.Milliseconds()}
-	if before == 0 {
+func (s *Store) Lost(earliest, latest int64) {
+	l := lostTime{earliest - lostSlack.Milliseconds(), latest + lostSlack.Milliseconds()}
+	if latest == 0 {
 		l.to = math.MaxInt64
 	}
 	s.damageMu.Lock()
@@ -212,11 +212,11 @@ func (s *Store) Lost(after, before int64) {
 	s.lost = append(s.lost, l)
 }
 
-// mayBeLost reports whether the log may have lost a request accepted at this time.
-func (s *Store) mayBeLost(at time.Time) bool {
+// mayBeLost reports whether the log may have lost a request that was accepted at acceptedAt.
+func (s *Store) mayBeLost(acceptedAt time.Time) bool {
 	s.damageMu.Lock()
 	defer s.damageMu.Unlock()
-	ms := at.UnixMilli()
+	ms := acceptedAt.UnixMilli()
 	return slices.ContainsFunc(s.lost, func(l lostTime) bool { return l.from <= ms && ms <= l.to })
 }
 
@@ -303,7 +303,7 @@ func (s *Store) load() error {
 	return s.loadOffsets(segs)
 }
 
-// loadOffsets computes up to which offset each partition is sealed.
+// loadOffsets computes the sealed offset of each partition.
 func (s *Store) loadOffsets(segs []*segment) error {
 	sealed, err := s.offsets.read()
 	if errors.Is(err, errDamaged) {

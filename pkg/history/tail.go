@@ -37,9 +37,9 @@ func newPart(tp Part, sealed int64) *partition {
 }
 
 // tail is a segment that still grows. Its bodies are in its file; its index is in memory. The
-// partition's mu guards its fields. Only the appender changes them. After the tail is frozen, only
-// the sealer changes them. So these two goroutines may read the fields without the lock, but must
-// hold the lock to write.
+// partition's mu guards its fields. Before the tail is frozen, only the appender changes the fields.
+// After that, only the sealer changes them. The goroutine that may change the fields may read them
+// without the lock, but must hold the lock to write.
 type tail struct {
 	num       uint64
 	blob      *blob

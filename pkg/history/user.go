@@ -45,7 +45,7 @@ func parseUserCursor(c engine.HistoryCursor, user uint64) (p userPlace, err erro
 // because User does not wait for the offsets of Barrier.
 func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
-		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
+		return nil, nil, notify.Invalid("bad_limit", "limit", "must be from 1 to 1000 notifications")
 	}
 	h := notify.HashUser([]byte(q.User))
 	var before *userPlace
@@ -167,7 +167,7 @@ func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found 
 		r, ok := receiverAt(f.Envelope.Receivers, pos)
 		if !ok {
 			if c.seg != nil {
-				w.noteDamage(c.seg, fmt.Errorf("%w: position %d of %d receivers", errDamaged, pos, f.Envelope.Count))
+				w.noteDamage(c.seg, fmt.Errorf("%w: the index points to position %d, but the chunk has %d receivers", errDamaged, pos, f.Envelope.Count))
 			}
 			continue
 		}

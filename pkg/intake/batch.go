@@ -41,7 +41,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
-		// The categories of the items are not known yet. So batches wait after fan-outs of otp and
+		// The categories of the items are not known yet. So batches wait behind fan-outs of otp and
 		// alert.
 		done, err := s.cfg.Admission.Decode(ctx, notify.Transactional)
 		if err != nil {
@@ -59,7 +59,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		if l.Resumed && l.Block != b.plan.block {
 			// The same records cannot be made again. A clear error is better than items that are
 			// sent twice.
-			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
+			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the partitions of the log have changed since this request was first sent, and some of its items may have been accepted; check the items before you send the request with another key"}
 		}
 		b.ids = l.Base.Items()
 		b.writer = s.notes.Get().(*noteWriter)
@@ -227,8 +227,8 @@ func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 }
 
 // eachElement adds every element of the JSON array body to b. fastNoteAt reads plain elements in
-// place. For any other element eachElement only finds its end, and the JSON library checks its
-// content.
+// place. For any other element, eachElement only finds the end of the element, and the JSON library
+// checks the content.
 func eachElement(body []byte, b *batch) error {
 	i := skipSpace(body, 0)
 	if i == len(body) {
@@ -298,10 +298,10 @@ func eachNotification(body []byte, b *batch) error {
 	for i := 0; len(body) > 0; i++ {
 		num, typ, n := protowire.ConsumeTag(body)
 		if n < 0 {
-			return badProto("", "a damaged tag")
+			return badProto("", "the tag of a field is damaged")
 		}
 		if num != 1 || typ != protowire.BytesType {
-			return invalid("unknown_field", fmt.Sprintf("#%d", num), "a batch has only field 1, notifications")
+			return invalid("unknown_field", fmt.Sprintf("#%d", num), "a batch can have only the field with number 1, notifications")
 		}
 		v, k := protowire.ConsumeBytes(body[n:])
 		if k < 0 {

@@ -201,8 +201,9 @@ func (f *splitter) largestChunk() (n int) {
 
 // fittingBlock returns the largest block size that is smaller than the current size and with which
 // no chunk is larger than room bytes. If no size fits, it returns 1. It must be called after
-// largestChunk. It computes all sizes in one pass over the receivers. An earlier version made one
-// pass for each size; for a body chosen to be slow it took ten times as long.
+// largestChunk. It computes the chunks of all block sizes in one pass over the receivers. An
+// earlier version made one pass for each size; for a body chosen to be slow it took ten times as
+// long.
 func (f *splitter) fittingBlock(room int) uint32 {
 	type level struct {
 		shift uint
@@ -275,9 +276,9 @@ func (f *splitter) atReceiver(err error) error {
 	return prefixField(fmt.Sprintf("receivers[%d]", f.index), err)
 }
 
-// firstBlock returns the block size with which a fan-out starts, in receivers: per times the number
-// of partitions, rounded up to a power of two.
-func firstBlock(partitions, per int) uint32 {
-	n := uint(max(partitions, 1) * per)
+// firstBlock returns the block size with which a fan-out starts, in receivers: perPartition times
+// the number of partitions, rounded up to a power of two.
+func firstBlock(partitions, perPartition int) uint32 {
+	n := uint(max(partitions, 1) * perPartition)
 	return 1 << bits.Len(n-1)
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Intake checks the content for what only a provider would refuse, so that the caller gets an error
-// and can correct the request. Without this check the request would get a 201, and each receiver
-// would fail later.
+// Intake also checks rules of the providers, so that the caller gets an error and can correct the
+// request. Without these checks the request would get a 201, and each receiver would fail later.
 
 // checkNames returns an error if a name contains invisible characters or characters that control a
 // terminal. Operators and callers see these names.
@@ -34,12 +33,12 @@ func checkSender(ch notify.Channel, from string) error {
 	switch ch {
 	case notify.SMS:
 		if !isSMSSender(from) {
-			return invalid("bad_from", "content.from", "a number in E.164, a short code of 3 to 8 digits, a name of at most 11 letters, digits, spaces and +-_&, one of them a letter, or a messaging service (MG and 32 hexadecimal digits)")
+			return invalid("bad_from", "content.from", "must be a phone number in E.164 form, a short code of 3 to 8 digits, a name of at most 11 letters, digits, spaces and +-_& with at least one letter, or the id of a Twilio messaging service (MG and 32 hexadecimal digits)")
 		}
 	case notify.Email:
 		a, err := mail.ParseAddress(from)
 		if err != nil || users.ValidateAddress(notify.Email, a.Address) != nil || notify.HasControl(a.Name) {
-			return invalid("bad_from", "content.from", "an e-mail address, or a name and an e-mail address in angle brackets")
+			return invalid("bad_from", "content.from", "must be an e-mail address, or a name followed by an e-mail address in angle brackets")
 		}
 	}
 	return nil
@@ -76,9 +75,9 @@ func checkData(data []byte) error {
 		case name == "aps":
 			return checkAPS(value)
 		case name == "ntf":
-			return reservedName("ntf", "it holds the notification's id")
+			return reservedName("ntf", "notifyd sets it to the id of the notification")
 		case name == "from", name == "message_type", strings.HasPrefix(name, "google."), strings.HasPrefix(name, "gcm."):
-			return reservedName(name, `FCM refuses from, message_type and names that begin with "google." or "gcm."`)
+			return reservedName(name, `FCM refuses the names "from" and "message_type", and names that begin with "google." or "gcm."`)
 		}
 		return nil
 	})
@@ -88,11 +87,11 @@ func checkData(data []byte) error {
 // that are made from title and body.
 func checkAPS(aps []byte) error {
 	if aps[0] != '{' {
-		return invalid("wrong_type", "content.data.aps", "must be an object: its members are added to APNs' aps object")
+		return invalid("wrong_type", "content.data.aps", "must be an object, because its members are added to the aps object of APNs")
 	}
 	return eachMemberOf(aps, func(name string, _ []byte) error {
 		if name == "alert" || name == "content-available" {
-			return reservedName("aps."+name, "it is made from title and body")
+			return reservedName("aps."+name, "notifyd makes it from title and body")
 		}
 		return nil
 	})
@@ -122,8 +121,8 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 	return nil
 }
 
-// textVariables are the variables that the texts of a request use. They are resolved as the clients
-// of the providers resolve them. A receiver's own variables win over the shared variables. Each
+// textVariables are the variables that the texts of a request use. Intake resolves them in the same
+// way as package provider does later. A receiver's own variables win over the shared variables. Each
 // value must be a string, a number or a boolean. Intake refuses a receiver if a value is missing,
 // so that the caller can correct the request. Without this check the request would get a 201, and
 // the receiver would fail later.
@@ -196,8 +195,9 @@ func (n *textVariables) addPlaceholders(text string) {
 	}
 }
 
-// eachUsedMember calls fn with the index of each member of object whose name the texts use. If the
-// value is text, it also records this in givenBy. object is a checked JSON object, or nil.
+// eachUsedMember calls fn for each member of object whose name the texts use, with the index of the
+// name in n.order. If the value is text, eachUsedMember also records that in givenBy. object is a
+// checked JSON object, or nil.
 func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText bool)) {
 	if len(object) == 0 {
 		return
@@ -252,5 +252,5 @@ func (n *textVariables) missingVariable(place int) reason {
 }
 
 func (n *textVariables) badVariable(place int) reason {
-	return reason{"bad_variable", "variables." + n.order[place], "a variable of a text is a string, a number or a boolean"}
+	return reason{"bad_variable", "variables." + n.order[place], "must be a string, a number or a boolean, because a text uses it"}
 }

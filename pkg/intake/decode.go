@@ -63,18 +63,18 @@ func (t *terms) readTerms(channel, category string, c *api.Content, scheduled, e
 
 func parseLane(channel, category string) (notify.Channel, notify.Category, error) {
 	if channel == "" {
-		return 0, 0, invalid("required", "channel", "push, sms or email")
+		return 0, 0, invalid("required", "channel", "must be push, sms or email")
 	}
 	ch, ok := notify.ParseChannel(channel)
 	if !ok {
-		return 0, 0, invalid("unknown_channel", "channel", "push, sms or email")
+		return 0, 0, invalid("unknown_channel", "channel", "must be push, sms or email")
 	}
 	if category == "" {
-		return 0, 0, invalid("required", "category", "otp, alert, transactional, marketing or digest")
+		return 0, 0, invalid("required", "category", "must be otp, alert, transactional, marketing or digest")
 	}
 	cat, ok := notify.ParseCategory(category)
 	if !ok {
-		return 0, 0, invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
+		return 0, 0, invalid("unknown_category", "category", "must be otp, alert, transactional, marketing or digest")
 	}
 	return ch, cat, nil
 }
@@ -116,7 +116,7 @@ func checkObject(b []byte, field string, depth int) ([]byte, error) {
 }
 
 func tooDeep(field string) error {
-	return invalid("too_deep", field, fmt.Sprintf("nested deeper than %d", request.MaxDepth))
+	return invalid("too_deep", field, fmt.Sprintf("the body must have at most %d levels of nesting", request.MaxDepth))
 }
 
 // The protobuf bodies of envelope.proto are decoded by hand, as strictly as JSON. The decoder
@@ -143,11 +143,11 @@ func readMessage(b []byte, prefix string, fields []protoField) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
 		if n < 0 {
-			return badProto(prefix, "a damaged tag")
+			return badProto(prefix, "the tag of a field is damaged")
 		}
 		b = b[n:]
 		if num < 1 || int(num) > len(fields) {
-			return invalid("unknown_field", fmt.Sprintf("%s#%d", prefix, num), "there is no field of this number")
+			return invalid("unknown_field", fmt.Sprintf("%s#%d", prefix, num), "there is no field with this number")
 		}
 		f := &fields[num-1]
 		if had&(1<<num) != 0 {
@@ -159,11 +159,11 @@ func readMessage(b []byte, prefix string, fields []protoField) error {
 			want = protowire.VarintType
 		}
 		if typ != want {
-			return invalid("wrong_type", f.path(prefix), "another wire type is expected")
+			return invalid("wrong_type", f.path(prefix), "has the wrong wire type")
 		}
 		if f.num != nil {
 			if *f.num, n = protowire.ConsumeVarint(b); n < 0 {
-				return badProto(f.path(prefix), "a damaged number")
+				return badProto(f.path(prefix), "the number is damaged")
 			}
 			b = b[n:]
 			continue
@@ -178,7 +178,7 @@ func readMessage(b []byte, prefix string, fields []protoField) error {
 			continue
 		}
 		if !utf8.Valid(v) {
-			return invalid("bad_utf8", f.path(prefix), "invalid UTF-8")
+			return invalid("bad_utf8", f.path(prefix), "must be valid UTF-8")
 		}
 		*f.text = alias(v)
 	}
@@ -250,7 +250,7 @@ func readNote(b []byte, n *note) error {
 		return err
 	}
 	if !utf8.Valid(user) || !utf8.Valid(address) {
-		return invalid("bad_utf8", "user_id", "user_id or address is invalid UTF-8")
+		return invalid("bad_utf8", "user_id", "user_id and address must be valid UTF-8")
 	}
 	n.user, n.address = user, address
 	n.expires, n.scheduled = int64(expires), int64(scheduled)

@@ -13,9 +13,9 @@ import (
 
 // Drainer moves spilled records into the log when the log works again, in the order in which they
 // were spilled. It removes a record from the buffer only after the log has acknowledged the record.
-// While the buffer contains records, Service adds critical messages to the buffer too, so that they
-// do not overtake. Spilling ends when the buffer is empty. A crash between append and drop appends
-// a record twice, with the same chunk.
+// While the buffer contains records, Service adds new critical messages to the buffer too, so that
+// they do not overtake these records. Spilling ends when the buffer is empty. After a crash between
+// append and drop, records are appended a second time, with the same chunks.
 type Drainer struct {
 	Spill Spill
 	Log   Log
@@ -38,9 +38,9 @@ func (d *Drainer) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !failing:
-			log.Warn("the spill buffer cannot be drained; it waits for the log", slog.Any("error", err))
+			log.Warn("records cannot be moved from the spill buffer to the log; the move is tried again", slog.Any("error", err))
 		case n > 0:
-			log.Info("spill buffer drained", slog.Int("records", n))
+			log.Info("records were moved from the spill buffer to the log", slog.Int("records", n))
 		}
 		failing = err != nil
 		if !notify.Sleep(ctx, cmp.Or(d.Every, 100*time.Millisecond)) {
@@ -64,7 +64,7 @@ func (d *Drainer) Drain(ctx context.Context) (n int, err error) {
 			return n, err
 		}
 		if err := d.Spill.Drop(ctx, waiting[len(waiting)-1].Seq); err != nil {
-			return n, errors.Join(errors.New("records are in the log and still in the spill buffer"), err)
+			return n, errors.Join(errors.New("records were appended to the log, but could not be removed from the spill buffer"), err)
 		}
 		n += len(waiting)
 	}

@@ -8,14 +8,15 @@ import (
 )
 
 // userSieve finds users that occur twice in a request. Nearly all users occur once, and the sieve
-// shows that quickly. The sieve contains a 16-bit tag of each user's hash, four tags to a word.
-// With 50,000 users it fills a quarter of the second-level cache, and one new user in 50,000 seems
-// to be there already.
+// shows that quickly. The sieve contains a 16-bit tag of each user's hash, four tags in each word.
+// With 50,000 users it fills a quarter of the second-level cache, and for one new user in 50,000 it
+// wrongly reports that the user is there already.
 //
-// If a user seems to be there already, the userSieve searches the users of the same partition,
-// where an earlier occurrence must be. If it must search too much, because many users do occur
-// twice, it builds a map of all users. So equal tags never drop a receiver that occurs once. The
-// hash uses a secret, so that a client cannot make a request whose users all fall into one word.
+// If the sieve reports that a user is there already, the userSieve searches the users of the same
+// partition, where an earlier occurrence must be. If it must search too much, because many users
+// really occur twice, it builds a map of all users. So equal tags never drop a receiver that occurs
+// once. The hash uses a secret, so that a client cannot make a request whose users all fall into
+// one word.
 //
 // An earlier version was a table of ordinals and offsets, with a tag in the free bits of an
 // ordinal. It took 22 ns a user; the sieve takes 5 ns. The table needed four times the memory, and

@@ -18,8 +18,8 @@ import (
 )
 
 // Fanout answers POST /v1/notifications:fanout with status 201, the first id, the number of
-// accepted receivers, and the refused receivers. The id of receiver i is the first id with index i.
-// Refused receivers use up an index too.
+// accepted receivers, and the refused receivers. The id of receiver i is the first id with -i in
+// place of -0. A refused receiver has an index too, which no other receiver gets.
 //
 // If the request is a part of a campaign, its key is (caller, campaign, part), whether or not it
 // has an Idempotency-Key.
@@ -66,7 +66,7 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 		a, err = s.once.Do(ctx, &m, key, body, plan) // again with the new number of partitions; nothing was stored
 	}
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" {
-		e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
+		e.Field, e.Msg = "part", "this part of the campaign was already sent with another body"
 	}
 	return a, err
 }
@@ -74,7 +74,7 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 // fanBody is a fan-out whose head was decoded and whose receivers were not.
 type fanBody struct {
 	fanHead
-	guess int // estimated number of receivers, computed from the size of the first
+	guess int // estimated number of receivers, computed from the size of the first receiver
 	// feed adds the receivers to f and checks what follows them in the body.
 	feed func(f *splitter) error
 }
@@ -122,7 +122,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 	}
 	if f.index == 0 {
 		s.fans.Put(f)
-		return nil, invalid("required", "receivers", "a fan-out has at least one receiver")
+		return nil, invalid("required", "receivers", "a fan-out must have at least one receiver")
 	}
 	if err := m.Load.Admit(b.channel.String(), int(f.index)); err != nil {
 		s.fans.Put(f)
@@ -213,7 +213,7 @@ func (j *fanJSON) toHead(h *fanHead) error {
 }
 
 // readFanJSON reads {head..., "receivers": [...], head...}. The JSON library checks the body with
-// null in place of the array, and the scanner checks the array. Together they check the whole body.
+// null in place of the array, and the scanner checks the array. So the whole body is checked.
 func readFanJSON(body []byte, b *fanBody) error {
 	at, err := findMember(body, "receivers")
 	if err != nil {
@@ -223,7 +223,7 @@ func readFanJSON(body []byte, b *fanBody) error {
 		if err := readFanHead(body, &b.fanHead); err != nil {
 			return err
 		}
-		return invalid("required", "receivers", "a fan-out has at least one receiver")
+		return invalid("required", "receivers", "a fan-out must have at least one receiver")
 	}
 	// readFanJSON must know the end of the array before it reads the array. If the body ends in
 	// "]}", the array most likely ends there, because no other field is an array. Then the body is
@@ -251,14 +251,14 @@ func readFanJSON(body []byte, b *fanBody) error {
 	return nil
 }
 
-// guessCount returns how many values of the size of the first value fit into b[from:to].
-func guessCount(b []byte, from, to int) int {
-	from = skipSpace(b, from)
-	end, ok := skipValue(b, from)
-	if !ok || end >= to {
+// guessCount returns how many values of the size of the first value fit into b[first:limit].
+func guessCount(b []byte, first, limit int) int {
+	first = skipSpace(b, first)
+	end, ok := skipValue(b, first)
+	if !ok || end >= limit {
 		return 1
 	}
-	return (to-from)/(end-from+1) + 1
+	return (limit-first)/(end-first+1) + 1
 }
 
 // lastArrayEnd returns the position after the array that ends the object b. It returns -1 if the
@@ -272,12 +272,12 @@ func lastArrayEnd(b []byte) int {
 	return -1
 }
 
-// withNull returns a copy of b with null in place of b[from:to].
-func withNull(b []byte, from, to int) []byte {
-	out := make([]byte, 0, from+4+len(b)-to)
-	out = append(out, b[:from]...)
+// withNull returns a copy of b with null in place of b[start:end].
+func withNull(b []byte, start, end int) []byte {
+	out := make([]byte, 0, start+4+len(b)-end)
+	out = append(out, b[:start]...)
 	out = append(out, "null"...)
-	return append(out, b[to:]...)
+	return append(out, b[end:]...)
 }
 
 // readFanHead decodes a body whose receivers are null or missing.
@@ -302,7 +302,7 @@ func readFanLines(body []byte, b *fanBody) error {
 		return err
 	}
 	if j.Receivers != nil {
-		return invalid("unknown_field", "receivers", "a head has no receivers; each receiver is a line after the head")
+		return invalid("unknown_field", "receivers", "must not be in the head; write each receiver on its own line after the head")
 	}
 	b.guess = guessCount(body, end, len(body))
 	b.feed = func(f *splitter) error { return scanLines(body, end, f) }

@@ -91,7 +91,7 @@ func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
 	case '{':
 		return scanObject(b, i, depth+1, f)
 	}
-	return i, invalid("wrong_type", "", fmt.Sprintf("a receiver is a user id or an object, at byte %d", i))
+	return i, invalid("wrong_type", "", fmt.Sprintf("a receiver must be a user id or an object; the value at byte %d is neither", i))
 }
 
 func scanObject(b []byte, i, depth int, f *splitter) (int, error) {
@@ -203,7 +203,7 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 			continue
 		}
 		if !utf8.Valid(r.User) || !utf8.Valid(r.Address) {
-			return invalid("bad_utf8", fmt.Sprintf("receivers[%d]", f.index), "invalid UTF-8")
+			return invalid("bad_utf8", fmt.Sprintf("receivers[%d]", f.index), "must be valid UTF-8")
 		}
 		vars, err := objectBytes(r.Variables, "variables", 0)
 		if err != nil {
@@ -215,7 +215,7 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 		return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), "the packed column is damaged")
 	}
 	if f.index != count {
-		return invalid("bad_column", "count", fmt.Sprintf("the column holds %d receivers", f.index))
+		return invalid("bad_column", "count", fmt.Sprintf("is %d, but the column contains %d receivers", count, f.index))
 	}
 	return nil
 }

@@ -104,22 +104,22 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 	refused := off&switchOf(t.channel, t.category) != 0
 	switch {
 	case refused && t.channel == notify.SMS && (!r.sms[t.category] || !r.refused[t.channel][t.category]):
-		return invalid("category_not_for_channel", "category", "sms does not take "+t.category.String())
+		return invalid("category_not_for_channel", "category", t.category.String()+" notifications cannot be sent by sms")
 	case refused:
-		return invalid("category_refused", "category", "intake.refuse: "+t.category.String()+" by "+t.channel.String()+" is switched off")
+		return invalid("category_refused", "category", "the setting intake.refuse refuses "+t.category.String()+" notifications by "+t.channel.String())
 	case t.expires != 0 && t.expires <= now:
 		return invalid("expires_in_past", "expires_at", "must lie in the future")
 	case t.expires > maxMoment: // only a protobuf body can contain such a time
-		return invalid("out_of_range", "expires_at", "must not lie after the year 9999")
+		return invalid("out_of_range", "expires_at", "must be at the latest in the year 9999")
 	}
 	if t.scheduled > now {
 		switch {
 		case !r.later:
-			return invalid("scheduling_disabled", "scheduled_at", "this server does not schedule; leave scheduled_at out to send now")
+			return invalid("scheduling_disabled", "scheduled_at", "this server cannot schedule notifications; omit scheduled_at to send the notification now")
 		case t.scheduled-now > r.maxDelay.Milliseconds():
-			return invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("lies more than %.0f days ahead", r.maxDelay.Hours()/24))
+			return invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("must be at most %.0f days in the future", r.maxDelay.Hours()/24))
 		case t.expires != 0 && t.expires <= t.scheduled:
-			return invalid("expires_before_scheduled", "expires_at", "must lie after scheduled_at")
+			return invalid("expires_before_scheduled", "expires_at", "must be after scheduled_at")
 		}
 	}
 	return checkContent(t.channel, &t.content)
@@ -127,7 +127,7 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 
 // fire returns the time at which an admitted request is due, in ms since 1970; 0 means now. Jitter
 // only makes the time later, by at most a tenth of the delay, and never later than the expiry. The
-// result is the same for the same base and now.
+// same base and the same time now always give the same result.
 func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
 	if t.scheduled <= now {
 		return 0
@@ -152,7 +152,7 @@ func checkContent(ch notify.Channel, c *notify.Content) error {
 		return err
 	}
 	not := func(field string) error {
-		return invalid("not_for_channel", "content."+field, ch.String()+" does not carry "+field)
+		return invalid("not_for_channel", "content."+field, "cannot be used with the channel "+ch.String())
 	}
 	switch {
 	case c.HTML != "" && ch != notify.Email:
@@ -230,19 +230,19 @@ type reason struct {
 
 var (
 	noReason         = reason{}
-	reasonNoUser     = reason{"user_id_required", "user_id", "a receiver has a user_id"}
-	reasonLongUser   = reason{"user_id_too_long", "user_id", fmt.Sprintf("at most %d bytes", notify.MaxUserID)}
-	reasonLongAddr   = reason{"address_too_long", "address", fmt.Sprintf("at most %d bytes", notify.MaxAddress)}
-	reasonLongVars   = reason{"variables_too_long", "variables", fmt.Sprintf("at most %d bytes", notify.MaxVariables)}
+	reasonNoUser     = reason{"user_id_required", "user_id", "a receiver must have a user_id"}
+	reasonLongUser   = reason{"user_id_too_long", "user_id", fmt.Sprintf("must have at most %d bytes", notify.MaxUserID)}
+	reasonLongAddr   = reason{"address_too_long", "address", fmt.Sprintf("must have at most %d bytes", notify.MaxAddress)}
+	reasonLongVars   = reason{"variables_too_long", "variables", fmt.Sprintf("must have at most %d bytes", notify.MaxVariables)}
 	reasonForbidden  = reason{"user_forbidden", "user_id", "the token is restricted to other users"}
 	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
 )
 
-// checkReceiver returns why a receiver is refused, or noReason. The parameter only is the prefix
-// that user ids must have. addPlain does not call checkReceiver for plain user ids.
-func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) reason {
+// checkReceiver returns why a receiver is refused, or noReason. User ids must begin with prefix.
+// addPlain does not call checkReceiver for plain user ids.
+func checkReceiver(ch notify.Channel, prefix string, user, address, vars []byte) reason {
 	switch {
-	case only != "" && !bytes.HasPrefix(user, []byte(only)):
+	case prefix != "" && !bytes.HasPrefix(user, []byte(prefix)):
 		return reasonForbidden
 	case len(user) == 0:
 		return reasonNoUser
@@ -277,11 +277,11 @@ func checkAddress(ch notify.Channel, a []byte) reason {
 func invalid(code, field, msg string) error { return notify.Invalid(code, field, msg) }
 
 func tooLong(field string, n, limit int) error {
-	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_long", Field: field, Msg: fmt.Sprintf("%d bytes, at most %d are allowed", n, limit)}
+	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_long", Field: field, Msg: fmt.Sprintf("has %d bytes; the maximum is %d bytes", n, limit)}
 }
 
 // given reports whether r is a reason, and not noReason. A comparison with noReason would be a
-// function call, 7 ns for each receiver.
+// function call, which takes 7 ns for each receiver.
 func (r reason) given() bool { return r.code != "" }
 
 func (r reason) err(prefix string) error {

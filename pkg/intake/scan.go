@@ -116,7 +116,7 @@ func stringAt(b []byte, i int) (s []byte, end int, err error) {
 	}
 	s, err = jsontext.AppendUnquote(nil, b[i:end])
 	if err != nil {
-		return nil, i, invalid("bad_json", "", fmt.Sprintf("not a valid string at byte %d", i))
+		return nil, i, invalid("bad_json", "", fmt.Sprintf("the string at byte %d is not valid", i))
 	}
 	return s, end, nil
 }

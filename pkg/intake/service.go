@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Version is the version of the way in which this build splits requests into records. The
-// reservation stores it, because another version could not write the same records again.
-const Version = 2 // 1 derived the ids of a batch by SHA-256
+// Version is the version of the way in which this build splits requests into records. The reservation
+// of the idempotency key stores it, because another version could not write the same records again.
+const Version = 2 // version 1 derived the ids of a batch with SHA-256
 
 // Log appends records durably, in the given order within a partition. If Append returns nil, all
 // records are acknowledged, and the log keeps no reference to them. If it returns an error, each
@@ -53,10 +53,11 @@ type Cancels interface {
 // Stores are the stores that intake uses.
 type Stores struct {
 	Log Log // required
-	// Partitions returns over how many partitions of a topic the request with this base is spread,
-	// 1 to 65535, or 0 if the number is not known. It is required. The number may grow. The chunks
-	// of fan-outs are appended to partitions chosen with this number. For keyed records the log
-	// chooses the partition when they are appended; only their ids use this number.
+	// Partitions returns the number of partitions of a topic over which the request with this base
+	// is spread: 1 to 65535, or 0 if the number is not known. It is required. The number may grow.
+	// The chunks of fan-outs are appended to partitions chosen with this number. For keyed records
+	// the log chooses the partition when the records are appended; only the ids of the records use
+	// this number.
 	Partitions func(topic string, base notify.Base) int
 	Idem       request.Idem // required
 	Campaigns  Campaigns    // required
@@ -66,7 +67,7 @@ type Stores struct {
 	BulkGate   Gate         // Gate for requests with only bulk records; nil: Gate
 	Later      Later        // nil: requests for a later time are refused
 	LaterGate  Gate         // for the store that Later uses; nil: always open
-	// Returns an error while this process's clock is not reliable. nil: the clock is always
+	// Clock returns an error while this process's clock is not reliable. nil: the clock is always
 	// reliable.
 	Clock Gate
 }
@@ -96,11 +97,12 @@ type Config struct {
 	Jitter time.Duration `min:"0"`
 	// TimerKind is the engine.Timer.Kind of an envelope.
 	TimerKind uint8 `default:"1"`
-	// Lease is how long a request may work on a reserved key before a repeat takes over the key.
+	// Lease is how long a request may work on a reserved idempotency key before a repeat takes over
+	// the key.
 	Lease time.Duration `default:"30s" min:"1s"`
-	// Keep is how long a key is stored at least.
+	// Keep is how long an idempotency key is stored at least.
 	Keep time.Duration `default:"24h"`
-	// Grace is how long the key of a scheduled request is stored after its fire time.
+	// Grace is how long the idempotency key of a scheduled request is stored after the fire time.
 	Grace time.Duration `default:"1h" min:"0"`
 	// SpillBytes is the largest size of the spill buffer.
 	SpillBytes int64 `default:"64MiB" min:"1"`
@@ -151,6 +153,12 @@ type Service struct {
 	notes          sync.Pool // *noteWriter
 }
 
+// errNewerRelease is the error for a key that a newer release has reserved.
+var errNewerRelease = &notify.Error{
+	Kind: notify.KindUnavailable, Code: "intake_version", RetryAfter: retryUnavailable,
+	Msg: "a newer release of notifyd has reserved this Idempotency-Key; only a process of that release can answer the request",
+}
+
 // New returns a Service that uses st. It returns an error if cfg is not valid or a required store
 // is missing.
 func New(st Stores, cfg Config) (*Service, error) {
@@ -162,7 +170,7 @@ func New(st Stores, cfg Config) (*Service, error) {
 		return nil, errors.New("intake: Log, Partitions, Idem, Campaigns and Cancels are required")
 	}
 	s := &Service{cfg: cfg, stores: st, rules: newRules(cfg), once: request.Once{
-		Idem: st.Idem, Version: Version, Newer: notify.Unavailable("intake_version", retryUnavailable, nil),
+		Idem: st.Idem, Version: Version, Newer: errNewerRelease,
 		Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace, Owner: cfg.Owner, Exclusive: cfg.Exclusive,
 		Replayed: cfg.Events.Replayed, TakenOver: cfg.Events.TakenOver, Logger: cfg.Logger,
 	}}
@@ -183,9 +191,9 @@ type Events struct {
 	Refused func(caller, code string)
 	// Body: the body of a request, n bytes, was read.
 	Body func(route string, n int)
-	// Done: a request was answered after d. code is the error code, or empty if the request
-	// succeeded.
-	Done func(route, code string, d time.Duration)
+	// Done: a request was answered. duration is how long that took. code is the error code, or empty
+	// if the request succeeded.
+	Done func(route, code string, duration time.Duration)
 	// Replayed: a repeat got the stored answer of its key.
 	Replayed func(caller string)
 	// TakenOver: a repeat took over the work of a request that died.

@@ -37,16 +37,16 @@ type sharedLook struct {
 	result bool // may be read after done is closed
 }
 
-// await returns the result of a read with at. If no read is in progress, the request reads the
-// buffer itself. Requests that arrive during a read share the next read. ok is false if ctx ended
+// await returns the result of a call of read. If no read is in progress, the request reads the buffer
+// itself. Requests that arrive during a read share the next read. ok is false if ctx ended
 // first.
-func (l *sharedLooks) await(ctx context.Context, at func(ctx context.Context) bool) (holds, ok bool) {
+func (l *sharedLooks) await(ctx context.Context, read func(ctx context.Context) bool) (holds, ok bool) {
 	l.mu.Lock()
 	if !l.looking {
 		l.looking = true
 		l.mu.Unlock()
-		defer l.runNext(at)
-		return at(ctx), true
+		defer l.runNext(read)
+		return read(ctx), true
 	}
 	if l.next == nil {
 		l.next = &sharedLook{done: make(chan struct{})}
@@ -63,11 +63,11 @@ func (l *sharedLooks) await(ctx context.Context, at func(ctx context.Context) bo
 
 // runNext starts a goroutine for the reads for which requests wait. The goroutine ends when no
 // request waits.
-func (l *sharedLooks) runNext(at func(ctx context.Context) bool) {
+func (l *sharedLooks) runNext(read func(ctx context.Context) bool) {
 	if next := l.takeNext(); next != nil {
 		go func() {
 			for ; next != nil; next = l.takeNext() {
-				next.result = at(context.Background())
+				next.result = read(context.Background())
 				close(next.done)
 			}
 		}()

@@ -64,8 +64,8 @@ type storePlan struct {
 	timers    []engine.Timer
 	schedules []engine.Schedule // schedules of timers
 	campaign  *campaignPart
-	// The topic of a fan-out, whose recs are split over this number of partitions (parts). Empty:
-	// the request is not a fan-out.
+	// The topic of a fan-out. Its recs are split over as many partitions as the field parts says.
+	// Empty: the request is not a fan-out.
 	fanoutTopic string
 
 	// answer is called once, after Store has stored what it could. failed has, for each class, the
@@ -129,9 +129,15 @@ func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched
 	return a, final, true, err
 }
 
-// errPartitionsRaised means that the number of partitions of a topic was raised after a fan-out was
-// split for the old number. Nothing is stored, and the fan-out can be split again at once.
-var errPartitionsRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the log's partitions were raised while this request was read", RetryAfter: time.Second}
+// errPartitionsRaised means that the number of partitions of a topic was increased after a fan-out
+// was split for the old number. Nothing is stored, and the fan-out can be split again at once.
+var errPartitionsRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the number of partitions of the log was increased while this request was read; send the request again", RetryAfter: time.Second}
+
+// errDraining is the error for prompt records while critical records are spilled.
+var errDraining = &notify.Error{
+	Kind: notify.KindUnavailable, Code: "log_draining", RetryAfter: retryUnavailable,
+	Msg: "the log was unavailable, and notifyd must first write the messages that waited for the log; try again later",
+}
 
 // checkPartitionsRaised returns errPartitionsRaised if some users of the fan-out now belong to
 // another partition. Their next messages would be appended to the new partition and could overtake
@@ -183,7 +189,7 @@ func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, fai
 	if s.isSpilling(ctx, has[classCritical]+has[classPrompt]) {
 		failed[classCritical] = s.spillCritical(ctx, p.recordsOf(classCritical), at)
 		if has[classPrompt] > 0 {
-			failed[classPrompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
+			failed[classPrompt] = errDraining
 		}
 		if has[classBulk] > 0 {
 			failed[classBulk] = s.appendBulk(ctx, p.recordsOf(classBulk))
@@ -317,8 +323,8 @@ func (s *Service) spillCritical(ctx context.Context, crit []log.Record, at int64
 	for i, r := range crit {
 		out[i] = engine.Spilled{Topic: r.Topic, Key: r.Key, Part: r.Partition, Value: r.Value, At: at}
 	}
-	// The caller may have disconnected while it waited for the log. Its message is stored all the
-	// same.
+	// The caller may have disconnected while it waited for the log. Its message is stored in spite
+	// of that.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), spillTimeout)
 	defer cancel()
 	if err := s.stores.Spill.Push(ctx, out, s.cfg.SpillBytes); err != nil {
@@ -365,13 +371,13 @@ const maxCampaignParts = 100_000
 func checkCampaign(id string, hasPart bool) error {
 	if id == "" {
 		if hasPart {
-			return invalid("required", "campaign", "a part needs the field campaign")
+			return invalid("required", "campaign", "must be set if part is set")
 		}
 		return nil
 	}
 	ulid, ok := strings.CutPrefix(id, "cmp_")
 	if base, err := notify.ParseBase(ulid); !ok || err != nil || base.String() != ulid {
-		return invalid("bad_campaign", "campaign", "a campaign is cmp_ and a ULID made by the client")
+		return invalid("bad_campaign", "campaign", "must be \"cmp_\" followed by a ULID that the client makes")
 	}
 	return nil
 }
@@ -387,19 +393,19 @@ func (s *Service) checkCampaignOpen(ctx context.Context, m *request.Meta, id str
 	case ok && c.Caller != m.Caller:
 		return notify.NotFound("campaign")
 	case c.Parts >= maxCampaignParts:
-		return &notify.Error{Kind: notify.KindConflict, Code: "too_many_parts", Field: "campaign", Msg: "a campaign has at most 100,000 parts: put more receivers into a part"}
+		return &notify.Error{Kind: notify.KindConflict, Code: "too_many_parts", Field: "campaign", Msg: "the campaign already has 100,000 parts, which is the maximum; put more receivers into each part"}
 	}
 	_, cancelled, err := s.stores.Cancels.Get(ctx, id)
 	if err != nil {
 		return err
 	}
 	if cancelled {
-		return &notify.Error{Kind: notify.KindConflict, Code: "campaign_cancelled", Field: "campaign", Msg: "the campaign was cancelled and takes no more parts"}
+		return &notify.Error{Kind: notify.KindConflict, Code: "campaign_cancelled", Field: "campaign", Msg: "the campaign was cancelled and accepts no more parts"}
 	}
 	return nil
 }
 
-// record stores that the part is durable.
+// record adds the part to its campaign after the part is durable.
 func (p *campaignPart) record(ctx context.Context, s *Service, m *request.Meta, l request.Basis) error {
 	return s.stores.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.Base, int64(p.accepted), int64(p.rejected), l.Accepted)
 }

@@ -21,7 +21,7 @@
 // Generations: the rows of a moved schedule carry the version that its head will get. A release
 // drops rows whose generation is lower than the generation in the head. Rows with a higher
 // generation belong to a move that has not yet swapped the head, or never will. After the minute of
-// these rows is closed, the release decides: it raises the version of the head, so that the swap of
+// these rows is closed, the release decides: it increases the version of the head, so that the swap of
 // the move fails. So a generation equals the head version that its move stored, and is never used
 // twice.
 //

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Due counts what becomes due in one minute, of one kind.
+// Due contains the counts of one kind of timers that become due in one minute.
 type Due struct {
 	Minute int64  // minutes since 1970
 	What   string // "push", "sms", "email", "trigger"
@@ -17,15 +17,15 @@ type Due struct {
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast counts, by minute and kind, the timers that are due in [from, to), in ms since 1970. It
-// reads the timer rows. After most rows it stops and returns complete as false. It does not count
+// Forecast counts, by minute and kind, the timers that are due in [start, end), in ms since 1970. It
+// reads the timer rows. After maxRows rows it stops and returns complete as false. It does not count
 // cancelled or moved notifications. It does count cancelled triggers: their rows stay until their
 // time, and Forecast does not read the state of each trigger. It counts parked retries, which are
-// not schedules, because they will be sent. A row stays stored for a moment after its time. With
-// the current time as from, Forecast does not count rows that were released earlier in this minute.
-func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due []Due, complete bool, err error) {
-	f := forecast{s: s, rowsLeft: most, sums: map[dueKey]*Due{}, views: map[notify.Base]*View{}}
-	first, last := from/60_000, (to-1)/60_000
+// not schedules, because they will be sent. A row stays stored for a moment after its time. If start
+// is the current time, Forecast does not count rows that were released earlier in this minute.
+func (s *Service) Forecast(ctx context.Context, start, end int64, maxRows int) (due []Due, complete bool, err error) {
+	f := forecast{s: s, rowsLeft: maxRows, sums: map[dueKey]*Due{}, views: map[notify.Base]*View{}}
+	first, last := start/60_000, (end-1)/60_000
 	shards, err := s.cfg.Shards()
 	if err != nil {
 		return nil, false, err
@@ -42,7 +42,7 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 				return nil, false, err
 			}
 			touched := func(x notify.Base) bool { return slices.Contains(hints, x) }
-			if err := f.addPartition(ctx, s.cfg.Timers, p, from, to, touched); err != nil {
+			if err := f.addPartition(ctx, s.cfg.Timers, p, start, end, touched); err != nil {
 				return nil, false, err
 			}
 		}
@@ -54,7 +54,7 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 			// The hints of a cold row are stored at its minute. Forecast would have to read the
 			// hints of every minute of the day. So it reads the head of each row instead.
 			touched := func(notify.Base) bool { return true }
-			if err := f.addPartition(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, from, to, touched); err != nil {
+			if err := f.addPartition(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, start, end, touched); err != nil {
 				return nil, false, err
 			}
 		}
@@ -85,11 +85,11 @@ type forecast struct {
 
 const forecastPage = 256
 
-// addPartition adds the rows of a partition that are due in [from, to).
-func (f *forecast) addPartition(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, from, to int64, touched func(notify.Base) bool) error {
-	after := engine.TimerCursor{FireAt: from}
+// addPartition adds the rows of a partition that are due in [start, end).
+func (f *forecast) addPartition(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, start, end int64, touched func(notify.Base) bool) error {
+	after := engine.TimerCursor{FireAt: start}
 	for f.rowsLeft > 0 {
-		rows, err := table.ScanWithoutPayload(ctx, p, after, to-1, min(forecastPage, f.rowsLeft))
+		rows, err := table.ScanWithoutPayload(ctx, p, after, end-1, min(forecastPage, f.rowsLeft))
 		if err != nil || len(rows) == 0 {
 			return err
 		}

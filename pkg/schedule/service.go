@@ -27,11 +27,11 @@ type Config struct {
 	// Forget removes rows of generations that no longer count. Default: the rows stay until their
 	// minute is closed.
 	Forget func(ctx context.Context, shards notify.Spread, ts []engine.Timer) error
-	// Gate returns an error while the process cannot store more; the caller gets that error. It is
+	// Gate returns an error while the process cannot store more. The caller gets that error. Gate is
 	// called before a move, never before a cancel.
 	Gate func() error
 	// Clock returns an error while the clock of this process is not reliable, so that nothing can
-	// decide whether a schedule is due. The caller gets that error. It is called before a cancel
+	// decide whether a schedule is due. The caller gets that error. Clock is called before a cancel
 	// and before a move.
 	Clock func() error
 	// Ended records that the notifications in these timers were cancelled before they were due. If
@@ -79,7 +79,7 @@ func New(cfg Config) *Service {
 // View is the current state of a schedule.
 type View struct {
 	engine.Schedule
-	// The state in the head. A release that did not check the head leaves SchedulePending.
+	// The state in the head. If a release did not check the head, the state stays SchedulePending.
 	State   engine.ScheduleState
 	Gen     uint32
 	FireAt  int64 // fire time of the current generation, ms since 1970
@@ -178,7 +178,7 @@ func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, err
 		}
 		v = now
 	}
-	return v, nil, notify.Unavailable("schedule_contended", time.Second, nil)
+	return v, nil, errContended()
 }
 
 // sumWeight returns the number of receivers of the rows.

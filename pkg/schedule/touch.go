@@ -21,15 +21,23 @@ func conflictError(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
+// errContended returns the error for a call that lost against other changes of the same schedule.
+func errContended() error {
+	return &notify.Error{
+		Kind: notify.KindUnavailable, Code: "schedule_contended", RetryAfter: time.Second,
+		Msg: "other requests changed the schedule at the same time; read the schedule before you try again",
+	}
+}
+
 func formatTime(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // checkTouchable returns an error if the schedule can no longer be cancelled or moved.
 func (s *Service) checkTouchable(v *View) error {
 	switch v.State {
 	case engine.ScheduleCancelled:
-		return conflictError("cancelled", "it was cancelled at "+formatTime(v.Touched))
+		return conflictError("cancelled", "the schedule was cancelled at "+formatTime(v.Touched))
 	case engine.ScheduleReleased:
-		return conflictError("too_late", "it was released at its fire time, "+formatTime(v.FireAt))
+		return conflictError("too_late", "the schedule was released at its fire time, "+formatTime(v.FireAt))
 	}
 	// Read the time before calling Clock. If the clock is set after that call, the time in now is
 	// still right.
@@ -38,7 +46,7 @@ func (s *Service) checkTouchable(v *View) error {
 		return err // without a reliable clock it is unknown whether the schedule is due
 	}
 	if now.Add(s.cfg.Guard).UnixMilli() >= v.FireAt {
-		return conflictError("too_late", fmt.Sprintf("it is due at %s and can be cancelled or moved only until %s before that", formatTime(v.FireAt), s.cfg.Guard))
+		return conflictError("too_late", fmt.Sprintf("the schedule is due at %s and can be cancelled or moved only until %s before that", formatTime(v.FireAt), s.cfg.Guard))
 	}
 	return nil
 }
@@ -150,7 +158,7 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 		v.applyHead(&h)
 		return v, nil
 	}
-	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
+	return View{}, errContended()
 }
 
 // recordCancelled records the outcome of a cancelled schedule at once, so that it is visible before
@@ -165,38 +173,38 @@ func (s *Service) recordCancelled(ctx context.Context, v View) {
 	}
 }
 
-// Move changes the fire time of a schedule to the time at, in ms since 1970. A time in the past
-// means now. The parameter by is the name of the caller. Move returns notify.KindInvalid if the
-// time is too far in the future or not before the notification expires. It returns
-// notify.KindConflict with error code too_late, cancelled or moved_too_often.
+// Move changes the fire time of a schedule to newTime, in ms since 1970. A time in the past means
+// now. movedBy is the name of the caller. Move returns notify.KindInvalid if the time is too far in
+// the future or not before the notification expires. It returns notify.KindConflict with error code
+// too_late, cancelled or moved_too_often.
 //
 // After notify.KindUnavailable the schedule may or may not have been moved, so the caller must read
 // it.
-func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by string) (View, error) {
+func (s *Service) Move(ctx context.Context, base notify.Base, newTime int64, movedBy string) (View, error) {
 	if err := s.cfg.Gate(); err != nil {
 		return View{}, err
 	}
 	now := time.Now()
-	at = max(at, now.UnixMilli())
-	if at-now.UnixMilli() > s.cfg.MaxDelay.Milliseconds() {
-		return View{}, notify.Invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
+	newTime = max(newTime, now.UnixMilli())
+	if newTime-now.UnixMilli() > s.cfg.MaxDelay.Milliseconds() {
+		return View{}, notify.Invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("must be at most %.0f days in the future", s.cfg.MaxDelay.Hours()/24))
 	}
 	for range maxSwapTries {
 		v, err := s.Get(ctx, base)
 		if err != nil {
 			return View{}, err
 		}
-		if v.Expires != 0 && at >= v.Expires {
-			return v, notify.Invalid("expires_before_scheduled", "scheduled_at", "must lie before the notification expires, "+formatTime(v.Expires))
+		if v.Expires != 0 && newTime >= v.Expires {
+			return v, notify.Invalid("expires_before_scheduled", "scheduled_at", "must be before the notification expires, which is at "+formatTime(v.Expires))
 		}
 		if err := s.checkTouchable(&v); err != nil {
 			return v, err
 		}
-		if v.FireAt == at {
+		if v.FireAt == newTime {
 			return v, nil
 		}
 		if int(v.moves) >= s.cfg.MaxMoves {
-			return v, conflictError("moved_too_often", fmt.Sprintf("it was moved %d times, which is the limit; cancel it and schedule another", v.moves))
+			return v, conflictError("moved_too_often", fmt.Sprintf("the schedule was moved %d times, which is the limit; cancel the schedule and make another one", v.moves))
 		}
 		if err := notify.BeforeAct(ctx); err != nil {
 			return v, err
@@ -207,36 +215,36 @@ func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by strin
 		if err := s.checkTouchable(&v); err != nil {
 			return v, err
 		}
-		done, err := s.moveOnce(ctx, &v, at, by)
+		done, err := s.moveOnce(ctx, &v, newTime, movedBy)
 		if err != nil || done {
 			return v, err
 		}
 	}
-	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
+	return View{}, errContended()
 }
 
-// moveOnce tries to move a schedule whose hints are stored, from the state in v. It returns done as
-// false, without an error, if another call changed the schedule first.
-func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (done bool, err error) {
+// moveOnce tries to move a schedule whose hints are stored, from the state in v. If another call
+// changed the schedule first, moveOnce returns done as false, without an error.
+func (s *Service) moveOnce(ctx context.Context, v *View, newTime int64, movedBy string) (done bool, err error) {
 	gen := uint32(v.version + 1)
-	old, copied, err := s.copyRows(ctx, v, gen, at)
+	old, copied, err := s.copyRows(ctx, v, gen, newTime)
 	if err != nil || copied == nil {
 		return false, err
 	}
 	killpoint.Hit("moved-before-head")
-	next := v.nextHead(engine.SchedulePending, gen, at)
-	next.MovedAt, next.MovedBy, next.Moves = time.Now().UnixMilli(), by, v.moves+1
+	next := v.nextHead(engine.SchedulePending, gen, newTime)
+	next.MovedAt, next.MovedBy, next.Moves = time.Now().UnixMilli(), movedBy, v.moves+1
 	h, how, err := s.swapHead(ctx, v, next)
 	switch {
 	case err != nil:
 		return false, err
 	case how == swapUnknown:
 		// A second try could move the schedule again and so undo a later move by another call.
-		return false, notify.Unavailable("schedule_contended", time.Second, nil)
+		return false, errContended()
 	case how == swapLost:
 		// Two moves to the same time write the same rows. If the winner has the same generation and
 		// time, it needs these rows.
-		if h.Gen != gen || h.FireAt != at {
+		if h.Gen != gen || h.FireAt != newTime {
 			s.forgetRows(ctx, copied)
 		}
 		return false, nil
@@ -262,10 +270,10 @@ func (s *Service) forgetRows(ctx context.Context, ts []engine.Timer) {
 	}
 }
 
-// copyRows stores the rows of v's generation again, with the generation gen and the fire time at.
+// copyRows stores the rows of v's generation again, with the generation gen and the fire time newTime.
 // It returns the old rows and the copies. If the schedule was moved in the meantime, it returns nil
 // slices.
-func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, at int64) (old, copied []engine.Timer, err error) {
+func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, newTime int64) (old, copied []engine.Timer, err error) {
 	if old, err = s.timerRows(ctx, v); err != nil {
 		return nil, nil, err
 	}
@@ -277,8 +285,8 @@ func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, at int64) (
 		if err := notify.DecodeEnvelope(t.Payload, &e); err != nil {
 			return nil, nil, err
 		}
-		e.NotBefore = at
-		t.FireAt, t.Gen, t.ID = at, gen, e.Chunk.TimerID(gen)
+		e.NotBefore = newTime
+		t.FireAt, t.Gen, t.ID = newTime, gen, e.Chunk.TimerID(gen)
 		t.Payload = notify.AppendEnvelope(nil, &e)
 		accepted += e.Count
 	}
@@ -289,7 +297,7 @@ func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, at int64) (
 		}
 		// The schedule is stored, but its timers are not. Its request is still storing them, or
 		// died before it did.
-		return nil, nil, &notify.Error{Kind: notify.KindConflict, Code: "not_stored", Msg: "its request has not been answered yet; repeat that request", RetryAfter: time.Second}
+		return nil, nil, &notify.Error{Kind: notify.KindConflict, Code: "not_stored", Msg: "the request that creates the schedule has not been answered yet; repeat that request", RetryAfter: time.Second}
 	}
 	return old, copied, s.cfg.Park(ctx, copied)
 }

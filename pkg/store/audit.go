@@ -11,7 +11,7 @@ import (
 // Audit keeps the audit log. Rows are only added, never changed.
 //
 // The rows are stored in blocks. Each block is a partition. One more partition holds the number of the
-// last block. The number is raised before the first row of the block is written.
+// last block. The number is increased before the first row of a new block is written.
 type Audit struct{ rows rows.Partitions }
 
 // AuditOver returns the audit log that is stored in p.
@@ -33,10 +33,11 @@ func (a *Audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err
 	return loadRecord[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
 }
 
-// Append calls next with the last row, or with the zero AuditRow if there is no row. It adds the row
-// that next returns, and gives it the following Seq. If another process has added a row meanwhile,
-// Append calls next again, with that row. So next always gets the row directly before the new row.
-func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
+// Append calls makeRow with the last row, or with the zero AuditRow if there is no row. It adds the
+// row that makeRow returns, and gives it the following Seq. If another process has added a row
+// meanwhile, Append calls makeRow again, with that row. So makeRow always gets the row directly
+// before the new row.
+func (a *Audit) Append(ctx context.Context, makeRow func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
 	none := engine.AuditRow{}
 	end, err := a.rows.Turn(ctx, tableAudit)
 	if err != nil {
@@ -48,17 +49,17 @@ func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.A
 		if err != nil {
 			return none, err
 		}
-		row, err := next(last)
+		row, err := makeRow(last)
 		if err != nil {
 			return none, err
 		}
 		row.Seq = last.Seq + 1
-		v, err := pack("bad_audit", "row", row)
+		v, err := pack("bad_audit", "audit row", row)
 		if err != nil {
 			return none, err
 		}
 		if in := blockOfAudit(row.Seq); in > block {
-			n, err := pack("bad_audit", "row", in)
+			n, err := pack("bad_audit", "block number", in)
 			if err != nil {
 				return none, err
 			}

@@ -18,7 +18,7 @@ func (c callers) Get(ctx context.Context, id string) (engine.Caller, bool, error
 
 func (c callers) Put(ctx context.Context, in engine.Caller) error {
 	if in.ID == "" {
-		return notify.Invalid("bad_caller", "id", "a caller has an id")
+		return notify.Invalid("bad_caller", "id", "a caller must have an id")
 	}
 	old, stored, err := loadRecord[engine.Caller](ctx, c.rows, tableCallers, in.ID)
 	if err == nil && old.Version != in.Version {

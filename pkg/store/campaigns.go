@@ -23,12 +23,12 @@ func partOfCampaign(id string) rows.Partition {
 	return rows.Partition{Table: tableCampaigns.Table, Name: id}
 }
 
-// AddPart records that the part with this number was accepted as base. If the same (campaign, part) was
-// added before, AddPart changes nothing. It returns notify.KindNotFound if the campaign belongs to
-// another caller.
+// AddPart adds a part to a campaign. The parameter part is the number of the part, and base is the
+// base under which the part was accepted. If the same (campaign, part) was added before, AddPart
+// changes nothing. It returns notify.KindNotFound if the campaign belongs to another caller.
 func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
 	if campaign == "" || len(campaign) > maxCampaign {
-		return notify.Invalid("bad_campaign", "campaign", "a campaign has an id of 1 to 1,024 bytes")
+		return notify.Invalid("bad_campaign", "campaign", "the id of a campaign must have 1 to 1,024 bytes")
 	}
 	if err := engine.CheckCaller("bad_campaign", caller); err != nil {
 		return err
@@ -119,8 +119,8 @@ func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, 
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
 	}
-	// If a part was added after the totals were read, the limit h.Parts leaves out its base. So the
-	// bases agree with the totals.
+	// Another process may have added a part after the totals were read. The limit h.Parts leaves out
+	// the base of that part, so that the bases agree with the totals.
 	h.Bases, err = scanList(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
 	if err != nil {
 		return engine.Campaign{}, false, err
@@ -168,27 +168,27 @@ func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campai
 }
 
 // PurgeCampaigns removes each campaign, with its parts, if the campaign and its newest part were
-// created before the parameter before (ms since 1970). It returns how many campaigns it removed, also
+// created before cutoff (ms since 1970). It returns how many campaigns it removed, also
 // with an error.
-func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int, err error) {
+func (c *Contracts) PurgeCampaigns(ctx context.Context, cutoff int64) (total int, err error) {
 	all := campaignListPrefix("")
-	old, err := scanList(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + orderedTime(before)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
+	old, err := scanList(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + orderedTime(cutoff)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
 		place := r.Key[len(all):]
 		return engine.Campaign{ID: place[8:], Created: timeAt(place)}, nil
 	})
 	for i := 0; i < len(old) && err == nil; i++ {
 		var gone bool
-		if gone, err = c.purgeCampaign(ctx, old[i], before); gone {
+		if gone, err = c.purgeCampaign(ctx, old[i], cutoff); gone {
 			total++
 		}
 	}
 	return total, err
 }
 
-// purgeCampaign removes a campaign. If its newest part is not older than before, it removes nothing. If
-// another process adds a part at the same time, the totals change. Then the swap fails and the campaign
-// stays.
-func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, before int64) (bool, error) {
+// purgeCampaign removes a campaign. If the campaign's newest part was made at cutoff or later,
+// purgeCampaign removes nothing. If another process adds a part at the same time, the totals change.
+// Then the swap fails and the campaign stays.
+func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, cutoff int64) (bool, error) {
 	in := partOfCampaign(old.ID)
 	h, stored, err := CampaignsOver(c.rows).load(ctx, old.ID)
 	if err != nil {
@@ -199,7 +199,7 @@ func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, befo
 		return false, err
 	}
 	newest, err := scanList(ctx, c.rows, in, rows.Range{Prefix: "p", Back: true}, 1, readBase)
-	if err != nil || len(newest) > 0 && newest[0].Time().UnixMilli() >= before {
+	if err != nil || len(newest) > 0 && newest[0].Time().UnixMilli() >= cutoff {
 		return false, err
 	}
 	return c.rows.Swap(ctx,

@@ -16,7 +16,7 @@ type Cancels struct{ rows rows.Rows }
 // Put implements users.CancelStore.
 func (c Cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err error) {
 	if in.Scope == "" {
-		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope")
+		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation must have a scope")
 	}
 	in.Version = 0 // the key holds the version
 	v, err := pack("bad_cancel", "cancellation", in)
@@ -68,17 +68,17 @@ func (c Cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.C
 	return scanList(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
 
-// PurgeCancels removes cancellations that were made before the time before (ms since 1970). It never
-// removes the newest cancellation: otherwise versions would start again. Versions ascend with
+// PurgeCancels removes cancellations that were made before cutoff (ms since 1970). It never removes the
+// newest cancellation, because otherwise versions would be given a second time. Versions ascend with
 // time, so PurgeCancels stops at the first younger cancellation. It returns how many cancellations it
 // removed, also with an error.
-func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, err error) {
+func (c *Contracts) PurgeCancels(ctx context.Context, cutoff int64) (total int, err error) {
 	for {
 		old, err := Cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)
 		if err != nil {
 			return total, err
 		}
-		n := slices.IndexFunc(old, func(c engine.Cancel) bool { return c.At >= before })
+		n := slices.IndexFunc(old, func(c engine.Cancel) bool { return c.At >= cutoff })
 		if n < 0 {
 			n = len(old) - 1 // keep the newest
 		}

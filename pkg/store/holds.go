@@ -14,9 +14,9 @@ type HoldKey struct{ Lane, User string }
 
 // HoldQueues stores the packed queue of each lane and user.
 type HoldQueues interface {
-	// Turn waits until no other Update of this process is between its Load and its Swap. Only engines
-	// whose Swap cannot detect a changed queue wait. In all other engines Turn returns at once. The
-	// caller must call end after its Swap.
+	// Turn waits until no other Update of this process is between its Load and its Swap. Turn waits
+	// only in engines whose Swap cannot detect a changed queue. In all other engines Turn returns
+	// at once. The caller must call the function end after its Swap.
 	Turn(ctx context.Context) (end func(), err error)
 	// Load returns the queues in the order of keys. An empty queue is nil.
 	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)

@@ -33,7 +33,7 @@ var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *c
 // idemName returns the suffix that all keys of a reservation's rows have in common.
 func idemName(k engine.IdemKey) (string, error) {
 	if len(k.Caller) > maxPart || len(k.Route) > maxPart {
-		return "", notify.Invalid("bad_key", "key", "caller and route have at most 65,535 bytes")
+		return "", notify.Invalid("bad_key", "key", "caller and route must have at most 65,535 bytes each")
 	}
 	b := appendStr(make([]byte, 0, 4+len(k.Caller)+len(k.Route)+len(k.Key)), k.Caller)
 	return string(append(appendStr(b, k.Route), k.Key...)), nil
@@ -41,21 +41,22 @@ func idemName(k engine.IdemKey) (string, error) {
 
 func idemExpiry(expires int64, name string) string { return "e" + orderedTime(expires) + name }
 
-// replace returns the change that replaces the reservation old by next. value is the packed form of
-// old; nil means that no reservation is stored. A nil next removes the reservation.
-func (Idem) replace(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
+// replace returns the change that replaces the reservation before by the reservation after. The
+// parameter value is the packed form of before; nil means that no reservation is stored. If after is
+// nil, the change removes the reservation.
+func (Idem) replace(name string, before *engine.Reservation, value []byte, after *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, Expect: []rows.Row{{Key: key, Value: value}}, Set: []rows.Row{{Key: key}}}
-	moves := value == nil || next == nil || old.Expires != next.Expires
+	moves := value == nil || after == nil || before.Expires != after.Expires
 	if value != nil && moves {
-		c.Set = append(c.Set, rows.Row{Key: idemExpiry(old.Expires, name)})
+		c.Set = append(c.Set, rows.Row{Key: idemExpiry(before.Expires, name)})
 	}
-	if next == nil {
+	if after == nil {
 		return c
 	}
-	c.Set[0].Value = reservationRecord.Pack(next)
+	c.Set[0].Value = reservationRecord.Pack(after)
 	if moves { // the condition on the key's row also protects its index row
-		c.Insert = []rows.Row{{Key: idemExpiry(next.Expires, name), Value: []byte{}}}
+		c.Insert = []rows.Row{{Key: idemExpiry(after.Expires, name), Value: []byte{}}}
 	}
 	return c
 }
@@ -102,7 +103,7 @@ func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored
 }
 
 // Reserve implements request.Idem. It first assumes that the key is new and tries to store r. Only if
-// this fails, it reads the stored reservation.
+// a reservation is already stored, it reads that reservation.
 func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
 	name, err := idemName(r.Key)
 	if err != nil {

@@ -80,10 +80,10 @@ func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Partit
 	return job, part, row, err
 }
 
-// swapID changes the name of the partition of an id from the value from to the value to. nil means that
-// the id has no partition.
-func (j *Jobs) swapID(ctx context.Context, id string, from, to []byte) (bool, error) {
-	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, Expect: []rows.Row{{Key: id, Value: from}}, Set: []rows.Row{{Key: id, Value: to}}})
+// swapID changes the partition name that is stored for an id from oldName to newName. nil means
+// that the id has no partition.
+func (j *Jobs) swapID(ctx context.Context, id string, oldName, newName []byte) (bool, error) {
+	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, Expect: []rows.Row{{Key: id, Value: oldName}}, Set: []rows.Row{{Key: id, Value: newName}}})
 }
 
 // Create stores a job with its entries in one commit. If a job with the same (Kind, Name) exists,
@@ -92,7 +92,7 @@ func (j *Jobs) swapID(ctx context.Context, id string, from, to []byte) (bool, er
 func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	none, part := engine.Job{}, partOfJob(&in)
 	if in.ID == "" || len(in.ID) > maxJobID || len(in.Kind) > maxJobID || len(in.Name) > maxJobName {
-		return none, false, notify.Invalid("bad_job", "id", "a job has an id of 1 to 1,024 bytes, a kind and a name")
+		return none, false, notify.Invalid("bad_job", "id", "a job must have an id of 1 to 1,024 bytes, a kind of at most 1,024 bytes and a name of at most 32,768 bytes")
 	}
 	end, err := j.rows.Turn(ctx, part)
 	if err != nil {
@@ -140,10 +140,10 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 }
 
-// swapJob finds the job that has this id and version, passes it to the function in the parameter to,
-// and swaps the change that the function returns. It returns notify.KindConflict if there is no such
-// job or if the job has changed.
-func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
+// swapJob finds the job that has this id and version, calls makeChange with the job, and swaps the
+// change that makeChange returns. It returns notify.KindConflict if there is no such job or if the job
+// has changed.
+func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, makeChange func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Partition{Table: tableJobs.Table, Name: id})
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*
 	if err != nil {
 		return err
 	}
-	c, err := to(old)
+	c, err := makeChange(old)
 	if err != nil {
 		return err
 	}

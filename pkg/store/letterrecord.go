@@ -50,7 +50,7 @@ func PackLetter(d *engine.DeadLetter) ([]byte, error) {
 	if len(d.Extra) > 0 {
 		doc, err := json.Marshal(d.Extra)
 		if err != nil {
-			return nil, notify.Invalid("bad_dead_letter", "extra", "the dead letter cannot be stored")
+			return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_dead_letter", Field: "extra", Msg: "cannot be encoded as JSON", Err: err}
 		}
 		l.extra = doc
 	}

@@ -9,8 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// letters stores dead letters by Ord, their position in the whole index, and has more indexes. Each
-// caller's feed is a separate partition, in which a letter has the number Seq.
+// letters stores each dead letter under its Ord, the position of the letter among all letters. It also
+// has the other indexes of tableLetters. Each caller's feed is a separate partition, in which a letter
+// has the number Seq.
 //
 // Feed, List and Walk return only letters whose Ord is at most the last durable Ord. A power loss
 // may undo letters with a higher Ord, and the store may later give such an Ord to another letter. A
@@ -89,7 +90,7 @@ func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, id
 	var fresh []int           // indexes in ds of letters that are not stored
 	feeds := map[string]int{} // index in cs of a caller's feed
 	var cs []rows.Change
-	var of [][]int // for each change of cs: its letters, as indexes in fresh
+	var of [][]int // for each change in cs: its letters, as indexes in fresh
 	for i, v := range stored {
 		if v != nil {
 			continue
@@ -134,7 +135,7 @@ func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, id
 	return append(cs, main), nil
 }
 
-// lookUpLetter returns the letter with an id. Like a list, it does not wait for running writes.
+// lookUpLetter returns the letter with an id. Like List, it does not wait for running writes.
 func (l *letters) lookUpLetter(ctx context.Context, id string) (d engine.DeadLetter, ok bool, err error) {
 	ord := ""
 	err = l.rows.GetMany(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'i'), id...) }, func(_ int, v []byte) error {
@@ -183,9 +184,9 @@ func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int
 }
 
 // The cursor of List is the key of the last dead letter that List returned, without its prefix "l".
-func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, most int) (out []engine.DeadLetter, _ []byte, err error) {
+func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, limit int) (out []engine.DeadLetter, _ []byte, err error) {
 	settled, err := l.lastDurable(ctx)
-	if err != nil || most <= 0 {
+	if err != nil || limit <= 0 {
 		return nil, nil, err
 	}
 	in := rows.Range{Prefix: "l"}
@@ -197,7 +198,7 @@ func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []
 	}
 	if cursor != nil {
 		if len(cursor) != 8+LetterIDLen {
-			return nil, nil, notify.Invalid("bad_cursor", "cursor", "not a cursor of this list")
+			return nil, nil, notify.Invalid("bad_cursor", "cursor", "is not a cursor of this list")
 		}
 		in.After = max(in.After, "l"+string(cursor))
 	}
@@ -209,7 +210,7 @@ func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []
 		if err != nil || !ok || d.Ord > settled || !f.Matches(&d) {
 			return true, err
 		}
-		if more = len(out) == most; more { // there is a next page: one letter more than most matches
+		if more = len(out) == limit; more { // this page is full and another letter matches: there is a next page
 			return false, nil
 		}
 		out, last = append(out, d), r.Key[1:]

@@ -61,8 +61,8 @@ func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 }
 
 // putProfiles stores profiles and returns the version that it gave to the last profile. If check is
-// true, the version of each profile must equal the stored version. Otherwise putProfiles returns
-// profile_changed.
+// true, the version of each profile must equal the stored version. If a version differs, putProfiles
+// returns the error profile_changed.
 func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool) (uint64, error) {
 	last := make(map[string]int, len(ps)) // index of each user's last profile; earlier profiles of the user are ignored
 	for i := range ps {
@@ -95,8 +95,8 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 			return 0, err
 		}
 		c := rows.Change{Part: tablePrefs, Numbers: len(keys)}
-		// given is the version of the last profile. It is no result of putProfiles: Stored may read
-		// it in another goroutine after Swap has returned an error.
+		// given is the version of the last profile. It must not be a named result of putProfiles,
+		// because Stored may read it in another goroutine after Swap has returned an error.
 		var given uint64
 		for i, v := range stored {
 			old := storedVersion(v)
@@ -152,8 +152,8 @@ func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) erro
 	return p.scanAfter(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
 }
 
-// scanAfter calls fn with the profiles of the users after the parameter user, in order, until fn
-// returns false.
+// scanAfter calls fn with the profiles of the users whose ids are greater than the parameter user, in
+// order, until fn returns false.
 func (p *Prefs) scanAfter(ctx context.Context, user string, fn func(*engine.Profile) (bool, error)) error {
 	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p", After: "p" + user}, func(r rows.Row) (bool, error) {
 		profile, err := readProfile(r)

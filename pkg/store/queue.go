@@ -40,11 +40,12 @@ func (qs *queues) get(name string) *queue {
 	return q
 }
 
-// queue delivers messages in the order in which they became visible. Messages with the same time are
-// delivered in the order of their seqs. Each message and its number of receives are stored. The number
-// is durable before the message is delivered. So a message that kills the process again and again ends
-// up dead (but see firstUncountedFrom). Only the memory holds which messages are held, and until when.
-// After a start, every message that was not acknowledged is visible when its delay has ended.
+// queue delivers messages in the order in which they became visible. Messages with the same time
+// are delivered in the order of their seqs. Each message and its number of receives are stored. The
+// number is durable before the message is delivered. So a message that kills the process again and
+// again ends up dead (but see firstUncountedFrom). Which messages are held, and until when, is kept
+// only in memory. After a start, every message that was not acknowledged is visible when its delay
+// has ended.
 //
 // An acknowledged message is deleted without a wait for an fsync. If a power loss undoes the delete,
 // the message is delivered again, and receivers must expect that anyway. The delete is durable before
@@ -166,13 +167,13 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return nil, nil
 }
 
-// wait returns when Receive should check the queue again: at the time next, at a signal of wakeOne, or
-// when ctx ends. next is in ns since opened; 0 means that there is no message. wait returns an error if
-// the store has failed.
-func (q *queue) wait(ctx context.Context, next int64) error {
+// wait returns when Receive should check the queue again: at the time firstVisible, at a signal of
+// wakeOne, or when ctx ends. firstVisible is in ns since opened; 0 means that there is no message. wait
+// returns an error if the store has failed.
+func (q *queue) wait(ctx context.Context, firstVisible int64) error {
 	var due <-chan time.Time
-	if next > 0 {
-		t := time.NewTimer(time.Duration(next - q.now()))
+	if firstVisible > 0 {
+		t := time.NewTimer(time.Duration(firstVisible - q.now()))
 		defer t.Stop()
 		due = t.C
 	}
@@ -193,10 +194,10 @@ type takenMessage struct {
 	queued
 }
 
-// takeReady marks up to max ready messages as held and returns them. If no message is ready, next is
-// the time at which the first message becomes visible, or 0 if there is no message. more reports
-// whether the queue holds other messages, ready or not.
-func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, next int64, more bool) {
+// takeReady marks up to max ready messages as held and returns them. If no message is ready,
+// firstVisible is the time at which the first message becomes visible, or 0 if there is no message.
+// othersLeft reports whether the queue holds other messages, ready or not.
+func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, firstVisible int64, othersLeft bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	x, now := &q.index, q.now()
@@ -211,11 +212,11 @@ func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, next
 		x.move(slot, now+visibility)
 	}
 	for l := range x.lanes {
-		if slot, ok := x.first(queueLane(l)); ok && len(taken) == 0 && (next == 0 || x.slots[slot].visible < next) {
-			next = x.slots[slot].visible
+		if slot, ok := x.first(queueLane(l)); ok && len(taken) == 0 && (firstVisible == 0 || x.slots[slot].visible < firstVisible) {
+			firstVisible = x.slots[slot].visible
 		}
 	}
-	return taken, next, x.liveCount() > len(taken)
+	return taken, firstVisible, x.liveCount() > len(taken)
 }
 
 // nextLocked returns the message to deliver next. ok is false if no message is ready. While both lanes
@@ -292,10 +293,10 @@ func (q *queue) delivery(t takenMessage, body []byte) engine.Delivery {
 }
 
 // firstUncountedFrom is the lowest maxReceives for which a queue does not store the first receive of a
-// message. Nearly all messages are received only once. Storing that receive took two of the nine row
-// writes of a callback, and a wait for the disk. After a start, each message that is already visible
-// counts as received once. So a message that kills the process still ends up dead. Any other message is
-// received at most one time less.
+// message. Nearly all messages are received only once. To store the first receive would cost two of the
+// nine row writes of a callback, and a wait for the disk. After a start, each message that is already
+// visible counts as received once. So a message that kills the process still ends up dead. Any other
+// message may lose one of its receives.
 const firstUncountedFrom = 100
 
 // skipsFirstReceive reports whether the first receive is not stored. maxReceives is set before the
@@ -320,9 +321,10 @@ func (q *queue) countUnwrittenLocked() {
 // at which a released message becomes visible again (ms since 1970, 8 bytes).
 const receivedLen = 2 + 8
 
-// putReceived stores how often messages were received. For a released message it also stores until when
-// the message is invisible. It reads these values in the fill function. So of two concurrent writes the
-// later write has the newer values, and nothing is written for an acknowledged message.
+// putReceived stores how often messages were received. For a released message it also stores until
+// when the message is invisible. putReceived reads these values in the fill function. So if two
+// writes run at the same time, the later write has the newer values. Nothing is written for an
+// acknowledged message.
 func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil

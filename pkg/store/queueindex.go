@@ -166,8 +166,8 @@ const (
 	messageLeaving // acknowledged; its removal is being written
 )
 
-// state returns the state of a message at now. A visible message that was received maxReceives times is
-// dead: no receiver has acknowledged it.
+// state returns the state of a message at the time now. A visible message that was received
+// maxReceives times is dead: no receiver has acknowledged it.
 func (m *queued) state(now int64, maxReceives int) messageState {
 	switch {
 	case m.hold == dead:

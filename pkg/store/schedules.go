@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// schedules adds schedules and their index rows without a read, and changes heads by swaps. So an index
-// may hold rows of a Put whose schedule was already stored. A reader of an index must check the
-// schedule.
+// schedules inserts schedules and their index rows without reading the stored rows, and changes
+// heads by swaps. If a schedule is already stored, Put does not change it, but may add an index row
+// with another fire time. So a reader of an index must check the schedule.
 type schedules struct{ *Contracts }
 
 func scheduleFields(c *codec.Codec, x *engine.Schedule) {
@@ -329,8 +329,9 @@ func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	return err
 }
 
-// ForgetTimers implements engine.Schedules. It removes the timers of moved schedules one by one. There
-// are few such timers. All other timers are dropped together with their minute.
+// ForgetTimers implements engine.Schedules. It removes the timers of moved schedules one by one,
+// because there are few of them. All other timers are dropped together with the bucket of their
+// minute.
 func (s schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil

@@ -14,10 +14,11 @@ import (
 )
 
 const (
-	// filterTimeout bounds each call to the filter. Reading the rows is faster than a longer wait. A
-	// claim waits for the filter until filterTimeout after the store has answered. This wait does not
-	// start earlier, because a process that gets little processor time receives both answers late. If a
-	// claim is then missing in the filter, all processes must read rows.
+	// filterTimeout bounds each call to the filter. If the filter needs longer, it is faster to read
+	// the rows. A claim waits for the filter until filterTimeout after the store has answered. The
+	// timeout does not start with the call, because a process that gets little processor time receives
+	// the answers of the store and the filter late. If the process stopped waiting too early, a claim would
+	// be missing in the filter, and all processes would have to read rows.
 	filterTimeout = 250 * time.Millisecond
 	// filterHeal is the time after a failure in which the filter is not called.
 	filterHeal = time.Second
@@ -30,38 +31,39 @@ const (
 type SeenStats struct {
 	Believed uint64 // keys whose rows were not read, because the filter did not have them
 	Read     uint64 // keys whose rows were read
-	False    uint64 // number of keys in Read that the filter reported but that have no row
-	Blind    uint64 // number of keys in Read for which the filter could not be used
+	False    uint64 // the keys in Read that the filter reported but that have no row
+	Blind    uint64 // the keys in Read for which the filter could not be used
 	Added    uint64 // claims that were added to the filter
 	Missed   uint64 // claims that could not be added to the filter
 	Off      bool   // true: the filter is not used at the moment
 }
 
-// Filter remembers ids for a limited time in little memory. Its answer that it does not have an id is
-// reliable. If it answers that it may have an id, the caller must read the row. Ids are hashes whose
-// values are spread over all 64 bits.
+// Filter remembers ids for a limited time in little memory. If it answers that it does not have an
+// id, that is certain. If it answers that it may have an id, the caller must read the row. Ids are
+// hashes whose values are spread over all 64 bits.
 type Filter interface {
 	// Add remembers ids for at least the filter's window. After an error the filter may have any subset
 	// of the ids. The caller must then call Incomplete before it relies on Seen again.
 	Add(ctx context.Context, ids []uint64) error
 	// Seen reports for each id whether the id may have been added. If maybe is false, the id was not
-	// added after the time complete. It may have been added before complete. So for an id that may be
-	// older than complete the caller must read the row.
-	Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error)
-	// Incomplete records that the filter misses an id. It sets complete to the present time or later.
+	// added after the time completeSince. But the id may have been added before completeSince. So for
+	// an id that may be older than completeSince the caller must read the row.
+	Seen(ctx context.Context, ids []uint64) (maybe []bool, completeSince time.Time, err error)
+	// Incomplete records that an id is missing in the filter. After that, the completeSince of Seen is
+	// the present time or later.
 	Incomplete(ctx context.Context) error
 }
 
-// Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that cannot
-// exist. Put adds each claimed key to the filter. So a key that was made after the time complete, and
-// that the filter does not have, has no row.
+// Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that
+// cannot exist. Put adds each claimed key to the filter. So if a key was made after the filter's
+// completeSince, and the filter does not have the key, the key has no row.
 //
 // The filter never decides that a record is a duplicate: if it may have a key, Seen reads the row. The
 // filter never delays a delivery: if it does not answer, Seen reads rows, and claims continue without
 // the filter.
 //
-// All code that writes outcome rows, or reads them by key, must use a Seen over the same filter. If
-// code writes a row without the Seen, a reader may believe that the row does not exist.
+// All code that writes outcome rows, or reads outcome rows by key, must use a Seen with the same
+// filter. If code writes a row without a Seen, a reader may believe that the row does not exist.
 type Seen struct {
 	engine.Status
 	filter Filter
@@ -75,16 +77,16 @@ type Seen struct {
 	believed, read, falseHits, unasked, added, missed atomic.Uint64
 }
 
-// NewSeen returns a Seen over next. It logs to log when the filter fails and when the filter works
-// again. The caller must run Run.
-func NewSeen(next engine.Status, filter Filter, log *slog.Logger) *Seen {
-	return &Seen{Status: next, filter: filter, log: log, wake: make(chan struct{}, 1)}
+// NewSeen returns a Seen that reads and writes the rows of status. It logs to log when the filter fails
+// and when the filter works again. The caller must run Run.
+func NewSeen(status engine.Status, filter Filter, log *slog.Logger) *Seen {
+	return &Seen{Status: status, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Put adds the keys of the outcome rows to the filter, and stores the rows at the same time. It returns
-// when both are finished. The caller starts the call of a claim only after Put has returned. So no call
-// was made for a key that is stored but not yet in the filter. Put stores the rows even if the filter
-// fails.
+// Put adds the keys of the outcome rows to the filter, and stores the rows at the same time. It
+// returns when the filter and the store have answered. The caller starts the call of a claim only
+// after Put has returned. So no call was made for a key that is stored but not yet in the filter.
+// Put stores the rows even if the filter fails.
 func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
 	for i := range rows {
@@ -128,9 +130,9 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 		ids[i] = filterID(&keys[i])
 	}
 	var maybe []bool
-	var complete time.Time
+	var completeSince time.Time
 	if len(keys) == 0 || !s.askFilter(ctx, func(ctx context.Context) (err error) {
-		maybe, complete, err = s.filter.Seen(ctx, ids)
+		maybe, completeSince, err = s.filter.Seen(ctx, ids)
 		return err
 	}) {
 		s.read.Add(uint64(len(keys)))
@@ -141,7 +143,7 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 	var ask []notify.RowKey
 	for i, k := range keys {
 		since := k.Chunk.Base.Time().Add(-filterSkew)
-		if maybe[i] || k.Kind != notify.RowOutcome || !since.After(complete) {
+		if maybe[i] || k.Kind != notify.RowOutcome || !since.After(completeSince) {
 			which, ask = append(which, i), append(ask, k)
 		}
 	}
@@ -164,16 +166,16 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 	return out, nil
 }
 
-// askFilter calls ask and reports whether ask succeeded. It does not call ask while the filter is
-// disabled, or for filterHeal after a failed look-up. A failed look-up loses no id of the filter, so
-// after filterHeal the filter is asked again.
-func (s *Seen) askFilter(ctx context.Context, ask func(ctx context.Context) error) bool {
+// askFilter calls lookUp and reports whether lookUp succeeded. It does not call lookUp while the filter
+// is disabled, or for the time filterHeal after a failed look-up. A failed look-up loses no id of the
+// filter, so the filter is used again after filterHeal.
+func (s *Seen) askFilter(ctx context.Context, lookUp func(ctx context.Context) error) bool {
 	if s.disabled.Load() || time.Now().UnixNano() < s.pausedUntil.Load() {
 		return false
 	}
 	call, stop := context.WithTimeout(ctx, filterTimeout)
 	defer stop()
-	err := ask(call)
+	err := lookUp(call)
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
@@ -183,10 +185,10 @@ func (s *Seen) askFilter(ctx context.Context, ask func(ctx context.Context) erro
 	return false
 }
 
-// addToFilter adds claims to the filter and reports whether it succeeded. A failure disables the
-// filter. The parameter of is the caller's context. If it has ended, the failure does not disable the
+// addToFilter adds claims to the filter and reports whether it succeeded. Normally a failure disables
+// the filter. If callerCtx, the context of the caller of Put, has ended, a failure does not disable the
 // filter.
-func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
+func (s *Seen) addToFilter(ctx, callerCtx context.Context, ids []uint64) bool {
 	if s.disabled.Load() {
 		return false
 	}
@@ -194,11 +196,11 @@ func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
 	if err == nil {
 		return true
 	}
-	if of.Err() != nil {
+	if callerCtx.Err() != nil {
 		return false // the caller has stopped waiting, so it makes no call for these claims
 	}
 	if s.disabled.CompareAndSwap(false, true) {
-		s.log.Warn("the seen-filter was not told of claims; rows are read instead", "err", err)
+		s.log.Warn("claims could not be added to the seen-filter; rows are read instead", "err", err)
 		select {
 		case s.wake <- struct{}{}:
 		default:
@@ -208,8 +210,8 @@ func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
 }
 
 // Run enables the filter again after failures, until ctx ends. Then it returns nil. Before it enables
-// the filter, it calls Incomplete. So no process relies on the filter for the time in which claims were
-// missing.
+// the filter, it calls Incomplete. So no process relies on the filter for keys that were made while
+// claims could not be added.
 func (s *Seen) Run(ctx context.Context) error {
 	for {
 		select {
@@ -224,7 +226,7 @@ func (s *Seen) Run(ctx context.Context) error {
 			stop()
 			if err == nil {
 				s.disabled.Store(false)
-				s.log.Info("the seen-filter is back", "after", time.Since(began))
+				s.log.Info("the seen-filter works again", "after", time.Since(began))
 				break
 			}
 			if !notify.Sleep(ctx, filterHeal) {

@@ -20,7 +20,7 @@ type Spill struct {
 
 	mu      sync.Mutex
 	counted bool   // true: the totals were read from the rows
-	dropped uint64 // all records up to this seq were dropped; scans start after it, to skip tombstones
+	dropped uint64 // all records up to this seq were dropped; scans start after this seq, to skip tombstones
 	records int64  // includes the records of running pushes
 	bytes   int64
 }

@@ -29,8 +29,8 @@ type tenure struct {
 	latestStart int64 // Start of the tenure of the latest TakeOver
 	// fenced is a Start: rows of tenures with an earlier Start are dropped. It is the Start of the
 	// latest tenure that has called Resume. A tenure that was started but never resumed fences no
-	// writer. fenced is raised in the fill function of a Write, so that it is ordered with the writes
-	// of rows.
+	// writer. fenced is increased in the fill function of a Write, so that the order of this change and
+	// the writes of rows is defined.
 	fenced int64
 	// fenceVisible has the value of fenced, but it is set only after the rows of all earlier writes are
 	// visible.
@@ -45,8 +45,8 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	if len(in) == 0 {
 		return nil
 	}
-	// The rows are packed before the Write, because the Write holds a lock. Under the lock they are
-	// only copied.
+	// The rows are packed before the Write, because the Write holds a lock. Under the lock the packed
+	// rows are only copied.
 	p := newPacked()
 	defer packedPool.Put(p)
 	for i := range in {
@@ -164,8 +164,8 @@ func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engi
 }
 
 // Resume implements engine.Status. First it makes the store drop new rows of earlier tenures. Then it
-// waits until the rows that earlier tenures have already written are visible. Then it reads. The first
-// Resume of a tenure costs an empty Write.
+// waits until the rows that earlier tenures have already written are visible. Then it reads the rows of
+// keys. The first Resume of a tenure costs an empty Write.
 func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	p, ready := topicPartition{of.Topic, of.Partition}, false
 	s.updateTenure(p, func(t *tenure) { ready = t.fenceVisible >= of.Start })
@@ -181,19 +181,19 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes two kinds of rows: done rows that were last updated before closed, and other
-// rows that were last updated before open (both in ms since 1970). A row that is not done is a claim,
-// and its record may still be in the log. The caller must choose the times so that no process reads the
-// removed rows again. PurgeOutcomes returns how many rows it removed, also with an error. The next call
-// removes the rest.
+// PurgeOutcomes removes two kinds of rows: done rows that were last updated before the time
+// doneBefore, and claims that were last updated before the time claimBefore (both in ms since
+// 1970). A claim is a row that is not done. The record of a claim may still be in the log. The
+// caller must choose the times so that no process reads the removed rows again. PurgeOutcomes
+// returns how many rows it removed, also with an error. The next call removes the rest.
 //
 // PurgeOutcomes deletes single rows and not a range. A worker may at the same time write the claim of
 // an old request in that range, for example of a schedule that was made last year and fires now.
 //
 // Keys begin with the time of the request, and a row is never older than its request. So the scan ends
 // at the later of the two times, and does not read younger rows.
-func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (total int, err error) {
-	in := rows.Range{Before: timeKey(max(closed, open))}
+func (c *Contracts) PurgeOutcomes(ctx context.Context, doneBefore, claimBefore int64) (total int, err error) {
+	in := rows.Range{Before: timeKey(max(doneBefore, claimBefore))}
 	for more := true; more; {
 		var old []string
 		more = false
@@ -202,7 +202,7 @@ func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (tota
 			if !ReadRow(stored.Value, &row) {
 				return false, unreadRow(stored.Key, stored.Value)
 			}
-			if row.Done && row.Updated < closed || !row.Done && row.Updated < open {
+			if row.Done && row.Updated < doneBefore || !row.Done && row.Updated < claimBefore {
 				old = append(old, stored.Key)
 			}
 			in.After, more = stored.Key, len(old) == manyAtOnce

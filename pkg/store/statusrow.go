@@ -111,11 +111,11 @@ func unreadRow(key string, v []byte) error {
 // four bits for a state.
 func CheckRow(r *notify.Row) error {
 	if int(r.Default.State) >= notify.States {
-		return notify.Invalid("bad_row", "default.state", "no such state")
+		return notify.Invalid("bad_row", "default.state", fmt.Sprintf("%d is not a known state", r.Default.State))
 	}
 	for i := range r.Exceptions {
 		if int(r.Exceptions[i].State) >= notify.States {
-			return notify.Invalid("bad_row", "exceptions.state", "no such state")
+			return notify.Invalid("bad_row", "exceptions.state", fmt.Sprintf("%d is not a known state", r.Exceptions[i].State))
 		}
 	}
 	return nil

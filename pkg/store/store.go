@@ -6,8 +6,9 @@
 // If another process has changed the row meanwhile, the method reads again. So no method holds a lock,
 // and each answer is durable (see rows.Rows.Get). Only triggers take locks, see triggers.go.
 //
-// Two changes may not be durable when they are answered: the acknowledgement of a message of a queue,
-// and the end of the message's visibility timeout. If such a change is lost, a delivery is repeated.
+// Two changes may be answered before they are durable: the acknowledgement of a message of a queue, and
+// a new end of the message's visibility timeout. If such a change is lost, the message is delivered
+// again.
 //
 // If a value cannot be unpacked, a method returns notify.ErrCorrupt, or notify.ErrNewer if a newer
 // release wrote the value.
@@ -133,8 +134,8 @@ func (c *Contracts) Schedules() engine.Schedules { return schedules{c} }
 func (c *Contracts) Triggers() engine.Triggers { return c.triggers }
 
 // Queue returns the delay queue with a name. The name has at most 65,535 bytes. The first call creates
-// the queue. Each message is delivered at most maxReceives times, from 1 to 65,535. Later calls with
-// the same name return the same queue and ignore maxReceives.
+// the queue. Each message is delivered at most maxReceives times. maxReceives is from 1 to 65,535.
+// Later calls with the same name return the same queue and ignore maxReceives.
 func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 	q := c.queues.get(name)
 	q.mu.Lock()
@@ -223,12 +224,12 @@ func nonNil(v []byte) []byte {
 	return v
 }
 
-// pack encodes a record as JSON. It returns notify.KindInvalid with the error code if the record cannot
-// be encoded.
+// pack encodes a record as JSON. If the record cannot be encoded, pack returns notify.KindInvalid with
+// the parameter code as the error code.
 func pack(code, what string, record any) ([]byte, error) {
 	v, err := json.Marshal(record)
 	if err != nil {
-		return nil, notify.Invalid(code, "", "the "+what+" cannot be stored")
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: code, Msg: "the " + what + " cannot be encoded as JSON", Err: err}
 	}
 	return v, nil
 }
@@ -257,13 +258,13 @@ func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Partition,
 	return v, got[0], err
 }
 
-// scanList reads the first max rows of a range, decodes each with read, and returns the results.
-func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Partition, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
+// scanList reads the first max rows of a range, calls decode with each row, and returns the results.
+func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Partition, in rows.Range, max int, decode func(rows.Row) (V, error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
 	err = r.Scan(ctx, p, in, func(row rows.Row) (bool, error) {
-		v, err := read(row)
+		v, err := decode(row)
 		out = append(out, v)
 		return len(out) < max, err
 	})
@@ -297,12 +298,12 @@ type durableNumber struct {
 	number uint64
 }
 
-// get returns the number. The first call gets the number from the function read.
-func (s *durableNumber) get(read func() (uint64, error)) (_ uint64, err error) {
+// get returns the number. The first call gets the number from the function load.
+func (s *durableNumber) get(load func() (uint64, error)) (_ uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.read {
-		if s.number, err = read(); err != nil {
+		if s.number, err = load(); err != nil {
 			return 0, err
 		}
 		s.read = true
@@ -317,25 +318,25 @@ func (s *durableNumber) set(n uint64) {
 }
 
 // purgeByTime removes records by an index of time. The index rows are the rows of p whose keys are
-// prefix, a time and a rest. purgeByTime reads the keys of index rows whose time is until or earlier,
-// in order and page by page, until it has removed most records. For each page it calls the function
-// change, which returns the changes that remove the records of the page, and the number of records. If
-// another process has changed a record of the page, purgeByTime calls change again for the page.
-func purgeByTime(ctx context.Context, r rows.Rows, p rows.Partition, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
+// prefix, a time and a rest. purgeByTime reads the keys of index rows whose time is at most maxTime, in
+// order and page by page, until it has removed maxRecords records. For each page it calls the function
+// remove, which returns the changes that remove the records of the page, and the number of records. If
+// another process has changed a record of the page, purgeByTime calls remove again for the page.
+func purgeByTime(ctx context.Context, r rows.Rows, p rows.Partition, prefix string, maxTime int64, maxRecords int, remove func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
 	after := ""
-	for total < most {
+	for total < maxRecords {
 		var entries []string
 		err := r.Scan(ctx, p, rows.Range{Prefix: prefix, After: after}, func(row rows.Row) (bool, error) {
-			if timeAt(row.Key[len(prefix):]) > until {
+			if timeAt(row.Key[len(prefix):]) > maxTime {
 				return false, nil
 			}
 			entries = append(entries, row.Key)
-			return len(entries) < min(manyAtOnce, most-total), nil
+			return len(entries) < min(manyAtOnce, maxRecords-total), nil
 		})
 		if err != nil || len(entries) == 0 {
 			return total, err
 		}
-		cs, gone, err := change(entries)
+		cs, gone, err := remove(entries)
 		if err != nil {
 			return total, err
 		}

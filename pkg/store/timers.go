@@ -161,10 +161,10 @@ func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) (
 	return slices.Compact(out), nil
 }
 
-// buckets returns the numbers of the buckets that have a row. It seeks from one bucket to the next, and
-// reads only one row of each bucket.
-func (t timerTable) buckets(ctx context.Context, part rows.Partition, shard uint16, from, to int64) (out []int64, err error) {
-	for next := max(from, 0); next <= to; next++ {
+// buckets returns the numbers, from first to last, of the buckets that have a row. It seeks from one
+// bucket to the next, and reads only one row of each bucket.
+func (t timerTable) buckets(ctx context.Context, part rows.Partition, shard uint16, first, last int64) (out []int64, err error) {
+	for next := max(first, 0); next <= last; next++ {
 		found := int64(-1)
 		in := rows.Range{Prefix: string(appendShard(nil, shard)), After: bucketKey(engine.TimerPartition{Bucket: next, Shard: shard})}
 		err := t.rows.Scan(ctx, part, in, func(r rows.Row) (bool, error) {
@@ -177,7 +177,7 @@ func (t timerTable) buckets(ctx context.Context, part rows.Partition, shard uint
 		if err != nil {
 			return nil, err
 		}
-		if found < 0 || found > to {
+		if found < 0 || found > last {
 			break
 		}
 		out, next = append(out, found), found
@@ -232,10 +232,10 @@ func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState)
 	return err
 }
 
-// updateShard calls change with the state of a shard and stores the changed state. It does so only if
-// the shard's term equals the parameter term; otherwise it returns engine.StaleTerm. Before it returns
-// engine.StaleTerm, it confirms the state by a swap too, because a store that has failed may show a
-// state that is not durable.
+// updateShard calls change with the state of a shard and stores the changed state. If the shard's term
+// does not equal the parameter term, updateShard changes nothing and returns engine.StaleTerm. Before
+// that, it confirms the state by a swap, because a store that has failed may show a state that is not
+// durable.
 func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
 	key := string(appendShard(nil, shard))
 	for {

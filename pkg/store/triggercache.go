@@ -21,7 +21,7 @@ type triggerHeads [256]headStripe
 
 type headStripe struct {
 	mu    sync.Mutex // guards the fields below
-	seq   uint64     // each writer raises it
+	seq   uint64     // each writer increases it
 	slots []headSlot
 }
 
@@ -79,8 +79,8 @@ func (c *triggerHeads) invalidate(id string) {
 }
 
 // addWritten caches the header of a claim that was written, because the claim's outcome will soon be
-// swapped. For other states it only removes the header: a reader may have cached the old header after
-// invalidate and before the write became visible.
+// swapped. For other states it only removes the header, because a reader may have cached the old header
+// after invalidate and before the write became visible.
 func (c *triggerHeads) addWritten(id string, h triggerHeader) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()

@@ -132,7 +132,7 @@ func (t *triggers) load(ctx context.Context) error {
 }
 
 // listFlights returns rows that are IN_FLIGHT, with the newest id first. If the parameter behind is not
-// empty, listFlights returns only rows whose ids are below it.
+// empty, listFlights returns only rows whose ids are less than behind.
 func (t *triggers) listFlights(ctx context.Context, view rows.View, flying map[string]*flight, caller, behind string, max int) (out []engine.Trigger, err error) {
 	ids := slices.Sorted(maps.Keys(flying))
 	slices.Reverse(ids)

@@ -13,7 +13,7 @@ import (
 // one list. A query for all states of a caller needs one list for each state. A query for one state of
 // all callers needs one list for each caller. A query for everything reads the rows instead of lists.
 // IN_FLIGHT triggers are in the list of PENDING triggers, and flights knows their ids. List reads the
-// index and the rows from one view, so the two agree.
+// index and the rows from one view, so that the index and the rows agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > maxPart {
 		return nil, nil
@@ -67,9 +67,9 @@ func (t *triggers) listPage(ctx context.Context, caller string, state engine.Tri
 	return out, nil
 }
 
-// CountOpen counts the open triggers of a caller. It stops counting when the number exceeds most.
-func (t *triggers) CountOpen(ctx context.Context, caller string, most int) (n int, err error) {
-	for behind, page := "", 1000; n <= most; {
+// CountOpen counts the open triggers of a caller. It stops counting when the number exceeds limit.
+func (t *triggers) CountOpen(ctx context.Context, caller string, limit int) (n int, err error) {
+	for behind, page := "", 1000; n <= limit; {
 		rows, err := t.listPage(ctx, caller, engine.TriggerOpen, behind, page)
 		if n += len(rows); err != nil || len(rows) < page {
 			return n, err
@@ -133,20 +133,20 @@ func (l *newestFirst) advance(ctx context.Context) error {
 	return nil
 }
 
-// readPage reads the next page of a list, which the parameter of holds. The page has the ids below the
-// parameter behind. If behind is empty, readPage reads the first page.
-func (l *newestFirst) readPage(ctx context.Context, of *triggerList, behind string) (err error) {
-	in := rows.Range{Prefix: of.prefix, Back: true}
+// readPage reads the next page of list. The page has the ids that are less than the parameter behind.
+// If behind is empty, readPage reads the first page.
+func (l *newestFirst) readPage(ctx context.Context, list *triggerList, behind string) (err error) {
+	in := rows.Range{Prefix: list.prefix, Back: true}
 	if behind != "" {
-		in.Before = of.prefix + behind
+		in.Before = list.prefix + behind
 	}
-	of.page = min(max(2*of.page, 1), largestPage)
-	of.ids, err = scanList(ctx, l.view, tableTriggerList, in, of.page, func(r rows.Row) (string, error) { return r.Key[len(of.prefix):], nil })
+	list.page = min(max(2*list.page, 1), largestPage)
+	list.ids, err = scanList(ctx, l.view, tableTriggerList, in, list.page, func(r rows.Row) (string, error) { return r.Key[len(list.prefix):], nil })
 	return err
 }
 
-// findLists adds the lists of a caller and a state that have ids below the parameter behind. An empty
-// caller means all callers. State 0 means all states.
+// findLists adds the lists of a caller and a state that have ids less than the parameter behind. An
+// empty caller means all callers. State 0 means all states.
 func (l *newestFirst) findLists(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
 	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
 		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
@@ -175,7 +175,7 @@ func (l *newestFirst) findLists(ctx context.Context, caller string, state engine
 	return nil
 }
 
-// addList adds a list if it has ids below the parameter behind.
+// addList adds a list if it has ids less than the parameter behind.
 func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error {
 	of := &triggerList{prefix: prefix}
 	err := l.readPage(ctx, of, behind)
@@ -185,9 +185,9 @@ func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error 
 	return err
 }
 
-// nextList returns the prefix of the next list of a state: the list after the list with this prefix. If
-// prefix is "", it returns the prefix of the first list. It returns "" if there is no next list. It
-// seeks to the list and reads one row.
+// nextList returns the prefix of the next list of a state. The next list is the list after the list
+// with the prefix in the parameter prefix, or the first list if that parameter is "". nextList returns
+// "" if there is no next list. It seeks to the next list and reads one row.
 func (l *newestFirst) nextList(ctx context.Context, state engine.TriggerState, prefix string) (next string, err error) {
 	in := rows.Range{Prefix: string([]byte{byte(state)})}
 	if prefix != "" {

@@ -17,11 +17,11 @@ var (
 )
 
 // The row of a small trigger holds everything, and each swap rewrites the row. The row of a large
-// trigger is split. Its request (URL, payload, terms: the fields that rarely change) is written once.
-// From the first swap on, the other fields are written to a separate row, the head. With a payload of 4
-// KB the life of a trigger (BenchmarkTriggerLife) then costs 62 to 67 us of processor time instead of
-// 88 to 106 us, on a busy machine. A small row is not split, because rewriting it costs less than
-// reading two parts.
+// trigger is split. Its request (URL, payload, terms: the fields that rarely change) is written
+// once. From the first swap on, the other fields are written to a separate row, the head. A trigger
+// with a payload of 4 KB then costs 62 to 67 us of processor time in its whole life instead of 88
+// to 106 us, on a busy machine (BenchmarkTriggerLife). A small row is not split, because rewriting
+// it costs less than reading two parts.
 
 // splitFrom is the size in bytes from which a row is split. The size is the length of URL and payload.
 const splitFrom = 512
@@ -33,7 +33,7 @@ type triggerHeader struct {
 	state   engine.TriggerState
 	ended   int64
 	caller  string
-	split   bool   // true: the row is split: its head has a separate row
+	split   bool   // true: the row is split, and its head has a separate row
 	request uint64 // digest of the request if split is true; a swap rewrites the request only if the digest changes
 }
 

@@ -62,12 +62,12 @@ func lookEach(ctx context.Context, from rows.Reader, p rows.Partition, keys []st
 		func(i int, v []byte) error { return fn(keys[i], v) })
 }
 
-// readRow reads a row and its head into out, and returns the header. If the row does not exist, readRow
-// leaves out unchanged.
-func (t *triggers) readRow(ctx context.Context, from rows.Reader, id string, out *engine.Trigger) (h triggerHeader, err error) {
+// readRow reads a row and its head into target, and returns the header. If the row does not exist,
+// readRow leaves target unchanged.
+func (t *triggers) readRow(ctx context.Context, from rows.Reader, id string, target *engine.Trigger) (h triggerHeader, err error) {
 	err = lookEach(ctx, from, tableTriggers, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
-			h, err = t.readParts(ctx, from, id, v, out)
+			h, err = t.readParts(ctx, from, id, v, target)
 		}
 		return err
 	})
@@ -102,9 +102,9 @@ func (t *triggers) readHead(ctx context.Context, from rows.Reader, id string, ou
 // triggerWrite is the write of one row. It creates the row or replaces an older version of the row.
 type triggerWrite struct {
 	id       string
-	row      *engine.Trigger // the caller owns it; not used after the call returns
+	row      *engine.Trigger // owned by the caller; not used after updateRows returns
 	old, new triggerHeader
-	first    bool
+	first    bool // true: the row is created
 	request  bool // true: the whole row is written; false: only the head of a split row
 }
 
@@ -150,8 +150,8 @@ func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	}
 }
 
-// planWrite returns the write of x. It replaces the row whose header is the parameter stored. If first
-// is true, there is no such row.
+// planWrite returns the write of x. The write replaces the row whose header is the parameter stored. If
+// the parameter first is true, no row exists yet, and the write creates it.
 func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
 	w := triggerWrite{id: x.ID, row: x, old: stored, new: headerOf(x), first: first, request: true}
 	w.new.version = version
@@ -183,7 +183,8 @@ func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]
 }
 
 // updateRows locks n rows, calls decide for each row in order, and writes the rows for which decide
-// returns true. If the same row occurs more than once, decide gets the header of the write before.
+// returns true. If the same row occurs more than once, decide gets the header that the previous
+// write of the row made.
 func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engine.Trigger, decide func(i int, stored triggerHeader, ok bool) (version uint64, yes bool)) (won []bool, err error) {
 	won = make([]bool, n)
 	if n == 0 {
@@ -230,8 +231,8 @@ func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engin
 	return won, nil
 }
 
-// storeWrites writes the rows. last holds the final header of each row. storeWrites calls unlock when
-// the rows are durable or when the write has failed.
+// storeWrites writes the rows. The parameter last holds the final header of each row. storeWrites
+// calls unlock when the rows are durable or when the write has failed.
 func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
 	var begin, end []string
 	final := make([]*triggerWrite, 0, len(writes)) // the last write of each row
@@ -342,7 +343,8 @@ func (t *triggers) Purge(ctx context.Context, before int64, max int) (total int,
 	return total, nil
 }
 
-// purgeSome removes up to max rows. last is the last index key that it read, or "" if no entry is left.
+// purgeSome removes up to max rows. The result last is the last index key that purgeSome has read, or
+// "" if no index row is left.
 func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, max int) (n int, last string, err error) {
 	ids, err := scanList(ctx, t.rows, tableTriggerEnds, in, max, func(r rows.Row) (string, error) {
 		if len(r.Key) <= 8 {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// batcher collects work and passes it on in batches. While one batch is being written, the next
-// batch collects. The number of messages in memory bounds the list.
+// batcher collects work and passes it on in batches. While one batch is being processed, the next
+// batch is collected. works needs no limit, because the number of messages in memory is limited.
 type batcher struct {
 	maxBatch int           // largest batch
 	linger   time.Duration // how long a small batch waits for more work; 0: no wait
@@ -51,8 +51,8 @@ func (b *batcher) take() []*work {
 	return out
 }
 
-// run calls do with each batch until ctx ends. Several goroutines may call run.
-func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
+// run calls process with each batch until ctx ends. Several goroutines may call run.
+func (b *batcher) run(ctx context.Context, process func(context.Context, []*work)) {
 	for {
 		if b.linger > 0 && b.isSmall() {
 			select {
@@ -61,7 +61,7 @@ func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
 			}
 		}
 		if batch := b.take(); batch != nil {
-			do(ctx, batch)
+			process(ctx, batch)
 			continue
 		}
 		select {

@@ -30,10 +30,11 @@ const (
 	ClassRejected  = "rejected"
 	ClassRedirect  = "redirect"  // 3xx, never followed
 	ClassPermanent = "permanent" // 410, or a status that the caller's record lists as final
-	// Denied by the egress policy or the caller's allow-list. Permanent: nothing was sent.
+	// Denied by the egress policy or the caller's allow-list. Nothing was sent, and the call is not
+	// retried.
 	ClassDenied  = "denied"
 	ClassTimeout = "timeout" // the call took too long
-	ClassDNS     = "dns"     // the name has no address
+	ClassDNS     = "dns"     // the host name has no address
 	ClassConnect = "connect" // refused, reset, unreachable
 	ClassTLS     = "tls"     // the certificate or the handshake
 	ClassLost    = "lost"    // the process that made the call died before it wrote the outcome
@@ -82,7 +83,7 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 		Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
 		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
 	}).WithContext(ctx)
-	// RoundTrip, not http.Client: it never follows a redirect.
+	// Use RoundTrip, because http.Client would follow redirects.
 	resp, err := e.current.Load().transport.RoundTrip(req)
 	if err != nil {
 		r.class, r.detail = classOfError(err)
@@ -162,9 +163,9 @@ func classOfError(err error) (class, detail string) {
 		return ClassTimeout, "no answer in time"
 	case errors.As(err, &dns):
 		if dns.IsTimeout {
-			return ClassTimeout, "the name was not resolved in time"
+			return ClassTimeout, "the host name was not resolved in time"
 		}
-		return ClassDNS, "the name has no address"
+		return ClassDNS, "the host name has no address"
 	case errors.As(err, &cert), errors.As(err, &record), errors.As(err, &alert):
 		return ClassTLS, err.Error()
 	case errors.As(err, &op):
@@ -185,7 +186,8 @@ func classOfError(err error) (class, detail string) {
 	return ClassRetry, strings.ToValidUTF8(err.Error(), "")
 }
 
-// parseRetryAfter parses a Retry-After header: seconds or a date. It returns 0 for any other value.
+// parseRetryAfter parses a Retry-After header, which contains seconds or a date. It returns 0 for
+// any other value.
 func parseRetryAfter(v string, now time.Time) time.Duration {
 	if v == "" {
 		return 0

@@ -11,9 +11,10 @@ import (
 // recountEvery is the shortest time between two counts of a caller that is at its limit.
 const recountEvery = time.Minute
 
-// Census estimates how many triggers of each caller are waiting: the result of the last count in
-// the store, plus the triggers that this process has created since, minus those that ended. It sees
-// changes by other processes only when it counts in the store.
+// Census estimates how many triggers of each caller are waiting. The estimate is the result of the
+// last count in the store, plus the triggers that this process has created since then, minus the
+// triggers that have ended in this process. Census sees changes by other processes only when it
+// counts in the store.
 //
 // Census counts in the store when it estimates that a caller is at its limit. If the store is
 // shared, it also counts each time this process has created a tenth of the limit. So no caller is
@@ -90,16 +91,16 @@ func (c *Census) Set(counts map[string]int) {
 	}
 }
 
-// wouldExceed reports whether n more triggers would exceed the limit most. Before it returns true,
+// wouldExceed reports whether n more triggers would exceed limit. Before it returns true,
 // it counts in the store, at most once per recountEvery for each caller. Other requests of the same
 // caller wait for that count.
-func (c *Census) wouldExceed(ctx context.Context, caller string, n, most int) (bool, error) {
+func (c *Census) wouldExceed(ctx context.Context, caller string, n, limit int) (bool, error) {
 	for {
 		c.mu.Lock()
 		t := c.ofLocked(caller)
-		over := t.waiting+n > most
+		over := t.waiting+n > limit
 		stale := t.counted.IsZero() || time.Since(t.counted) >= recountEvery
-		if !(over && stale) && !(c.shared && t.created >= max(most/10, 1)) {
+		if !(over && stale) && !(c.shared && t.created >= max(limit/10, 1)) {
 			c.mu.Unlock()
 			return over, nil
 		}
@@ -110,7 +111,7 @@ func (c *Census) wouldExceed(ctx context.Context, caller string, n, most int) (b
 		}
 		c.mu.Unlock()
 		if mine {
-			c.recount(ctx, r, caller, most)
+			c.recount(ctx, r, caller, limit)
 		}
 		select {
 		case <-r.done:
@@ -121,19 +122,19 @@ func (c *Census) wouldExceed(ctx context.Context, caller string, n, most int) (b
 		case r.err != nil:
 			return false, r.err
 		case mine:
-			return c.Waiting(caller)+n > most, nil
+			return c.Waiting(caller)+n > limit, nil
 		}
 	}
 }
 
 // recount counts in the store. The result may or may not include triggers that this process created
 // during the count. So recount adds these triggers to the result.
-func (c *Census) recount(ctx context.Context, r *storeCount, caller string, most int) {
+func (c *Census) recount(ctx context.Context, r *storeCount, caller string, limit int) {
 	defer close(r.done)
 	c.mu.Lock()
 	before := c.ofLocked(caller).created
 	c.mu.Unlock()
-	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, most) // other requests wait for the count
+	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, limit) // other requests wait for the count
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.ofLocked(caller)

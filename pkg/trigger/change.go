@@ -37,7 +37,7 @@ func (s *Service) Cancel(ctx context.Context, caller, id string) (engine.Trigger
 // checkPending returns nil for a PENDING row. For any other row it returns an error that says why
 // the row cannot be changed.
 func checkPending(row *engine.Trigger) error {
-	code, msg := "too_late", "a call is in progress, or may be"
+	code, msg := "too_late", "a call of the trigger is or may be in progress"
 	switch row.State {
 	case engine.TriggerPending:
 		return nil
@@ -113,13 +113,15 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	return row, s.rewriteIndex(ctx, began, index)
 }
 
-// changeRow reads a caller's row, changes it with edit and swaps it into the store. It repeats that
-// until it is certain that a swap has won. edit returns false if there is nothing to swap.
+// changeRow reads a caller's row, changes it with edit and swaps it into the store. It repeats these
+// steps until it is certain that a swap has won, at most swapTries times. edit returns false if
+// there is nothing to swap.
 func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
 	// After an aborted swap it is unknown whether the row was swapped. So a caller that disconnects
 	// must not abort the swap.
 	ctx = context.WithoutCancel(ctx)
 	var tried *engine.Trigger // the row of a swap whose outcome is not known
+	var swapErr error         // the error of that swap
 	for range swapTries {
 		row, err := s.Get(ctx, caller, id)
 		if err != nil {
@@ -133,7 +135,7 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 			if row.Version > tried.Version && row.Gen >= tried.Gen && !terminal(tried.State) {
 				// Other calls have changed the row, before or after this call. Another try could
 				// change the row twice, or undo a change that was already answered.
-				return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
+				return engine.Trigger{}, errContended()
 			}
 		}
 		old := row.Version
@@ -147,7 +149,7 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 		won, err := s.cfg.Triggers.Swap(ctx, []engine.TriggerSwap{{Old: old, New: row}})
 		if err != nil {
 			row.Version = old + 1
-			tried = &row
+			tried, swapErr = &row, err
 			if notify.KindOf(err) != notify.KindUnavailable && notify.KindOf(err) != notify.KindInternal {
 				return engine.Trigger{}, err
 			}
@@ -160,7 +162,19 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 			return row, nil
 		}
 	}
-	return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
+	if swapErr != nil {
+		return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, swapErr)
+	}
+	return engine.Trigger{}, errContended()
+}
+
+// errContended returns the error for a change that may have lost against other changes of the same
+// trigger.
+func errContended() error {
+	return &notify.Error{
+		Kind: notify.KindUnavailable, Code: "trigger_store", RetryAfter: retryLater,
+		Msg: "other requests changed the trigger at the same time; read the trigger before you try again",
+	}
 }
 
 // sameChange reports whether stored is the row that a swap with unknown outcome tried to write.

@@ -17,7 +17,7 @@ func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerCo
 	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // turns off a rule that is only useful for providers
 	c.Ratio = cmp.Or(c.Ratio, math.Nextafter(0.5, 1))
 	c.OpenFor = cmp.Or(c.OpenFor, time.Minute)
-	c.MaxOpenFor = cmp.Or(c.MaxOpenFor, c.OpenFor) // no doubling: the schedule of the trigger backs off
+	c.MaxOpenFor = cmp.Or(c.MaxOpenFor, c.OpenFor) // no doubling: the retry schedule of the trigger already has growing waits
 	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, timeout+5*time.Second)
 	return c
 }
@@ -65,7 +65,7 @@ func (d *Dispatcher) Circuits() []Circuit {
 // notify.KindInvalid for limit.NotHeld; use ResetCircuit instead.
 func (d *Dispatcher) HoldCircuit(caller string, hold limit.Hold) (Circuit, error) {
 	if hold != limit.HeldOpen && hold != limit.HeldClosed {
-		return Circuit{}, notify.Invalid("unknown_state", "state", "must be open or closed")
+		return Circuit{}, notify.Invalid("unknown_state", "state", "must be \"open\" or \"closed\"")
 	}
 	return d.changeCircuit(caller, func(l *lane, now time.Time) { l.breaker.Hold(now, hold) }), nil
 }

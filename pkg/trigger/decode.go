@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// loose are the options for finding the ends of the items of an array. They let errors inside an
-// item pass, so that the error becomes the result of that item only.
+// loose are the JSON options with which an array is split into its items. They ignore errors inside
+// an item. Such an error is found when that item is decoded, so it fails only that item.
 var loose = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
 // createJSON is the body of POST /v1/triggers, and an item of the batch route.
@@ -100,7 +100,7 @@ func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
 	none := len(j.Payload) == 0 || j.Payload.Kind() == 'n'
 	if j.PayloadBase64 != nil {
 		if !none {
-			return nil, 0, notify.Invalid("payload_twice", "payload_base64", "payload and payload_base64 exclude each other")
+			return nil, 0, notify.Invalid("payload_twice", "payload_base64", "payload and payload_base64 cannot be used together")
 		}
 		b, err := base64.StdEncoding.Strict().DecodeString(*j.PayloadBase64)
 		if err != nil || strings.ContainsAny(*j.PayloadBase64, "\r\n") {
@@ -114,12 +114,12 @@ func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
 	case j.Payload.Kind() == '"':
 		b, err := jsontext.AppendUnquote(nil, j.Payload)
 		if err != nil {
-			return nil, 0, notify.Invalid("bad_utf8", "payload", "is not valid text")
+			return nil, 0, notify.Invalid("bad_utf8", "payload", "must be a valid Unicode string")
 		}
 		return b, engine.PayloadText, nil
 	case j.Payload.Kind() == '{' || j.Payload.Kind() == '[':
 		if request.Nesting(j.Payload) >= request.MaxDepth {
-			return nil, 0, notify.Invalid("too_deep", "payload", fmt.Sprintf("nested deeper than %d", request.MaxDepth-1))
+			return nil, 0, notify.Invalid("too_deep", "payload", fmt.Sprintf("must have at most %d levels of nesting", request.MaxDepth-1))
 		}
 		return bytes.Clone(j.Payload), engine.PayloadJSON, nil
 	}

@@ -24,15 +24,15 @@ type Dispatcher struct {
 	lanes lanes
 
 	// Work that waits for its step. Each batcher runs its step for many messages at a time. reads
-	// has a batcher for each line, so that messages on time do not wait for the backlog.
-	reads    [2]*batcher // stepRead, by line
+	// has one batcher for each lineKind, so that messages on time do not wait for the backlog.
+	reads    [2]*batcher // stepRead, by lineKind
 	claims   *batcher    // stepClaim
 	outcomes *batcher    // stepSettle, stepReturn, stepBuried
 	letters  *batcher    // stepBury
 	timers   *batcher    // stepPark
 	messages *batcher    // stepPutOff, stepAck
 
-	runCtx   context.Context // ends when a stop has waited for Drain
+	runCtx   context.Context // ends after a stop, when no message is in memory or after Drain
 	jobs     chan *work      // claimed work, for idle goroutines in runCalls
 	idlers   atomic.Int64
 	calls    sync.WaitGroup
@@ -46,7 +46,7 @@ type Dispatcher struct {
 	batches    uint64                // number of batches received
 	stopping   bool
 
-	newerLogged atomic.Bool // the line about rows of a newer release was logged
+	newerLogged atomic.Bool // the log message about rows of a newer release was written
 }
 
 // NewDispatcher returns a Dispatcher. It starts no goroutine.
@@ -89,7 +89,7 @@ const receiversAtOnce = 3
 
 // Run receives messages and makes calls until ctx ends. Then it returns to the queue all messages
 // whose calls have not started. It waits until calls in progress end and their outcomes are
-// written, at most Drain. It returns nil. Run may be called only once.
+// written, but at most for the time Drain. It returns nil. Run may be called only once.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	on, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -120,7 +120,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	select {
 	case <-d.idle:
 	case <-limit.C:
-		d.cfg.Logger.Warn("stopped with triggers under way: they are called again when their claims run out")
+		d.cfg.Logger.Warn("stopped before all calls in progress had ended and their outcomes were written; these triggers are called again when their claims expire")
 	}
 	cancel()
 	wg.Wait()
@@ -139,7 +139,7 @@ func (d *Dispatcher) receive(ctx context.Context) {
 		}
 		ds, err := d.cfg.Queue.Receive(ctx, d.cfg.Batch, d.cfg.Visibility)
 		if err != nil {
-			d.cfg.Logger.Warn("delay queue: receive", slog.Any("error", err))
+			d.cfg.Logger.Warn("cannot receive messages from the delay queue", slog.Any("error", err))
 			pause.Wait(ctx)
 			continue
 		}
@@ -148,9 +148,9 @@ func (d *Dispatcher) receive(ctx context.Context) {
 	}
 }
 
-// waitForRoom stops the receive loop while far too many messages are in memory, because the stores
-// are down. A receiver that does not answer cannot cause this: its messages are returned to the
-// queue long before that. waitForRoom returns false when ctx has ended.
+// waitForRoom stops the receive loop while far too many messages are in memory. That happens only
+// while the stores are down. If a receiver does not answer, its messages are returned to the queue
+// long before memory is full. waitForRoom returns false when ctx has ended.
 func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		d.mu.Lock()
@@ -176,8 +176,8 @@ const youngerWait = 2 * time.Second
 const newerWait = 30 * time.Second
 
 // acceptDeliveries registers deliveries and sends them to their first step. If a message of the
-// same trigger is already being processed, a second message is not processed, because both lead to
-// the same row.
+// same trigger is already being processed, a second message is not processed, because the two messages
+// lead to the same row.
 func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()
@@ -205,17 +205,18 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 			first = append(first, w)
 			continue
 		}
-		// This delivery may be the same message as the other, received again because its visibility
-		// timeout ended. If it were acknowledged, the trigger could be lost.
+		// This delivery may be the other message itself, received again because its visibility
+		// timeout ended. If this delivery were acknowledged, the trigger could be lost.
 		if other.batch != w.batch && w.delivery.Enqueued.Equal(other.delivery.Enqueued) {
 			w.delay, w.keepReceives = d.cfg.Visibility, true
 			twice = append(twice, w)
 			continue
 		}
-		// A copy may be dropped. Everything that follows from the other message is durable before
-		// the other message is acknowledged, and a successor of it is not this copy (see
-		// forgetInProgress). But keep a much younger message. The other message may be dropped soon
-		// as an orphan, and the younger message may belong to a later write that stores the row.
+		// Normally this delivery is a copy and may be dropped: the other message is acknowledged only
+		// after all its effects are durable, and this delivery is not a successor of the other message
+		// (see forgetInProgress). But a much younger delivery must be kept. The other message may soon
+		// be dropped as an orphan, and the younger one may belong to a later write that stores the
+		// row.
 		if younger := w.delivery.Enqueued.Sub(other.delivery.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
 			w.delay = youngerWait
 			twice = append(twice, w)
@@ -233,8 +234,9 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 }
 
 // forgetInProgress removes the messages' triggers from the in-progress set. It must be called
-// before the successors of the messages are written. A successor may be received before its
-// predecessor is acknowledged, and must not be treated as a copy.
+// before the successors of the messages are written: the messages or index rows that replace them.
+// A successor may be received before its predecessor is acknowledged, and must not be treated as a
+// copy.
 func (d *Dispatcher) forgetInProgress(ws []*work) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -290,7 +292,7 @@ func (d *Dispatcher) extendHeld(ctx context.Context) {
 		for some := range slices.Chunk(receipts, 1000) {
 			if err := d.cfg.Queue.Extend(ctx, some, d.cfg.Visibility); err != nil && ctx.Err() == nil {
 				// A message that is received twice does no harm, because the row decides.
-				d.cfg.Logger.Warn("delay queue: extend", slog.Any("error", err))
+				d.cfg.Logger.Warn("cannot extend the visibility timeout of messages in the delay queue", slog.Any("error", err))
 				break
 			}
 		}

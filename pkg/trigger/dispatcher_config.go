@@ -31,27 +31,27 @@ type DispatcherConfig struct {
 	// CallerInFlight is how many calls of one caller may be in progress at the same time. The
 	// record of a caller may set another limit.
 	CallerInFlight int `default:"100" min:"1"`
-	// Share returns how much of such a limit this process may use while other processes dispatch
-	// too. It is called for each call, under a lock, so it must be quick. A result below 1 counts
-	// as 1. Default: the whole limit.
+	// Share returns how much of a caller's limit of calls this process may use while other
+	// processes dispatch too. It is called for each call, under a lock, so it must be quick. A
+	// result below 1 counts as 1. Default: the whole limit.
 	Share func(limit int) int
 	// MaxInFlight is how many calls may be in progress in total. When few free places are left,
 	// every caller's share gets smaller. Each caller may always have one call, so that callers
 	// whose receivers do not answer cannot stop other callers.
 	MaxInFlight int `default:"4096" min:"1"`
 	// MaxQueued is how many messages may wait in memory for their call, for all callers together.
-	// One caller may use half of the room that is still free. Twice as many messages may wait
+	// One caller may use half of the room that is still free. Another 2*MaxQueued messages may wait
 	// without their rows. Further messages are put off.
 	MaxQueued int `default:"32768" min:"2"`
-	// MaxQueuedBytes is the same limit in bytes.
+	// MaxQueuedBytes is how many bytes the rows of the messages in MaxQueued may have together.
 	MaxQueuedBytes int `default:"64MiB" min:"2"`
 	// Batch is the largest number of messages that are received, read or written together.
 	Batch int `default:"256" min:"1"`
 	// Visibility is the visibility timeout of a received message. The Dispatcher extends it while
 	// the message is in memory.
 	Visibility time.Duration `default:"30s" min:"1s"`
-	// Lease is the length of a claim. It must be at least the egress's Timeout plus 5 s. After it
-	// has expired, any process may claim the row again.
+	// Lease is how long a claim is valid. It must be at least the egress's Timeout plus 5 s. After a
+	// claim has expired, any process may claim the row again.
 	Lease time.Duration `default:"30s"`
 	// Skew is the largest difference between the clocks of two machines.
 	Skew time.Duration `default:"2s" min:"0"`
@@ -65,13 +65,13 @@ type DispatcherConfig struct {
 	// MaxRetryAfter is the longest Retry-After that is used. A longer value is cut to it.
 	MaxRetryAfter time.Duration `default:"1h" min:"0"`
 	// Hold is the longest wait during which a message stays in the queue. For a longer wait an
-	// index row is written. At most engine.MaxQueueDelay.
+	// index row is written. Hold must be at most engine.MaxQueueDelay.
 	Hold time.Duration `default:"10s" min:"0"`
 	// MaxAge is how long after its fire time a trigger may still be called, in addition to the
-	// waits of its schedule. After that it is FAILED.
+	// waits of its schedule. After that time the trigger is FAILED.
 	MaxAge time.Duration `default:"72h" min:"0"`
-	// MaxLost is how many claims of a trigger may expire, because the process that made the call
-	// died. Then the trigger is FAILED.
+	// MaxLost is the number of expired claims after which a trigger is FAILED. A claim expires if
+	// the process that made the call died.
 	MaxLost int `default:"10" min:"1"`
 	// Orphan is how long a message waits for its state row before it is dropped.
 	Orphan time.Duration `default:"1m" min:"1s"`
@@ -127,7 +127,7 @@ func (c DispatcherConfig) validate() error {
 	case c.Lease < c.Egress.cfg.Timeout+5*time.Second:
 		return errors.New("trigger: Lease must be at least the egress's timeout plus 5 s, because a call must end within its claim")
 	case c.Hold > engine.MaxQueueDelay:
-		return errors.New("trigger: Hold must be at most the longest delay of a queue")
+		return errors.New("trigger: Hold must be at most 15 minutes, the longest delay of a message in a queue")
 	}
 	return setting.Err("trigger", &c)
 }

@@ -133,7 +133,8 @@ func (e *Egress) admit(field string, t *callbackURL) error {
 }
 
 // Admit refuses a URL that can never be called, as far as that is known without DNS: a literal
-// address or a port that the policy denies. It returns notify.KindInvalid with the name in field.
+// address or a port that the policy denies. It returns notify.KindInvalid. The parameter field is
+// the name of the field in that error.
 func (e *Egress) Admit(field, raw string) error {
 	t, err := parseURL(field, raw, e.plain())
 	if err != nil {

@@ -29,11 +29,11 @@ type Events struct {
 	Rescheduled func(caller string)
 	// Ended: a trigger reached a final state. reason is the reason in its row.
 	Ended func(caller string, state engine.TriggerState, reason string)
-	// Attempt: a call ended, or could not be made, after the time took.
-	Attempt func(caller, class string, took time.Duration)
-	// Late: a first attempt starts. late is the time since the fire time, never below 0.
-	Late func(caller string, late time.Duration)
-	// Deferred: n messages were put off. That does not count as an attempt.
+	// Attempt: a call ended, or could not be made. duration is how long the attempt took.
+	Attempt func(caller, class string, duration time.Duration)
+	// Late: a first attempt starts. lateness is the time since the fire time, never below 0.
+	Late func(caller string, lateness time.Duration)
+	// Deferred: n messages were put off. A deferral does not count as an attempt.
 	Deferred func(cause string, n int)
 	// Breaker: the state of a caller's breaker changed.
 	Breaker func(caller string, state limit.BreakerState)
@@ -45,8 +45,8 @@ type Events struct {
 	// Dropped: n messages were dropped. Their triggers have ended, were cancelled or rescheduled,
 	// or were never stored.
 	Dropped func(cause string, n int)
-	// Swapped: n state rows were swapped. Divided by the number of Ended it is the number of swaps
-	// per trigger.
+	// Swapped: n state rows were swapped. The sum of n, divided by the number of calls of Ended, is
+	// the number of swaps per trigger.
 	Swapped func(n int)
 	// DeadLettered: n records were appended to triggers-dlq.
 	DeadLettered func(n int)

@@ -30,7 +30,7 @@ func parseID(id string) (notify.Base, error) {
 	rest, ok := strings.CutPrefix(id, idPrefix)
 	b, err := notify.ParseBase(rest)
 	if !ok || err != nil {
-		return notify.Base{}, notify.Invalid("bad_id", "id", "a trigger's id is trg_ and a ULID")
+		return notify.Base{}, notify.Invalid("bad_id", "id", "the id of a trigger must be \"trg_\" followed by a ULID")
 	}
 	return b, nil
 }
@@ -99,12 +99,12 @@ func ceilMillis(t time.Time) int64 {
 	return ms
 }
 
-// jitterOf returns a pseudo-random duration from 0 to most. It is always the same for the same id
-// and salt.
-func jitterOf(b notify.Base, salt uint32, most time.Duration) time.Duration {
-	if most <= 0 {
+// jitterOf returns a pseudo-random duration from 0 to longest. The same id and salt always give the
+// same duration.
+func jitterOf(b notify.Base, salt uint32, longest time.Duration) time.Duration {
+	if longest <= 0 {
 		return 0
 	}
 	h := notify.ColumnDigest(timerID(b, salt))
-	return time.Duration(h % (uint64(most) + 1))
+	return time.Duration(h % (uint64(longest) + 1))
 }

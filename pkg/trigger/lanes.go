@@ -18,8 +18,8 @@ import (
 // makes no call. So if a receiver answers at a steady pace, some of its next calls are claimed
 // before there are places for them, many in one swap: as many as will be called within aheadFor.
 // Until their call, these triggers are IN_FLIGHT. They can no longer be cancelled. After a crash
-// they wait until their leases expire, like calls in progress. If a claim waits longer than
-// aheadMost, because the receiver has stopped answering, it is returned.
+// these triggers wait until their leases expire, like calls in progress. If a claim waits longer
+// than aheadMost, because the receiver has stopped answering, the lane gives the claim back.
 type lanes struct {
 	d *Dispatcher
 
@@ -27,10 +27,10 @@ type lanes struct {
 	byCaller map[string]*lane // by caller name
 	byDigest map[uint64]*lane // by digest of the caller's name
 	inFlight int              // calls in progress, and claims that have a place
-	// Waiting messages of all lanes, by line. Messages whose rows are being read are included.
+	// Messages of all lanes that wait with their rows, or whose rows are being read, by lineKind.
 	queued   [2]int
-	bytes    [2]int // bytes of their rows, by line
-	unread   [2]int // messages of all lanes that wait without their rows, by line
+	bytes    [2]int // bytes of the rows of the waiting messages, by lineKind
+	unread   [2]int // messages of all lanes that wait without their rows, by lineKind
 	stopping bool
 }
 
@@ -54,9 +54,9 @@ type lane struct {
 	onTimeTurns   int           // on-time calls since the last backlog call, while both lines had messages
 	aheadReady    []*work       // claimed ahead: they only wait for a place
 	aheadClaiming int           // number of claims ahead that are being written
-	endedCalls    int           // calls that ended, at most paceCalls
-	callInterval  time.Duration // time between the ends of two calls while more wait, smoothed
-	lastEnd       time.Time     // when a call last ended while more waited; zero: no more waited
+	endedCalls    int           // calls that ended; the count stops at paceCalls
+	callInterval  time.Duration // smoothed time between the ends of two calls, while messages wait
+	lastEnd       time.Time     // when the last call ended; zero: no message waited at that time
 
 	// refresh has a capacity of one token. The goroutine whose token is in refresh may read and
 	// replace record, the caller's record.
@@ -127,8 +127,8 @@ func (ls *lanes) newLane() *lane {
 	return l
 }
 
-// enqueue adds messages of one caller, whose rows were read, to their lines. A message that finds
-// no room waits without its row again, or is put off.
+// enqueue adds messages of one caller to their lines, after their rows were read. If a line has no
+// room for a message, the message waits without its row again, or is put off.
 func (ls *lanes) enqueue(l *lane, ws []*work) {
 	var off, late []*work
 	now := time.Now()
@@ -283,8 +283,8 @@ func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
 	}
 }
 
-// claimedAhead handles the claims ahead in ws after their swap. The triggers whose claim won now
-// wait for a place. A nil won means that no claim won.
+// claimedAhead handles the claims ahead in ws after their swap. The parameter won says which claims
+// were written; these triggers now wait for a place. If won is nil, no claim was written.
 func (ls *lanes) claimedAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -402,8 +402,8 @@ func (l *lane) resetBreaker(now time.Time, cfg limit.BreakerConfig) {
 }
 
 // report reports a call to the breaker. After the breaker has closed, ramp bounds the number of
-// calls in progress. It grows by one for each success. So a receiver that has just recovered does
-// not get all waiting calls at once.
+// calls in progress. ramp starts at 1 and grows by one for each success. So a receiver that has just
+// recovered does not get all waiting calls at once.
 func (l *lane) report(now time.Time, o limit.Outcome) {
 	was := l.breaker.State(now).State
 	l.breaker.Report(now, o)
@@ -416,9 +416,9 @@ func (l *lane) report(now time.Time, o limit.Outcome) {
 }
 
 // showBreaker calls Events.Breaker if the breaker's state has changed.
-func (l *lane) showBreaker(now time.Time, to *Events) {
-	if is := l.breaker.State(now).State; is != l.shownState {
-		l.shownState = is
-		to.breaker(l.caller, is)
+func (l *lane) showBreaker(now time.Time, events *Events) {
+	if state := l.breaker.State(now).State; state != l.shownState {
+		l.shownState = state
+		events.breaker(l.caller, state)
 	}
 }

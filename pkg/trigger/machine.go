@@ -56,17 +56,17 @@ type messageVerdict uint8
 const (
 	verdictDrop   messageVerdict = iota // the message is no longer needed
 	verdictOrphan                       // the row, or the message's generation, is not stored yet
-	verdictEarly                        // the trigger is not due until at
-	verdictLeased                       // another claim is valid until at
+	verdictEarly                        // the trigger is not due before the time that judge returns
+	verdictLeased                       // another claim is valid; it may end at the time that judge returns
 	verdictDue                          // claim the trigger
 	verdictOver                         // too late: end the trigger without a call
 	verdictOwed                         // FAILED, but its dead letter may not be written yet
 )
 
 // judge decides what to do with a message of generation gen, for a row at the time now (ms since
-// 1970). cause is the reason of a drop or a wait. at is the time for verdictEarly and
-// verdictLeased.
-func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, at int64) {
+// 1970). The result cause is the reason of a drop or a wait. For verdictEarly and verdictLeased, the
+// result until says how long the message must wait (ms since 1970).
+func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, until int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
 		// The index row is written first, so the state row may still be written.
@@ -78,8 +78,8 @@ func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v message
 	case gen < row.Gen:
 		return verdictDrop, "rescheduled", 0
 	case row.State == engine.TriggerInFlight:
-		if at := row.LeaseUntil + x.skew.Milliseconds(); now <= at {
-			return verdictLeased, CauseLeased, at + 1
+		if end := row.LeaseUntil + x.skew.Milliseconds(); now <= end {
+			return verdictLeased, CauseLeased, end + 1
 		}
 	case row.NextAt > now:
 		return verdictEarly, CauseEarly, row.NextAt
@@ -90,17 +90,17 @@ func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v message
 	return verdictDue, "", 0
 }
 
-// overdue returns the reason why no call may start at the time at. It returns "" if a call may
-// start.
-func (x *callRules) overdue(row *engine.Trigger, at int64) string {
-	if row.MaxLateness > 0 && row.Late != engine.LateFire && at > row.FireAt+row.MaxLateness.Milliseconds() {
+// overdue returns the reason why no call may start at startAt (ms since 1970). It returns "" if a
+// call may start.
+func (x *callRules) overdue(row *engine.Trigger, startAt int64) string {
+	if row.MaxLateness > 0 && row.Late != engine.LateFire && startAt > row.FireAt+row.MaxLateness.Milliseconds() {
 		return reasonLate
 	}
 	age := x.maxAge
 	for _, w := range x.scheduleOf(row) {
 		age += w
 	}
-	if at > row.FireAt+age.Milliseconds() {
+	if startAt > row.FireAt+age.Milliseconds() {
 		return reasonOld
 	}
 	return ""
@@ -155,12 +155,12 @@ func appendLostClaim(row *engine.Trigger) []engine.Attempt {
 		return row.Log
 	}
 	return appendLog(row.Log, engine.Attempt{
-		N: row.Attempts + 1, At: row.LeaseUntil, Class: ClassLost, Detail: "the claim ran out: the call may have been made",
+		N: row.Attempts + 1, At: row.LeaseUntil, Class: ClassLost, Detail: "the claim expired: the call may have been made",
 	})
 }
 
-// unclaimRow returns the row without its claim, PENDING, because no call was made. That counts as a
-// deferral, not as an attempt.
+// unclaimRow returns the row without its claim. The row is PENDING again, because no call was made.
+// unclaimRow counts a deferral, not an attempt.
 func unclaimRow(row engine.Trigger, cause string) engine.Trigger {
 	row.State, row.LeaseUntil, row.Reason = engine.TriggerPending, 0, cause
 	row.Deferrals++
@@ -196,9 +196,9 @@ func (x *callRules) settleRow(row engine.Trigger, base notify.Base, r *result, s
 	return row
 }
 
-// backoff returns the wait before the next attempt: the wait of the schedule or of the receiver's
-// Retry-After, whichever is longer, plus up to a tenth. Jitter is only added, so the wait is never
-// shorter than a Retry-After of at most MaxRetryAfter.
+// backoff returns the wait before the next attempt: the wait of the schedule or the receiver's
+// Retry-After (at most MaxRetryAfter), whichever is longer, plus a jitter of up to a tenth. The
+// jitter is only added, so the wait is never shorter than that Retry-After.
 func (x *callRules) backoff(base notify.Base, wait, retryAfter time.Duration, attempts int) time.Duration {
 	wait = max(wait, min(retryAfter, x.maxRetryAfter))
 	wait += jitterOf(base, uint32(attempts)^0x72657472, wait/10)

@@ -41,11 +41,11 @@ func (m Mender) Timer(t *engine.Trigger) (tm engine.Timer, ok bool) {
 }
 
 // Mend repairs three groups of triggers. It writes the timers for the triggers in the parameter
-// timers. It writes the dead letters for the triggers in letters. It makes the triggers in again
-// due now. Each row is changed by compare and swap, so a row that was changed in the meantime stays
-// unchanged. Mend returns the ids of the triggers that it repaired, or notify.KindUnavailable.
-// After an error, Mend can be called again with the same rows.
-func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error) {
+// timers. It writes the dead letters for the triggers in the parameter letters. It makes the
+// triggers in the parameter redo due now. Each row is changed by compare and swap, so a row that
+// was changed in the meantime stays unchanged. Mend returns the ids of the triggers that it
+// repaired, or notify.KindUnavailable. After an error, Mend can be called again with the same rows.
+func (m Mender) Mend(ctx context.Context, timers, letters, redo []engine.Trigger) (mended []string, err error) {
 	now := ceilMillis(time.Now())
 	var index []engine.Timer
 	var owed []DeadRecord
@@ -59,7 +59,7 @@ func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigge
 		t.NextAt = 0
 		swaps = append(swaps, engine.TriggerSwap{Old: t.Version, New: t})
 	}
-	for _, t := range again {
+	for _, t := range redo {
 		t = dueAgain(t, now)
 		tm, _ := m.Timer(&t)
 		index, swaps = append(index, tm), append(swaps, engine.TriggerSwap{Old: t.Version, New: t})

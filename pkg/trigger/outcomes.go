@@ -12,9 +12,9 @@ import (
 
 // The steps after a call, or after a decision that no call is made.
 
-// swapRows does stepSettle, stepReturn and stepBuried. It writes rows that only the owner of the
-// claim may change. After a claim has expired, any process may change its row. swapRows continues
-// with the rows that it wrote.
+// swapRows does stepSettle, stepReturn and stepBuried. Normally only the owner of a claim changes
+// the claimed row. After the claim has expired, any process may change the row, and the swap loses.
+// swapRows sends each row that it wrote to its next step.
 func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {
@@ -139,8 +139,8 @@ func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 	d.send(stepAck, ws...)
 }
 
-// freshAfter is how many receives a message may have before it is put off as a new message. A
-// message with too many receives would be moved to the dead messages by the queue.
+// freshAfter is the number of receives from which a message is always put off as a new message. The
+// queue would move a message with too many receives to the dead messages.
 const freshAfter = 3
 
 // putOffAndAck does stepPutOff and stepAck.
@@ -159,7 +159,7 @@ func (d *Dispatcher) putOffAndAck(ctx context.Context, ws []*work) {
 		if w.keepReceives || len(off) == 1 && w.delivery.Receives < freshAfter {
 			// If Release fails, the message is received again when its visibility timeout ends.
 			if err := d.cfg.Queue.Release(ctx, w.delivery.Receipt, w.delay); err != nil && ctx.Err() == nil {
-				d.cfg.Logger.Warn("delay queue: release", slog.Any("error", err))
+				d.cfg.Logger.Warn("cannot return a message to the delay queue", slog.Any("error", err))
 			}
 			d.releaseHeld([]*work{w})
 			continue

@@ -14,8 +14,9 @@ import (
 // MaxOwnPayload is the largest payload, in bytes, of a trigger that the server makes for itself.
 const MaxOwnPayload = 32 << 10
 
-// CheckCallback returns a callback URL in canonical form. It returns notify.KindInvalid with the
-// name in field if the URL is not under one of bases.
+// CheckCallback returns a callback URL in canonical form. It returns notify.KindInvalid if the URL
+// is not valid or not under one of bases. The parameter field is the name of the field in that
+// error.
 func CheckCallback(field, raw string, bases []string, plain Plain) (string, error) {
 	u, err := checkUnder(field, raw, bases, bool(plain))
 	if err != nil {
@@ -41,17 +42,17 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 	return u, s.cfg.Egress.admit("callback_url", u)
 }
 
-// RegisterInternal makes a trigger for the server's own purposes, in the name of a caller. The trigger is due
-// now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a W3C traceparent
-// (empty: none).
+// RegisterInternal makes a trigger for the server's own purposes, in the name of a caller. The
+// trigger is due now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a
+// W3C traceparent (empty: none).
 //
-// If a trigger with this id exists already, Own returns it unchanged, with created false. So a
-// repeat after a crash finds out what was made. Two calls with the same base must not run at the
-// same time.
+// If a trigger with this id exists already, RegisterInternal returns that trigger unchanged, with
+// created false. So a repeat after a crash finds out what was made. Two calls with the same base
+// must not run at the same time.
 //
-// All rules of Register apply except the size of the payload. Own may return notify.KindThrottled
-// (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
-// KindUnavailable (the trigger may exist).
+// All rules of Register apply except the size of the payload. RegisterInternal may return
+// notify.KindThrottled (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict
+// (no secret) or KindUnavailable (the trigger may exist).
 func (s *Service) RegisterInternal(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
 	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
 	if err != nil {
@@ -69,7 +70,7 @@ func (s *Service) RegisterInternal(ctx context.Context, caller string, base noti
 	case err != nil:
 		return row, false, err
 	case len(payload) > MaxOwnPayload:
-		return row, false, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Field: "payload", Msg: "is larger than 32 KiB"}
+		return row, false, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Field: "payload", Msg: "must have at most 32 KiB"}
 	case !jsontext.Value(payload).IsValid():
 		return row, false, notify.Invalid("bad_json", "payload", "is not valid JSON")
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// MaxPayload is the largest payload, in bytes as they are delivered: the bytes of the text, of the
-// JSON as it was written, or of the decoded base64.
+// MaxPayload is the largest payload, in delivered bytes: the bytes of the text, of the JSON as the
+// caller wrote it, or of the decoded base64.
 const MaxPayload = 4096
 
 // callbackBody returns the body to post: {"trigger_id":…,"payload":…}. The payload has the same form
@@ -39,4 +39,4 @@ func callbackBody(t *engine.Trigger) []byte {
 	return append(b, '}')
 }
 
-func tooLarge(n int) string { return strconv.Itoa(n) + " bytes, at most 4,096 are allowed" }
+func tooLarge(n int) string { return "has " + strconv.Itoa(n) + " bytes; the maximum is 4,096 bytes" }

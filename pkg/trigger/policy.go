@@ -29,8 +29,8 @@ type EgressPolicy struct {
 	Plain Plain
 }
 
-// extraDenied are addresses that no callback needs. The library's tables of the IANA registries
-// treat them as public.
+// extraDenied are addresses that no callback needs. Package ssrf treats these addresses as public,
+// because it only knows the IANA registries.
 var extraDenied = []struct {
 	prefix netip.Prefix
 	what   string
@@ -94,7 +94,7 @@ func newPolicy(p EgressPolicy) (*policy, error) {
 	for _, list := range [...][]netip.Prefix{p.Allow, p.Deny} {
 		for _, x := range list {
 			if !x.IsValid() || x.Addr().Is4In6() {
-				return nil, notify.Invalid("bad_prefix", "egress", fmt.Sprintf("%v is not a prefix; IPv4 is written without ::ffff:", x))
+				return nil, notify.Invalid("bad_prefix", "egress", fmt.Sprintf("%v is not a valid address prefix; an IPv4 prefix must be written without ::ffff:", x))
 			}
 		}
 	}
@@ -122,7 +122,7 @@ func (p *policy) denied(a netip.AddrPort) string {
 	}
 	ip := a.Addr()
 	if ip.Zone() != "" {
-		return "an address with a zone"
+		return "the address has a zone"
 	}
 	for _, x := range p.Deny {
 		if x.Contains(ip) {
@@ -152,7 +152,7 @@ func (p *policy) denied(a netip.AddrPort) string {
 }
 
 // isatap reports whether an IPv6 address contains an IPv4 address in its interface identifier. A
-// router of that site would extract and call the IPv4 address (RFC 5214).
+// router of an ISATAP site would extract and call the IPv4 address (RFC 5214).
 func isatap(a netip.Addr) bool {
 	if !a.Is6() {
 		return false

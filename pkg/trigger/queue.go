@@ -19,9 +19,9 @@ type Later interface {
 	Put(ctx context.Context, ts []engine.Timer) error
 }
 
-// ToQueue returns a Publish for timers of TimerKind. It adds their messages to the queue of the
-// dispatchers. For a timer of another kind it returns notify.KindInvalid and adds nothing, so the
-// code that routes timers must not pass other kinds.
+// ToQueue returns a function for Publish of a timer.Config. The function accepts timers of TimerKind
+// and adds their messages to the queue of the dispatchers. If one timer has another kind, the
+// function returns notify.KindInvalid and adds nothing.
 func ToQueue(q engine.Queue) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		ms, err := messages(ts)
@@ -44,10 +44,10 @@ type BacklogPace struct {
 	Share func() float64
 }
 
-// ToBacklog is like ToQueue, for triggers that are caught up after an outage. It adds their
-// messages to the backlog lane. While that lane has many messages, because the dispatchers are
-// slower, the pace is slow. It never stops completely, because timers of other kinds wait after
-// these.
+// ToBacklog is like ToQueue, for triggers that are caught up after an outage. The function adds
+// their messages to the backlog lane. While that lane has many messages, the function adds messages
+// at the slow pace. It never stops completely, because timers of other kinds wait behind these
+// triggers.
 func ToBacklog(q engine.Queue, pace BacklogPace) func(ctx context.Context, ts []engine.Timer) error {
 	b := backlogQueue{q: q, deep: orDefault(pace.Deep, 5000)}
 	b.pace = orDefault(pace.Slow, 2000)
@@ -67,8 +67,8 @@ type backlogQueue struct {
 	slow  *rate.Limiter
 
 	mu sync.Mutex
-	// How many messages may be added before the lane may be deep. Computed when the depth was last
-	// read.
+	// How many messages may be added until the depth of the lane must be read again. Computed when
+	// the depth was last read.
 	untilDeep int
 }
 
@@ -81,8 +81,8 @@ func (b *backlogQueue) publish(ctx context.Context, ts []engine.Timer) error {
 		ms[i].Backlog = true
 	}
 	if !b.isShallow(ctx, len(ms)) {
-		// Use more than 0: if this process has just taken over its messages, they must not wait for
-		// ever.
+		// The share may still be 0, if this process has just taken over the timers. Use a rate
+		// above 0, so that the messages do not wait for ever.
 		b.slow.SetLimit(rate.Limit(float64(b.pace) * max(b.share(), 0.001)))
 		for n := len(ms); n > 0; n -= b.slow.Burst() {
 			if err := b.slow.WaitN(ctx, min(n, b.slow.Burst())); err != nil {
@@ -112,9 +112,9 @@ func (b *backlogQueue) isShallow(ctx context.Context, n int) bool {
 	return true
 }
 
-// lateAfter is how late a timer must be so that its message goes to the backlog lane and waits
-// after messages on time. It is needed after a short outage: then all missed timers are released at
-// once, without a pace.
+// If a timer is later than lateAfter, its message goes to the backlog lane, so that it does not
+// delay messages on time. This is needed after a short outage, when all missed timers are released
+// at once, without a pace.
 const lateAfter = 2 * time.Second
 
 // messages returns the messages for due timers.

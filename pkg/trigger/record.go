@@ -95,8 +95,8 @@ type plainURL struct {
 	plain bool // whether http was allowed when the URL was checked
 }
 
-// maxURLs is the largest number of URLs in a cache. If a caller uses more URLs, the first ones stay
-// in the cache.
+// maxURLs is the largest number of URLs in a cache. If a caller uses more URLs, the first maxURLs
+// stay in the cache.
 const maxURLs = 64
 
 // callable returns the parsed URL if the caller's bases allow it, otherwise nil. Egress checks the

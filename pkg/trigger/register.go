@@ -113,23 +113,23 @@ type createItem struct {
 	err  error
 }
 
-// fillItem makes the row of an item. If the item is refused, it stores the error in the item and
-// returns it.
-func (s *Service) fillItem(it *createItem, c *Create, owner *engine.Caller, m *request.Meta, b request.Basis) error {
+// fillItem makes the row of an item. If the item is refused, fillItem stores the error in the item
+// and returns the error.
+func (s *Service) fillItem(item *createItem, c *Create, owner *engine.Caller, m *request.Meta, b request.Basis) error {
 	var u *callbackURL
 	var late engine.LatePolicy
 	var at int64
-	if it.err = m.Load.Admit("trigger", 1); it.err != nil {
-		return it.err
+	if item.err = m.Load.Admit("trigger", 1); item.err != nil {
+		return item.err
 	}
-	if at, it.err = s.resolveFireTime(&c.When, it.base, 0, b.Accepted); it.err == nil {
-		u, late, it.err = s.checkCreate(c, owner)
+	if at, item.err = s.resolveFireTime(&c.When, item.base, 0, b.Accepted); item.err == nil {
+		u, late, item.err = s.checkCreate(c, owner)
 	}
-	if it.err != nil {
-		return it.err
+	if item.err != nil {
+		return item.err
 	}
-	it.row = engine.Trigger{
-		ID: idOf(it.base), Caller: owner.ID, URL: u.String(), Payload: c.Payload, Form: c.Form,
+	item.row = engine.Trigger{
+		ID: idOf(item.base), Caller: owner.ID, URL: u.String(), Payload: c.Payload, Form: c.Form,
 		Created: b.Accepted, FireAt: at, NextAt: at, Schedule: c.Schedule, MaxLateness: c.MaxLateness, Late: late,
 		State: engine.TriggerPending, Trace: m.Trace, TraceState: m.TraceState,
 	}
@@ -141,8 +141,8 @@ func (s *Service) fillItem(it *createItem, c *Create, owner *engine.Caller, m *r
 // trigger that never fires.
 func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*createItem, b request.Basis) (touched bool, err error) {
 	if b.Resumed {
-		// The rules and the allow-list may have changed since the first request. A trigger that
-		// already exists was admitted then.
+		// The rules and the allow-list may have changed since the first request. If the first
+		// request stored a trigger, it was admitted then and is not refused now.
 		if err := s.loadExisting(ctx, owner, items); err != nil {
 			return false, err
 		}
@@ -184,7 +184,7 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 		if w {
 			created++
 		} else if !b.Resumed {
-			return true, &notify.Error{Kind: notify.KindInternal, Code: "id_taken", Msg: "a fresh trigger id was there already"}
+			return true, &notify.Error{Kind: notify.KindInternal, Code: "id_taken", Msg: "a trigger with the new id exists already"}
 		}
 	}
 	s.cfg.hit("trigger-created")
@@ -196,8 +196,8 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	return true, nil
 }
 
-// rewriteIndex writes the index rows again if writing the state rows took too long. A dispatcher
-// may have seen the index rows without state rows, and dropped their messages.
+// rewriteIndex writes the index rows again if writing the state rows took too long. In the meantime
+// a dispatcher may have found no state rows for the index rows, and may have dropped the messages.
 func (s *Service) rewriteIndex(ctx context.Context, began time.Time, index []engine.Timer) error {
 	if time.Since(began) < s.cfg.Orphan/2 {
 		return nil
@@ -209,16 +209,18 @@ func (s *Service) rewriteIndex(ctx context.Context, began time.Time, index []eng
 	return nil
 }
 
-// makeDistinct changes the time of index rows that are due to the time now, so that they are new
-// rows. A row that was already stored and released is not released again, and its message may be
-// gone. A row that is not due was not released yet, so it stays unchanged.
+// makeDistinct gives each index row that is due a new time, now. So the store treats it as a new row
+// and releases it. A row that was stored and released before is not released again, and its message
+// may be gone. A row that is not due was not released yet, so makeDistinct does not change it.
 func makeDistinct(index []engine.Timer, now time.Time) {
 	for i := range index {
 		index[i].FireAt = max(index[i].FireAt, now.UnixMilli())
 	}
 }
 
-// loadExisting replaces items whose triggers already exist by their stored rows.
+// loadExisting looks up the items whose triggers already exist. If such an item is refused now, it
+// gets the stored row and is accepted. If it is accepted now, it keeps the stored fire time, except
+// if the trigger was rescheduled.
 func (s *Service) loadExisting(ctx context.Context, owner *engine.Caller, items []*createItem) error {
 	ids := make([]string, len(items))
 	for i, it := range items {

@@ -50,8 +50,8 @@ func (ls *lanes) readWithoutCall(ws ...*work) {
 }
 
 // wasReadLocked frees the room that a line reserved for a message while its row was read. Then it
-// reads further rows for that lane, except if the lane is pumped: the code that calls wasReadLocked
-// will pump that lane, which also reads further rows.
+// starts to read further rows for that lane. It does not do so for the lane in the parameter pumped:
+// the code that calls wasReadLocked will call pumpLocked for that lane, which reads further rows.
 func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	l := w.toRead
 	if l == nil {
@@ -98,10 +98,11 @@ func (ls *lanes) readMoreLocked(l *lane) {
 // rowSize is the approximate memory of a message without its payload, in bytes.
 const rowSize = 600
 
-// roomLocked returns how many more messages a line of a caller may have. The line may use half of the
-// free room, in messages and in bytes. So a first caller that does not progress leaves half of the
-// room to the others, a second such caller leaves a quarter, and so on. Every caller may have at
-// least one message. The backlog leaves half of the total room to messages on time.
+// roomLocked returns how many more messages a line of a caller may have. The line may use half of
+// the free room, in messages and in bytes. So the first caller whose calls do not end leaves half
+// of the room to the other callers, the second such caller leaves a quarter, and so on. Every
+// caller may have at least one message. The backlog leaves half of the total room to messages on
+// time.
 func (ls *lanes) roomLocked(l *lane, of lineKind) int {
 	q, cfg := &l.lines[of], &ls.d.cfg
 	n := len(q.queue) + q.pendingReads
@@ -134,11 +135,12 @@ func (ls *lanes) alone() bool {
 	return ls.d.cfg.Share(whole) >= whole
 }
 
-// freeRoomLocked returns how much of the limit most is free for a line. Both lines share the limit.
-func (ls *lanes) freeRoomLocked(most int, used *[2]int, of lineKind) int {
-	free := most - used[lineOnTime] - used[lineBacklog]
+// freeRoomLocked returns how much of limit is free for a line. Both lines share limit. The backlog
+// may use at most half of it.
+func (ls *lanes) freeRoomLocked(limit int, used *[2]int, of lineKind) int {
+	free := limit - used[lineOnTime] - used[lineBacklog]
 	if of == lineBacklog {
-		free = min(free, most/2-used[lineBacklog])
+		free = min(free, limit/2-used[lineBacklog])
 	}
 	return free
 }
@@ -166,9 +168,9 @@ func (ls *lanes) holdUnreadLocked(w *work, l *lane) bool {
 	return true
 }
 
-// thinLinesLocked puts off messages that wait without their rows if the receiver has become slow.
-// If a line has more than four times its fair share (fairShareLocked), it cuts the line to that
-// share.
+// thinLinesLocked puts off messages that wait without their rows, if the receiver has become slow.
+// If a line has more than four times its fair share (fairShareLocked) of messages with rows,
+// thinLinesLocked puts off all messages above the fair share.
 func (ls *lanes) thinLinesLocked(l *lane, now time.Time) {
 	for of := range l.lines {
 		q := &l.lines[of]
@@ -194,8 +196,9 @@ func (ls *lanes) thinLinesLocked(l *lane, now time.Time) {
 	}
 }
 
-// longestAway is the longest wait of a message that is put off, by how often it was put off before.
-// The first waits are short, because the first estimate of a receiver's pace is bad.
+// longestAway is the longest wait of a message that is put off. The index is the number of times
+// that the message was put off before. The first waits are short, because the first estimate of a
+// receiver's pace is bad.
 var longestAway = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
 
 const (

@@ -2,6 +2,7 @@ package trigger
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -24,10 +25,11 @@ type Create struct {
 	Payload []byte // at most MaxPayload bytes
 	Form    engine.PayloadForm
 	When
-	// Schedule has 1 to 20 waits between attempts, 1 s to 24 h each. nil: the default schedule.
-	// There is one attempt more than there are waits.
+	// Schedule has 1 to 20 waits between attempts, 1 s to 24 h each. nil: the default schedule. A
+	// trigger has one attempt more than its schedule has waits.
 	Schedule []time.Duration
-	// No call starts later than this after the fire time. 0: no limit.
+	// How long after the fire time a call may start, if Late is "drop" or "dead_letter". 0: no
+	// limit.
 	MaxLateness time.Duration
 	Late        string // "fire" (also ""), "drop" or "dead_letter"
 }
@@ -37,8 +39,8 @@ type Create struct {
 type When struct {
 	Delay  *time.Duration
 	FireAt *time.Time
-	// Jitter makes the time later by 0 to Jitter, depending on the id of the trigger. nil: the
-	// configured jitter. Exact means no jitter.
+	// Jitter is the longest time by which the first attempt is made later. The id of the trigger
+	// determines the actual time. nil: the configured jitter. Exact means no jitter.
 	Jitter *time.Duration
 	Exact  bool
 }
@@ -49,9 +51,9 @@ func (s *Service) resolveFireTime(w *When, base notify.Base, gen uint32, now int
 	var at int64
 	switch {
 	case w.Delay != nil && w.FireAt != nil:
-		return 0, notify.Invalid("time_twice", "fire_at", "delay_seconds and fire_at exclude each other")
+		return 0, notify.Invalid("time_twice", "fire_at", "delay_seconds and fire_at cannot be used together")
 	case w.Delay == nil && w.FireAt == nil:
-		return 0, notify.Invalid("required", "delay_seconds", "delay_seconds or fire_at is needed")
+		return 0, notify.Invalid("required", "delay_seconds", "delay_seconds or fire_at must be set")
 	case w.Delay != nil:
 		if *w.Delay < 0 {
 			return 0, notify.Invalid("out_of_range", "delay_seconds", "must not be negative")
@@ -70,10 +72,10 @@ func (s *Service) resolveFireTime(w *When, base notify.Base, gen uint32, now int
 	jitter := min(s.cfg.Jitter, time.Duration(max(at-now, 0))*time.Millisecond/10)
 	if w.Jitter != nil {
 		if jitter = *w.Jitter; jitter < 0 || jitter > s.cfg.MaxJitter {
-			return 0, notify.Invalid("out_of_range", "jitter_seconds", fmt.Sprintf("must be from 0 to %.0f", s.cfg.MaxJitter.Seconds()))
+			return 0, notify.Invalid("out_of_range", "jitter_seconds", fmt.Sprintf("must be from 0 to %.0f seconds", s.cfg.MaxJitter.Seconds()))
 		}
 		if w.Exact && jitter > 0 {
-			return 0, notify.Invalid("exact_with_jitter", "jitter_seconds", "exact and jitter_seconds exclude each other")
+			return 0, notify.Invalid("exact_with_jitter", "jitter_seconds", "exact and jitter_seconds cannot be used together")
 		}
 	}
 	if w.Exact {
@@ -83,7 +85,7 @@ func (s *Service) resolveFireTime(w *When, base notify.Base, gen uint32, now int
 }
 
 func (s *Service) tooFar(field string) error {
-	return notify.Invalid("too_far", field, fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
+	return notify.Invalid("too_far", field, fmt.Sprintf("must be at most %.0f days in the future", s.cfg.MaxDelay.Hours()/24))
 }
 
 // checkCreate checks a trigger of a caller. It returns the URL in canonical form.
@@ -106,9 +108,9 @@ func checkTerms(c *Create) (late engine.LatePolicy, err error) {
 	case len(c.Payload) > MaxPayload:
 		return 0, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Field: field, Msg: tooLarge(len(c.Payload))}
 	case c.Form > engine.PayloadBase64:
-		return 0, notify.Invalid("out_of_range", field, "there is no such form of a payload")
+		return 0, notify.Invalid("out_of_range", field, "the form of the payload must be text, JSON or base64")
 	case c.Form == engine.PayloadText && !utf8.Valid(c.Payload):
-		return 0, notify.Invalid("bad_utf8", field, "is not valid text")
+		return 0, notify.Invalid("bad_utf8", field, "must be valid UTF-8")
 	case c.Form == engine.PayloadJSON && !jsontext.Value(c.Payload).IsValid():
 		return 0, notify.Invalid("bad_json", field, "is not valid JSON")
 	case c.Schedule != nil && (len(c.Schedule) < 1 || len(c.Schedule) > maxWaits):
@@ -129,10 +131,10 @@ func checkTerms(c *Create) (late engine.LatePolicy, err error) {
 	case "dead_letter":
 		late = engine.LateDeadLetter
 	default:
-		return 0, notify.Invalid("unknown_policy", "late_policy", "must be fire, drop or dead_letter")
+		return 0, notify.Invalid("unknown_policy", "late_policy", "must be \"fire\", \"drop\" or \"dead_letter\"")
 	}
 	if late != engine.LateFire && c.MaxLateness == 0 {
-		return 0, notify.Invalid("required", "max_lateness_seconds", "late_policy "+c.Late+" needs a limit above 0")
+		return 0, notify.Invalid("required", "max_lateness_seconds", "must be above 0 if late_policy is "+strconv.Quote(c.Late))
 	}
 	return late, nil
 }

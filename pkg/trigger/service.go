@@ -15,9 +15,9 @@ import (
 )
 
 // Version is the version of the rules by which this build makes triggers from a request. The
-// reservation stores it, because a build with another version could not make the same triggers
-// again.
-const Version = 2 // 1 derived the ids of a batch by SHA-256
+// reservation of the idempotency key stores it, because a build with another version could not make
+// the same triggers again.
+const Version = 2 // version 1 derived the ids of a batch with SHA-256
 
 // Config configures a Service. Triggers, Callers, Idem, Later and Egress are required. A zero value
 // in any other field means its default.
@@ -43,21 +43,22 @@ type Config struct {
 	// MaxPending is how many triggers of a caller may wait. The record of a caller may set another
 	// limit.
 	MaxPending int `default:"1000000" min:"1"`
-	// Orphan is how long a message waits for its state row before it is dropped. The value of the
-	// Dispatchers must be at least this.
+	// Orphan is how long a message waits for its state row before it is dropped. Orphan in every
+	// DispatcherConfig must be at least this value.
 	Orphan time.Duration `default:"1m" min:"1s"`
-	// Lease is how long a request may work on a reserved key before a repeat takes over the key.
+	// Lease is how long a request may work on a reserved idempotency key before a repeat takes over
+	// the key.
 	Lease time.Duration `default:"30s" min:"1s"`
-	// Keep is how long a key is stored at least.
+	// Keep is how long an idempotency key is stored at least.
 	Keep time.Duration `default:"24h"`
-	// Grace is how long a key is stored after the last of its triggers was due.
+	// Grace is how long an idempotency key is stored after the last of its triggers was due.
 	Grace time.Duration `default:"1h" min:"0"`
 	// Owner is the name of this process in leases. It must differ between processes. Default: a new
 	// id.
 	Owner string
 	// Exclusive means that no other process can have Idem open (see request.Once).
 	Exclusive bool
-	// Gate returns an error while the process cannot store more; the caller gets that error. It is
+	// Gate returns an error while the process cannot store more. The caller gets that error. Gate is
 	// called before a trigger is made or moved, never before a cancel. Default: never an error.
 	Gate func() error
 	// Events are called when something happens. Default: no calls.
@@ -90,7 +91,7 @@ func (c Config) validate() error {
 	case c.Triggers == nil || c.Callers == nil || c.Idem == nil || c.Later == nil || c.Egress == nil:
 		return errors.New("trigger: Triggers, Callers, Idem, Later and Egress are required")
 	case c.Jitter > c.MaxJitter || c.Keep < c.Lease:
-		return errors.New("trigger: Jitter must be at most MaxJitter, and Keep at least Lease")
+		return errors.New("trigger: Jitter must be at most MaxJitter, and Keep must be at least Lease")
 	}
 	return setting.Err("trigger", &c)
 }
@@ -112,9 +113,15 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	return &Service{cfg: cfg, once: request.Once{
-		Idem: cfg.Idem, Version: Version, Newer: notify.Unavailable("trigger_version", retryLater, nil), Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace,
+		Idem: cfg.Idem, Version: Version, Newer: errNewerRelease, Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace,
 		Owner: cfg.Owner, Exclusive: cfg.Exclusive, Hit: cfg.hit, Logger: cfg.Logger,
 	}}, nil
+}
+
+// errNewerRelease is the error for a key that a newer release has reserved.
+var errNewerRelease = &notify.Error{
+	Kind: notify.KindUnavailable, Code: "trigger_version", RetryAfter: retryLater,
+	Msg: "a newer release of notifyd has reserved this Idempotency-Key; only a process of that release can answer the request",
 }
 
 // callerOf returns the record of a caller that may register triggers. If a caller has no record, it
@@ -140,7 +147,8 @@ func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error
 	return &c, nil
 }
 
-// retryLater is how long a caller must wait before it repeats after a store failed.
+// retryLater is how long a caller must wait before it repeats a request that failed because of a
+// store.
 const retryLater = 2 * time.Second
 
 // unavailable replaces an internal error of a store by an error that a caller may see.

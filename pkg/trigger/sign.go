@@ -36,14 +36,14 @@ func ParseSecret(secret string) ([]byte, error) {
 	raw, ok := strings.CutPrefix(secret, secretPrefix)
 	key, err := base64.StdEncoding.DecodeString(raw)
 	if !ok || err != nil || len(key) < minSecret || len(key) > maxSecret {
-		return nil, notify.Invalid("bad_secret", "secret", "must be whsec_ and 24 to 64 bytes in base64")
+		return nil, notify.Invalid("bad_secret", "secret", "must be \"whsec_\" followed by 24 to 64 bytes in base64")
 	}
 	return key, nil
 }
 
-// Rotate adds a new secret at the beginning of a caller's secrets. It keeps only the newest old
-// secret that can be used, and ends it after overlap at the latest. So a caller has at most two
-// secrets at a time. Rotate drops all other secrets.
+// Rotate adds a new secret at the beginning of a caller's secrets. It keeps one old secret: the
+// newest that can be used. The old secret expires after the time overlap at the latest. Rotate drops
+// all other secrets, so a caller has at most two secrets at a time.
 func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engine.Caller, secret string) {
 	secret = NewSecret()
 	at, until := now.UnixMilli(), now.Add(overlap).UnixMilli()
@@ -89,12 +89,12 @@ func newSigner(keys [][]byte) *signer {
 	return s
 }
 
-// sign returns the value of the webhook-signature header: for each key, v1 and the HMAC of
-// id.timestamp.body.
-func (s *signer) sign(id string, at int64, body []byte) string {
+// sign returns the value of the webhook-signature header. For each key it contains "v1," and the
+// HMAC of id.timestamp.body in base64. The timestamp is in seconds since 1970.
+func (s *signer) sign(id string, timestamp int64, body []byte) string {
 	var buf [128]byte
 	head := append(append(buf[:0], id...), '.')
-	head = append(strconv.AppendInt(head, at, 10), '.')
+	head = append(strconv.AppendInt(head, timestamp, 10), '.')
 	out := make([]byte, 0, 48*len(s.macs))
 	var sum [sha256.Size]byte
 	for i := range s.macs {

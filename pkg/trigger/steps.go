@@ -220,8 +220,8 @@ func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 }
 
 // leaveNewer finds the messages whose rows a newer release wrote, and puts them off, so that a
-// process of that release may receive them. It is called if a read of all rows returned an error
-// with notify.ErrNewer, which is the parameter cause.
+// process of that release may receive them. It is called after one read of all these rows returned
+// an error with notify.ErrNewer. The parameter cause is that error.
 func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	if len(ws) > 1 {
 		for i := range ws {
@@ -231,15 +231,16 @@ func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	}
 	w := ws[0]
 	if d.newerLogged.CompareAndSwap(false, true) {
-		d.cfg.Logger.Error("a trigger is left to a process of a newer release; logged once", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
+		d.cfg.Logger.Error("a newer release wrote a trigger; its message is put off so that a process of that release receives it (logged only once)", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
 	}
 	d.lanes.readWithoutCall(w)
 	w.keepBody = true
 	d.putOffUntil(w, CauseNewer, newerWait)
 }
 
-// awaitStateRow puts a message off until its row is stored. After Orphan it drops the message. Its
-// create was then never answered, or its reschedule lost against another change.
+// awaitStateRow puts a message off until its row is stored. After the time Orphan it drops the
+// message. A row is missing for so long only if the request that created the trigger was never
+// answered, or if the request that rescheduled it lost against another change.
 func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 	if asked.Sub(w.delivery.Enqueued) > d.cfg.Orphan {
 		d.drop(CauseOrphan, w)
@@ -278,9 +279,9 @@ func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 	}
 	won, err := d.swapOnce(ctx, ws)
 	if err != nil {
-		// The claim may have been written, by this process or by another; the row does not show
-		// which. So no process makes the call before the lease has expired. The next claim of the
-		// row clears this up.
+		// The claim may have been written. The row does not show which process wrote it. So no
+		// process makes the call before the lease has expired. After that, the row can be claimed
+		// again.
 		d.lanes.claimedAhead(ws, nil)
 		new(notify.Pause).Wait(ctx)
 		for _, w := range ws {

@@ -1,6 +1,7 @@
 package trigger
 
 import (
+	"fmt"
 	"net/netip"
 	"net/url"
 	"strconv"
@@ -71,15 +72,15 @@ func defaultPort(scheme string) uint16 {
 	return 443
 }
 
-// parseURL checks a URL and returns it in canonical form. Errors contain the name in field. plain
-// means that http is allowed in addition to https.
+// parseURL checks a URL and returns it in canonical form. The parameter field is the name of the
+// field in errors. If plain is true, http is allowed in addition to https.
 func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 	bad := func(code, rule string) (*callbackURL, error) { return nil, notify.Invalid(code, field, rule) }
 	switch {
 	case raw == "":
-		return bad("required", "a URL is needed")
+		return bad("required", "must be a URL")
 	case len(raw) > maxURL:
-		return bad("url_too_long", "is longer than 2,048 bytes")
+		return bad("url_too_long", fmt.Sprintf("has %d bytes; the maximum is %d bytes", len(raw), maxURL))
 	case !utf8.ValidString(raw):
 		return bad("bad_url", "is not valid UTF-8")
 	}
@@ -92,7 +93,7 @@ func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 		case c == ' ', c == '\\', c == '"', c == '<', c == '>', c == '^', c == '`', c == '{', c == '|', c == '}':
 			return bad("bad_url", "contains a character that must be escaped: "+strconv.Quote(string(c)))
 		case c == '#':
-			return bad("url_fragment", "must not have a fragment: a server never sees it")
+			return bad("url_fragment", "must not have a fragment (#…), because a fragment is never sent to a server")
 		}
 	}
 	u, err := url.Parse(raw)
@@ -103,9 +104,9 @@ func parseURL(field, raw string, plain bool) (*callbackURL, error) {
 	case u.Scheme != "https" && u.Scheme != "http":
 		return bad("url_scheme", "must begin with https://")
 	case u.Scheme == "http" && !plain:
-		return bad("url_scheme", "must begin with https://: this server makes no unencrypted calls")
+		return bad("url_scheme", "must begin with https://, because this server makes no unencrypted calls")
 	case u.User != nil:
-		return bad("url_userinfo", "must not carry a user or password")
+		return bad("url_userinfo", "must not contain a user name or password")
 	}
 	t := &callbackURL{scheme: u.Scheme, query: u.RawQuery}
 	if t.host, t.isIP, err = parseHost(field, u.Hostname(), strings.HasPrefix(u.Host, "[")); err != nil {
@@ -132,8 +133,8 @@ func ascii(s string) bool {
 	return true
 }
 
-// idnaNames maps and checks names as browsers and resolvers do (UTS 46, strict). The mapped name is
-// compared and called, also if the given name only looks like another name.
+// idnaNames maps and checks host names as browsers and resolvers do (UTS 46, strict). notifyd
+// compares and calls only the mapped name, never the given name.
 var idnaNames = idna.New(
 	idna.MapForLookup(),
 	idna.BidiRule(),
@@ -142,23 +143,23 @@ var idnaNames = idna.New(
 	idna.StrictDomainName(true),
 )
 
-// parseHost returns a host in canonical form. It accepts an address only in its usual form: for
-// some resolvers 2130706433, 0177.0.0.1, 0x7f.1 and 127.1 mean 127.0.0.1, and for others they are
-// names.
+// parseHost returns a host in canonical form. It accepts an address only in its usual form. It
+// refuses 2130706433, 0177.0.0.1, 0x7f.1 and 127.1, because some resolvers read them as 127.0.0.1,
+// and others read them as names.
 func parseHost(field, host string, brackets bool) (name string, isIP bool, err error) {
 	bad := func(rule string) (string, bool, error) { return "", false, notify.Invalid("url_host", field, rule) }
 	if host == "" {
-		return bad("needs a host")
+		return bad("must have a host")
 	}
 	if brackets {
 		a, err := netip.ParseAddr(host)
 		switch {
 		case err != nil || !a.Is6():
-			return bad("brackets hold an IPv6 address")
+			return bad("the address in brackets must be an IPv6 address")
 		case a.Zone() != "":
-			return bad("an address must not have a zone")
+			return bad("the IPv6 address must not have a zone")
 		case a.Is4In6():
-			return bad("an IPv4 address is written without ::ffff:")
+			return bad("an IPv4 address must be written without ::ffff:")
 		}
 		return a.String(), true, nil
 	}
@@ -177,7 +178,7 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 	}
 	last := name[strings.LastIndexByte(name, '.')+1:]
 	if looksNumeric(last) {
-		return bad("an address is written as four decimal numbers")
+		return bad("an IPv4 address must be written as four decimal numbers")
 	}
 	return name, false, nil
 }
@@ -196,7 +197,7 @@ func parsePort(field string, u *url.URL) (uint16, error) {
 	text := u.Port()
 	if text == "" {
 		if strings.HasSuffix(u.Host, ":") {
-			return 0, notify.Invalid("url_port", field, "a colon is followed by a port")
+			return 0, notify.Invalid("url_port", field, "must have a port after the colon")
 		}
 		return defaultPort(u.Scheme), nil
 	}
@@ -207,8 +208,8 @@ func parsePort(field string, u *url.URL) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parsePath refuses everything that could make a path under a base URL lead to another place: dot
-// segments, even with parameters after them, and escaped slashes.
+// parsePath refuses everything with which a path under a base URL could lead outside that base URL:
+// dot segments, even with parameters after them, and escaped slashes.
 func parsePath(field string, u *url.URL) (string, error) {
 	p := u.EscapedPath()
 	if p == "" {
@@ -228,22 +229,22 @@ func parsePath(field string, u *url.URL) (string, error) {
 	for seg := range strings.SplitSeq(u.Path, "/") {
 		seg, _, _ = strings.Cut(seg, ";")
 		if seg == "." || seg == ".." {
-			return "", notify.Invalid("url_path", field, "must not contain . or .. as a segment")
+			return "", notify.Invalid("url_path", field, "must not contain the segment \".\" or \"..\"")
 		}
 	}
 	return p, nil
 }
 
 // CheckBaseURL returns a caller's base URL in the canonical form that is stored and compared. It
-// adds a slash to the end of the path. It returns notify.KindInvalid with the name in field if the
-// URL is not valid or has a query. plain means that http is allowed.
+// adds a slash to the end of the path. It returns notify.KindInvalid if the URL is not valid or has
+// a query. The parameter field is the name of the field in that error.
 func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 	t, err := parseURL(field, raw, bool(plain))
 	if err != nil {
 		return "", err
 	}
 	if t.query != "" || strings.HasSuffix(raw, "?") {
-		return "", notify.Invalid("url_query", field, "a base URL has no query")
+		return "", notify.Invalid("url_query", field, "a base URL must not have a query")
 	}
 	if !strings.HasSuffix(t.path, "/") {
 		t.path += "/"
@@ -251,7 +252,7 @@ func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 	return t.String(), nil
 }
 
-// Plain means, if true, that URLs may use http in addition to https.
+// Plain is true if URLs may use http in addition to https.
 type Plain bool
 
 // parseBase parses a stored base URL. It returns nil if the URL is not valid, for example because
