@@ -164,13 +164,18 @@ func (s *SealedCallers) Reseal(ctx context.Context) (changed int, err error) {
 	}
 	for _, id := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Clear, r.Old)))) {
 		c, ok, err := s.Get(ctx, id)
-		if err == nil && ok {
+		if err == nil && !ok {
+			continue // removed in the meantime
+		}
+		if err == nil {
 			err = s.Put(ctx, c)
 		}
-		if err != nil && notify.KindOf(err) != notify.KindConflict {
+		switch {
+		case err == nil:
+			changed++
+		case notify.KindOf(err) != notify.KindConflict:
 			return changed, err
 		}
-		changed++
 	}
 	return changed, nil
 }

@@ -264,7 +264,10 @@ func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, 
 	}
 	// Do not call ValidateAddress here: an address that an earlier version accepted must still be
 	// suppressed.
-	if _, ok := notify.ParseChannel(ch.String()); !ok || address == "" || len(address) > notify.MaxAddress || !utf8.ValidString(address) {
+	if _, ok := notify.ParseChannel(ch.String()); !ok {
+		return notify.Invalid("bad_channel", "channel", "the channel must be push, sms or email")
+	}
+	if address == "" || len(address) > notify.MaxAddress || !utf8.ValidString(address) {
 		return notify.Invalid("bad_address", "address", errAddressSize.Error())
 	}
 	_, err := s.updateProfile(ctx, user, func(p *engine.Profile) error {

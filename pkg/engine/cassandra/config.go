@@ -82,7 +82,7 @@ func (c *Config) learnDC(dcs []string) error {
 	case c.LocalDC != "" || len(dcs) == 0:
 		return nil
 	case len(dcs) > 1:
-		return notify.Invalid("bad_config", "datacenter", "the cluster has the data centres "+strings.Join(dcs, ", ")+": set cassandra.datacenter to the data centre of this process")
+		return notify.Invalid("bad_config", "cassandra.datacenter", "the cluster has the data centres "+strings.Join(dcs, ", ")+": set cassandra.datacenter to the data centre of this process")
 	}
 	c.LocalDC = dcs[0]
 	return nil
