@@ -63,8 +63,9 @@ func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
 // Shortened returns the short form of the scenario, which shows within seconds that the scenario
 // works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise only the
-// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The
-// latencies of a run of seconds do not show the latencies at a rate that lasts longer.
+// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The other
+// thresholds are dropped: for example, a run of a few seconds does not show the latencies of a
+// longer run.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {

@@ -154,9 +154,9 @@ func (z zipf) rank(u float64) uint64 {
 	return min(uint64(max(x-1, 0)), uint64(z.users)-1)
 }
 
-// ZipfShare returns the share of all messages that the most frequent users get. users is the number
-// of all users, and top the number of the most frequent users. The step picks users by zipf with
-// this skew.
+// ZipfShare returns the share of all messages that the most frequent users get, if a step picks
+// users by zipf with this skew. The parameter users is the number of all users, and top the number
+// of the most frequent users.
 func ZipfShare(users, skew, top float64) float64 {
 	if math.Abs(skew-1) < 1e-9 {
 		return math.Log(top+1) / math.Log(users+1)

@@ -12,8 +12,8 @@
 //	                                   workers, judges thresholds, asks the ledger
 //	                   snapshot.go     the immutable view of the run for all readers
 //	                   promises.go     matches accepted messages with their arrivals
-//	                   remote.go       if agents send: stores their frames where the
-//	                                   workers of this process would have recorded
+//	                   remote.go       if agents send: adds their frames to the recorders
+//	                                   that workers of this process would use
 //	                   ledger.go       after sending: the outcome of each message
 //	                   verdict.go      decides whether the server caused the figures
 //

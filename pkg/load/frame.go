@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Frame describes what an agent did in one second of a run. The controller adds it to its own run,
-// see Remote. All counts are of that second and of the agent's own segment.
+// Frame describes what an agent did in one second of a run. The controller adds the frame to the
+// controller's run, see Remote. All counts are of this second and of the agent's own segment.
 type Frame struct {
 	At       time.Duration `json:"at_ns"`    // end of the second, since the run's start
 	Health   Health        `json:"health"`   // health of the agent's process
@@ -198,7 +198,7 @@ func (p *promises) put(b []byte, steps []*stepRun) error {
 		open[base] = one
 	}
 	if damaged {
-		return notify.Invalid("bad_frame", "promises", fmt.Sprintf("are damaged, %d bytes before their end", len(b)))
+		return notify.Invalid("bad_frame", "promises", fmt.Sprintf("the data is damaged %d bytes before its end", len(b)))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// snapshot makes the snapshot of the run at the moment now.
+// snapshot makes the snapshot of the run. The parameter now is the current run time.
 func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	r := c.run
 	for {

@@ -62,7 +62,7 @@ func WriteText(w io.Writer, r *load.Result) error {
 var verdictMeans = map[string]string{
 	load.Valid:            "the figures are the server's",
 	load.GeneratorBound:   "the figures show the generator, not the server",
-	load.SinkBound:        "the server did not take what was offered",
+	load.SinkBound:        "the server did not accept the offered load",
 	load.ConcurrencyBound: "the figures are the server's; its answers used up the workers",
 	load.Inconclusive:     "too little, too short or too disturbed to say",
 }
