@@ -147,8 +147,8 @@ type intensity interface {
 
 func seconds(t float64) time.Duration { return time.Duration(math.Round(t * 1e9)) }
 
-// dueBy returns the number of requests i with dueTime(i) <= t. The parameter guess is a count near the
-// result. dueBy begins with guess and corrects it.
+// dueBy returns the number of requests i with dueTime(i) <= t. The parameter guess is a count near
+// the result. dueBy begins with guess and corrects it.
 func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess float64) int64 {
 	if t < 0 {
 		return 0

@@ -147,9 +147,9 @@ func (s *Search) chooseNext() {
 	}
 }
 
-// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The step that the
-// objective names gets the rate. If the objective names no step, the steps of each phase share the rate
-// in proportion to their own rates. The conditions of the objective become the thresholds.
+// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The step that
+// the objective names gets the rate. If the objective names no step, the steps of each phase share
+// the rate in proportion to their own rates. The conditions of the objective become the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()

@@ -172,8 +172,8 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 	return s
 }
 
-// CompileOnlyConfig returns a configuration with which a scenario can be compiled without running it. Its
-// targets accept everything and its controls do nothing.
+// CompileOnlyConfig returns a configuration with which a scenario can be compiled without running
+// it. Its targets accept everything and its controls do nothing.
 func CompileOnlyConfig() Config {
 	return Config{Target: dryTarget{}, Faults: dryTarget{}, Process: dryTarget{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
 }

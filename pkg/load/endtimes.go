@@ -106,11 +106,11 @@ func (c *coordinator) endIntervals() {
 	c.intervalStart = now
 }
 
-// backlogSlope returns the growth of the backlog over the last seconds of sending, as a share of the
-// acknowledged rate. The parameter d is the length of these seconds together. backlogSlope fits a line
-// to their backlogs. It moves the slope of the line towards 0 by two standard errors, because a
-// backlog that only varies with the messages in flight does not grow. It returns false if there are
-// fewer than three seconds.
+// backlogSlope returns the growth of the backlog over the last seconds of sending, as a share of
+// the acknowledged rate. The parameter d is the length of these seconds together. backlogSlope fits
+// a line to their backlogs. It moves the slope of the line towards 0 by two standard errors,
+// because a backlog that only varies with the messages in flight does not grow. It returns false if
+// there are fewer than three seconds.
 func (c *coordinator) backlogSlope(d time.Duration) (float64, bool) {
 	var at, backlog []float64 // seconds, messages; the latest first
 	acked, length := int64(0), time.Duration(0)

@@ -141,8 +141,8 @@ func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	return b
 }
 
-// put adds the promises in b, which takeEncoded returned in another process. If b is damaged, put adds
-// no promise and returns an error of notify.KindInvalid.
+// put adds the promises in b, which takeEncoded returned in another process. If b is damaged, put
+// adds no promise and returns an error of notify.KindInvalid.
 func (p *promises) put(b []byte, steps []*stepRun) error {
 	var (
 		open    = map[notify.Base]promise{}

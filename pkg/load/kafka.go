@@ -29,7 +29,7 @@ const Socket = "unix:"
 // the other brokers. So even a broker behind a tunnel on loopback may name another machine.
 func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
 	if !notify.LoopbackHost(addr) {
-		return nil, fmt.Errorf("the broker at %s is not on a loopback address: load may go only to brokers on loopback addresses", addr)
+		return nil, fmt.Errorf("the broker at %s is not on a loopback address: load goes to brokers on loopback addresses only", addr)
 	}
 	return (&net.Dialer{}).DialContext(ctx, network, addr)
 }

@@ -62,7 +62,7 @@ func ParseScenario(b []byte) (Scenario, error) {
 		return s, notify.Invalid(codeScenario, "", err.Error())
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return s, notify.Invalid(codeScenario, "", "has more than one YAML document; a scenario is one document")
+		return s, notify.Invalid(codeScenario, "", "the scenario has more than one YAML document; it must be one document")
 	}
 	root := doc.Content[0]
 	if root.Kind == yaml.MappingNode {

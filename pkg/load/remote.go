@@ -21,11 +21,12 @@ type Remote interface {
 	// nothing. Run closes all connections before it returns.
 	Run(ctx context.Context, feed func(i int, f *Frame) error)
 	// Begin returns the moment at which a phase begins, which is not before the moment planned. It
-	// waits until all agents that are not lost have sent the previous phase. Then it sends the moment
-	// to these agents. It returns an error if the phase cannot begin. Phase 0 can begin only if every agent takes part.
+	// waits until all agents that are not lost have sent the previous phase. Then it sends the
+	// moment to these agents. It returns an error if the phase cannot begin. Phase 0 can begin only
+	// if every agent takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
-	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents and
-	// waits for their last frames. It returns ErrNoAgents if every agent is lost.
+	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents
+	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.
 	Sent(ctx context.Context, phase int) error
 	// Steer sends the state of the arrivals to all agents. It does not wait for them.
 	Steer(s SteerState)

@@ -129,8 +129,9 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 
 // Call makes one call of the control API. The parameter in is the body: it is sent as JSON, but an
 // io.Reader is sent unchanged. The answer is decoded into the parameter out. Each of the two may be
-// nil. If there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400, it
-// is of KindInvalid, and if they answer 404, of KindNotFound. All other errors are of KindInternal.
+// nil. If there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400,
+// it is of KindInvalid, and if they answer 404, of KindNotFound. All other errors are of
+// KindInternal.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {

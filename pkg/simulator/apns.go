@@ -186,7 +186,7 @@ func (a *apnsServer) fault(r *Rule, now time.Time) providerAnswer {
 }
 
 // apnsError returns an error answer. If status is 0, it uses the status that belongs to the reason.
-// Only an answer 410 contains the time since.
+// An answer with the status 410 also contains a time, the parameter since.
 func apnsError(reason string, status int, since time.Time) providerAnswer {
 	status = intOr(status, apnsReasons[reason])
 	body := fmt.Appendf(nil, `{"reason":%q}`, reason)

@@ -39,12 +39,13 @@ func (l Latency) atQuantile(u float64) time.Duration {
 
 func (l Latency) validate(field string) error {
 	if l.Median < 0 || l.P99 < 0 || (l.P99 > 0 && l.P99 < l.Median) || (l.P99 > 0 && l.Median == 0) {
-		return notify.Invalid("bad_latency", field, "median and p99 must not be negative; p99 needs a median above 0 and must not be below it")
+		return notify.Invalid("bad_latency", field, "median and p99 must not be negative; if p99 is set, median must be above 0 and not above p99")
 	}
 	return nil
 }
 
-// sleepOrStop sleeps for d. It returns false if ctx ends or stop is closed before that.
+// sleepOrStop sleeps for the time d. It returns false if ctx ends or the channel stop is closed
+// first.
 func sleepOrStop(ctx context.Context, stop <-chan struct{}, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

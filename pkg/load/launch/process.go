@@ -74,7 +74,7 @@ func findNotifyd(bin string) (string, error) {
 	}
 	bin, err := exec.LookPath("notifyd")
 	if err != nil {
-		return "", term.Usage("mode process needs notifyd beside notifyctl, on the PATH, or --notifyd FILE")
+		return "", term.Usage("the mode process needs the program notifyd: put it beside notifyctl or on the PATH, or name it with --notifyd FILE")
 	}
 	return bin, nil
 }
@@ -268,7 +268,7 @@ func (c *child) stopped() error {
 	default:
 	}
 	c.kill()
-	return errors.New("it had not stopped by the end of the fault, and was killed")
+	return errors.New("notifyd had not stopped by the end of the fault, so it was killed")
 }
 
 // end kills notifyd and the simulators.

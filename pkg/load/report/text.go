@@ -146,10 +146,10 @@ func (p *textPage) writeLatency(r *load.Result) {
 	}
 }
 
-// percentileOrDash formats a percentile. The parameter of says that one of so many values is above the
-// percentile: 1000 for p99.9. If fewer than ten of all values are above the percentile, it returns "-".
-func percentileOrDash(count, of, ns int64) string {
-	if count < 10*of {
+// percentileOrDash formats a percentile. One of every oneIn values is above the percentile; for p99.9
+// oneIn is 1000. If fewer than ten of all values are above the percentile, it returns "-".
+func percentileOrDash(count, oneIn, ns int64) string {
+	if count < 10*oneIn {
 		return "-"
 	}
 	return Nanos(ns)
