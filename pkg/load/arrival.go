@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says when the messages of a step are due. The due times follow from the scenario alone.
+// Arrival gives the rate of a step as a function of time. So it decides when each message is due.
 // Random due times (poisson) are drawn with the seed of the scenario. The due times do not depend on
 // the server, nor on the speed of the generator.
 type Arrival struct {
@@ -103,7 +103,7 @@ type schedule interface {
 }
 
 // newSchedule turns an arrival of messages into a schedule of requests. Each request has size
-// messages. length is the length of the phase; 0 means that the phase has no planned end.
+// messages. The parameter length is the length of the phase; 0 means that it has no planned end.
 // newSchedule returns an error if it cannot read a trace.
 func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (schedule, error) {
 	per := float64(size)

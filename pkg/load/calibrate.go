@@ -115,7 +115,7 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 }
 
 // generatorShare returns the calibrated rate of the mixture of the running steps, and the share of
-// this rate that these steps ask for. Both are 0 if no running step has a calibrated rate.
+// this rate that these steps ask for. Both results are 0 if no running step has a calibrated rate.
 func generatorShare(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {

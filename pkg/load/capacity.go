@@ -76,8 +76,8 @@ func NewSearch(from, most, within, least float64) *Search {
 	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), nextRate: from}
 }
 
-// Next returns the rate to try. confirm is true if the trial is the long trial. done is true if the
-// search has ended.
+// Next returns the rate to try. The result confirm is true if the trial is the long trial. The result
+// done is true if the search has ended.
 func (s *Search) Next() (rate float64, confirm, done bool) { return s.nextRate, s.confirm, s.done }
 
 // Found returns the highest rate that was confirmed, and the reason why no higher rate was found.
@@ -208,7 +208,8 @@ func (s *Scenario) objective() Objective {
 type Capacity struct {
 	Scenario string  `json:"scenario"`
 	Rate     float64 `json:"rate"` // highest rate that held, in messages/s; 0: no rate held
-	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held.
+	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held, or
+	// no rate held.
 	MissedAt float64   `json:"missed_at,omitempty"`
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`

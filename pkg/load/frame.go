@@ -31,7 +31,7 @@ type StepFrame struct {
 	Rejected int64              `json:"rejected,omitempty"`
 	Failed   int64              `json:"failed,omitempty"`
 	Busy     time.Duration      `json:"busy_ns"` // same as window.busy
-	Own      time.Duration      `json:"own_ns"`  // as window.own
+	Own      time.Duration      `json:"own_ns"`  // same as window.own
 	Lag      string             `json:"lag,omitempty"`
 	Service  string             `json:"service,omitempty"`
 	Response string             `json:"response,omitempty"`

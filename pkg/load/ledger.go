@@ -29,8 +29,8 @@ type Ledger interface {
 	joinTriggerCalls(ctx context.Context, p *promises, f onArrival) error
 }
 
-// onArrival is called when n messages of one promise have arrived at the moment at. Several
-// goroutines may call it at the same time.
+// onArrival is called when messages of one promise have arrived. The parameter at is the time of the
+// arrival, and n is the number of messages. Several goroutines may call it at the same time.
 type onArrival func(d *dueMoment, at time.Time, n int64)
 
 // arrivalCounts holds what a ledger counted since the start of the run.
@@ -174,7 +174,7 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	}
 	delivered, ids, err := r.joinAndList(ctx, most)
 	if err == nil {
-		// Count after listMissing, because it finds messages that arrived at two ledgers.
+		// Count after listMissing, because listMissing finds messages that arrived at two ledgers.
 		got, err = l.countArrivals(ctx, true)
 	}
 	if err != nil {

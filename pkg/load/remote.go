@@ -201,7 +201,7 @@ func (fs *feeds) health(begin time.Duration) (sum Health) {
 }
 
 // ended returns when the last agent ended a step. The parameter now is the current run time. ended
-// returns this time if an agent that is not lost has not ended the step, and if no agent has.
+// returns this time if no agent has ended the step, or if an agent that is not lost has not ended it.
 func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
 	list, step := fs.remote.Agents(), slices.Index(fs.run.steps, s)
 	fs.mu.Lock()

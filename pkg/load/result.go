@@ -125,8 +125,8 @@ func (c *coordinator) errors() (out []ErrorCount) {
 	return out
 }
 
-// gatherEvidence collects the evidence for the verdict. partial is true if the run was stopped
-// early.
+// gatherEvidence collects the evidence for the verdict. The parameter partial is true if the run was
+// stopped early.
 func (c *coordinator) gatherEvidence(partial bool) Evidence {
 	e := Evidence{
 		Late: c.lateWakeSeconds, Queued: c.queuedSeconds, Seconds: c.measuredSeconds, WakeP99: c.worstWake, Waiting: 1, Share: c.healthSums.GeneratorShare,

@@ -210,9 +210,9 @@ func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil 
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
 
-// elapsed returns the run time up to which all figures are complete. This is now. If agents send,
-// it is the end of the newest frame: the messages of later seconds would count as intended and not
-// sent, because their frames have not arrived.
+// elapsed returns the run time up to which all figures are complete. Normally this is the current run
+// time. If agents send the load, it is instead the end of the newest frame. Otherwise the messages of
+// later seconds would count as intended and not sent, because their frames have not arrived.
 func (r *Run) elapsed() time.Duration {
 	now := r.since(time.Now())
 	if r.feeds != nil {

@@ -204,8 +204,8 @@ func (s *Shards) missingTriggers(ctx context.Context, p *promises, most int, del
 	return delivered, ids, nil
 }
 
-// Begin implements FaultControl. It begins the fault at all simulators. If a simulator fails, it
-// ends the fault at the others and returns the error.
+// Begin implements FaultControl. It begins the fault at all simulators. If it cannot begin the
+// fault at one of them, it ends the fault at the others and returns the error.
 func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
 	var ends []func(context.Context) error
 	end := func(ctx context.Context) (err error) {

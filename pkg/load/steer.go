@@ -168,9 +168,9 @@ func steeredText(changes []SteerChange, length time.Duration) string {
 	return strings.Join(parts, " and ")
 }
 
-// Steerable reports whether Pause and Pace have an effect. They need Config.Steerable. A segment
-// cannot be steered, because the other segments would not follow. The run of an agent can be
-// steered.
+// Steerable reports whether Pause and Pace have an effect. They need Config.Steerable. Normally the
+// run of a segment cannot be steered, because the other segments would not follow. The run of an
+// agent can be steered, because its controller steers all agents together.
 func (r *Run) Steerable() bool { return r.steer != nil }
 
 // Pause stops the arrivals if paused is true, and lets them continue otherwise. While the run is

@@ -237,8 +237,8 @@ type watchedThreshold struct {
 	Threshold
 	cond  Condition
 	state ThresholdState
-	// missed is true if a condition with a window was missed before. Then the
-	// threshold stays missed.
+	// missed is true if a condition with a window was missed before. Then the threshold stays
+	// missed.
 	missed bool
 }
 

@@ -233,8 +233,8 @@ func newSized(t *trace, step int, local func(int64) int64) *traceSizes {
 	return s
 }
 
-// sizeOf returns the number of messages of each request of a line. It is at most the size of the
-// step, because the short form of a scenario may have reduced that size.
+// sizeOf returns the number of messages of each request of a line. The number is at most the size of
+// the step, because the short form of a scenario may have reduced the size of the step.
 func (s *traceSizes) sizeOf(line int) int {
 	if n := int(s.sizes[line]); n > 0 {
 		return min(n, s.step)

@@ -154,7 +154,7 @@ func (a *apnsServer) checkHeaders(r *http.Request) string {
 }
 
 // apnsPayload holds the fields of a payload that the simulator reads. User data are top-level
-// fields, like aps. seq may be a number or a text.
+// fields, like aps. The field seq may be a number or a text.
 type apnsPayload struct {
 	APS json.RawMessage `json:"aps"`
 	ID  string          `json:"ntf"`

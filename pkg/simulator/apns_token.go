@@ -23,8 +23,8 @@ type tokenChecker struct {
 	parserCfg      *jwt.Parser
 }
 
-// tokensKept is the most tokens that a tokenChecker remembers. When there are more, it forgets all
-// of them.
+// tokensKept is the most tokens that a tokenChecker remembers. Before it would remember more tokens,
+// it forgets all of them.
 const tokensKept = 256
 
 // clockSkew is how far in the future the issue time of a token may be.

@@ -35,7 +35,7 @@ import (
 //	                                           (order.pending)
 //	GET    /ledger?id=                         404 for an unknown id
 //	GET    /ledger/duplicates?limit=           reads pairs until all duplicates are found
-//	GET    /ledger/bases                       reads all pairs: minutes at a billion
+//	GET    /ledger/bases                       reads all pairs; takes minutes for a billion pairs
 //	GET    /ledger/base?base=&expected=&bits=  missing receivers of a fan-out; bits=true: one bit per
 //	                                           index
 //	GET    /ledger/order                       order of all deliveries so far; examples only while all

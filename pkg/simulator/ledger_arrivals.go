@@ -90,8 +90,8 @@ func (a *arrivalLog) frozenWritten() {
 	a.spare, a.frozen = a.frozen, nil
 }
 
-// inMemory copies the rows after a cursor, but not more bytes than limit. The row at the cursor must
-// be in memory.
+// inMemory copies rows, beginning with the row at the cursor, but not more bytes than limit. The row
+// at the cursor must be in memory.
 func (a *arrivalLog) inMemory(cursor int64, limit int) (out []byte) {
 	a.lastRowOpen = false
 	skip := int(cursor-a.onDisk) * arrivalBytes

@@ -16,7 +16,7 @@ type Totals struct {
 	// Receivers is the number of receivers in these requests. Only a request to SendGrid can have
 	// several.
 	Receivers  uint64 `json:"receivers"`
-	Accepted   uint64 `json:"accepted"`   // receivers answered 2xx
+	Accepted   uint64 `json:"accepted"`   // receivers of requests that were answered with 2xx
 	Ambiguous  uint64 `json:"ambiguous"`  // receivers that were taken, but the caller does not know it
 	Rejected   uint64 `json:"rejected"`   // receivers that were refused, or whose connection ended before they were taken
 	IDs        uint64 `json:"ids"`        // distinct notification ids taken
@@ -141,7 +141,7 @@ type BaseReport struct {
 	Deliveries uint64  `json:"deliveries"` // distinct (index, address) pairs that were delivered
 	Duplicates uint64  `json:"duplicates"`
 	MissingN   uint64  `json:"missing_count"`    // number of indexes below Expected that were not delivered
-	Missing    []Range `json:"missing"`          // the first maxRanges ranges of such indexes
+	Missing    []Range `json:"missing"`          // ranges of these indexes; only the first maxRanges ranges
 	Beyond     uint64  `json:"beyond,omitempty"` // number of delivered indexes that are not below Expected
 	// Bits is set only if the caller wants bits. Bit i is set if index i below Expected was
 	// delivered. The lowest bit of a byte comes first.
@@ -319,8 +319,9 @@ func (l *Ledger) arrivalsEnd() int64 {
 	return l.arrivals.rows()
 }
 
-// Arrivals returns the rows after a cursor, and the cursor for the next call. It returns an error of
-// notify.KindInvalid if the cursor is after the end. This happens after a Reset.
+// Arrivals returns rows, beginning with the row at the cursor, and the cursor for the next call. It
+// returns an error of notify.KindInvalid if the cursor is after the end. This happens after a
+// Reset.
 func (l *Ledger) Arrivals(cursor int64) (rows []byte, next int64, err error) {
 	l.mu.Lock()
 	a := l.arrivals

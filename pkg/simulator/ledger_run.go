@@ -62,8 +62,7 @@ const (
 	flagCounted // in a full slot: idCounted is true
 )
 
-// tempFile makes an unlinked file in dir. The disk gets its space back in whatever way the process
-// ends.
+// tempFile makes an unlinked file in dir. The disk gets the space back even if the process is killed.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "notifyd-ledger-")
 	if err == nil {

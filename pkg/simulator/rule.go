@@ -15,7 +15,7 @@ import (
 type Action string
 
 // The actions. To act on a request means that its message counts as delivered. Gateway, Reset,
-// ResetStream, CloseConn and Hang act on the request, but the caller does not see this, so the
+// ResetStream, CloseConn and Hang act on the request. The caller does not see that they did, so the
 // outcome is ambiguous. Drop and Refuse do not act on the request. The caller cannot see the
 // difference between Reset and Drop.
 const (
@@ -62,7 +62,7 @@ type Rule struct {
 
 	Rate  float64   `json:"rate"`  // share of the requests that match, above 0 to 1; 0 means 1
 	Count uint64    `json:"count"` // most requests that the rule selects; 0: no limit
-	For   Duration  `json:"for"`   // sets Until to this time after the rule is added
+	For   Duration  `json:"for"`   // sets Until: the rule ends this long after it was added
 	Until time.Time `json:"until"` // when the rule ends; zero: it does not end
 
 	Do     Action `json:"do"`

@@ -44,7 +44,7 @@ type Simulator struct {
 	calls  *callbackServer
 
 	listeners [6]net.Listener // in the order of the fields of Addrs
-	stopping  chan struct{}   // Run closes it when it ends, which ends hanging requests
+	stopping  chan struct{}   // closed when Run ends; this ends hanging requests
 
 	mu  sync.Mutex
 	ran bool // true: Run or Close was called; mu guards it

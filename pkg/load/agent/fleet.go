@@ -21,8 +21,8 @@ type Options struct {
 	// Token returns the newest bearer token. The controller sends it to the agents, and the agents
 	// send it to the server under load. nil: no token.
 	Token func(ctx context.Context) (string, error)
-	// Job describes what each agent runs. Dial sets Job.Protocol. Fleet.Run sets the segment and the
-	// token for each agent.
+	// Job describes what each agent runs. Dial sets Job.Protocol and Job.OrderBase. Fleet.Run sets
+	// the segment and the token for each agent.
 	Job Start
 
 	dial func(ctx context.Context, network, addr string) (net.Conn, error) // for tests

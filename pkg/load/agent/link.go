@@ -52,9 +52,9 @@ func (l *link) lose(why error) {
 // answer with the shortest round trip, because that answer has the smallest error.
 const roundTrips = 8
 
-// compareClocks asks the agent for its time and computes how far the agent's clock differs. It
-// assumes that the agent answered in the middle of the round trip. So the error is at most half of
-// the round trip.
+// compareClocks asks the agent for its time and computes how far the agent's clock differs from the
+// controller's clock. It assumes that the agent answered in the middle of the round trip. So the
+// error is at most half of the round trip.
 func (l *link) compareClocks(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
@@ -237,7 +237,7 @@ func (l *link) order(ctx context.Context) {
 			return
 		}
 		if id != "" {
-			// If this fails, the next beat sends the orders again. If no orders arrive, the agent
+			// If the call fails, the next beat sends the orders again. If no orders arrive, the agent
 			// stops.
 			_ = l.send(ctx, runsPath+"/"+id, &o)
 		}

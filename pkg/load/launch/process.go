@@ -222,8 +222,8 @@ func (o *owned) died() error {
 }
 
 // Fault implements load.ProcessControl. For a fault "stop", notifyd must end before the end of the
-// fault. If it has not ended, the function that Fault returns kills it and reports an error. If
-// notifyd ended with an error, that function returns the error.
+// fault. If notifyd has not ended, the returned function kills notifyd and reports an error. If
+// notifyd ended with an error, the returned function returns this error.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc

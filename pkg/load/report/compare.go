@@ -276,7 +276,8 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figuresOf returns one figure of each second that has values. The function readFigure reads it.
+// figuresOf returns one figure of each second that has values. The function readFigure reads this
+// figure.
 func figuresOf(in []load.Brief, readFigure func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {

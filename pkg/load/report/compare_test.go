@@ -278,7 +278,7 @@ func TestMergeRefuses(t *testing.T) {
 	p := func(i, n int) *load.Result { return &load.Result{Segment: load.Segment{I: i, N: n}} }
 	f("at least two", p(1, 1))
 	f("there are 2 segments, but one of them is segment 1 of 3", p(1, 3), p(2, 3))
-	f("there twice", p(1, 2), p(1, 2))
+	f("is given twice", p(1, 2), p(1, 2))
 	f("3 of 2 is not a valid segment", p(3, 2), p(1, 2))
 	other := p(2, 2)
 	other.Scenario.Digest = "x"

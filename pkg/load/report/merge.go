@@ -113,7 +113,7 @@ func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 
 func checkSegments(parts []*load.Result) error {
 	if len(parts) < 2 {
-		return notify.Invalid("bad_segments", "segments", "must be at least two")
+		return notify.Invalid("bad_segments", "segments", "there must be at least two segments")
 	}
 	first := parts[0]
 	have := map[int]bool{}
@@ -125,7 +125,7 @@ func checkSegments(parts []*load.Result) error {
 		case s.I < 1 || s.I > s.N:
 			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is not a valid segment", s.I, s.N))
 		case have[s.I]:
-			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is there twice", s.I, s.N))
+			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("segment %d of %d is given twice", s.I, s.N))
 		case p.Scenario.Digest != first.Scenario.Digest || p.Scenario.Seed != first.Scenario.Seed:
 			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("the segments %d and %d have different scenarios or seeds", first.Segment.I, s.I))
 		}
@@ -179,9 +179,10 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the first
-// segment. If the kept threshold is met, and t has a known value and is missed, m instead keeps t. The
-// same happens if the kept threshold is met without a known value, and t has a known value.
+// mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the
+// first segment. If the kept threshold is met, and t has a known value and is missed, m instead
+// keeps t. The same happens if the kept threshold is met without a known value, and t has a known
+// value.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {

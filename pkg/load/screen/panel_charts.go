@@ -172,14 +172,14 @@ func minSeconds(m *model) int {
 
 // resample converts values of seconds to the dots of a chart. If there are more seconds than dots,
 // a dot is the mean of several seconds. Otherwise a second has several dots. All dots together
-// normally stand for all values. If there are fewer values than shortest, the dots instead stand for
-// as many seconds as shortest says.
-func resample(values []float64, dots, shortest int) []float64 {
+// normally stand for all values. If there are fewer than minCount values, the dots instead stand for
+// minCount seconds.
+func resample(values []float64, dots, minCount int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
 		return nil
 	}
-	whole := max(n, shortest)
+	whole := max(n, minCount)
 	out := make([]float64, 0, dots)
 	for d := range dots {
 		from := float64(d)*float64(whole)/float64(dots) - float64(whole-n)

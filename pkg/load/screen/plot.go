@@ -163,8 +163,8 @@ func (p *braillePlot) textRows(st *styles) []string {
 }
 
 // chart draws lines over time, in h rows of w columns. It draws an axis on the left and the letters
-// of the lines on the right. The function axis formats a value of the axis. marks holds the
-// positions of markers; a position is a number of values before the latest value.
+// of the lines on the right. The function axis formats a value of the axis. The parameter
+// marks holds the positions of markers; a position is a number of values before the latest value.
 func (s *styles) chart(list []chartLine, w, h int, axis func(float64) string, marks []int) []string {
 	const names = 4
 	peak := 0.0
