@@ -116,6 +116,12 @@ func bounded(root *yaml.Node) error {
 	return walk(root)
 }
 
+// scalarRules says in errors what a value of each kind must be.
+var scalarRules = map[reflect.Kind]string{
+	reflect.Bool: "must be true or false", reflect.Int: "must be a whole number", reflect.Uint64: "must be a whole number of 0 or more",
+	reflect.Float64: "must be a number", reflect.Struct: "must have keys and values", reflect.Map: "must have keys and values",
+}
+
 // known returns an error for an unknown key, and for a value that does not fit the type t. The
 // error contains the line number.
 func known(n *yaml.Node, t reflect.Type, path string) error {
@@ -136,6 +142,9 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 			return bad("must be a list")
 		}
 		if err := n.Decode(reflect.New(t).Interface()); err != nil {
+			if _, ok := errors.AsType[*yaml.TypeError](err); ok && scalarRules[t.Kind()] != "" {
+				return bad("%s, not %q", scalarRules[t.Kind()], n.Value)
+			}
 			return bad("%s", lastLine(err))
 		}
 		return nil

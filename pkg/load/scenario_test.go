@@ -140,7 +140,7 @@ func TestParseRefuses(t *testing.T) {
 		step + "    chanel: push\n":                                        {"steps[0].chanel", `line 6: unknown key "chanel"; did you mean "channel"?`},
 		step + "    rate: 2\n":                                             {"steps[0].rate", "twice"},
 		step + "    rate2: 2\n":                                            {"steps[0].rate2", `did you mean "rate"?`},
-		step + "    workers: many\n":                                       {"steps[0].workers", "line 6"},
+		step + "    workers: many\n":                                       {"steps[0].workers", `line 6: must be a whole number, not "many"`},
 		step + "    start: 5\n":                                            {"steps[0].start", "not a length of time"},
 		step + "    channel: fax\n":                                        {"phases[0].steps[0].channel", `no channel is called "fax"`},
 		step + "    users: {count: 5, pick: odd}\n":                        {"phases[0].steps[0].users.pick", "odd"},

@@ -273,9 +273,9 @@ const maxBulk = 8192
 //
 // Only the worker that holds bulkTurn waits for messages and reserves them. After it has reserved
 // all due messages, it keeps bulkTurn for the next slot, too. So the other workers sleep. Without
-// this rule all 64 workers woke for every slot and only one of them found messages, which cost 4%
-// at 5M/s. If a worker could not reserve all due messages, it releases bulkTurn before it sends, so
-// that another worker can reserve the rest.
+// this rule all 64 workers woke for every slot, and only one of them found messages. That cost 4%
+// of a rate of 5M/s. If a worker could not reserve all due messages, it releases bulkTurn before it
+// sends, so that another worker can reserve the rest.
 func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
 	for mine := false; ; {

@@ -145,7 +145,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.release()
-	s.note("run of %s, segment %d of %d: begins for %s", sc.Name, st.Segment.I, st.Segment.N, r.RemoteAddr)
+	s.note("run of %s, segment %d of %d: begins for the controller %s", sc.Name, st.Segment.I, st.Segment.N, r.RemoteAddr)
 	events, gone := make(chan Event), make(chan struct{})
 	var wg sync.WaitGroup
 	defer wg.Wait()
