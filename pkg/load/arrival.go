@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says when messages are due. Every shape is a pure function of time; with poisson it also
-// depends on the seed. The due time of a message does not depend on the server, nor on the speed of
-// the generator.
+// Arrival gives the rate of a step as a function of time. So it decides when each message is due.
+// Random due times (poisson) are drawn with the seed of the scenario. The due times do not depend on
+// the server, nor on the speed of the generator.
 type Arrival struct {
 	Shape   string   `yaml:"shape,omitempty" doc:"how the rate changes" enum:"constant|poisson|ramp|steps|spike|sine|trace"`
 	Poisson bool     `yaml:"poisson,omitempty" doc:"messages come at random moments, with the rate of the shape on average"`
@@ -81,7 +81,7 @@ func (a Arrival) String() string {
 	return s
 }
 
-// compactNumber formats a number with a unit, for example 5000000 as 5M.
+// compactNumber formats a number with one of the suffixes k, M and G, for example 5000000 as 5M.
 func compactNumber(v float64) string {
 	for _, u := range []struct {
 		of   float64
@@ -95,15 +95,15 @@ func compactNumber(v float64) string {
 }
 
 // schedule says when the requests of a step are due. Times count from the start of the step.
-// dueTime returns the due time of request i; it never falls as i grows. countDue returns how many
-// requests have a due time of t or earlier.
+// dueTime returns the due time of request i. No request has a later due time than the next request.
+// countDue returns how many requests have a due time of t or earlier.
 type schedule interface {
 	dueTime(i int64) time.Duration
 	countDue(t time.Duration) int64
 }
 
 // newSchedule turns an arrival of messages into a schedule of requests. Each request has size
-// messages. length is the length of the phase; 0 means that the phase has no planned end.
+// messages. The parameter length is the length of the phase; 0 means that it has no planned end.
 // newSchedule returns an error if it cannot read a trace.
 func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (schedule, error) {
 	per := float64(size)
@@ -130,7 +130,7 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 	case "trace":
 		return readTrace(a.File, a.Slot.of(), a.Factor)
 	default:
-		return nil, fmt.Errorf("no arrival is called %q", a.Shape)
+		return nil, fmt.Errorf("the arrival shape %q is unknown", a.Shape)
 	}
 	if a.Poisson || a.Shape == "poisson" {
 		return &poissonArrival{rate: base.(intensity), seed: seed, gapSums: []float64{0}}, nil
@@ -147,8 +147,8 @@ type intensity interface {
 
 func seconds(t float64) time.Duration { return time.Duration(math.Round(t * 1e9)) }
 
-// dueBy returns the number of requests i with dueTime(i) <= t. The parameter guess is a count near the
-// result. dueBy begins with guess and corrects it.
+// dueBy returns the number of requests i with dueTime(i) <= t. The parameter guess is a count near
+// the result. dueBy begins with guess and corrects it.
 func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess float64) int64 {
 	if t < 0 {
 		return 0
@@ -178,7 +178,7 @@ func (f constantRate) countDue(t time.Duration) int64 { return dueBy(f, t, f.cou
 
 // ratePiece is a stretch of time over which the rate changes evenly.
 type ratePiece struct {
-	length, from, to float64 // seconds, requests a second
+	length, from, to float64 // length in seconds; first and last rate in requests a second
 	begin, before    float64 // computed by newPieces: seconds and requests before this piece
 }
 
@@ -278,11 +278,11 @@ func (w *sineWave) timeOf(n float64) float64 {
 func (w *sineWave) dueTime(i int64) time.Duration  { return seconds(w.timeOf(float64(i))) }
 func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countAt(t.Seconds())+1) }
 
-// poissonArrival puts requests at random moments, at the rate of an intensity. The gaps between
-// requests are exponential with a mean of 1 request. Request i is due when countAt of the intensity
-// reaches the sum of the first i+1 gaps. Each gap is a pure function of the seed and of the gap's
-// number. The sum is stored once per gapSumEvery requests, so that dueTime of any i needs few
-// additions.
+// poissonArrival puts requests at random moments. On average they have the rate of an intensity.
+// The gaps between requests are exponential with a mean of 1 request. Request i is due when countAt
+// of the intensity reaches the sum of the first i+1 gaps. Each gap is a pure function of the seed
+// and of the gap's number. gapSums stores one sum for every gapSumEvery requests, so that dueTime
+// needs few additions for any request.
 type poissonArrival struct {
 	rate intensity
 	seed uint64

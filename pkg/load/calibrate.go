@@ -58,9 +58,9 @@ func generateBodies(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	return float64(total) / time.Since(began).Seconds()
 }
 
-// addEvidence adds the figures of one second to the evidence of the verdict. all holds the counts
-// of all steps. workers is the mean number of workers that ran. length is the length of the second.
-// The coordinator's goroutine calls addEvidence.
+// addEvidence adds the figures of one second to the evidence of the verdict. The parameter all holds
+// the counts of all steps, workers is the mean number of workers that ran, and length is the length
+// of the second. The coordinator's goroutine calls addEvidence.
 func addEvidence(c *coordinator, all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
 	response := time.Duration(all.response.ValueAtQuantile(99))
@@ -72,7 +72,7 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 		wake = probed.wake
 	}
 	busy := h.Busy
-	if c.run.feeds == nil { // agents report these figures for themselves
+	if c.run.feeds == nil { // otherwise each agent reports its own figures
 		if wake.TotalCount() > 0 {
 			h.LagP99 = time.Duration(wake.ValueAtQuantile(99))
 		}
@@ -103,7 +103,7 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	// The whole time of an answer counts in the second in which the answer arrived. So busy may
+	// The whole wait for an answer counts in the second in which the answer arrived. So busy may
 	// exceed 1.
 	s.Busy += busy
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
@@ -115,7 +115,7 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 }
 
 // generatorShare returns the calibrated rate of the mixture of the running steps, and the share of
-// this rate that these steps ask for. Both are 0 if no running step has a calibrated rate.
+// this rate that these steps ask for. Both results are 0 if no running step has a calibrated rate.
 func generatorShare(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {

@@ -14,8 +14,8 @@ import (
 // Search finds the highest rate that holds. A rate holds if a trial with this rate meets all
 // conditions of the objective. Search doubles the rate until a rate does not hold. Then it bisects,
 // and then it confirms the result with a longer trial. Search is a state machine without side
-// effects. Call Next to get the rate of the next trial, and Tell to report the outcome. Repeat this
-// until Next returns done.
+// effects. Call Next to get the rate of the next trial, and Tell to report the outcome. Repeat both
+// calls until the result done of Next is true.
 type Search struct {
 	from, most, within, least float64
 
@@ -42,7 +42,7 @@ const (
 	LimitStopped   Limit = "stopped"   // the user stopped the search
 )
 
-// Trial is the outcome of one rate.
+// Trial is the outcome of one run with one rate.
 type Trial struct {
 	Rate    float64 `json:"rate"`
 	Confirm bool    `json:"confirm,omitempty"`
@@ -55,14 +55,16 @@ type Trial struct {
 	Why       string `json:"why,omitempty"` // why the rate did not hold
 }
 
-// A search ends after maxTrials trials. So it also ends if noise makes its trials contradict each
-// other.
+// maxTrials is the most trials of a search. Without this limit a search might never end, because
+// noise can make its trials contradict each other.
 const maxTrials = 40
 
-// NewSearch returns a search that begins at the rate from. No rate is above most; 0 means no limit.
-// No rate is below least; 0 means 1/1024 of from. The search compares the lowest rate that does not
-// hold with the highest rate that holds. It ends when they differ by at most the share within: 0.05
-// means 5%. within is limited to 0.001 to 1. from must be above 0.
+// NewSearch returns a search whose first rate is the parameter from, which must be above 0. The
+// parameter most is the highest rate that the search tries; 0 means no limit. The parameter least is
+// the lowest rate that it tries; 0 means 1/1024 of the first rate. The parameter within is the
+// precision: the lowest rate that does not hold must come this close to the highest rate that holds.
+// A precision of 0.05 means 5%. NewSearch replaces a precision outside 0.001 to 1 by the nearest of
+// these bounds.
 func NewSearch(from, most, within, least float64) *Search {
 	if most <= 0 {
 		most = math.Inf(1)
@@ -74,8 +76,8 @@ func NewSearch(from, most, within, least float64) *Search {
 	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), nextRate: from}
 }
 
-// Next returns the rate to try. confirm is true if the trial is the long trial. done is true if the
-// search has ended.
+// Next returns the rate to try. The result confirm is true if the trial is the long trial. The result
+// done is true if the search has ended.
 func (s *Search) Next() (rate float64, confirm, done bool) { return s.nextRate, s.confirm, s.done }
 
 // Found returns the highest rate that was confirmed, and the reason why no higher rate was found.
@@ -104,7 +106,7 @@ func (s *Search) Tell(t Trial) {
 			s.limit = LimitMost
 		}
 	default:
-		// A rate that the generator cannot send is an upper bound of the search, too. The limit
+		// A rate that the generator cannot send is an upper bound of the search, too. s.limit
 		// says whether the objective or the generator was the reason.
 		if s.lowestMissed == 0 || s.nextRate < s.lowestMissed {
 			s.lowestMissed, s.limit = s.nextRate, LimitObjective
@@ -145,9 +147,9 @@ func (s *Search) chooseNext() {
 	}
 }
 
-// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The step that the
-// objective names gets the rate. If the objective names no step, the steps of each phase share the rate
-// in proportion to their own rates. The conditions of the objective become the thresholds.
+// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The step that
+// the objective names gets the rate. If the objective names no step, the steps of each phase share
+// the rate in proportion to their own rates. The conditions of the objective become the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -206,7 +208,8 @@ func (s *Scenario) objective() Objective {
 type Capacity struct {
 	Scenario string  `json:"scenario"`
 	Rate     float64 `json:"rate"` // highest rate that held, in messages/s; 0: no rate held
-	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held.
+	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held, or
+	// no rate held.
 	MissedAt float64   `json:"missed_at,omitempty"`
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`
@@ -215,8 +218,8 @@ type Capacity struct {
 	Verdict  Verdict   `json:"verdict"` // verdict of the last trial, normally of the confirmation
 }
 
-// Uncertainty returns by which share of Rate the real limit may be higher than Rate. It returns
-// false if every rate held, or if no rate held.
+// Uncertainty returns how far the real limit may be above Rate, as a share of Rate. It returns false
+// if every rate held, or if no rate held.
 func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	if c.Rate <= 0 || c.MissedAt <= c.Rate {
 		return 0, false
@@ -225,10 +228,10 @@ func (c *Capacity) Uncertainty() (share float64, ok bool) {
 }
 
 // FindCapacity searches for the highest rate that holds. It calls run with the scenario of each
-// trial. If said is not nil, it calls said with each outcome. It returns an error of
+// trial. If onTrial is not nil, it calls onTrial with each outcome. It returns an error of
 // notify.KindInvalid if a condition has no value although messages were accepted, because then no
 // rate could hold.
-func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Trial)) (Capacity, error) {
+func FindCapacity(s Scenario, run func(Scenario) (*Result, error), onTrial func(Trial)) (Capacity, error) {
 	s = s.WithDefaults()
 	o := s.objective()
 	out := Capacity{Scenario: s.Name, Started: time.Now().UTC()}
@@ -265,8 +268,8 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 		t.Disturbed = t.GeneratorBound && sentInFull(res) && !repeated
 		repeated = t.Disturbed
 		out.Trials = append(out.Trials, t)
-		if said != nil {
-			said(t)
+		if onTrial != nil {
+			onTrial(t)
 		}
 		if !t.Disturbed {
 			search.Tell(t)
@@ -315,14 +318,14 @@ func trialOf(res *Result) (Trial, error) {
 		case th.OK || t.Why != "":
 		case !th.Known && res.Totals.Acked > 0:
 			return t, notify.Invalid(codeScenario, "objective.holds",
-				th.Expr+" has no value in such a run: a slope needs a hold of 3s or more, and metrics of deliveries need simulators")
+				fmt.Sprintf("the condition %q has no value in this run: backlog_slope needs an objective.hold of 3s or more, and metrics of deliveries need simulators", th.Expr))
 		default:
 			t.Why = th.Expr
 		}
 	}
 	left := res.Ledger.Pending + res.Ledger.Unverified
 	if t.Why == "" && left > 0 {
-		t.Why = fmt.Sprintf("%d were still on their way when the drain's time was over", left)
+		t.Why = fmt.Sprintf("%d messages had not been delivered when the drain ended", left)
 	}
 	switch code := res.Verdict.Code; {
 	case t.Why == "" && sentInFull(res) && code != SinkBound && !fellBehind(res):
@@ -334,7 +337,7 @@ func trialOf(res *Result) (Trial, error) {
 		}
 		t.Why += "the generator is the limit"
 	case t.Why == "" && code == SinkBound:
-		t.Why = "the server did not take what was offered"
+		t.Why = "the server did not accept the offered load"
 	case t.Why == "" && !sentInFull(res):
 		t.Why = "not all due messages were sent"
 	case t.Why == "":

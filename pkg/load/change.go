@@ -63,8 +63,9 @@ func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
 // Shortened returns the short form of the scenario, which shows within seconds that the scenario
 // works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise only the
-// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The
-// latencies of a run of seconds do not show the latencies at a rate that lasts longer.
+// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The other
+// thresholds are dropped: for example, a run of a few seconds does not show the latencies of a
+// longer run.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {
@@ -171,8 +172,8 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 	return s
 }
 
-// CompileOnlyConfig returns a configuration with which a scenario can be compiled without running it. Its
-// targets accept everything and its controls do nothing.
+// CompileOnlyConfig returns a configuration with which a scenario can be compiled without running
+// it. Its targets accept everything and its controls do nothing.
 func CompileOnlyConfig() Config {
 	return Config{Target: dryTarget{}, Faults: dryTarget{}, Process: dryTarget{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
 }

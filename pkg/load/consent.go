@@ -75,7 +75,7 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 		p, sum := &s.Phases[i], 0.0
 		for _, f := range p.Faults {
 			if f.Action != "" {
-				return exceeded("faults", "phase %s does the action %s, which sends what other callers left: no grant allows it", p.Name, f.Action)
+				return exceeded("faults", "phase %s has the action %q, which also sends the dead letters of other callers: no load grant allows it", p.Name, f.Action)
 			}
 		}
 		for j := range p.Steps {
@@ -84,20 +84,20 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 				continue
 			}
 			if st.Target == Kafka {
-				return exceeded("target", "step %s: brokers know no grants, so target kafka is for loopback", st.Name)
+				return exceeded("target", "step %s has the target \"kafka\", but brokers do not check load grants: use this target only with brokers on loopback addresses", st.Name)
 			}
 			for _, target := range st.grantTargets() {
 				if !slices.Contains(g.Targets, target) {
-					return exceeded("targets", "step %s sends to %s, and the grant names %s", st.Name, target, strings.Join(g.Targets, ", "))
+					return exceeded("targets", "step %s sends to the target %q, but the grant allows only %s", st.Name, target, strings.Join(g.Targets, ", "))
 				}
 			}
 			switch {
 			case st.Triggers > 0 && !slices.Contains(g.Targets, "trigger"):
-				return exceeded("targets", "step %s makes triggers, and the grant names %s", st.Name, strings.Join(g.Targets, ", "))
+				return exceeded("targets", "step %s makes triggers, but the grant allows only %s", st.Name, strings.Join(g.Targets, ", "))
 			case float64(st.Size) > api.MostInLoadRequest(g.Rate):
-				return exceeded("size", "step %s sends %d messages in a request; a grant of %.0f a second allows %.0f", st.Name, st.Size, g.Rate, api.MostInLoadRequest(g.Rate))
+				return exceeded("size", "step %s sends %d messages in a request, but a grant of %.0f messages a second allows at most %.0f", st.Name, st.Size, g.Rate, api.MostInLoadRequest(g.Rate))
 			case st.closed():
-				return exceeded("rate", "step %s sends as fast as it is answered, and the grant has a rate: give the step an arrival", st.Name)
+				return exceeded("rate", "step %s sends each next request as soon as it has an answer, but the grant limits the rate: set rate or arrival of the step", st.Name)
 			}
 			peak, err := st.Arrival.peak(st.Size)
 			if err != nil {
@@ -106,7 +106,7 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 			sum += peak
 		}
 		if sum > g.Rate*1.001 {
-			return exceeded("rate", "phase %s sends %.0f messages a second at its highest, and the grant allows %.0f", p.Name, sum, g.Rate)
+			return exceeded("rate", "phase %s sends up to %.0f messages a second, but the grant allows at most %.0f", p.Name, sum, g.Rate)
 		}
 	}
 	return nil

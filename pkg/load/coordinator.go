@@ -11,9 +11,9 @@ import (
 )
 
 // coordinator collects the figures of the recorders once a second, and makes a snapshot ten times a
-// second. The goroutine of start owns its fields until the stop function has returned. After that
-// the goroutine of Run.Run owns them. Other goroutines may use only serverSaid and the fields that
-// a mutex guards.
+// second. The method start runs it in a goroutine, which owns the fields of the coordinator until the
+// function stop has returned. After that the goroutine of Run.Run owns the fields. Other goroutines
+// may use only serverSaid and the fields that a mutex guards.
 type coordinator struct {
 	run        *Run
 	thresholds []*watchedThreshold
@@ -88,8 +88,8 @@ func newCoordinator(r *Run) (*coordinator, error) {
 	return c, nil
 }
 
-// start runs the coordinator in a goroutine of its own. The function stop ends that goroutine and
-// waits until it has ended.
+// start runs the coordinator in a goroutine of its own. The returned function stop ends this
+// goroutine and waits until it has ended.
 func (c *coordinator) start(ctx context.Context) (stop func()) {
 	c.setState(StateRunning)
 	end := make(chan struct{})
@@ -343,8 +343,8 @@ func (c *coordinator) backlog() int64 {
 	return max(c.run.promised.total()-c.delivered(), 0)
 }
 
-// followFaults updates the backlog figures of each fault. now is the end of the second, since the
-// run's start. The caller holds mu.
+// followFaults updates the backlog figures of each fault at the end of a second. The parameter now
+// is this end, counted from the run's start. The caller holds mu.
 func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 	for i := range c.faults {
 		f := &c.faults[i]

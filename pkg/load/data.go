@@ -32,8 +32,8 @@ type data struct {
 	textPool []byte    // text from which payloads are cut
 	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
-	// orderBase is added to the sequence numbers of users. It is larger in each later run, because the
-	// simulators also compare a user's messages with the messages of earlier runs.
+	// orderBase is added to the sequence numbers of users. It is larger in each later run, because
+	// the simulators also compare a user's messages with the messages of earlier runs.
 	orderBase uint64
 	zipf      zipf
 }
@@ -44,8 +44,9 @@ type variant struct {
 	head              []byte // body up to the text
 
 	// These patterns are for bodies that differ only in the user. receiver is one receiver of a
-	// fan-out, with a comma at its end. tail is the end of the body of a single message, beginning with
-	// the receiver. whole is the whole body of a single message. A pattern without text is not used.
+	// fan-out, with a comma at its end. tail is the end of the body of a single message, beginning
+	// with the receiver. whole is the whole body of a single message. A pattern without text is not
+	// used.
 	receiver, tail, whole pattern
 }
 
@@ -154,9 +155,9 @@ func (z zipf) rank(u float64) uint64 {
 	return min(uint64(max(x-1, 0)), uint64(z.users)-1)
 }
 
-// ZipfShare returns the share of all messages that the most frequent users get. users is the number
-// of all users, and top the number of the most frequent users. The step picks users by zipf with
-// this skew.
+// ZipfShare returns the share of all messages that the most frequent users get, if a step picks
+// users by zipf with this skew. The parameter users is the number of all users, and top the number
+// of the most frequent users.
 func ZipfShare(users, skew, top float64) float64 {
 	if math.Abs(skew-1) < 1e-9 {
 		return math.Log(top+1) / math.Log(users+1)

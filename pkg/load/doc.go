@@ -1,19 +1,19 @@
 // Package load sends load to notifyd and measures how notifyd handles it.
 //
 // A Scenario has phases that run one after the other. The steps of a phase run side by side. The
-// load is open: the due time of a message is a pure function of time (arrival.go), and the content
-// of a message is a pure function of the seed and of the message's number (data.go). So a slow
-// server does not slow the schedule down. A run can be repeated, or split over machines. Workers
-// send requests in the order of their due times. A request that starts late is still sent, and its
-// latency counts from its due time.
+// load is open: the due time of a message depends only on the arrival of its step (arrival.go), and
+// the content of a message is a pure function of the seed and of the message's number (data.go). So
+// a slow server does not slow the schedule down. A run can be repeated, or split over machines.
+// Workers send requests in the order of their due times. A request that starts late is still sent,
+// and its latency counts from its due time.
 //
 //	Scenario -> Run -> step.go     workers: make a request, wait, send, record
 //	                   coordinator.go  once a second: collects the histograms of the
 //	                                   workers, judges thresholds, asks the ledger
 //	                   snapshot.go     the immutable view of the run for all readers
 //	                   promises.go     matches accepted messages with their arrivals
-//	                   remote.go       if agents send: stores their frames where the
-//	                                   workers of this process would have recorded
+//	                   remote.go       if agents send: adds their frames to the recorders
+//	                                   that workers of this process would use
 //	                   ledger.go       after sending: the outcome of each message
 //	                   verdict.go      decides whether the server caused the figures
 //

@@ -67,12 +67,12 @@ func (l *Simulators) accountSID(ctx context.Context, n int) (string, error) {
 		return "", err
 	}
 	if n < 1 || n > len(c.Twilio) {
-		return "", notify.Invalid(codeScenario, "account", fmt.Sprintf("there are %d Twilio accounts", len(c.Twilio)))
+		return "", notify.Invalid(codeScenario, "account", fmt.Sprintf("is %d, but must be from 1 to %d, the number of Twilio accounts", n, len(c.Twilio)))
 	}
 	return c.Twilio[n-1].SID, nil
 }
 
-// label names a fault for people.
+// label returns the text for a fault in charts and errors: its name, or what it does.
 func (f *FaultSpec) label() string {
 	if f.Name != "" {
 		return f.Name

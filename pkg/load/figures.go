@@ -31,11 +31,11 @@ func (s *Step) category() string {
 	return s.mixedOr(s.Category, func(m Share) string { return m.Category })
 }
 
-// mixedOr calls the function of for every part of the mix. If all values are equal, it returns that
-// value; otherwise it returns "mixed". If the step has no mix, it returns the parameter own.
-func (s *Step) mixedOr(own string, of func(Share) string) string {
+// mixedOr calls the function valueOf for every part of the mix. If all values are equal, it returns
+// this value; otherwise it returns "mixed". If the step has no mix, it returns the parameter own.
+func (s *Step) mixedOr(own string, valueOf func(Share) string) string {
 	for _, m := range s.Mix {
-		if own = of(m); own != of(s.Mix[0]) {
+		if own = valueOf(m); own != valueOf(s.Mix[0]) {
 			return "mixed"
 		}
 	}

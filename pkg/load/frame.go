@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Frame describes what an agent did in one second of a run. The controller adds it to its own run,
-// see Remote. All counts are of that second and of the agent's own segment.
+// Frame describes what an agent did in one second of a run. The controller adds the frame to the
+// controller's run, see Remote. All counts are of this second and of the agent's own segment.
 type Frame struct {
 	At       time.Duration `json:"at_ns"`    // end of the second, since the run's start
 	Health   Health        `json:"health"`   // health of the agent's process
@@ -31,7 +31,7 @@ type StepFrame struct {
 	Rejected int64              `json:"rejected,omitempty"`
 	Failed   int64              `json:"failed,omitempty"`
 	Busy     time.Duration      `json:"busy_ns"` // same as window.busy
-	Own      time.Duration      `json:"own_ns"`  // as window.own
+	Own      time.Duration      `json:"own_ns"`  // same as window.own
 	Lag      string             `json:"lag,omitempty"`
 	Service  string             `json:"service,omitempty"`
 	Response string             `json:"response,omitempty"`
@@ -141,8 +141,8 @@ func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	return b
 }
 
-// put adds the promises in b, which takeEncoded returned in another process. If b is damaged, put adds
-// no promise and returns an error of notify.KindInvalid.
+// put adds the promises in b, which takeEncoded returned in another process. If b is damaged, put
+// adds no promise and returns an error of notify.KindInvalid.
 func (p *promises) put(b []byte, steps []*stepRun) error {
 	var (
 		open    = map[notify.Base]promise{}
@@ -198,7 +198,7 @@ func (p *promises) put(b []byte, steps []*stepRun) error {
 		open[base] = one
 	}
 	if damaged {
-		return notify.Invalid("bad_frame", "promises", fmt.Sprintf("are damaged, %d bytes before their end", len(b)))
+		return notify.Invalid("bad_frame", "promises", fmt.Sprintf("the data is damaged %d bytes before its end", len(b)))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

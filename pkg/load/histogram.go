@@ -27,8 +27,8 @@ const (
 // Result, so that they can be merged.
 func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(shortest, longest, digits) }
 
-// EncodeHistogram returns the V2 compressed encoding in base64, which is the payload of a .hlog
-// line. It returns "" for an empty histogram.
+// EncodeHistogram returns the V2 compressed encoding of a histogram in base64. This text is the
+// payload of a line in a .hlog file. EncodeHistogram returns "" for an empty histogram.
 func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
 	if h == nil || h.TotalCount() == 0 {
 		return "", nil
@@ -45,17 +45,17 @@ func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 	}
 	h, err := hdrhistogram.Decode([]byte(s))
 	if err != nil {
-		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is no HdrHistogram: %v", err))
+		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is not a valid HdrHistogram: %v", err))
 	}
 	return h, nil
 }
 
 // decodeOwn decodes a histogram that another process encoded. It refuses a histogram whose range or
-// digits differ from the range or digits of NewHistogram. It checks this before it allocates the
-// counts, because a header of 40 bytes may ask for gigabytes.
+// digits differ from the range or digits of NewHistogram. decodeOwn reads the header before it
+// allocates the counts, because a header of 40 bytes may ask for gigabytes.
 func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 	if s != "" && !madeHere(s) {
-		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is not one of %d to %d with %d digits", shortest, longest, digits))
+		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("must hold values from %d to %d ns with %d digits", shortest, longest, digits))
 	}
 	return DecodeHistogram(s)
 }
@@ -95,8 +95,9 @@ func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
 	}
 }
 
-// SignedQuantiles returns the quantiles of signed lateness. late holds the values of 0 and above.
-// early holds the values below 0 without their sign: how long before its time a message came.
+// SignedQuantiles returns the quantiles of signed lateness. The histogram late holds the values of 0
+// and above. The histogram early holds the values below 0 without their sign: how long before its
+// time each message came.
 func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	if early == nil || early.TotalCount() == 0 {
 		return QuantilesOf(late)
@@ -124,9 +125,9 @@ func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 }
 
 // ValueAt returns a percentile: the least value such that at least percentile percent of all values
-// are not greater. It returns 0 for an empty histogram. It counts as the Java readers of
-// HdrHistogram do. hdrhistogram-go alone rounds to the nearest rank, which differs if there are few
-// values.
+// are not greater. It returns 0 for an empty histogram. The result is the same as in the Java readers
+// of HdrHistogram. hdrhistogram-go alone would round to the nearest rank, and the result would differ
+// if there are few values.
 func ValueAt(h *hdrhistogram.Histogram, percentile float64) int64 {
 	return ValuesAt(h, percentile)[0]
 }

@@ -29,7 +29,7 @@ const Socket = "unix:"
 // the other brokers. So even a broker behind a tunnel on loopback may name another machine.
 func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
 	if !notify.LoopbackHost(addr) {
-		return nil, fmt.Errorf("a broker is at %s: load goes to brokers on loopback addresses only", addr)
+		return nil, fmt.Errorf("the broker at %s is not on a loopback address: load goes to brokers on loopback addresses only", addr)
 	}
 	return (&net.Dialer{}).DialContext(ctx, network, addr)
 }
@@ -67,7 +67,7 @@ func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error)
 	}
 	if len(t.parts) == 0 {
 		cl.Close()
-		return nil, notify.Invalid("no_topics", "kafka", fmt.Sprintf("has no topic such as %s: start notifyd once", notify.Lanes()[0].Topic()))
+		return nil, notify.Invalid("no_topics", "kafka", fmt.Sprintf("has none of notifyd's topics, such as %s: start notifyd once, so that it creates them", notify.Lanes()[0].Topic()))
 	}
 	return t, nil
 }

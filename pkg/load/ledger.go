@@ -21,16 +21,16 @@ type Ledger interface {
 	// run.
 	joinArrivals(ctx context.Context, p *promises, f onArrival) error
 	// listMissing returns how many promised messages arrived. It also returns the ids of promised
-	// messages that did not arrive; most is the largest number of ids. It uses the arrivals that
+	// messages that did not arrive, but not more ids than limit. It uses the arrivals that
 	// joinArrivals has read.
-	listMissing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error)
+	listMissing(ctx context.Context, p *promises, limit int) (delivered int64, ids []string, err error)
 	// joinTriggerCalls calls f with the moment at which each promised trigger was called. The run
 	// calls it once, at the end.
 	joinTriggerCalls(ctx context.Context, p *promises, f onArrival) error
 }
 
-// onArrival is called when n messages of one promise have arrived at the moment at. Several
-// goroutines may call it at the same time.
+// onArrival is called when messages of one promise have arrived. The parameter at is the time of the
+// arrival, and n is the number of messages. Several goroutines may call it at the same time.
 type onArrival func(d *dueMoment, at time.Time, n int64)
 
 // arrivalCounts holds what a ledger counted since the start of the run.
@@ -65,9 +65,9 @@ func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// drain waits for deliveries and settles the ledger. If the user has stopped the run before
-// (stopped is closed), drain waits for at most Config.Grace. If stopped is closed during the drain,
-// drain stops waiting at once and settles the ledger as it is.
+// drain waits for deliveries and settles the ledger. The channel stopped is closed when the user
+// stops the run. If the user has stopped it before, drain waits for at most Config.Grace. If the user
+// stops it during the drain, drain stops waiting at once and settles the ledger as it is.
 func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (drainResult, error) {
 	r.c.startDrain()
 	limit, hurried := r.s.Drain.of(), false
@@ -84,7 +84,7 @@ func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (drainResult, 
 		go func() {
 			select {
 			case <-stopped:
-				r.why("stopped by the user while it drained")
+				r.why("stopped by the user during the drain")
 				cancel()
 			case <-done:
 			}
@@ -174,7 +174,7 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	}
 	delivered, ids, err := r.joinAndList(ctx, most)
 	if err == nil {
-		// Count after listMissing, because it finds messages that arrived at two ledgers.
+		// Count after listMissing, because listMissing finds messages that arrived at two ledgers.
 		got, err = l.countArrivals(ctx, true)
 	}
 	if err != nil {
@@ -231,9 +231,9 @@ func (r *Run) joinAndList(ctx context.Context, most int) (delivered int64, ids [
 	return r.cfg.Ledger.listMissing(ctx, &r.promised, most)
 }
 
-// askStates asks the server for the states of the messages with these ids. open is the number of
-// messages that are not in a terminal state. ended is the number of messages that ended without
-// delivery. If the server does not know an id, neither number counts it.
+// askStates asks the server for the states of the messages with these ids. The result open is the
+// number of messages that are not in a terminal state. The result ended is the number of messages
+// that ended without delivery. If the server does not know an id, neither number counts the message.
 func askStates(ctx context.Context, ids []string, state StateOf) (open, ended int64) {
 	if state == nil {
 		return 0, 0

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Observer is the ledger of a run whose providers are in this process. The providers call Take for
+// Observer is the ledger of a run whose providers are in this process. The providers call Observe for
 // every call that they accept. Observer keeps one bit per receiver. It keeps the arrivals until
 // they are matched with their promises.
 type Observer struct {
@@ -29,8 +29,8 @@ type seenReceivers struct {
 // NewObserver returns an empty Observer.
 func NewObserver() *Observer { return &Observer{bases: map[notify.Base]*seenReceivers{}} }
 
-// Observe records a call of a provider that accepted the items. Any goroutine may call it. It keeps no
-// reference to call.
+// Observe records a call whose items a provider accepted. Any goroutine may use Observe. It keeps no
+// reference to the call.
 func (o *Observer) Observe(call *notify.Call) {
 	if len(call.Items) == 0 {
 		return

@@ -16,8 +16,8 @@ type pattern struct {
 	digitsAt []int // offset of the first digit of each place
 }
 
-// newPattern joins the parts to one text. The parts must be written for user 0, whose digits are eight
-// zeros. newPattern searches for these zeros and stores their places.
+// newPattern joins the parts to one text. The parts must be written for user 0, whose digits are
+// eight zeros. newPattern searches for these zeros and stores their places.
 func newPattern(parts ...[]byte) (p pattern) {
 	p.text = bytes.Join(parts, nil)
 	for i := 0; ; {
@@ -39,10 +39,10 @@ func (p *pattern) append(b []byte, u uint64) []byte {
 	return b
 }
 
-// appendUsers appends the pattern for size users. The first user is u, and the numbers are stride
-// apart, modulo users. A pattern of at most 16 bytes with one place for digits fits into two 64-bit
-// words, and the digits replace some of its bytes. This takes 4.1 ns a user; calling append takes
-// 9.8 ns (BenchmarkBodies).
+// appendUsers appends the pattern for size users. The first user is u, and the numbers of
+// consecutive users are stride apart, modulo users. A pattern of at most 16 bytes with one place
+// for digits fits into two 64-bit words, and the digits replace some of its bytes. This takes 4.1
+// ns a user; calling append takes 9.8 ns (BenchmarkBodies).
 func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byte {
 	n := len(p.text)
 	if n > 16 || len(p.digitsAt) != 1 {

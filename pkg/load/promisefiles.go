@@ -31,11 +31,17 @@ type promisePart struct {
 // promiseParts is the number of parts. Each part fits into memory, even with 1e9 open promises.
 const promiseParts = 256
 
-// promiseRow is the length of a row in bytes. A row is a promise or an arrival. Its fields and
-// their lengths in bytes are:
+// promiseRow is the length of a row in bytes. A row is a promise or an arrival:
 //
-//	base 16; step 4, or for an arrival 1<<31 + ledger; intended 8; scheduled at, or time
-//	of the arrival 8; count, or n 4; rejected 4; came 4; ledgers 8
+//	bytes  promise             arrival
+//	16     base                base
+//	4      number of the step  1<<31 + number of the ledger
+//	8      intended            0
+//	8      scheduledAt         at
+//	4      count               n
+//	4      rejected            0
+//	4      came                0
+//	8      ledgers             0
 const (
 	promiseRow  = 16 + 4 + 8 + 8 + 4 + 4 + 4 + 8
 	arrivalFlag = 1 << 31
@@ -88,9 +94,9 @@ func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, co
 	return err
 }
 
-// readPart calls the function each with each row of a part, until the function returns false. If the
-// row is a promise, the argument a is nil. If the row is an arrival, the argument one is nil.
-func (s *promiseFiles) readPart(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
+// readPart calls the function visit with each row of a part, until visit returns false. If the row is
+// a promise, the argument a is nil. If the row is an arrival, the argument one is nil.
+func (s *promiseFiles) readPart(part *promisePart, visit func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil
 	}
@@ -110,10 +116,10 @@ func (s *promiseFiles) readPart(part *promisePart, each func(b notify.Base, one 
 		at, count := int64(le.Uint64(row[28:])), le.Uint32(row[36:])
 		more := false
 		if kind >= arrivalFlag {
-			more = each(b, nil, &arrival{base: b, at: at, n: count, ledger: uint8(kind)})
+			more = visit(b, nil, &arrival{base: b, at: at, n: count, ledger: uint8(kind)})
 		} else {
 			d := dueMoment{intended: time.Duration(le.Uint64(row[20:])), scheduledAt: at, step: s.steps[kind]}
-			more = each(b, &promise{dueMoment: d, count: count, rejected: le.Uint32(row[40:]), came: le.Uint32(row[44:]), ledgers: le.Uint64(row[48:])}, nil)
+			more = visit(b, &promise{dueMoment: d, count: count, rejected: le.Uint32(row[40:]), came: le.Uint32(row[44:]), ledgers: le.Uint64(row[48:])}, nil)
 		}
 		if !more {
 			return nil

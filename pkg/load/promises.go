@@ -120,11 +120,11 @@ func (p *promises) total() int64 {
 	return p.messages
 }
 
-// otherIDs returns the ids of the first triggers; most is the largest number of ids.
-func (p *promises) otherIDs(most int) (ids []string) {
+// otherIDs returns the ids of the first triggers, but not more ids than limit.
+func (p *promises) otherIDs(limit int) (ids []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range min(len(p.others), most) {
+	for i := range min(len(p.others), limit) {
 		ids = append(ids, p.others[i].id)
 	}
 	return ids
@@ -208,8 +208,8 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) 
 	return true
 }
 
-// joined returns how many promised messages have arrived. repeated is the number of single messages
-// that arrived at a second ledger; examples holds ids of such messages.
+// joined returns how many promised messages have arrived. The result repeated is the number of single
+// messages that arrived at a second ledger, and examples holds the ids of some of these messages.
 func (p *promises) joined() (delivered, repeated int64, examples []string) {
 	p.joining.Lock()
 	defer p.joining.Unlock()

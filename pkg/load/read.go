@@ -57,12 +57,12 @@ func ParseScenario(b []byte) (Scenario, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	if err := dec.Decode(&doc); err != nil {
 		if errors.Is(err, io.EOF) {
-			err = errors.New("it is empty")
+			err = errors.New("the scenario is empty")
 		}
 		return s, notify.Invalid(codeScenario, "", err.Error())
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return s, notify.Invalid(codeScenario, "", "more than one document")
+		return s, notify.Invalid(codeScenario, "", "the scenario has more than one YAML document; it must be one document")
 	}
 	root := doc.Content[0]
 	if root.Kind == yaml.MappingNode {
@@ -82,7 +82,7 @@ func ParseScenario(b []byte) (Scenario, error) {
 		return s, notify.Invalid(codeScenario, "", strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if len(s.Phases) > 0 && (len(s.Steps) > 0 || s.Duration > 0) {
-		return s, notify.Invalid(codeScenario, "phases", "go without steps and duration beside them: those are of a run with one phase")
+		return s, notify.Invalid(codeScenario, "phases", "a scenario with phases must not also have steps or duration at the top level; put them into a phase")
 	}
 	s = s.WithDefaults()
 	err := s.Validate()
@@ -92,8 +92,8 @@ func ParseScenario(b []byte) (Scenario, error) {
 // bounded returns an error for a document that cannot be read in reasonable time: an alias that
 // contains itself, or aliases of aliases whose contents multiply.
 func bounded(root *yaml.Node) error {
-	// most is the number of nodes; a node counts once for each alias that contains it. deepest is
-	// the number of nested levels; a scenario needs only a few.
+	// most is the largest number of nodes; a node counts once for each alias that contains it.
+	// deepest is the largest number of nested levels; a scenario needs only a few levels.
 	const most, deepest = 1 << 18, 32
 	left, inside := most, []*yaml.Node{}
 	var walk func(n *yaml.Node) error
@@ -102,7 +102,7 @@ func bounded(root *yaml.Node) error {
 			n = n.Alias
 		}
 		if left--; left < 0 || len(inside) > deepest || slices.Contains(inside, n) {
-			return notify.Invalid(codeScenario, "", fmt.Sprintf("line %d: its aliases contain themselves, or it is too large: at most %d values, %d deep", n.Line, most, deepest))
+			return notify.Invalid(codeScenario, "", fmt.Sprintf("line %d: YAML aliases contain themselves, or the scenario is too large: it may have at most %d values and %d nested levels", n.Line, most, deepest))
 		}
 		inside = append(inside, n)
 		for _, child := range n.Content {
@@ -114,6 +114,12 @@ func bounded(root *yaml.Node) error {
 		return nil
 	}
 	return walk(root)
+}
+
+// scalarRules says in errors what a value of each kind must be.
+var scalarRules = map[reflect.Kind]string{
+	reflect.Bool: "must be true or false", reflect.Int: "must be a whole number", reflect.Uint64: "must be a whole number of 0 or more",
+	reflect.Float64: "must be a number", reflect.Struct: "must have keys and values", reflect.Map: "must have keys and values",
 }
 
 // known returns an error for an unknown key, and for a value that does not fit the type t. The
@@ -133,9 +139,12 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 			if n.Tag == "!!null" {
 				return nil
 			}
-			return bad("it is a list")
+			return bad("must be a list")
 		}
 		if err := n.Decode(reflect.New(t).Interface()); err != nil {
+			if _, ok := errors.AsType[*yaml.TypeError](err); ok && scalarRules[t.Kind()] != "" {
+				return bad("%s, not %q", scalarRules[t.Kind()], n.Value)
+			}
 			return bad("%s", lastLine(err))
 		}
 		return nil
@@ -143,7 +152,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 	switch t.Kind() {
 	case reflect.Slice:
 		if n.Kind != yaml.SequenceNode {
-			return bad("it is a list")
+			return bad("must be a list")
 		}
 		for i, item := range n.Content {
 			if err := known(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
@@ -152,12 +161,12 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 		}
 	case reflect.Struct:
 		if n.Kind != yaml.MappingNode {
-			return bad("it has keys and values")
+			return bad("must have keys and values")
 		}
 		return knownKeys(n, t, path)
 	case reflect.Map:
 	default:
-		return bad("it is one value")
+		return bad("must be a single value")
 	}
 	return nil
 }
@@ -185,7 +194,7 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 			return notify.Invalid(codeScenario, at, fmt.Sprintf("line %d: unknown key %q%s", key.Line, key.Value, suggest(key.Value, fields)))
 		}
 		if seen[key.Value] {
-			return notify.Invalid(codeScenario, at, fmt.Sprintf("line %d: %q stands there twice", key.Line, key.Value))
+			return notify.Invalid(codeScenario, at, fmt.Sprintf("line %d: the key %q occurs twice", key.Line, key.Value))
 		}
 		seen[key.Value] = true
 		if ft.Kind() == reflect.String && value.Tag == "!!null" && value.Value != "" {
@@ -208,8 +217,8 @@ func merged(n *yaml.Node) []*yaml.Node {
 
 var yamlLine = regexp.MustCompile(`^(yaml: )?(line \d+: )?`)
 
-// lastLine returns the last line of an error of the YAML library, without the line number. The
-// caller adds the line number.
+// lastLine returns the last line of an error of yaml.Node.Decode, without the line number. The caller
+// adds the line number.
 func lastLine(err error) string {
 	s := strings.TrimSpace(err.Error())
 	if i := strings.LastIndexByte(s, '\n'); i >= 0 {
@@ -218,10 +227,10 @@ func lastLine(err error) string {
 	return yamlLine.ReplaceAllString(s, "")
 }
 
-// suggest returns "; did you mean ...?" with the known key that is most similar to word. It returns
-// "" if no key is similar.
-func suggest[T any](word string, known map[string]T) string {
-	if best := term.Nearest(strings.ToLower(word), 1+len(word)/3, slices.Collect(maps.Keys(known))); best != "" {
+// suggest returns "; did you mean ...?" with the key of fields that is most similar to word. It
+// returns "" if no key is similar.
+func suggest[T any](word string, fields map[string]T) string {
+	if best := term.Nearest(strings.ToLower(word), 1+len(word)/3, slices.Collect(maps.Keys(fields))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
 	}
 	return ""

@@ -21,7 +21,7 @@ type recorder struct {
 type window struct {
 	tally
 	lag, service, response *hdrhistogram.Histogram // ns, per message
-	// wake holds how late a worker woke, in ns per request. It has only requests whose worker
+	// wake holds how late workers woke, in ns. It has one value for each request whose worker
 	// waited for the due time.
 	wake *hdrhistogram.Histogram
 	busy time.Duration // time that the workers waited for answers

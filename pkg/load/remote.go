@@ -20,12 +20,13 @@ type Remote interface {
 	// the whole frame to the run. If feed returns an error of notify.KindInvalid, it has added
 	// nothing. Run closes all connections before it returns.
 	Run(ctx context.Context, feed func(i int, f *Frame) error)
-	// Begin returns the moment at which a phase begins, which is not before planned. It waits until
-	// all agents that are not lost have sent the previous phase, and sends the moment to them. It
-	// returns an error if the phase cannot begin. Phase 0 can begin only if every agent takes part.
+	// Begin returns the moment at which a phase begins, which is not before the moment planned. It
+	// waits until all agents that are not lost have sent the previous phase. Then it sends the
+	// moment to these agents. It returns an error if the phase cannot begin. Phase 0 can begin only
+	// if every agent takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
-	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents and
-	// waits for their last frames. It returns ErrNoAgents if every agent is lost.
+	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents
+	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.
 	Sent(ctx context.Context, phase int) error
 	// Steer sends the state of the arrivals to all agents. It does not wait for them.
 	Steer(s SteerState)
@@ -104,13 +105,13 @@ func newFeeds(r *Run) *feeds {
 func (fs *feeds) feed(i int, f *Frame) error {
 	r := fs.run
 	if len(f.Steps) > len(r.steps) {
-		return notify.Invalid("bad_frame", "steps", fmt.Sprintf("are %d, and the run has %d", len(f.Steps), len(r.steps)))
+		return notify.Invalid("bad_frame", "steps", fmt.Sprintf("the frame has %d steps, but the run has only %d", len(f.Steps), len(r.steps)))
 	}
 	wins := make([]*window, len(f.Steps))
 	for j := range f.Steps {
 		one := &f.Steps[j]
 		if one.Step < 0 || one.Step >= len(r.steps) {
-			return notify.Invalid("bad_frame", "step", fmt.Sprintf("%d is none of %d", one.Step, len(r.steps)))
+			return notify.Invalid("bad_frame", "step", fmt.Sprintf("the frame has the step index %d, but must have one from 0 to %d", one.Step, len(r.steps)-1))
 		}
 		var err error
 		if wins[j], err = one.window(); err != nil {
@@ -149,8 +150,9 @@ func (fs *feeds) feed(i int, f *Frame) error {
 // silence is how long the figures of the run wait for a late frame.
 const silence = 2 * time.Second
 
-// elapsed returns the run time up to which the figures are complete. This is the end of the newest
-// frame, but at least now - silence. After all last frames have arrived, it is now. The result never
+// elapsed returns the run time up to which the figures are complete. The parameter now is the current
+// run time. Normally the result is the end of the newest frame, but at least now - silence. After the
+// last frames of all agents have arrived, the result is instead the parameter now. The result never
 // decreases.
 func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	fs.mu.Lock()
@@ -166,27 +168,27 @@ func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	return fs.shown
 }
 
-// complete reports whether every running agent has sent the frame of the second that begins at
-// last.
-func (fs *feeds) complete(last time.Duration) bool {
+// complete reports whether every running agent has sent the frame of the second that begins at the
+// run time begin.
+func (fs *feeds) complete(begin time.Duration) bool {
 	list := fs.remote.Agents()
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	for i := range list {
-		if list[i].State == AgentRunning && fs.agents[i].at < last+500*time.Millisecond && !fs.over {
+		if list[i].State == AgentRunning && fs.agents[i].at < begin+500*time.Millisecond && !fs.over {
 			return false
 		}
 	}
 	return true
 }
 
-// health combines the health of the agents that sent a frame after last. Pauses, lateness and
-// shares are the highest of all agents; the other figures are sums.
-func (fs *feeds) health(last time.Duration) (sum Health) {
+// health combines the health of the agents whose last frame ended after the run time begin. Pauses,
+// lateness, shares and the machine's CPU are the highest of all agents; the other figures are sums.
+func (fs *feeds) health(begin time.Duration) (sum Health) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	for i := range fs.agents {
-		if h := &fs.agents[i].health; fs.agents[i].at > last {
+		if h := &fs.agents[i].health; fs.agents[i].at > begin {
 			sum.CPU, sum.CPUs, sum.GCCPU, sum.RSS = sum.CPU+h.CPU, sum.CPUs+h.CPUs, sum.GCCPU+h.GCCPU, sum.RSS+h.RSS
 			sum.Goroutines, sum.Sockets = sum.Goroutines+h.Goroutines, sum.Sockets+h.Sockets
 			sum.CalibratedRate += h.CalibratedRate
@@ -198,8 +200,8 @@ func (fs *feeds) health(last time.Duration) (sum Health) {
 	return sum
 }
 
-// ended returns when the last agent ended a step. It returns now if an agent that is not lost has
-// not ended the step.
+// ended returns when the last agent ended a step. The parameter now is the current run time. ended
+// returns this time if no agent has ended the step, or if an agent that is not lost has not ended it.
 func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
 	list, step := fs.remote.Agents(), slices.Index(fs.run.steps, s)
 	fs.mu.Lock()
@@ -226,7 +228,7 @@ func (fs *feeds) allSent() {
 }
 
 // wait returns a channel that is closed when the agents have sent a phase. It returns nil if this
-// process sends the load. senders also waits for the goroutine that wait starts.
+// process sends the load. The caller can wait with senders for the goroutine that this method starts.
 func (fs *feeds) wait(ctx context.Context, phase int, senders *sync.WaitGroup) <-chan struct{} {
 	if fs == nil {
 		return nil
@@ -301,7 +303,7 @@ func (fs *feeds) gather(e *Evidence) {
 		e.Seconds += own.Seconds
 		one := AgentEvidence{Name: list[i].Name, Own: own}
 		if a := &list[i]; a.State == AgentLost {
-			one.Lost = fmt.Sprintf("was lost at %v: %s; it had 1/%d of the load, of which %d messages were not sent or are not known to be",
+			one.Lost = fmt.Sprintf("was lost at %v: %s; it had 1/%d of the load, and did not report %d of its messages as sent",
 				a.LostAt.Round(100*time.Millisecond), a.LostBecause, len(list), a.NotSent)
 		}
 		e.Agents = append(e.Agents, one)

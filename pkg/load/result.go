@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// snapshot makes the snapshot of the run at the moment now.
+// snapshot makes the snapshot of the run. The parameter now is the current run time.
 func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	r := c.run
 	for {
@@ -125,8 +125,8 @@ func (c *coordinator) errors() (out []ErrorCount) {
 	return out
 }
 
-// gatherEvidence collects the evidence for the verdict. partial is true if the run was stopped
-// early.
+// gatherEvidence collects the evidence for the verdict. The parameter partial is true if the run was
+// stopped early.
 func (c *coordinator) gatherEvidence(partial bool) Evidence {
 	e := Evidence{
 		Late: c.lateWakeSeconds, Queued: c.queuedSeconds, Seconds: c.measuredSeconds, WakeP99: c.worstWake, Waiting: 1, Share: c.healthSums.GeneratorShare,

@@ -25,8 +25,8 @@ type Config struct {
 	// Actions holds the actions of operators by their name in FaultSpec.Action.
 	Actions map[string]func(context.Context) error
 
-	// Observe, if not nil, is called every Every with a snapshot. The coordinator's goroutine calls
-	// it, so a slow function delays the figures of the run.
+	// Observe, if not nil, is called with a snapshot at intervals of length Every. The coordinator's
+	// goroutine calls it, so a slow function delays the figures of the run.
 	Observe   func(*Snapshot)
 	Every     time.Duration // default 1 s; shorter than 100 ms has no effect
 	Timeout   time.Duration // timeout of one request; default 30 s
@@ -44,8 +44,8 @@ type Config struct {
 	ConsentUntil time.Time // when the grant expires, by this machine's clock; zero: never
 
 	Callback string // base URL of triggers, without a query
-	// Memory is how many bytes messages may use that were accepted and have not arrived; default
-	// 128 MiB. The run stores further messages in temporary files.
+	// Memory is the most bytes for messages that were accepted and have not arrived; default 128 MiB.
+	// The run stores further messages in temporary files.
 	Memory  int
 	Segment Segment
 	// OrderBase is the number before the first sequence number of each user. Processes that send
@@ -129,7 +129,7 @@ func New(s Scenario, cfg Config) (*Run, error) {
 		cfg.Segment = Segment{1, 1}
 	}
 	if cfg.Segment.I < 1 || cfg.Segment.I > cfg.Segment.N || cfg.Segment.N > 10_000 {
-		return nil, notify.Invalid(codeScenario, "segment", "is i/n with 1 <= i <= n")
+		return nil, notify.Invalid(codeScenario, "segment", fmt.Sprintf("is %d/%d, but must be i/n with 1 <= i <= n <= 10,000", cfg.Segment.I, cfg.Segment.N))
 	}
 	r := &Run{s: s, cfg: cfg, marks: make(chan Marker, 64), runID: notify.NewBase(time.Now()).String()}
 	if cfg.Steerable && (cfg.Segment.N == 1 || cfg.Report != nil) {
@@ -170,7 +170,7 @@ func (r *Run) compile() error {
 		for j := range p.Steps {
 			st := &p.Steps[j]
 			if st.Target != Null && r.cfg.Target == nil && r.cfg.Targets[st.Target] == nil {
-				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: the run has no target for %s", st.Name, st.Target))
+				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: this run cannot send to the target %q", st.Name, st.Target))
 			}
 			if (st.bodies() == Trigger || st.Triggers > 0) && st.Target != Null && r.cfg.Callback == "" {
 				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: triggers need simulators, which receive the callbacks", st.Name))
@@ -194,7 +194,7 @@ func (r *Run) compile() error {
 				return notify.Invalid(codeScenario, "faults", "the run did not start notifyd, so it cannot "+f.Process+" its process")
 			}
 			if f.Action != "" && r.cfg.Actions[f.Action] == nil {
-				return notify.Invalid(codeScenario, "faults", "this run has no action "+f.Action)
+				return notify.Invalid(codeScenario, "faults", fmt.Sprintf("this run cannot do the action %q", f.Action))
 			}
 			if f.Do != "" && r.cfg.Faults == nil {
 				return notify.Invalid(codeScenario, "faults", "faults of providers need simulators")
@@ -210,9 +210,9 @@ func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil 
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
 
-// elapsed returns the run time up to which all figures are complete. This is now. If agents send,
-// it is the end of the newest frame: the messages of later seconds would count as intended and not
-// sent, because their frames have not arrived.
+// elapsed returns the run time up to which all figures are complete. Normally this is the current run
+// time. If agents send the load, it is instead the end of the newest frame. Otherwise the messages of
+// later seconds would count as intended and not sent, because their frames have not arrived.
 func (r *Run) elapsed() time.Duration {
 	now := r.since(time.Now())
 	if r.feeds != nil {
@@ -364,8 +364,8 @@ func (r *Run) setStart() {
 	}
 }
 
-// notSent returns how many messages of a segment are due and were not sent. sent holds the number
-// of messages sent, by step. In a closed loop no message is due.
+// notSent returns how many messages of a segment are due and were not sent. The parameter sent holds
+// the number of messages that each step sent. In a closed loop no message is due.
 func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
 	now := r.since(time.Now())
 	for i, s := range r.steps {

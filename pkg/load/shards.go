@@ -156,10 +156,11 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 }
 
 // receiverBits asks each simulator that got messages of a fan-out which receivers arrived. The result
-// all has a bit for each receiver that arrived. The result n is the number of receivers that arrived
-// at two simulators. receiverBits calls the function twice with the index of each such receiver.
-func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
-	all = make([]byte, (one.count+7)/8)
+// arrived has a bit for each receiver that arrived. The result repeated is the number of receivers
+// that arrived at two simulators. receiverBits calls onRepeat with the index of each receiver that
+// arrived at two simulators.
+func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, onRepeat func(i uint32)) (arrived []byte, repeated int64, err error) {
+	arrived = make([]byte, (one.count+7)/8)
 	for i, l := range s.list {
 		if one.ledgers>>i&1 == 0 {
 			continue
@@ -168,18 +169,18 @@ func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, 
 		if err := l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d&bits=true", b, one.count), nil, &out); err != nil {
 			return nil, 0, s.named(l, err)
 		}
-		if len(out.Bits) != len(all) {
+		if len(out.Bits) != len(arrived) {
 			return nil, 0, s.named(l, badAnswer(nil))
 		}
-		for j := range all {
-			for both := all[j] & out.Bits[j]; both != 0; both &= both - 1 {
-				n++
-				twice(uint32(8*j + bits.TrailingZeros8(both)))
+		for j := range arrived {
+			for both := arrived[j] & out.Bits[j]; both != 0; both &= both - 1 {
+				repeated++
+				onRepeat(uint32(8*j + bits.TrailingZeros8(both)))
 			}
-			all[j] |= out.Bits[j]
+			arrived[j] |= out.Bits[j]
 		}
 	}
-	return all, n, nil
+	return arrived, repeated, nil
 }
 
 // missingTriggers adds the triggers to the results of listMissing.
@@ -203,8 +204,8 @@ func (s *Shards) missingTriggers(ctx context.Context, p *promises, most int, del
 	return delivered, ids, nil
 }
 
-// Begin implements FaultControl. It begins the fault at all simulators. If a simulator fails, it
-// ends the fault at the others and returns the error.
+// Begin implements FaultControl. It begins the fault at all simulators. If it cannot begin the
+// fault at one of them, it ends the fault at the others and returns the error.
 func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
 	var ends []func(context.Context) error
 	end := func(ctx context.Context) (err error) {
@@ -237,11 +238,11 @@ func ParseSimulators(text string, client *http.Client) (list []*Simulators, err 
 		u, err := url.Parse(one)
 		switch {
 		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%q is not an http or https URL; separate several by commas", one))
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%q is not an http or https URL; separate several URLs by commas", one))
 		case slices.ContainsFunc(list, func(l *Simulators) bool { return l.URL == one }):
-			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%s is named twice: it would count twice", one))
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%s is named twice, so its messages would count twice", one))
 		case len(list) == MostShards:
-			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("there may be at most %d", MostShards))
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("names more than %d simulators; the maximum is %[1]d", MostShards))
 		}
 		list = append(list, &Simulators{URL: one, Client: client})
 	}

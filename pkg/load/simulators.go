@@ -51,7 +51,7 @@ func (l *Simulators) markStart(ctx context.Context) (err error) {
 func (l *Simulators) totals(ctx context.Context, settle bool) (t simulator.Summary, err error) {
 	err = l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/totals?settle=%t", settle), nil, &t)
 	if failed := cmp.Or(t.DiskError, t.FileError); err == nil && failed != "" {
-		err = &notify.Error{Kind: notify.KindInternal, Code: "ledger_incomplete", Msg: "the simulators' ledger could not write, so its counts prove nothing: " + failed}
+		err = &notify.Error{Kind: notify.KindInternal, Code: "ledger_incomplete", Msg: "the simulators' ledger could not write all its data, so its counts prove nothing: " + failed}
 	}
 	return t, err
 }
@@ -128,9 +128,10 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 }
 
 // Call makes one call of the control API. The parameter in is the body: it is sent as JSON, but an
-// io.Reader is sent unchanged. The answer is decoded into the parameter out. Both may be nil. If
-// there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400 or 404,
-// it is of KindInvalid or KindNotFound. All other errors are of KindInternal.
+// io.Reader is sent unchanged. The answer is decoded into the parameter out. Each of the two may be
+// nil. If there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400,
+// it is of KindInvalid, and if they answer 404, of KindNotFound. All other errors are of
+// KindInternal.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {

@@ -163,7 +163,8 @@ type Health struct {
 	Steal      float64 `json:"steal" merge:"max"`
 	MachineCPU float64 `json:"machine" merge:"max"` // cores that all processes of the machine used together
 	Sockets    int     `json:"sockets" merge:"sum"` // open sockets of this process
-	// LagP99 is the p99 of how late workers woke that waited for the due time of a message.
+	// LagP99 is the 99th percentile of how late workers woke. Only workers that waited for the due
+	// time of a message count.
 	LagP99 time.Duration `json:"lag_p99_ns" merge:"max"`
 	// Busy is the share of the workers' time in which they waited for answers, 0 to 1.
 	Busy float64 `json:"busy" merge:"max"`
@@ -371,7 +372,7 @@ type FaultResult struct {
 	// BacklogBefore is the backlog at the end of the second in which the fault began. BacklogPeak
 	// is the highest backlog from then until the backlog was drained. Drained is the time from the
 	// end of the fault until the backlog was at BacklogBefore plus at most 1% of BacklogPeak.
-	// Drained is below 0 if this did not happen.
+	// Drained is below 0 if the backlog did not fall so far.
 	BacklogBefore int64         `json:"backlog_before"`
 	BacklogPeak   int64         `json:"backlog_peak"`
 	Drained       time.Duration `json:"drained_ns"`

@@ -50,27 +50,26 @@ func newSteer() *steer {
 	return &steer{paceChanges: []SteerChange{{0, 1}}, clockAtChange: []time.Duration{0}, pace: 1, changed: make(chan struct{})}
 }
 
-// setPace changes the pace at the moment at. If the last change is later than at, it changes the
-// pace at the moment of the last change. It returns the old and the new pace. A pace is 0 while the
-// run is paused.
-func (s *steer) setPace(at time.Duration, paused bool, pace float64) (was, is float64) {
+// setPace changes the pace at the run time moment, or at the last change if that is later. It returns
+// the old and the new pace. These results are 0 while the run is paused.
+func (s *steer) setPace(moment time.Duration, paused bool, pace float64) (oldPace, newPace float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.paused, s.pace = paused, min(max(pace, minPace), maxPace)
-	if is = s.pace; paused {
-		is = 0
+	if newPace = s.pace; paused {
+		newPace = 0
 	}
 	last := s.paceChanges[len(s.paceChanges)-1]
-	if was = last.Pace; was == is {
-		return was, is
+	if oldPace = last.Pace; oldPace == newPace {
+		return oldPace, newPace
 	}
-	at = max(at, last.At)
-	s.clockAtChange = append(s.clockAtChange, s.clockAt(at))
-	s.paceChanges = append(s.paceChanges, SteerChange{at, is})
+	moment = max(moment, last.At)
+	s.clockAtChange = append(s.clockAtChange, s.clockAt(moment))
+	s.paceChanges = append(s.paceChanges, SteerChange{moment, newPace})
 	s.wasChanged.Store(true)
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return was, is
+	return oldPace, newPace
 }
 
 // clockAt returns the time of this clock when t has passed since the run's start. The caller holds
@@ -83,9 +82,9 @@ func (s *steer) clockAt(t time.Duration) time.Duration {
 	return s.clockAtChange[i] + time.Duration(float64(t-s.paceChanges[i].At)*s.paceChanges[i].Pace)
 }
 
-// runTimeOf returns the run time that passes after begin until the clock has advanced by c. begin counts
-// from the run's start. runTimeOf returns never if the clock stands still and has not advanced by c.
-// The channel changed is closed at the next change; then the caller must call runTimeOf again.
+// runTimeOf returns how much run time passes after the run time begin until this clock has advanced
+// by c. It returns never if the clock stands still and has not advanced by c. The channel changed is
+// closed at the next change; then the caller must call runTimeOf again.
 func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,9 +96,9 @@ func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-ch
 	for i > 0 && s.clockAtChange[i] > c {
 		i--
 	}
-	// The clock may have stood still at c for a while. Then the request became due when the clock
-	// stopped. But if the clock stood still at begin, the request became due when the clock started
-	// again.
+	// The clock may have stood still at c for a while. Normally the request then became due when the
+	// clock stopped. If the clock stood still at begin, the request instead became due when the clock
+	// started again.
 	first := 0
 	for first+1 < len(s.paceChanges) && s.paceChanges[first+1].At <= begin {
 		first++
@@ -169,9 +168,9 @@ func steeredText(changes []SteerChange, length time.Duration) string {
 	return strings.Join(parts, " and ")
 }
 
-// Steerable reports whether Pause and Pace have an effect. They need Config.Steerable. A segment
-// cannot be steered, because the other segments would not follow. The run of an agent can be
-// steered.
+// Steerable reports whether Pause and Pace have an effect. They need Config.Steerable. Normally the
+// run of a segment cannot be steered, because the other segments would not follow. The run of an
+// agent can be steered, because its controller steers all agents together.
 func (r *Run) Steerable() bool { return r.steer != nil }
 
 // Pause stops the arrivals if paused is true, and lets them continue otherwise. While the run is
@@ -186,15 +185,15 @@ func (r *Run) Pause(paused bool) {
 	r.steerTo(paused, st.Pace)
 }
 
-// Pace multiplies the rate of all steps by times. The rate stays between 0.01 times and 100 times
+// Pace multiplies the rate of all steps by factor. The rate stays between 0.01 times and 100 times
 // the rate of the scenario. Steps without a rate do not change. The verdict and the thresholds
 // change as with Pause. Any goroutine may call Pace.
-func (r *Run) Pace(times float64) {
-	if r.steer == nil || !(times > 0) {
+func (r *Run) Pace(factor float64) {
+	if r.steer == nil || !(factor > 0) {
 		return
 	}
 	st, _ := r.steer.state()
-	pace := st.Pace * times
+	pace := st.Pace * factor
 	if math.Abs(pace-1) < 0.005 { // after an increase and a decrease that cancel each other
 		pace = 1
 	}
@@ -227,8 +226,8 @@ func (r *Run) steerTo(paused bool, pace float64) {
 	}
 }
 
-// dueOf returns when request g of the step is due, since the step began. changed is closed when the
-// due time may have changed. changed is nil if the run cannot be steered.
+// dueOf returns when request g of the step is due, counted from the start of the step. The channel
+// changed is closed when the due time may have changed. It is nil if the run cannot be steered.
 func (s *stepRun) dueOf(g int64) (due time.Duration, changed <-chan struct{}) {
 	due = s.sched.dueTime(g)
 	if s.run.steer == nil {

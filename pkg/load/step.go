@@ -11,8 +11,8 @@ import (
 )
 
 // stepRun is one step of one phase during a run. The goroutines of its workers use it. The fields
-// up to recs do not change while the step sends. The fields after recs are atomic, or belong to the
-// coordinator.
+// up to recs do not change while the step sends. The fields from next to bulkTurn are safe for
+// concurrent use. The other fields belong to the coordinator.
 type stepRun struct {
 	*Step
 	phase  *PhaseSpec
@@ -48,8 +48,9 @@ type stepRun struct {
 
 const maxRecorders = 8
 
-// newStepRun compiles a step. first is the number of its first request. newStepRun returns an error
-// of notify.KindInvalid if the arrival of the step is wrong, for example if a trace cannot be read.
+// newStepRun compiles a step. The parameter first is the number of its first request. newStepRun
+// returns an error of notify.KindInvalid if the arrival of the step is wrong, for example if a trace
+// cannot be read.
 func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun, error) {
 	s := &stepRun{Step: st, phase: p, run: r, data: d, firstRequest: first, length: p.Duration.of() - st.Start.of(), plannedRequests: math.MaxInt64, mostRequests: math.MaxInt64}
 	if p.Duration == 0 {
@@ -77,7 +78,7 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 			s.plannedRequests = t.requests()
 			s.mostRequests = s.plannedRequests
 			if t.sizes != nil && st.Count > 0 {
-				return nil, notify.Invalid(codeScenario, "arrival.file", "says how many messages its requests have: the step has no count beside it")
+				return nil, notify.Invalid(codeScenario, "arrival.file", "the file gives the number of messages of each request, so the step must not have a count")
 			}
 			if t.sizes != nil {
 				s.sized = newSized(t, s.Size, s.local)
@@ -148,7 +149,7 @@ func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	return n
 }
 
-// intended returns how many messages are due when now has passed since the run's start.
+// intended returns how many messages are due at the run time now.
 func (s *stepRun) intended(now time.Duration) int64 {
 	begin := s.begin.Load()
 	if begin < 0 {
@@ -160,10 +161,10 @@ func (s *stepRun) intended(now time.Duration) int64 {
 	return s.messagesOf(s.run.cfg.Segment, s.countDue(now-time.Duration(begin)))
 }
 
-// send runs the workers of the step until the step ends. A request that was due before the end of
-// the phase, but was not sent, is sent late until overrun. Requests that were not sent until overrun
-// count as intended and not sent. If agents send the load, send only waits until the channel sent
-// is closed.
+// send runs the workers of the step until the step ends. A request may be due before the end of the
+// phase, but not sent by then. The workers send it late, until the time that overrun returns. A
+// request that was not sent by this time counts as intended and not sent. If agents send the load,
+// send starts no workers. It only waits until the channel sent is closed.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {
@@ -272,9 +273,9 @@ const maxBulk = 8192
 //
 // Only the worker that holds bulkTurn waits for messages and reserves them. After it has reserved
 // all due messages, it keeps bulkTurn for the next slot, too. So the other workers sleep. Without
-// this rule all 64 workers woke for every slot and only one of them found messages, which cost 4%
-// at 5M/s. If a worker could not reserve all due messages, it releases bulkTurn before it sends, so
-// that another worker can reserve the rest.
+// this rule all 64 workers woke for every slot, and only one of them found messages. That cost 4%
+// of a rate of 5M/s. If a worker could not reserve all due messages, it releases bulkTurn before it
+// sends, so that another worker can reserve the rest.
 func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
 	for mine := false; ; {

@@ -79,9 +79,9 @@ func ParseThreshold(expr string) (Condition, error) {
 		switch _, err := time.ParseDuration(right); {
 		case v == 0:
 		case c.left.isTime() && err != nil:
-			return c, fmt.Errorf("%q: %s is a time, and %q has no unit", expr, c.left.name, right)
+			return c, fmt.Errorf("%q: %s is a time, but %q has no unit such as ms or s", expr, c.left.name, right)
 		case !c.left.isTime() && err == nil:
-			return c, fmt.Errorf("%q: %s is a number, and %q is a time", expr, c.left.name, right)
+			return c, fmt.Errorf("%q: %s is a number, but %q is a time", expr, c.left.name, right)
 		}
 		return c, nil
 	}
@@ -90,7 +90,7 @@ func ParseThreshold(expr string) (Condition, error) {
 		return c, fmt.Errorf("%q: %w", expr, err)
 	}
 	if r.isTime() != c.left.isTime() {
-		return c, fmt.Errorf("%q: one of %s and %s is a time, the other a number", expr, c.left.name, r.name)
+		return c, fmt.Errorf("%q: cannot compare %s with %s: one is a time, and the other is a number", expr, c.left.name, r.name)
 	}
 	c.right = &r
 	return c, nil
@@ -151,22 +151,22 @@ func parseMetric(s string) (metric, error) {
 		k, v = strings.TrimSpace(k), strings.Trim(strings.TrimSpace(v), `"`)
 		switch {
 		case !ok || !slices.Contains(tagNames, k):
-			return m, fmt.Errorf("%q is not a tag: they are %s", kv, strings.Join(tagNames, ", "))
+			return m, fmt.Errorf("%q is not a tag such as step=otp; the tags are %s", kv, strings.Join(tagNames, ", "))
 		case m.tags[k] != "":
-			return m, fmt.Errorf("tag %s is there twice", k)
+			return m, fmt.Errorf("the tag %q occurs twice", k)
 		}
 		m.tags[k] = v
 	}
 	if len(m.tags) > 0 && !isTime && !slices.Contains(stepMetrics, m.name) {
-		return m, fmt.Errorf("%s is a metric of the whole run, so it has no tags", m.name)
+		return m, fmt.Errorf("the metric %s describes the whole run, so it has no tags", m.name)
 	}
 	if f[3] != "" {
 		d, err := time.ParseDuration(f[3])
 		if err != nil || d < time.Second {
-			return m, fmt.Errorf("%q is not a window: give a time of a second or more, such as 10s", f[3])
+			return m, fmt.Errorf("%q is not a window: a window is a time of a second or more, such as 10s", f[3])
 		}
 		if !slices.Contains([]string{"lag", "service", "response", "rate", "error_rate", "backlog_slope"}, m.name) {
-			return m, fmt.Errorf("%s has no windows", m.name)
+			return m, fmt.Errorf("the metric %s cannot have a window", m.name)
 		}
 		m.window = d
 	}
@@ -182,9 +182,9 @@ func parseMetric(s string) (metric, error) {
 func checkStat(m metric, isTime bool) error {
 	switch {
 	case isTime && !slices.Contains(statNames, m.stat):
-		return fmt.Errorf("%s needs one of .%s", m.name, strings.Join(statNames, ", ."))
+		return fmt.Errorf("the metric %s needs one of .%s", m.name, strings.Join(statNames, ", ."))
 	case !isTime && m.stat != "":
-		return fmt.Errorf("%s is a number: it has no .%s", m.name, m.stat)
+		return fmt.Errorf("the metric %s is a number, so it has no .%s", m.name, m.stat)
 	}
 	return nil
 }
@@ -205,8 +205,8 @@ func (c *Condition) holdsAtAnyRate() bool {
 	return slices.Contains(of, c.left.name) && (c.right == nil || slices.Contains(of, c.right.name))
 }
 
-// metricSource returns the value of a metric. final is true at the end of the run. known is false
-// if the metric has no value.
+// metricSource returns the value of a metric. The parameter final is true at the end of the run. The
+// result known is false if the metric has no value.
 type metricSource interface {
 	value(m *metric, final bool) (v float64, known bool)
 }
@@ -237,7 +237,8 @@ type watchedThreshold struct {
 	Threshold
 	cond  Condition
 	state ThresholdState
-	// missed is true if a condition with a window was missed before. Then it stays missed.
+	// missed is true if a condition with a window was missed before. Then the threshold stays
+	// missed.
 	missed bool
 }
 
@@ -253,8 +254,7 @@ func newWatched(ts []Threshold) ([]*watchedThreshold, error) {
 	return out, nil
 }
 
-// update judges the threshold when elapsed has passed since the run's start. It reports whether
-// state.OK changed.
+// update judges the threshold at the run time elapsed. It reports whether state.OK changed.
 func (w *watchedThreshold) update(f metricSource, elapsed time.Duration, final bool) (changed bool) {
 	if !final && elapsed < w.After.of() {
 		return false

@@ -64,12 +64,12 @@ func TestThresholdsRefused(t *testing.T) {
 		"lost{step=x} == 0":                 "no tags",
 		"lost.p99 == 0":                     "it has no",
 		"lost":                              "not a condition",
-		"lost[10s] == 0":                    "no windows",
+		"lost[10s] == 0":                    "cannot have a window",
 		"response[1ms].p99 < 5ms":           "not a window",
 		"lost == few":                       "no metric is called",
 		"lost < 5ms":                        "is a time",
 		"rate > 5m":                         "is a number",
-		"response.p99 < 2 * lost":           "the other a number",
+		"response.p99 < 2 * lost":           "the other is a number",
 		"response{step=a,step=b}.p99 < 5ms": "twice",
 	} {
 		if _, err := ParseThreshold(expr); err == nil || !strings.Contains(err.Error(), want) {

@@ -65,11 +65,11 @@ func (t *trace) addLine(words []string) error {
 	case err != nil || !(v >= 0 && v < 1e9):
 		return fmt.Errorf("%q is not a number of seconds", words[0])
 	case n > 0 && seconds(v) < t.begin[n-1]:
-		return fmt.Errorf("%s s is before the line above", words[0])
+		return fmt.Errorf("the time %s s is before the time of the line above", words[0])
 	case n == maxTrace:
-		return fmt.Errorf("more than %d lines", maxTrace)
+		return fmt.Errorf("the trace has more than %d lines", maxTrace)
 	case len(words) > 3:
-		return fmt.Errorf("%q is more than seconds, requests and the messages of each", strings.Join(words, " "))
+		return fmt.Errorf("%q has more than three numbers: seconds, number of requests, and messages of each request", strings.Join(words, " "))
 	}
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
@@ -129,9 +129,9 @@ func (t *trace) lineOf(i int64) int {
 	return n - 1
 }
 
-// linesAt describes all lines that have the same time as the given line. first is the number of
-// requests before these lines. count is the number of requests of these lines. width is the time over
-// which these requests are spread.
+// linesAt describes all lines that have the same time as the given line. The result first is the
+// number of requests before these lines. The result count is the number of requests of these lines.
+// The result width is the time over which these requests are spread.
 func (t *trace) linesAt(line int) (first, count int64, width time.Duration) {
 	from, to := line, line+1
 	for from > 0 && t.begin[from-1] == t.begin[line] {
@@ -184,11 +184,11 @@ func (t *trace) countDue(d time.Duration) int64 {
 	return first + min(count, n)
 }
 
-// busiest returns the number of messages in the busiest second. step is the size of requests whose
-// line gives no size. All requests of a line count at the time of the line.
-func (t *trace) busiest(step int) (most int64) {
+// busiest returns the number of messages in the busiest second. The parameter stepSize is the size of
+// requests whose line gives no size. All requests of a line count at the time of the line.
+func (t *trace) busiest(stepSize int) (most int64) {
 	of := func(line int) int64 {
-		size := int64(step)
+		size := int64(stepSize)
 		if len(t.sizes) > 0 && t.sizes[line] > 0 {
 			size = min(size, int64(t.sizes[line]))
 		}
@@ -204,8 +204,8 @@ func (t *trace) busiest(step int) (most int64) {
 	return most
 }
 
-// mulDiv returns a*b/c and the remainder. a*b may need more than 64 bits. a or b must be at most c,
-// so that the quotient fits into 64 bits.
+// mulDiv returns a*b/c and the remainder. The product may need more than 64 bits. At least one of its
+// two factors must be at most c, so that the quotient fits into 64 bits.
 func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	quotient, remainder := bits.Div64(hi, lo, uint64(c))
@@ -233,8 +233,8 @@ func newSized(t *trace, step int, local func(int64) int64) *traceSizes {
 	return s
 }
 
-// sizeOf returns the number of messages of each request of a line. It is at most the size of the
-// step, because the short form of a scenario may have reduced that size.
+// sizeOf returns the number of messages of each request of a line. The number is at most the size of
+// the step, because the short form of a scenario may have reduced the size of the step.
 func (s *traceSizes) sizeOf(line int) int {
 	if n := int(s.sizes[line]); n > 0 {
 		return min(n, s.step)

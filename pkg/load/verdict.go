@@ -102,15 +102,15 @@ func Judge(e *Evidence) Verdict {
 	switch {
 	case usedUp: // the intended rate was never sent, so the generator's share of the CPU shows nothing
 	case e.Share > 1:
-		say(GeneratorBound, "the scenario asks for %.2f times what this machine generates without a server", e.Share)
+		say(GeneratorBound, "the scenario asks for %.2f times the rate that this machine generates without a server", e.Share)
 	case e.Share > maxGeneratorShare && !e.Closed:
-		say(GeneratorBound, "generating takes %.0f%% of what this machine can generate; the limit is %.0f%%", e.Share*100, maxGeneratorShare*100)
+		say(GeneratorBound, "the scenario asks for %.0f%% of the rate that this machine generates without a server; the limit is %.0f%%", e.Share*100, maxGeneratorShare*100)
 	}
 	if sent < minSentShare && !usedUp {
-		say(GeneratorBound, "%.1f%% of what was due was sent: the workers took %.0f%% of their time to make and start requests", sent*100, (1-e.Waiting)*100)
+		say(GeneratorBound, "%.1f%% of the due messages were sent: the workers took %.0f%% of their time to make and start requests", sent*100, (1-e.Waiting)*100)
 	}
 	if e.Seconds > 0 && float64(e.Late) > maxLateShare*float64(e.Seconds) {
-		say(GeneratorBound, "it woke late in %d of %d seconds (p99 %v in the worst)", e.Late, e.Seconds, e.WakeP99.Round(time.Millisecond))
+		say(GeneratorBound, "it woke late in %d of %d seconds; in the worst second the p99 of the delays was %v", e.Late, e.Seconds, e.WakeP99.Round(time.Millisecond))
 	}
 	if starved {
 		say(GeneratorBound, "its process had all its CPUs busy in %d of %d seconds", e.Starved, e.Seconds)
@@ -119,7 +119,7 @@ func Judge(e *Evidence) Verdict {
 		say(SinkBound, "the backlog grew by %.0f%% of the accepted rate in the last third of sending", e.BacklogSlope*100)
 	}
 	if e.Sent > 0 && float64(e.Failed)/float64(e.Sent) > maxFailedShare {
-		say(SinkBound, "%.1f%% failed or were rejected", 100*float64(e.Failed)/float64(e.Sent))
+		say(SinkBound, "%.1f%% of the sent messages failed or were rejected", 100*float64(e.Failed)/float64(e.Sent))
 	}
 	if usedUp {
 		code := ConcurrencyBound
@@ -128,18 +128,18 @@ func Judge(e *Evidence) Verdict {
 		}
 		text := fmt.Sprintf("requests started late in %d of %d seconds", e.Queued, e.Seconds)
 		if sent < minSentShare {
-			text = fmt.Sprintf("%.1f%% of what was due was sent", sent*100)
+			text = fmt.Sprintf("%.1f%% of the due messages were sent", sent*100)
 		}
 		say(code, "%s: every worker waited for an answer (%.0f%% of its time); to offer more, raise workers", text, e.Waiting*100)
 	}
 	switch {
 	case e.Messages < minMessages:
-		say(Inconclusive, "too few messages: %d; the least is %d", e.Messages, minMessages)
+		say(Inconclusive, "too few messages: %d; a verdict needs at least %d", e.Messages, minMessages)
 	case e.Sending < minSending:
-		say(Inconclusive, "%v of sending are too short: the least is %v", e.Sending.Round(time.Millisecond), minSending)
+		say(Inconclusive, "the run sent messages for %v; a verdict needs at least %v", e.Sending.Round(time.Millisecond), minSending)
 	}
 	if e.Steal > maxSteal {
-		say(Inconclusive, "others took %.0f%% of the machine's time (steal)", e.Steal*100)
+		say(Inconclusive, "the hypervisor gave %.0f%% of the machine's time to other machines (steal)", e.Steal*100)
 	}
 	if e.Steered != "" {
 		say(Inconclusive, "the arrivals were changed by hand: %s", e.Steered)
@@ -156,6 +156,6 @@ func (v *Verdict) OfServer() bool {
 	return v.Code == Valid || v.Code == SinkBound || v.Code == ConcurrencyBound
 }
 
-// isLateWake reports whether workers woke so late in a second that its figures are distorted. wake
-// and response are the p99 of wake-ups and of response times.
+// isLateWake reports whether workers woke so late in a second that the figures of this second are
+// distorted. The parameters wake and response are the p99 of wake-ups and of response times.
 func isLateWake(wake, response time.Duration) bool { return wake > max(minLateWake, response/10) }

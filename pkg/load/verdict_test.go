@@ -20,11 +20,11 @@ func TestVerdict(t *testing.T) {
 		}
 	}
 	f(Valid, "", func(*Evidence) {})
-	f(GeneratorBound, "times what this machine generates", func(e *Evidence) { e.Share = 1.5 })
-	f(GeneratorBound, "90% of what this machine can", func(e *Evidence) { e.Share = 0.9 })
+	f(GeneratorBound, "times the rate that this machine generates", func(e *Evidence) { e.Share = 1.5 })
+	f(GeneratorBound, "90% of the rate that this machine generates", func(e *Evidence) { e.Share = 0.9 })
 	f(Valid, "", func(e *Evidence) { e.Share, e.Closed = 0.9, true })
 	f(GeneratorBound, "the workers took 80% of their time to make", func(e *Evidence) { e.Sent, e.Waiting = 9000, 0.2 })
-	f(ConcurrencyBound, "90.0% of what was due was sent: every worker waited for an answer (97%", func(e *Evidence) { e.Sent, e.Waiting = 9000, 0.97 })
+	f(ConcurrencyBound, "90.0% of the due messages were sent: every worker waited for an answer (97%", func(e *Evidence) { e.Sent, e.Waiting = 9000, 0.97 })
 	f(ConcurrencyBound, "late in 2 of 10 seconds: every worker", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 1, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.5 })
@@ -34,16 +34,16 @@ func TestVerdict(t *testing.T) {
 	// A used-up CPU and late wake-ups also make the workers wait longer.
 	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Sent, e.Waiting, e.Starved = 9000, 0.97, 6 })
 	f(GeneratorBound, "woke late", func(e *Evidence) { e.Sent, e.Waiting, e.Late = 9000, 0.97, 2 })
-	f(SinkBound, "5.0% failed or were rejected; 90.0% of what was due", func(e *Evidence) { e.Sent, e.Waiting, e.Failed = 9000, 0.97, 450 })
+	f(SinkBound, "5.0% of the sent messages failed or were rejected; 90.0% of the due messages", func(e *Evidence) { e.Sent, e.Waiting, e.Failed = 9000, 0.97, 450 })
 	f(GeneratorBound, "woke late in 2 of 10", func(e *Evidence) { e.Late = 2 })
 	f(Valid, "", func(e *Evidence) { e.Late = 1 })
 	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Starved = 6 })
 	f(Valid, "", func(e *Evidence) { e.Starved, e.Embedded = 6, true })
 	f(SinkBound, "backlog grew by 20%", func(e *Evidence) { e.BacklogSlope = 0.2 })
-	f(SinkBound, "5.0% failed", func(e *Evidence) { e.Failed = 500 })
+	f(SinkBound, "5.0% of the sent messages failed", func(e *Evidence) { e.Failed = 500 })
 	f(Inconclusive, "too few", func(e *Evidence) { e.Messages = 50 })
-	f(Inconclusive, "too short", func(e *Evidence) { e.Sending = time.Second / 2 })
-	f(Inconclusive, "others took 30%", func(e *Evidence) { e.Steal = 0.3 })
+	f(Inconclusive, "a verdict needs at least 1s", func(e *Evidence) { e.Sending = time.Second / 2 })
+	f(Inconclusive, "the hypervisor gave 30%", func(e *Evidence) { e.Steal = 0.3 })
 	f(Inconclusive, "stopped early", func(e *Evidence) { e.Partial = true })
 	// If the generator is the limit, the figures say nothing about the server.
 	f(GeneratorBound, "times", func(e *Evidence) { e.Share, e.BacklogSlope, e.Partial = 2, 1, true })
@@ -99,7 +99,7 @@ func TestSlowServer(t *testing.T) {
 		least         time.Duration // lower bound of the longest response time
 		want, because string
 	}{
-		"answers of 3 s":   {rate: 100, latency: 3 * time.Second, workers: 8, sent: 40, least: 14 * time.Second, want: ConcurrencyBound, because: "4.0% of what was due was sent: every worker waited for an answer (100% "},
+		"answers of 3 s":   {rate: 100, latency: 3 * time.Second, workers: 8, sent: 40, least: 14 * time.Second, want: ConcurrencyBound, because: "4.0% of the due messages were sent: every worker waited for an answer (100% "},
 		"all sent, late":   {rate: 60, latency: 100 * time.Millisecond, workers: 5, sent: 600, least: 2 * time.Second, want: ConcurrencyBound, because: "requests started late in "},
 		"CPU used up":      {rate: 60, latency: 100 * time.Millisecond, workers: 5, sent: 600, health: busy, want: GeneratorBound, because: "had all its CPUs busy"},
 		"scheduling late":  {rate: 100, latency: 3 * time.Second, workers: 8, sent: 24, stall: 2 * time.Second, want: GeneratorBound, because: "it woke late in "},

@@ -8,8 +8,9 @@ import (
 )
 
 // prepareRequest makes the body of request g and waits until the request is due. It makes the body
-// before the due time, because the generator needs that time, not the server. ok is false if the
-// request must not be sent. waited is true if the worker began to wait before the due time.
+// before the due time. So the time that this takes does not count as time of the server. The result
+// ok is false if the request must not be sent. The result waited is true if the worker began to
+// wait before the due time.
 func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte, start time.Time, g int64) (due time.Duration, waited, ok bool) {
 	begin := time.Duration(s.begin.Load())
 	for {
@@ -59,9 +60,9 @@ func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 	return true
 }
 
-// waitOrChanged waits until d has passed since start. It returns true if changed is closed before
-// that. It returns false when d has passed or ctx ends. If d is never, only changed and ctx end the
-// wait.
+// waitOrChanged waits until the time d has passed since start. It returns true if the channel changed
+// is closed before that. It returns false when d has passed or ctx ends. If d is never, only the
+// channel changed and ctx end the wait.
 func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, changed <-chan struct{}) bool {
 	var over <-chan time.Time
 	if d != never {
@@ -82,9 +83,11 @@ func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, change
 	return false
 }
 
-// waitUntil sleeps until the time at. It returns false if ctx ends first. It returns at once if at
-// has passed, because a late request is sent and not skipped.
-func waitUntil(ctx context.Context, at time.Time) bool { return notify.Sleep(ctx, time.Until(at)) }
+// waitUntil sleeps until the given moment. It returns false if ctx ends first. If the moment has
+// passed, it returns at once, because a late request is sent and not skipped.
+func waitUntil(ctx context.Context, moment time.Time) bool {
+	return notify.Sleep(ctx, time.Until(moment))
+}
 
 // probeEvery is how often the probe checks whether the generator wakes on time.
 const probeEvery = 10 * time.Millisecond

@@ -154,7 +154,7 @@ func (a *apnsServer) checkHeaders(r *http.Request) string {
 }
 
 // apnsPayload holds the fields of a payload that the simulator reads. User data are top-level
-// fields, like aps. seq may be a number or a text.
+// fields, like aps. The field seq may be a number or a text.
 type apnsPayload struct {
 	APS json.RawMessage `json:"aps"`
 	ID  string          `json:"ntf"`
@@ -186,7 +186,7 @@ func (a *apnsServer) fault(r *Rule, now time.Time) providerAnswer {
 }
 
 // apnsError returns an error answer. If status is 0, it uses the status that belongs to the reason.
-// Only an answer 410 contains the time since.
+// An answer with the status 410 also contains a time, the parameter since.
 func apnsError(reason string, status int, since time.Time) providerAnswer {
 	status = intOr(status, apnsReasons[reason])
 	body := fmt.Appendf(nil, `{"reason":%q}`, reason)

@@ -23,8 +23,8 @@ type tokenChecker struct {
 	parserCfg      *jwt.Parser
 }
 
-// tokensKept is the most tokens that a tokenChecker remembers. When there are more, it forgets all
-// of them.
+// tokensKept is the most tokens that a tokenChecker remembers. Before it would remember more tokens,
+// it forgets all of them.
 const tokensKept = 256
 
 // clockSkew is how far in the future the issue time of a token may be.
@@ -67,8 +67,9 @@ func (t *tokenChecker) checkToken(r *http.Request, now time.Time) string {
 	return ""
 }
 
-// useToken records the token of a request. It returns false if the connection changed its token too
-// soon, and until the time floor has passed since the last change.
+// useToken records the token of a request. It returns false if the connection changes its token
+// before the time floor has passed since the last change. Then it returns false for every request
+// until this time has passed.
 func (c *apnsConn) useToken(token string, now time.Time, floor time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -46,7 +46,7 @@ func parseSecret(text string) ([]byte, error) {
 	raw, ok := strings.CutPrefix(text, "whsec_")
 	key, err := base64.StdEncoding.DecodeString(raw)
 	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
-		return nil, notify.Invalid("bad_secret", "secret", "must be whsec_ and 24 to 64 bytes in base64")
+		return nil, notify.Invalid("bad_secret", "secret", "must be whsec_ followed by 24 to 64 bytes in base64")
 	}
 	return key, nil
 }
@@ -73,7 +73,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			status = http.StatusRequestEntityTooLarge
 		}
-		http.Error(w, "body not read", status)
+		http.Error(w, "the body could not be read", status)
 		return
 	}
 	now := c.s.now()
@@ -94,7 +94,8 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if got.Signature == SignatureBad && c.strict.Load() {
 		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
 	}
-	// Rules match the path as the account, and the trigger id as prefix of the address and as id.
+	// For the rules, the path is the account of the call. The trigger id is both the address and the
+	// id of the receiver.
 	p := c.s.rules.decide(&providerCall{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
 	silent := false
 	if f := p.fault; f != nil {

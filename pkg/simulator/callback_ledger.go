@@ -160,8 +160,8 @@ func (l *callLedger) add(c Call) {
 	l.oldestContent = (l.oldestContent + 1) % contentKeep
 }
 
-// countLateness counts how late the first call of a trigger is. If the call is early, it counts
-// only that.
+// countLateness counts how late the first call of a trigger is. An early call is counted only in
+// Early and Timed.
 func (l *callLedger) countLateness(c *Call) {
 	if c.Due == 0 {
 		return

@@ -33,14 +33,14 @@ func validReceiptCode(p Provider, code string) error {
 	switch p {
 	case Twilio:
 		if n, err := strconv.Atoi(code); err != nil || n < 30000 || n > 39999 {
-			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not an error code of a message, from 30000 to 39999", code))
+			return notify.Invalid("bad_code", "code", fmt.Sprintf("must be a Twilio error code of a message, from 30000 to 39999, not %q", code))
 		}
 		return nil
 	case SendGrid:
 		if _, ok := mailEvents[code]; !ok {
-			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not bounce, blocked, dropped, deferred, spamreport or unsubscribe", code))
+			return notify.Invalid("bad_code", "code", fmt.Sprintf("must be bounce, async_bounce, blocked, dropped, deferred, spamreport or unsubscribe, not %q", code))
 		}
 		return nil
 	}
-	return notify.Invalid("no_receipts", "provider", "a receipt rule names twilio or sendgrid: the others send no receipts")
+	return notify.Invalid("no_receipts", "provider", "must be twilio or sendgrid if do is \"receipt\": the other providers send no receipts")
 }

@@ -42,7 +42,7 @@ type Config struct {
 
 	// LedgerMemory is about how many bytes of memory the ledger may use. The ledger stores the rest
 	// in unlinked files in Dir, or in the system's folder for temporary files. See Ledger for the
-	// bytes that a receiver needs there.
+	// bytes that a receiver needs in these files.
 	LedgerMemory int `default:"1073741824" min:"1048576"`
 
 	// InboxSize is the number of messages that the inbox keeps.
@@ -62,8 +62,8 @@ type APNsConfig struct {
 	// Topic is the bundle id. Topics that begin with the bundle id and a dot are accepted, too.
 	Topic   string `default:"com.example.notifyd"`
 	Streams int    `default:"1000" min:"1"` // MAX_CONCURRENT_STREAMS of a connection
-	// FirstStreams is the limit of a connection until APNs has accepted a provider token on it.
-	// Real APNs begins with one stream. 0: the limit is Streams from the start.
+	// FirstStreams is the stream limit of a connection until APNs has accepted a provider token on
+	// it. Real APNs begins with one stream. 0: the limit is Streams from the start.
 	FirstStreams int           `min:"0"`
 	Latency      Latency       // default: no latency
 	TokenTTL     time.Duration `default:"1h" above:"0"` // age at which a provider token has expired

@@ -29,29 +29,29 @@ import (
 //	PUT    /control/apns                       a Wire
 //	GET    /control/receipts                   the settings and counts
 //	PUT    /control/receipts                   Receipts
-//	PUT    /control/optouts/{phone}            refuse with 21610; DELETE undoes it
+//	PUT    /control/optouts/{phone}            refuse messages with 21610; DELETE ends this
 //	POST   /control/reset                      calls Reset
 //	GET    /ledger/totals?settle=              settle=true: first compare the waiting deliveries
 //	                                           (order.pending)
 //	GET    /ledger?id=                         404 for an unknown id
 //	GET    /ledger/duplicates?limit=           reads pairs until all duplicates are found
-//	GET    /ledger/bases                       reads all pairs: minutes at a billion
+//	GET    /ledger/bases                       reads all pairs; takes minutes for a billion pairs
 //	GET    /ledger/base?base=&expected=&bits=  missing receivers of a fan-out; bits=true: one bit per
 //	                                           index
 //	GET    /ledger/order                       order of all deliveries so far; examples only while all
 //	                                           users fit into memory
-//	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address), of ids made since
-//	                                           then
+//	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address); only ids that were
+//	                                           made at this time or later
 //	GET    /ledger/arrivals?since=             first deliveries in order, from a cursor on, for
 //	                                           ParseArrivals;
 //	                                           Ledger-Cursor is the next cursor. since=end: no rows,
 //	                                           only the cursor
-//	POST   /ledger/check                       ids, one per line; returns those that were not delivered
+//	POST   /ledger/check                       ids, one per line; returns the ids that were not delivered
 //	DELETE /ledger                             forget everything
 //	GET    /callbacks/totals                   counts and lateness of the calls of triggers
 //	GET    /callbacks?id=                      calls of one trigger, the latest 1,000 with header and
 //	                                           body; 404 if there were none
-//	GET    /callbacks/dump?since_ms=           NDJSON, one line per call since then
+//	GET    /callbacks/dump?since_ms=           NDJSON, one line per call at this time or later
 //	PUT    /callbacks/secret                   {"secret"}: the secret that must sign the calls
 //	DELETE /callbacks                          forget everything
 //	GET    /healthz
@@ -87,10 +87,10 @@ func serveValue(mux *http.ServeMux, path string, v func() any) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, v()) })
 }
 
-// serveAction serves a route that calls do and then answers 204.
-func serveAction(mux *http.ServeMux, pattern string, do func(r *http.Request) error) {
+// serveAction serves a route that calls action and then answers 204.
+func serveAction(mux *http.ServeMux, pattern string, action func(r *http.Request) error) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		if err := do(r); err != nil {
+		if err := action(r); err != nil {
 			writeError(w, err)
 			return
 		}
@@ -98,14 +98,14 @@ func serveAction(mux *http.ServeMux, pattern string, do func(r *http.Request) er
 	})
 }
 
-// serveSetting is like serveAction, but passes the JSON body of the request to do.
-func serveSetting[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
+// serveSetting is like serveAction, but passes the JSON body of the request to action.
+func serveSetting[T any](mux *http.ServeMux, pattern string, action func(v T) error) {
 	serveAction(mux, pattern, func(r *http.Request) error {
 		var v T
 		if err := readJSON(r, &v); err != nil {
 			return err
 		}
-		return do(v)
+		return action(v)
 	})
 }
 
@@ -292,16 +292,17 @@ func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// queryUint reads a number from the query. If the query does not contain it, queryUint returns def.
-// If it is not a number from 0 to most, queryUint answers 400 and returns false.
-func queryUint(w http.ResponseWriter, r *http.Request, name string, def, most uint64) (uint64, bool) {
+// queryUint reads a number from the query. If the query does not contain the number, queryUint
+// returns def. If the text is not a number from 0 to limit, queryUint answers 400 and returns
+// false.
+func queryUint(w http.ResponseWriter, r *http.Request, name string, def, limit uint64) (uint64, bool) {
 	text := r.FormValue(name)
 	if text == "" {
 		return def, true
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n > most {
-		writeError(w, notify.Invalid("bad_number", name, "must be a number from 0 to "+strconv.FormatUint(most, 10)))
+	if err != nil || n > limit {
+		writeError(w, notify.Invalid("bad_number", name, "must be a number from 0 to "+strconv.FormatUint(limit, 10)))
 		return 0, false
 	}
 	return n, true

@@ -35,16 +35,16 @@
 // # Callbacks
 //
 // A fifth listener receives the calls of triggers (callback.go). It answers 200, checks the
-// signature, and records the time of every call. If the callback URL has a query parameter due=<ms
-// since 1970>, it measures how late the first call was. It counts first calls that came before that
-// time.
+// signature, and records the time of every call. The callback URL may have a query parameter due=<ms
+// since 1970>. Then the listener measures how late the first call was, and counts first calls that
+// came before the due time.
 //
 // # Faults
 //
-// A [Rule] says which requests it applies to: by provider, account, IP pool or prefix of the
-// address. It says to how many of them it applies: to a share, to the next n, or until a moment.
-// And it says what happens to these requests. A share selects requests by a pure function of the
-// seed, the rule and the number of requests that have matched the rule. Rules are added by
+// A [Rule] describes requests by provider, account, IP pool or prefix of the address. It selects a
+// share of these requests, the next n requests, or all requests until a moment. And it says what
+// happens to the selected requests. A share selects requests by a pure function of the seed, the
+// rule and the number of requests that have matched the rule. Rules are added by
 // [Simulator.AddRule] or over HTTP on the control listener. The control listener also serves the
 // ledger and the inbox page; control.go lists its routes.
 //

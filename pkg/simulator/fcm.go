@@ -25,7 +25,7 @@ type fcmServer struct {
 func newFCM(s *Simulator) *fcmServer {
 	f := &fcmServer{sim: s, tokens: newOAuth(s)}
 	if s.cfg.FCM.Quota > 0 {
-		// The minutes of a project do not begin at the minutes of the clock.
+		// The minutes of a project's quota do not begin with the minutes of the clock.
 		f.quota = newWindow(uint64(s.cfg.FCM.Quota), time.Minute, time.Duration(mixHash(s.seed, 6)%uint64(time.Minute)))
 	}
 	if s.cfg.FCM.PerDevice > 0 {

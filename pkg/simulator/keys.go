@@ -42,7 +42,7 @@ func newSeed(dir string, n uint64) (seed, error) {
 		var s seed
 		raw, err := hex.DecodeString(strings.TrimSpace(string(text)))
 		if err != nil || len(raw) != len(s) {
-			return seed{}, fmt.Errorf("%s does not hold a seed", path)
+			return seed{}, fmt.Errorf("%s must hold a seed of 64 hexadecimal digits, but does not", path)
 		}
 		copy(s[:], raw)
 		return s, nil
@@ -76,7 +76,7 @@ func (s seed) hex(label string) string {
 	return hex.EncodeToString(d[:16])
 }
 
-// code returns n letters and digits that look like an id of Apple. n is at most 52.
+// code returns n letters and digits that look like an id of Apple. The number n must be at most 52.
 func (s seed) code(label string, n int) string {
 	d := s.derive(label)
 	return base32.StdEncoding.EncodeToString(d[:])[:n]
@@ -95,7 +95,7 @@ func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
 			return k, nil
 		}
 	}
-	return nil, errors.New("no P-256 key in the seed")
+	return nil, errors.New("no P-256 key could be derived from the seed")
 }
 
 // rsa returns a 2048-bit RSA key. crypto/rsa cannot make a key from a seed, so rsa finds the two

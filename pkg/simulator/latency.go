@@ -10,7 +10,7 @@ import (
 
 // Latency describes how long a provider takes to answer. The zero value means that it answers at
 // once. If P99 is 0, every answer takes Median. Otherwise the distribution is lognormal, because
-// the latencies of real providers have such tails.
+// the latencies of real providers have a long tail, too.
 type Latency struct {
 	Median Duration `json:"median"`
 	P99    Duration `json:"p99"` // 0, or at least Median
@@ -27,7 +27,7 @@ func Lognormal(median, p99 time.Duration) Latency {
 // z99 is the 99th percentile of the standard normal distribution.
 const z99 = 2.3263478740408408
 
-// atQuantile returns the latency at quantile u. u is between 0 and 1.
+// atQuantile returns the latency at a quantile u between 0 and 1.
 func (l Latency) atQuantile(u float64) time.Duration {
 	if l.P99 <= l.Median || l.Median <= 0 {
 		return time.Duration(l.Median)
@@ -39,12 +39,13 @@ func (l Latency) atQuantile(u float64) time.Duration {
 
 func (l Latency) validate(field string) error {
 	if l.Median < 0 || l.P99 < 0 || (l.P99 > 0 && l.P99 < l.Median) || (l.P99 > 0 && l.Median == 0) {
-		return notify.Invalid("bad_latency", field, "median and p99 must not be negative; p99 needs a median above 0 and must not be below it")
+		return notify.Invalid("bad_latency", field, "median and p99 must not be negative; if p99 is set, median must be above 0 and not above p99")
 	}
 	return nil
 }
 
-// sleepOrStop sleeps for d. It returns false if ctx ends or stop is closed before that.
+// sleepOrStop sleeps for the time d. It returns false if ctx ends or the channel stop is closed
+// first.
 func sleepOrStop(ctx context.Context, stop <-chan struct{}, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

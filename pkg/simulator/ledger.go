@@ -18,8 +18,8 @@ type Outcome uint8
 
 // The outcomes. A receiver is taken if the provider acts on the request, so that the message counts
 // as delivered. Accepted and ambiguous receivers are taken. Ambiguous means that the caller does
-// not know this: the connection was reset, there was no answer, or a gateway answered with an
-// error.
+// not know that the receiver was taken: the connection was reset, there was no answer, or a gateway
+// answered with an error.
 const (
 	Rejected Outcome = iota
 	Accepted
@@ -56,8 +56,8 @@ type ledgerEntry struct {
 // taken again, it counts a duplicate. A user with two devices makes two pairs with one id.
 // Addresses are compared by 32 bits of a hash.
 //
-// The memory of a Ledger is bounded. The rest of its data is in unlinked files. A delivered
-// receiver of a fan-out needs 11 bytes there, and a delivered single 38 bytes. A row of arrivals
+// The memory of a Ledger is bounded. The rest of its data is in unlinked files. In the files a
+// delivered receiver of a fan-out needs 11 bytes, and a delivered single 38 bytes. A row of arrivals
 // needs 28 bytes, and the order of a user at an address 24 bytes. A call that records a receiver
 // sometimes also writes a file. Other calls continue during that write.
 //
@@ -95,11 +95,11 @@ type providerCount struct {
 	status map[int]uint64
 }
 
-// NewLedger returns an empty Ledger that uses about memory bytes of memory. It stores the rest in
-// files in dir. If dir is empty, it uses the system's folder for temporary files. The memory has
-// four equal parts: pairs that change, pairs that are being written, the order of users, and the
-// indexes of pairs on disk. The indexes grow by 2 bytes for each single and by 0.1 bytes for each
-// receiver of a fan-out.
+// NewLedger returns an empty Ledger. The parameter memory is about how many bytes of memory it
+// uses. It stores the rest in files in dir. If dir is empty, it uses the system's folder for
+// temporary files. The memory has four equal parts: pairs that change, pairs that are being
+// written, the order of users, and the indexes of pairs on disk. The indexes grow by 2 bytes for
+// each single and by 0.1 bytes for each receiver of a fan-out.
 func NewLedger(dir string, memory int) *Ledger {
 	l := &Ledger{dir: dir, memory: memory}
 	l.writeEnded.L = &l.mu
@@ -195,9 +195,9 @@ func (l *Ledger) spillIfFull() {
 	}
 }
 
-// mergeOrders compares the order events that wait. It releases the lock during the merge. If
-// another call is merging, mergeOrders waits for that call if wait is true, and returns at once
-// otherwise. The caller holds the lock.
+// mergeOrders compares the order events that wait. It releases the lock during the merge. If another
+// call is merging, the parameter wait decides: if it is true, mergeOrders first waits for that call;
+// otherwise it returns at once. The caller holds the lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {

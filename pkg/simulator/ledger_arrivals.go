@@ -90,15 +90,15 @@ func (a *arrivalLog) frozenWritten() {
 	a.spare, a.frozen = a.frozen, nil
 }
 
-// inMemory copies rows that begin at the cursor from; most is the largest number of bytes. The row
+// inMemory copies rows, beginning with the row at the cursor, but not more bytes than limit. The row
 // at the cursor must be in memory.
-func (a *arrivalLog) inMemory(from int64, most int) (out []byte) {
+func (a *arrivalLog) inMemory(cursor int64, limit int) (out []byte) {
 	a.lastRowOpen = false
-	skip := int(from-a.onDisk) * arrivalBytes
+	skip := int(cursor-a.onDisk) * arrivalBytes
 	for _, part := range [][]byte{a.frozen, a.growing} {
 		n := min(skip, len(part))
 		skip -= n
-		out = append(out, part[n:min(len(part), n+most-len(out))]...)
+		out = append(out, part[n:min(len(part), n+limit-len(out))]...)
 	}
 	return out
 }

@@ -17,10 +17,10 @@ import (
 //	{"seq":1,"at":1790000000000000000,"provider":"apns","outcome":"accepted","status":200,
 //	 "id":"ntf_...","attempt":"...","addr":"<16 hex digits>","usr":"u1","useq":7}
 //
-// at is in Unix nanoseconds. addr is the 64-bit xxHash of the address. Empty fields are left out. A
-// line is in the file at most flushEvery after it was appended. A crash of the simulator may lose
-// such lines. This is acceptable, because the tests kill only notifyd, and the simulator then runs
-// in a process of its own.
+// The field "at" is in Unix nanoseconds. The field "addr" is the 64-bit xxHash of the address.
+// Empty fields are left out. A line is in the file at most flushEvery after it was appended. A
+// crash of the simulator may lose lines that are not in the file yet. This is acceptable, because
+// the tests kill only notifyd, and the simulator then runs in a process of its own.
 type ledgerFile struct {
 	writeMu sync.Mutex // held during a write; must be locked before mu
 	f       *os.File
@@ -94,7 +94,7 @@ func parseLedgerLine(line []byte) (ledgerEntry, error) {
 		return ledgerEntry{}, err
 	}
 	if v.Provider < 1 || v.Provider > receiverProviders {
-		return ledgerEntry{}, fmt.Errorf("provider %d has no receivers", v.Provider)
+		return ledgerEntry{}, fmt.Errorf("the provider %s has no receivers", v.Provider)
 	}
 	addr, err := strconv.ParseUint(v.Addr, 16, 64)
 	if err != nil {

@@ -22,8 +22,8 @@ type orderEvent struct {
 	firstTry, firstDelivery bool
 }
 
-// compare compares an event with earlier events. lateTry is true if the attempt came out of order,
-// and late is true if the delivery came out of order.
+// compare compares an event with earlier events. The result lateTry is true if the attempt came out
+// of order. The result late is true if the delivery came out of order.
 func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) {
 	now = was
 	if e.firstTry {
@@ -62,20 +62,20 @@ func newUserOrders(dir string, budget int) *userOrders {
 	return &userOrders{dir: dir, maxInMemory: max(budget/64, 1), mergeAt: max(budget/4/24, 1), users: map[uint64]userOrder{}}
 }
 
-// addEvent adds an event. If the users are in memory, it compares the event at once; was is the
-// state of the user before the event. Otherwise the event waits for a merge.
-func (o *userOrders) addEvent(e *orderEvent) (was userOrder, lateTry, late bool) {
+// addEvent adds an event. If the users are in memory, it compares the event at once. Then the result
+// before is the state of the user before the event. Otherwise the event waits for a merge.
+func (o *userOrders) addEvent(e *orderEvent) (before userOrder, lateTry, late bool) {
 	if o.users == nil {
 		if o.err == nil {
 			o.waiting = append(o.waiting, *e)
 		}
-		return was, false, false
+		return before, false, false
 	}
-	was = o.users[e.key]
-	o.users[e.key], lateTry, late = was.compare(e)
+	before = o.users[e.key]
+	o.users[e.key], lateTry, late = before.compare(e)
 	o.late += b2u(late)
 	o.lateTries += b2u(lateTry)
-	return was, lateTry, late
+	return before, lateTry, late
 }
 
 // full reports whether a merge is due.

@@ -128,8 +128,8 @@ func (t *pairTable) placeOf(k *pageKey) (uint32, bool) {
 	return at, ok
 }
 
-// slotOf returns slot i of a page, or an unused slot if the table does not contain slot i. alone is
-// true if also no older version of the unused slot exists.
+// slotOf returns slot i of a page, or an unused slot if the table does not contain slot i. For an
+// unused slot the result alone is true if no older version of the slot exists anywhere.
 func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	at, ok := t.placeOf(k)
 	switch {
@@ -145,8 +145,8 @@ func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	return pairSlot{}, p.onlyVersion
 }
 
-// setSlot sets slot i of a page. Before it adds a new page, it calls alone: that function returns
-// true if the page has no older version.
+// setSlot sets slot i of a page. Before it adds a new page, it calls the function alone, which
+// returns true if the page has no older version.
 func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey) bool) {
 	at, ok := t.placeOf(k)
 	if !k.fan {

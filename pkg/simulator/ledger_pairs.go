@@ -67,22 +67,22 @@ func (p *pairStore) isAlone(k *pageKey) bool {
 	return !slices.ContainsFunc(p.runs, func(r *ledgerRun) bool { return r.mayHold(k) })
 }
 
-// loadPage collects the newest versions of all slots of a page in out. It returns false if no slot
+// loadPage collects the newest versions of all slots of a page in page. It returns false if no slot
 // is used.
-func (p *pairStore) loadPage(k *pageKey, out *pairPage) bool {
-	p.hotTable.loadPage(k, out)
+func (p *pairStore) loadPage(k *pageKey, page *pairPage) bool {
+	p.hotTable.loadPage(k, page)
 	if p.frozenTable != nil && p.frozenTable.loadPage(k, &p.pageBuf) {
-		out.add(&p.pageBuf)
+		page.add(&p.pageBuf)
 	}
 	for _, r := range slices.Backward(p.runs) {
 		switch ok, err := r.loadPage(k, &p.pageBuf); {
 		case err != nil:
 			p.noteError(err)
 		case ok:
-			out.add(&p.pageBuf)
+			page.add(&p.pageBuf)
 		}
 	}
-	return out.seen != 0
+	return page.seen != 0
 }
 
 func (p *pairStore) noteError(err error) {
@@ -121,10 +121,10 @@ func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	return h
 }
 
-// full reports whether hotTable must be frozen. beside is the number of bytes of other memory that
-// counts together with hotTable.
-func (p *pairStore) full(beside int) bool {
-	return p.err == nil && len(p.hotTable.places) > 0 && p.hotTable.bytes()+beside >= p.budget
+// full reports whether hotTable must be frozen. The parameter otherBytes is the size of other memory
+// that counts together with hotTable.
+func (p *pairStore) full(otherBytes int) bool {
+	return p.err == nil && len(p.hotTable.places) > 0 && p.hotTable.bytes()+otherBytes >= p.budget
 }
 
 // freeze replaces hotTable with an empty table and returns the old table. The caller must write the

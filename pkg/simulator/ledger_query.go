@@ -16,7 +16,7 @@ type Totals struct {
 	// Receivers is the number of receivers in these requests. Only a request to SendGrid can have
 	// several.
 	Receivers  uint64 `json:"receivers"`
-	Accepted   uint64 `json:"accepted"`   // receivers answered 2xx
+	Accepted   uint64 `json:"accepted"`   // receivers of requests that were answered with 2xx
 	Ambiguous  uint64 `json:"ambiguous"`  // receivers that were taken, but the caller does not know it
 	Rejected   uint64 `json:"rejected"`   // receivers that were refused, or whose connection ended before they were taken
 	IDs        uint64 `json:"ids"`        // distinct notification ids taken
@@ -141,7 +141,7 @@ type BaseReport struct {
 	Deliveries uint64  `json:"deliveries"` // distinct (index, address) pairs that were delivered
 	Duplicates uint64  `json:"duplicates"`
 	MissingN   uint64  `json:"missing_count"`    // number of indexes below Expected that were not delivered
-	Missing    []Range `json:"missing"`          // the first maxRanges ranges of such indexes
+	Missing    []Range `json:"missing"`          // ranges of these indexes; only the first maxRanges ranges
 	Beyond     uint64  `json:"beyond,omitempty"` // number of delivered indexes that are not below Expected
 	// Bits is set only if the caller wants bits. Bit i is set if index i below Expected was
 	// delivered. The lowest bit of a byte comes first.
@@ -277,9 +277,9 @@ func (l *Ledger) Bases() []BaseCount {
 	return out
 }
 
-// Duplicates returns at most limit pairs that were taken more than once. recent holds the details
-// of the last duplicates, in order. Duplicates reads pairs until it has found all duplicates or
-// limit pairs.
+// Duplicates returns at most limit pairs that were taken more than once. The result recent holds
+// the details of the last duplicates, in order. Duplicates reads pairs until it has found all
+// duplicates or limit pairs.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
 	rest := l.Summary().Duplicates
@@ -319,24 +319,25 @@ func (l *Ledger) arrivalsEnd() int64 {
 	return l.arrivals.rows()
 }
 
-// Arrivals returns rows that begin at the cursor from, and the cursor that follows them. It returns
-// an error of notify.KindInvalid if the cursor is after the end. This happens after a Reset.
-func (l *Ledger) Arrivals(from int64) (rows []byte, next int64, err error) {
+// Arrivals returns rows, beginning with the row at the cursor, and the cursor for the next call. It
+// returns an error of notify.KindInvalid if the cursor is after the end. This happens after a
+// Reset.
+func (l *Ledger) Arrivals(cursor int64) (rows []byte, next int64, err error) {
 	l.mu.Lock()
 	a := l.arrivals
 	end, onDisk := a.rows(), a.onDisk
-	if from >= onDisk && from <= end {
-		rows = a.inMemory(from, maxArrivalsAnswer)
+	if cursor >= onDisk && cursor <= end {
+		rows = a.inMemory(cursor, maxArrivalsAnswer)
 	}
 	l.mu.Unlock()
-	if from < 0 || from > end {
-		return nil, 0, notify.Invalid("bad_cursor", "since", fmt.Sprintf("is a cursor of this ledger, which ends at %d: it has been reset", end))
+	if cursor < 0 || cursor > end {
+		return nil, 0, notify.Invalid("bad_cursor", "since", fmt.Sprintf("is the cursor %d, but the ledger ends at the cursor %d: it has been reset", cursor, end))
 	}
-	if from < onDisk { // rows on disk do not change, so they can be read without a lock
-		rows = make([]byte, min(maxArrivalsAnswer, (onDisk-from)*arrivalBytes))
-		if _, err := a.f.ReadAt(rows, from*arrivalBytes); err != nil {
+	if cursor < onDisk { // rows on disk do not change, so they can be read without a lock
+		rows = make([]byte, min(maxArrivalsAnswer, (onDisk-cursor)*arrivalBytes))
+		if _, err := a.f.ReadAt(rows, cursor*arrivalBytes); err != nil {
 			return nil, 0, fmt.Errorf("arrivals: %w", unexpectedEOF(err))
 		}
 	}
-	return rows, from + int64(len(rows))/arrivalBytes, nil
+	return rows, cursor + int64(len(rows))/arrivalBytes, nil
 }

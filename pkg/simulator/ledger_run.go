@@ -20,10 +20,10 @@ import (
 //
 // The head of a page is
 //
-//	flags     1   fan-out; more: the page has a layer
+//	flags     1   the flags below; flagMore: the page has a layer above 0
 //	base     16
 //	page      4   fan-out only
-//	layer     2   with more only
+//	layer     2   with flagMore only
 //	seen      8   fan-out only
 //	short     8   fan-out only: which slots have the short form; for a single this is a bit of flags
 //	at        8   earliest time of the slots
@@ -62,8 +62,7 @@ const (
 	flagCounted // in a full slot: idCounted is true
 )
 
-// tempFile makes an unlinked file in dir. The disk gets its space back in whatever way the process
-// ends.
+// tempFile makes an unlinked file in dir. The disk gets the space back even if the process is killed.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "notifyd-ledger-")
 	if err == nil {
@@ -72,8 +71,8 @@ func tempFile(dir string) (*os.File, error) {
 	return f, err
 }
 
-// writeRun writes a table to a new run. The table must not change during the call. keys is memory
-// for the keys of the table; calls one after the other can use the same memory.
+// writeRun writes a table to a new run. The table must not change during the call. The parameter keys
+// is memory for the keys of the table; calls one after the other can use the same memory.
 func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	list := (*keys)[:0]
 	for k := range t.places {
@@ -112,8 +111,8 @@ func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	return r, nil
 }
 
-// isShort reports whether the slot can have the short form. first is the first slot of its page,
-// and at is the earliest time of the page.
+// isShort reports whether the slot can have the short form. The parameter first is the first slot of
+// its page, and at is the earliest time of the page.
 func (s *pairSlot) isShort(k *pageKey, first *pairSlot, at int64) bool {
 	return s.attempts == 1 && s.deliveries == 1 && s.idCounted == (k.layer == 0) &&
 		s.provider == first.provider && s.status == first.status && s.at-at <= math.MaxUint32
@@ -302,8 +301,8 @@ const (
 
 func newFilter(n int) bloomFilter { return make(bloomFilter, n*filterBits/64+1) }
 
-// probes calls do with each bit of a key, until do returns false.
-func (f bloomFilter) probes(k *pageKey, do func(word int, bit uint64) bool) bool {
+// probes calls visit with each bit of a key, until visit returns false.
+func (f bloomFilter) probes(k *pageKey, visit func(word int, bit uint64) bool) bool {
 	var b [24]byte
 	copy(b[:], k.base[:])
 	binary.LittleEndian.PutUint32(b[16:], k.page)
@@ -313,7 +312,7 @@ func (f bloomFilter) probes(k *pageKey, do func(word int, bit uint64) bool) bool
 	step := h>>32 | 1
 	for range filterProbes {
 		hi, _ := bits.Mul64(h, uint64(len(f))*64)
-		if !do(int(hi/64), 1<<(hi%64)) {
+		if !visit(int(hi/64), 1<<(hi%64)) {
 			return false
 		}
 		h = (h + step) * 0x9e3779b97f4a7c15

@@ -63,9 +63,9 @@ func (c *runCursor) next() (err error) {
 }
 
 // pages yields the pages whose keys are not less than the parameter from. It yields them in order,
-// each page once, with the newest versions of its slots. mem lists the pages that were in memory:
-// pages reads the current state of these pages. It reads all other pages from runs. It holds no
-// lock while the caller uses a page. After an error of the disk the iteration ends, and Summary
+// each page once, with the newest versions of its slots. The parameter mem lists the pages that were
+// in memory. Of these pages it reads the current state. It reads all other pages from runs. It holds
+// no lock while the caller uses a page. After an error of the disk the iteration ends, and Summary
 // reports the error.
 func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
@@ -146,8 +146,8 @@ func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 // while the caller uses a pair.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields the pairs of All whose ids were made at the time from or later. If an id contains
-// no time, the time of its first delivery is used. Since does not read pages of older ids.
+// Since yields the pairs of All whose ids were made at the given time or later. If an id contains no
+// time, the time of its first delivery is used. Since does not read pages of older ids.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {
 		l.mu.Lock()

@@ -96,9 +96,9 @@ func (o *oauthServer) grant(now time.Time) providerAnswer {
 	return providerAnswer{status: http.StatusOK, header: jsonHeader(), body: body}
 }
 
-// accessToken returns an access token that is valid until the time expires.
-func (o *oauthServer) accessToken(expires time.Time) string {
-	exp := strconv.FormatInt(expires.UnixMilli(), 10)
+// accessToken returns an access token that is valid until the given time.
+func (o *oauthServer) accessToken(expiry time.Time) string {
+	exp := strconv.FormatInt(expiry.UnixMilli(), 10)
 	return "ya29." + exp + "." + o.mac(exp)
 }
 

@@ -60,7 +60,7 @@ func (p *Provider) UnmarshalText(b []byte) error {
 			return nil
 		}
 	}
-	return notify.Invalid("bad_provider", "provider", fmt.Sprintf("%q is not apns, fcm, twilio, sendgrid, oauth or callback", b))
+	return notify.Invalid("bad_provider", "provider", fmt.Sprintf("must be apns, fcm, twilio, sendgrid, oauth or callback, not %q", b))
 }
 
 // Duration is a time.Duration that is written as text in JSON, for example "250ms".

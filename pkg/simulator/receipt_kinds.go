@@ -189,9 +189,9 @@ func (r *receiptSender) planMailEvents(q *mailRequest, p *personalization, to, m
 	}
 }
 
-// signedEvents returns a signed webhook call with a batch of events. to is the URL of the call; it
-// may be empty.
-func (k *keyring) signedEvents(batch []*mailEvent, to string, now time.Time) (signedPost, error) {
+// signedEvents returns a signed webhook call with a batch of events. The parameter target is the URL
+// of the call; it may be empty.
+func (k *keyring) signedEvents(batch []*mailEvent, target string, now time.Time) (signedPost, error) {
 	body, err := json.Marshal(batch)
 	if err != nil {
 		return signedPost{}, err
@@ -205,5 +205,5 @@ func (k *keyring) signedEvents(batch []*mailEvent, to string, now time.Time) (si
 	h := http.Header{"Content-Type": {"application/json"}, "User-Agent": {"SendGrid Event API"}}
 	h.Set("X-Twilio-Email-Event-Webhook-Signature", base64.StdEncoding.EncodeToString(sig))
 	h.Set("X-Twilio-Email-Event-Webhook-Timestamp", ts)
-	return signedPost{url: to, header: h, body: body}, nil
+	return signedPost{url: target, header: h, body: body}, nil
 }

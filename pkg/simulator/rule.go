@@ -15,7 +15,7 @@ import (
 type Action string
 
 // The actions. To act on a request means that its message counts as delivered. Gateway, Reset,
-// ResetStream, CloseConn and Hang act on the request, but the caller does not see this, so the
+// ResetStream, CloseConn and Hang act on the request. The caller does not see that they did, so the
 // outcome is ambiguous. Drop and Refuse do not act on the request. The caller cannot see the
 // difference between Reset and Drop.
 const (
@@ -24,8 +24,8 @@ const (
 	Outage   Action = "outage"       // Fail with 503
 	Throttle Action = "throttle"     // Fail with 429
 	Deny     Action = "unauthorized" // Fail with 401, APNs 403
-	// Gateway acts on the request, then answers Status, by default 502. So does a gateway that lost
-	// the answer.
+	// Gateway acts on the request, then answers Status, by default 502. A real gateway that lost the
+	// answer of the provider does the same.
 	Gateway     Action = "gateway"
 	Reset       Action = "reset"        // act on the request, then reset the connection without an answer
 	ResetStream Action = "reset_stream" // act on the request, then reset only its HTTP/2 stream
@@ -47,9 +47,9 @@ const (
 
 // Rule scripts a fault. A request matches a rule if it has the rule's Provider, Account, Pool,
 // Template, Prefix and ID; an empty field matches every request. The rule selects a share Rate of
-// the requests that match, at most Count requests, until Until. If several rules select a request,
-// the newest rule counts. But a rule for the answer, a rule for the latency (Delay) and a rule for
-// the receipt (Receipt) may apply to one request together.
+// the requests that match, at most Count requests, until the time Until. Of the rules that select a
+// request, normally only the newest applies. But a rule for the answer, a rule for the latency
+// (Delay) and a rule for the receipt (Receipt) may apply to one request together.
 type Rule struct {
 	Number uint64 `json:"number"` // set by AddRule
 
@@ -62,13 +62,13 @@ type Rule struct {
 
 	Rate  float64   `json:"rate"`  // share of the requests that match, above 0 to 1; 0 means 1
 	Count uint64    `json:"count"` // most requests that the rule selects; 0: no limit
-	For   Duration  `json:"for"`   // sets Until to this time after the rule is added
+	For   Duration  `json:"for"`   // sets Until: the rule ends this long after it was added
 	Until time.Time `json:"until"` // when the rule ends; zero: it does not end
 
 	Do     Action `json:"do"`
 	Status int    `json:"status"` // Fail, Gateway: HTTP status of the answer; 0: the status that belongs to Code
 	// Code is the provider's reason or error code for Fail. For Receipt it is a Twilio error code,
-	// or bounce, blocked, dropped, deferred, spamreport or unsubscribe.
+	// or bounce, async_bounce, blocked, dropped, deferred, spamreport or unsubscribe.
 	Code string `json:"code"`
 	// RetryAfter is the Retry-After of the answer for Fail, rounded up to seconds. For Throttle
 	// with an end, 0 means the time until the end of the rule.
@@ -114,10 +114,10 @@ const untilEnd = Duration(-1)
 
 func (r *Rule) validate() error {
 	if r.Provider > allProviders {
-		return notify.Invalid("bad_provider", "provider", "is not known")
+		return notify.Invalid("bad_provider", "provider", "is not a known provider")
 	}
 	if !(r.Rate > 0 && r.Rate <= 1) {
-		return notify.Invalid("bad_rate", "rate", "must be a share above 0 and not above 1")
+		return notify.Invalid("bad_rate", "rate", "must be a share above 0 and at most 1")
 	}
 	if err := r.Latency.validate("latency"); err != nil {
 		return err
@@ -127,20 +127,20 @@ func (r *Rule) validate() error {
 		return nil
 	case Refuse, GoAway, CloseConn:
 		if r.Provider != APNs {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is for provider apns", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q needs the provider apns", r.Do))
 		}
 		return nil
 	case Drip, Delay:
 		if r.Latency.Median == 0 {
-			return notify.Invalid("no_latency", "latency", "is required for drip and latency: how long the answer takes")
+			return notify.Invalid("no_latency", "latency", "is required if do is \"drip\" or \"latency\": it says how long the answer takes")
 		}
 		return nil
 	case Redirect, Huge:
 		if r.Provider != Callback {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is for provider callback", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q needs the provider callback", r.Do))
 		}
 		if r.Do == Redirect && r.Location == "" {
-			return notify.Invalid("no_location", "location", "is required for redirect: the URL to redirect to")
+			return notify.Invalid("no_location", "location", "is required if do is \"redirect\": it is the URL to which the answer redirects")
 		}
 		return nil
 	case Receipt:
@@ -154,16 +154,16 @@ func (r *Rule) validate() error {
 func (r *Rule) validateFail() error {
 	if r.Code != "" {
 		if r.Provider == 0 {
-			return notify.Invalid("code_without_provider", "code", "belongs to one provider: name the provider, or give only a status")
+			return notify.Invalid("code_without_provider", "code", "a code belongs to one provider: set provider too, or set status instead of code")
 		}
 		status, ok := codeStatus(r.Provider, r.Code)
 		if !ok && r.Status == 0 {
-			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not a known code of %s; give a status with it", r.Code, r.Provider))
+			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not a known code of %s: set status too", r.Code, r.Provider))
 		}
 		r.Status = intOr(r.Status, status)
 	}
 	if r.Status < 400 || r.Status > 599 {
-		return notify.Invalid("bad_status", "status", "of an error must be from 400 to 599")
+		return notify.Invalid("bad_status", "status", "the status of an error must be from 400 to 599")
 	}
 	return nil
 }

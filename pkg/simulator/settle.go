@@ -19,7 +19,7 @@ type providerCall struct {
 	// fault returns the answer of a Fail or Gateway rule, in the form of the provider.
 	fault func(r *Rule, now time.Time) providerAnswer
 	// onTaken, if not nil, is called if the provider acts on the request. It schedules the
-	// receipts. receipt is the Receipt rule that selected the request, or nil.
+	// receipts. The parameter receipt is the Receipt rule that selected the request, or nil.
 	onTaken func(receipt *Rule)
 }
 
@@ -80,8 +80,8 @@ func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *provide
 	sendAnswer(s, w, r, c, a, p)
 }
 
-// recordCall writes the receivers of the call to the ledger and to the inbox. silent is true if the
-// caller gets no answer.
+// recordCall writes the receivers of the call to the ledger and to the inbox. The parameter silent is
+// true if the caller gets no answer.
 func recordCall(s *Simulator, c *providerCall, a providerAnswer, outcome Outcome, silent bool, now time.Time) {
 	if c.provider > receiverProviders {
 		return

@@ -44,7 +44,7 @@ type Simulator struct {
 	calls  *callbackServer
 
 	listeners [6]net.Listener // in the order of the fields of Addrs
-	stopping  chan struct{}   // Run closes it when it ends, which ends hanging requests
+	stopping  chan struct{}   // closed when Run ends; this ends hanging requests
 
 	mu  sync.Mutex
 	ran bool // true: Run or Close was called; mu guards it
@@ -171,7 +171,7 @@ func (s *Simulator) Rules() []Rule { return s.rules.all() }
 // returns an error of notify.KindInvalid if p or l is wrong.
 func (s *Simulator) SetLatency(p Provider, l Latency) error {
 	if p > allProviders {
-		return notify.Invalid("bad_provider", "provider", "is not known")
+		return notify.Invalid("bad_provider", "provider", "is not a known provider")
 	}
 	if err := l.validate("latency"); err != nil {
 		return err
@@ -244,7 +244,7 @@ func (s *Simulator) Run(ctx context.Context) error {
 	s.mu.Lock()
 	if s.ran {
 		s.mu.Unlock()
-		return errors.New("simulator: Run after Run or Close")
+		return errors.New("simulator: Run must not be called after Run or Close")
 	}
 	s.ran = true
 	s.mu.Unlock()
@@ -393,7 +393,7 @@ func (c *clientConn) reset() {
 }
 
 // SetAPNsWire changes how the APNs server behaves at the level of HTTP/2 frames. It returns an
-// error of notify.KindInvalid if HTTP/2 forbids one of the values.
+// error of notify.KindInvalid if one of the values is out of range.
 func (s *Simulator) SetAPNsWire(w Wire) error {
 	if err := w.validate(); err != nil {
 		return err

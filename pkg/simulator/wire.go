@@ -41,7 +41,7 @@ func (w Wire) withDefaults(streams int) Wire {
 
 func (w Wire) validate() error {
 	if w.Window > 1<<31-1 || w.HeaderTable > 1<<20 || w.Frame != 0 && (w.Frame < 16384 || w.Frame > 1<<24-1) {
-		return notify.Invalid("out_of_range", "wire", "has a window, frame or header table outside of what HTTP/2 allows")
+		return notify.Invalid("out_of_range", "wire", "window must be at most 2,147,483,647, header_table at most 1,048,576, and frame 0 or from 16,384 to 16,777,215")
 	}
 	return nil
 }

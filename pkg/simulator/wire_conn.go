@@ -40,7 +40,7 @@ type wireConn struct {
 	goingAway           bool   // true: a GOAWAY was sent
 	closing             bool   // true: the writer closes the connection after it has sent outgoing
 	answerWindow        int64  // how many bytes of answers the caller accepts on the connection
-	initialAnswerWindow int64  // the same for a new stream
+	initialAnswerWindow int64  // the answerWindow of a new stream
 	bodyWindow          int64  // how many bytes of bodies the caller may send on the connection
 	frameMax            int    // most bytes in a frame that the caller accepts
 	outgoing            bytes.Buffer
@@ -116,8 +116,8 @@ func (c *wireConn) serve() {
 	}
 }
 
-// change calls f while it holds the lock, and then wakes the writer. f may write frames to
-// outFramer.
+// change calls f while it holds the lock, and then wakes the writer. The function f may write frames
+// to outFramer.
 func (c *wireConn) change(f func()) {
 	c.mu.Lock()
 	f()

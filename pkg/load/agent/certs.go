@@ -37,7 +37,7 @@ const certificatesFor = 90 * 24 * time.Hour
 // certificate. WriteCertificates returns an error if one of the files exists.
 func WriteCertificates(dir string, hosts []string, now time.Time) error {
 	if len(hosts) == 0 {
-		return notify.Invalid("bad_agents", "hosts", "are at least one name or address by which controllers reach agents")
+		return notify.Invalid("bad_agents", "hosts", "must have at least one name or address by which controllers reach the agents")
 	}
 	authority := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "notifyctl load authority"}, IsCA: true, BasicConstraintsValid: true,
@@ -106,8 +106,9 @@ func writePEM(dir, name, kind string, raw []byte, mode os.FileMode) error {
 	return f.Close()
 }
 
-// ServerTLS returns the TLS configuration of an agent. If clientCA is not empty, the agent accepts
-// only controllers with a certificate of that authority.
+// ServerTLS returns the TLS configuration of an agent. Its parameters are names of files. If clientCA
+// is not empty, the agent accepts only controllers with a certificate that the authority in this file
+// signed.
 func ServerTLS(cert, key, clientCA string) (*tls.Config, error) {
 	c, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
@@ -121,9 +122,9 @@ func ServerTLS(cert, key, clientCA string) (*tls.Config, error) {
 	return cfg, err
 }
 
-// ClientTLS returns the TLS configuration of a controller. The controller accepts agents with a
-// certificate of the authority ca. If cert is not empty, the controller sends that certificate to
-// the agents.
+// ClientTLS returns the TLS configuration of a controller. Its parameters are names of files. The
+// controller accepts agents with a certificate that the authority in the file ca signed. If cert is
+// not empty, the controller sends the certificate in the file cert to the agents.
 func ClientTLS(ca, cert, key string) (*tls.Config, error) {
 	roots, err := pool(ca)
 	if err != nil {

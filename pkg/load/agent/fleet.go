@@ -21,8 +21,8 @@ type Options struct {
 	// Token returns the newest bearer token. The controller sends it to the agents, and the agents
 	// send it to the server under load. nil: no token.
 	Token func(ctx context.Context) (string, error)
-	// Job describes what each agent runs. Dial sets Job.Protocol. Fleet.Run sets the segment and the
-	// token for each agent.
+	// Job describes what each agent runs. Dial sets Job.Protocol and Job.OrderBase. Fleet.Run sets
+	// the segment and the token for each agent.
 	Job Start
 
 	dial func(ctx context.Context, network, addr string) (net.Conn, error) // for tests
@@ -55,7 +55,7 @@ type Fleet struct {
 // connections. If Run is not called, the caller must call Close.
 func Dial(ctx context.Context, o Options) (*Fleet, error) {
 	if len(o.Agents) == 0 {
-		return nil, notify.Invalid("bad_agents", "agents", "are at least one")
+		return nil, notify.Invalid("bad_agents", "agents", "must name at least one agent")
 	}
 	if o.now == nil {
 		o.now = time.Now
@@ -74,7 +74,7 @@ func Dial(ctx context.Context, o Options) (*Fleet, error) {
 			return nil, notify.Invalid("bad_agents", "agents", fmt.Sprintf("%q is not HOST:PORT", name))
 		}
 		if slices.Contains(o.Agents[:i], name) {
-			return nil, notify.Invalid("bad_agents", "agents", name+" is there twice")
+			return nil, notify.Invalid("bad_agents", "agents", name+" is named twice")
 		}
 		scheme := "https://"
 		if o.TLS == nil {
@@ -191,7 +191,7 @@ func (f *Fleet) Sent(ctx context.Context, phase int) error {
 		defer stop()
 		if err := f.wait(limit, (*link).ended); err != nil {
 			for _, l := range f.links {
-				l.lose(fmt.Errorf("it did not stop within %v", stopWithin))
+				l.lose(fmt.Errorf("it did not stop within %v after it was told to", stopWithin))
 			}
 		}
 	}
@@ -222,12 +222,12 @@ func (f *Fleet) announce() {
 	}
 }
 
-// wait waits until the function is returns true for every link. It returns an error if ctx ends
-// first. It holds mu while it calls the function.
-func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
+// wait waits until condition returns true for every link. It returns an error if ctx ends first. It
+// holds mu while it calls condition.
+func (f *Fleet) wait(ctx context.Context, condition func(*link) bool) error {
 	for {
 		f.mu.Lock()
-		all := !slices.ContainsFunc(f.links, func(l *link) bool { return !is(l) })
+		all := !slices.ContainsFunc(f.links, func(l *link) bool { return !condition(l) })
 		changed := f.changed
 		f.mu.Unlock()
 		if all {

@@ -21,7 +21,7 @@ type link struct {
 	fleet *Fleet
 	index int
 	base  string        // URL
-	kick  chan struct{} // order sends the orders at once when it receives from this channel
+	kick  chan struct{} // a value in this channel makes the method order send the orders at once
 
 	agent load.Agent
 	id    string // id of the run at the agent; empty: not known yet
@@ -52,9 +52,9 @@ func (l *link) lose(why error) {
 // answer with the shortest round trip, because that answer has the smallest error.
 const roundTrips = 8
 
-// compareClocks asks the agent for its time and computes how far the agent's clock differs. It
-// assumes that the agent answered in the middle of the round trip. So the error is at most half of
-// the round trip.
+// compareClocks asks the agent for its time and computes how far the agent's clock differs from the
+// controller's clock. It assumes that the agent answered in the middle of the round trip. So the
+// error is at most half of the round trip.
 func (l *link) compareClocks(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
@@ -68,7 +68,7 @@ func (l *link) compareClocks(ctx context.Context) error {
 		}
 		trip := time.Since(asked)
 		if about.Protocol != Protocol {
-			return &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is %d (notifyctl %s), and this notifyctl speaks %d: use one release", about.Protocol, about.Version, Protocol)}
+			return &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is version %d (notifyctl %s), but this notifyctl uses version %d: use the same release on all machines", about.Protocol, about.Version, Protocol)}
 		}
 		if best >= 0 && trip >= best {
 			continue
@@ -79,9 +79,9 @@ func (l *link) compareClocks(ctx context.Context) error {
 	}
 	switch a := &l.agent; {
 	case a.Uncertainty > uncertaintyMost:
-		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("is known to %v only, and must be to %v: the shortest of %d round trips took %v", a.Uncertainty, uncertaintyMost, roundTrips, best))
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("its difference from this machine's clock is known only within %v, but must be known within %v: the shortest of %d round trips took %v", a.Uncertainty, uncertaintyMost, roundTrips, best))
 	case a.Offset.Abs() > offsetMost:
-		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("is %v from this machine's, at most %v: set the clocks right", a.Offset.Round(time.Millisecond), offsetMost))
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("differs from this machine's clock by %v, but may differ by at most %v: set the clocks right", a.Offset.Round(time.Millisecond), offsetMost))
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func (l *link) get(ctx context.Context, into any) error {
 		return refused(resp, dec)
 	}
 	if err := dec.Decode(into); err != nil {
-		return notify.Invalid("bad_answer", "", "it is no agent: its answer is not the JSON expected")
+		return notify.Invalid("bad_answer", "", "it is not a load agent: its answer is not the JSON expected")
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func away(err error) error {
 func refused(resp *http.Response, dec *json.Decoder) error {
 	var e Event
 	if dec.Decode(&e) != nil || e.Failed == nil {
-		e.Failed = &api.Problem{Status: resp.StatusCode, Code: "bad_answer", Detail: "it is no agent: it answered " + resp.Status}
+		e.Failed = &api.Problem{Status: resp.StatusCode, Code: "bad_answer", Detail: "it is not a load agent: it answered " + resp.Status}
 	}
 	e.Failed.Status = resp.StatusCode
 	return e.Failed.Err(0)
@@ -179,9 +179,9 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	l.lose(err)
 }
 
-// events starts the run at the agent and calls the function take with each event. When the agent's
+// events starts the run at the agent and calls the function handle with each event. When the agent's
 // answer ends, events returns an error that says why.
-func (l *link) events(ctx context.Context, take func(*Event) error) error {
+func (l *link) events(ctx context.Context, handle func(*Event) error) error {
 	job := l.fleet.opt.Job
 	job.Segment = load.Segment{I: l.index + 1, N: len(l.fleet.links)}
 	token, err := l.token(ctx)
@@ -208,14 +208,14 @@ func (l *link) events(ctx context.Context, take func(*Event) error) error {
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return notify.Invalid("bad_frame", "", "an event is not the JSON expected: "+err.Error())
 		}
-		if err := take(&e); err != nil {
+		if err := handle(&e); err != nil {
 			return err
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return fmt.Errorf("the connection broke: %w", err)
 	}
-	return errors.New("the connection ended: it died or was stopped")
+	return errors.New("the connection ended: the agent died or was stopped")
 }
 
 // order sends the current orders to the agent every second, and at once when they change.
@@ -237,7 +237,7 @@ func (l *link) order(ctx context.Context) {
 			return
 		}
 		if id != "" {
-			// If this fails, the next beat sends the orders again. If no orders arrive, the agent
+			// If the call fails, the next beat sends the orders again. If no orders arrive, the agent
 			// stops.
 			_ = l.send(ctx, runsPath+"/"+id, &o)
 		}

@@ -50,7 +50,7 @@ func (s *Server) Handler() http.Handler {
 		// A web page in a browser on this machine can send requests to the agent, too. The browser
 		// adds an Origin header to such requests.
 		if s.Loopback && !notify.LoopbackHost(r.Host) || r.Header.Get("Origin") != "" {
-			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "an agent without TLS takes requests for localhost or a loopback address only, and none from browsers"})
+			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "the agent accepts no requests from browsers, and without TLS only requests for localhost or a loopback address"})
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -80,14 +80,14 @@ func read(w http.ResponseWriter, r *http.Request, into any) error {
 	}
 	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }() // the rest of the run has no read deadline
 	if t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); t != api.TypeJSON {
-		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "is "+api.TypeJSON)
+		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "must be "+api.TypeJSON)
 	}
 	b, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
 	if err != nil {
 		return notify.Invalid(api.CodeMalformed, "", "the body ended early")
 	}
 	if len(b) > maxRequest {
-		return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: fmt.Sprintf("a request has at most %d bytes", maxRequest)}
+		return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: fmt.Sprintf("the body must have at most %d bytes", maxRequest)}
 	}
 	if err := json.Unmarshal(b, into); err != nil {
 		return notify.Invalid("bad_json", "", "the body is not the JSON expected: "+err.Error())
@@ -105,7 +105,7 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 	run := s.run
 	s.mu.Unlock()
 	if run == nil || run.id != r.PathValue("id") {
-		refuse(w, &notify.Error{Kind: notify.KindNotFound, Code: "agent_run_not_found", Msg: "the agent does not do this run"})
+		refuse(w, &notify.Error{Kind: notify.KindNotFound, Code: "agent_run_not_found", Msg: "the agent does not have a run with this id"})
 		return
 	}
 	run.follow(&o)
@@ -119,7 +119,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 	if s.Check != nil {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if !ok || token == "" {
-			refuse(w, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the agent wants a bearer token of its server"})
+			refuse(w, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the agent needs a bearer token of its server"})
 			return
 		}
 		if err := s.Check(r.Context(), token); err != nil {
@@ -145,7 +145,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.release()
-	s.note("run of %s, segment %d of %d: begins for %s", sc.Name, st.Segment.I, st.Segment.N, r.RemoteAddr)
+	s.note("run of %s, segment %d of %d: begins for the controller %s", sc.Name, st.Segment.I, st.Segment.N, r.RemoteAddr)
 	events, gone := make(chan Event), make(chan struct{})
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -216,7 +216,7 @@ func (s *Server) claim(run *session) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.run != nil {
-		return &notify.Error{Kind: notify.KindConflict, Code: "agent_busy", Msg: "the agent does another run; it does one at a time"}
+		return &notify.Error{Kind: notify.KindConflict, Code: "agent_busy", Msg: "the agent does another run; it can do only one run at a time"}
 	}
 	s.run = run
 	return nil
@@ -232,7 +232,7 @@ func (s *Server) release() {
 // because the controller is responsible for them.
 func (st *Start) scenario() (s load.Scenario, err error) {
 	if st.Protocol != Protocol {
-		return s, &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is %d, and the agent speaks %d: use one release of notifyctl", st.Protocol, Protocol)}
+		return s, &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is version %d, but the agent uses version %d: use the same release of notifyctl on all machines", st.Protocol, Protocol)}
 	}
 	if s, err = load.ParseScenario([]byte(st.Scenario)); err != nil {
 		return s, err
@@ -251,12 +251,12 @@ func (st *Start) scenario() (s load.Scenario, err error) {
 // if the scenario starts a notifyd or reads a trace from a file.
 func Suits(s *load.Scenario) error {
 	if m := cmp.Or(s.Server.Mode, "context"); m != "context" && !s.OnlyNull() {
-		return notify.Invalid("bad_scenario", "server.mode", fmt.Sprintf("is %s, and agents send to a server that runs: context", m))
+		return notify.Invalid("bad_scenario", "server.mode", fmt.Sprintf("is %q, but agents can send only to a running server: use \"context\"", m))
 	}
 	for _, p := range s.Phases {
 		for _, st := range p.Steps {
 			if st.Arrival.File != "" {
-				return notify.Invalid("bad_scenario", "arrival.file", fmt.Sprintf("of step %s: agents do not have the file", st.Name))
+				return notify.Invalid("bad_scenario", "arrival.file", fmt.Sprintf("step %s reads a trace from a file, but agents do not have the file", st.Name))
 			}
 		}
 	}

@@ -138,16 +138,16 @@ func TestRefusals(t *testing.T) {
 		}
 		job := good
 		job.Protocol++
-		refused(job, "protocol: is 2, and the agent speaks 1")
+		refused(job, "protocol: is version 2, but the agent uses version 1")
 		job = good
 		job.Scenario = "name: [x"
 		refused(job, "yaml")
 		job.Scenario = "name: x\nserver: {mode: pipeline}\nsteps: [{rate: 1, duration: 1s}]"
 		refused(job, "duration")
 		job.Scenario = "name: x\nduration: 1s\nserver: {mode: pipeline}\nsteps: [{rate: 1}]"
-		refused(job, "server.mode: is pipeline")
+		refused(job, `server.mode: is "pipeline"`)
 		job.Scenario = "name: x\nduration: 1s\nsteps: [{arrival: {shape: trace, file: /etc/passwd}}]"
-		refused(job, "arrival.file: of step http-single: agents do not have the file")
+		refused(job, "arrival.file: step http-single reads a trace from a file, but agents do not have the file")
 		c.begun(ctx)
 		refused(good, "does another run")
 

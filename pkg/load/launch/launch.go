@@ -191,7 +191,7 @@ func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadG
 	if o.Grant == "" {
 		for _, host := range hosts {
 			if !notify.LoopbackHost(host) {
-				return nil, term.Usage("load goes to %s only with a grant of it: notifyctl load grant there, and --grant here", host)
+				return nil, term.Usage("load goes to %s only with a grant of that server: create the grant there with notifyctl load grant, and use it here with --grant", host)
 			}
 		}
 		return nil, nil
@@ -202,7 +202,7 @@ func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadG
 	}
 	for i, host := range hosts {
 		if !g.Covers(host) && (i == 0 || !notify.LoopbackHost(host)) {
-			return nil, term.Usage("the load grant names %s, not %s", strings.Join(g.Hosts, ", "), host)
+			return nil, term.Usage("the load grant allows load to %s, but not to %s", strings.Join(g.Hosts, ", "), host)
 		}
 	}
 	if time.Now().After(g.ExpiresAt) {
@@ -349,7 +349,7 @@ func replayOf(cl *api.Client) func(context.Context) error {
 			job, err = op.Job(ctx, job.ID)
 		}
 		if err == nil && job.State != "done" {
-			err = fmt.Errorf("job %s is %s: %s", job.ID, job.State, job.Why)
+			err = fmt.Errorf("the replay job %s ended in the state %q: %s", job.ID, job.State, job.Why)
 		}
 		return err
 	}
@@ -360,12 +360,12 @@ func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 		brokers = e.brokers
 	}
 	if len(brokers) == 0 {
-		return term.Usage("target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE with kafka.sock in the data folder of notifyd, whose log.listen is for reading only")
+		return term.Usage("the target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE, where FILE is kafka.sock in the data folder of notifyd; the address in notifyd's log.listen is for reading only")
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
 		if !strings.HasPrefix(b, load.Socket) && !notify.LoopbackHost(host) {
-			return term.Usage("load goes to loopback addresses only, not to %s", b)
+			return term.Usage("the broker %s is not on a loopback address: load goes to brokers on loopback addresses only", b)
 		}
 	}
 	t, err := load.NewKafkaTarget(ctx, brokers)

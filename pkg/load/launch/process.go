@@ -74,7 +74,7 @@ func findNotifyd(bin string) (string, error) {
 	}
 	bin, err := exec.LookPath("notifyd")
 	if err != nil {
-		return "", term.Usage("mode process needs notifyd beside notifyctl, on the PATH, or --notifyd FILE")
+		return "", term.Usage("the mode process needs the program notifyd: put it beside notifyctl or on the PATH, or name it with --notifyd FILE")
 	}
 	return bin, nil
 }
@@ -222,8 +222,8 @@ func (o *owned) died() error {
 }
 
 // Fault implements load.ProcessControl. For a fault "stop", notifyd must end before the end of the
-// fault. If it has not ended, the function that Fault returns kills it and reports an error. If
-// notifyd ended with an error, that function returns the error.
+// fault. If notifyd has not ended, the returned function kills notifyd and reports an error. If
+// notifyd ended with an error, the returned function returns this error.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc
@@ -268,7 +268,7 @@ func (c *child) stopped() error {
 	default:
 	}
 	c.kill()
-	return errors.New("it had not stopped by the end of the fault, and was killed")
+	return errors.New("notifyd had not stopped by the end of the fault, so it was killed")
 }
 
 // end kills notifyd and the simulators.

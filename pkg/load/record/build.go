@@ -81,7 +81,7 @@ func (r *Recorder) Steps() []Recorded {
 	return out
 }
 
-// recordedStep makes the step of a stream. rs holds the requests of the stream.
+// recordedStep makes the step of a stream. The parameter rs holds the requests of the stream.
 func (r *Recorder) recordedStep(target string, st stream, rs requestCounts) Recorded {
 	s := r.streams[st]
 	if st.trigger {

@@ -44,8 +44,8 @@ type Skew struct {
 // of users with fewer messages depends more on chance than on the distribution.
 const minMessages = 10
 
-// skewOf describes how messages are spread over users. byUser holds the number of messages by hash
-// of the user.
+// skewOf describes how messages are spread over users. The parameter byUser holds the number of
+// messages of each user. Its keys are hashes of the users.
 func skewOf(byUser map[uint64]uint32) Skew {
 	counts := make([]uint32, 0, len(byUser))
 	total := 0.0
@@ -73,8 +73,9 @@ func skewOf(byUser map[uint64]uint32) Skew {
 	return k
 }
 
-// fitExponent returns the Zipf exponent with which the top users get this share of the messages. It
-// returns 0 if an even distribution could give the same share by chance.
+// fitExponent returns the Zipf exponent with which the most frequent users get this share of the
+// messages. The parameter top is the number of these users. fitExponent returns 0 if an even
+// distribution could give the same share by chance.
 func fitExponent(users, top, share float64) float64 {
 	low, high := 0.0, 9.9
 	for range 60 {

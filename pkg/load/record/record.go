@@ -87,20 +87,20 @@ type streamStats struct {
 // New returns a Recorder of the messages accepted in [since, until). The id of a message does not
 // show which request the message came in. So the Recorder guesses which messages were one batch:
 // messages of one caller, channel and category in one millisecond with the same trace id. If trace
-// ids are not known, at least batch such messages in one millisecond count as a batch. New returns
-// an error of notify.KindInvalid if the period is empty or longer than 24 h, or if batch is below
-// 2.
-func New(since, until time.Time, batch int) (*Recorder, error) {
+// ids are not known, such messages count as one batch if there are at least batchFrom of them in the
+// millisecond. New returns an error of notify.KindInvalid if the period is empty or longer than 24 h,
+// or if batchFrom is below 2.
+func New(since, until time.Time, batchFrom int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):
 		return nil, notify.Invalid("bad_period", "until", "must be after since")
 	case until.Sub(since) > maxLength:
 		return nil, notify.Invalid("bad_period", "until", "must be at most 24h after since")
-	case batch < 2:
+	case batchFrom < 2:
 		return nil, notify.Invalid("out_of_range", "batch_from", "must be at least 2: a request with one message is not a batch")
 	}
 	return &Recorder{
-		since: since.Truncate(time.Second), until: until, batchFrom: batch, seed: maphash.MakeSeed(),
+		since: since.Truncate(time.Second), until: until, batchFrom: batchFrom, seed: maphash.MakeSeed(),
 		streams: map[stream]*streamStats{}, moments: map[momentKey]int{}, fanouts: map[fanoutKey]*fanoutStats{},
 	}, nil
 }

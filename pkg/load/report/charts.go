@@ -54,13 +54,13 @@ func newFrame(r *load.Result) *timeFrame {
 	return f
 }
 
-// groupSize returns how many elements a group must have, so that n elements form no more groups
-// than most.
-func groupSize(n, most int) int { return max(1, (n+most-1)/most) }
+// groupSize returns how many elements each group must have, so that n elements form at most maxGroups
+// groups.
+func groupSize(n, maxGroups int) int { return max(1, (n+maxGroups-1)/maxGroups) }
 
-// groupBounds returns the seconds at which a group begins and ends. The second in the result to is not
-// part of the group.
-func groupBounds(g []load.SecondRow) (from, to float64) {
+// groupBounds returns the seconds at which a group begins and ends. The group does not contain the
+// second endSecond.
+func groupBounds(g []load.SecondRow) (firstSecond, endSecond float64) {
 	return float64(g[0].Second), float64(g[len(g)-1].Second + 1)
 }
 

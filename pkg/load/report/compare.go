@@ -24,8 +24,8 @@ import (
 // worse if it is higher at all. Failures are worse if their share of the sent messages is higher by
 // more than 0.1 percentage points.
 //
-// Nothing is judged if a run is GENERATOR_BOUND or INCONCLUSIVE, because the figures of such a run
-// do not describe the server.
+// If the verdict of a run is GENERATOR_BOUND or INCONCLUSIVE, nothing is judged, because the figures
+// of such a run do not describe the server.
 type Rules struct {
 	Percent float64       `json:"percent"`  // default 10
 	Floor   time.Duration `json:"floor_ns"` // default 100 us
@@ -76,10 +76,10 @@ func Compare(a, b *load.Result, rules Rules) Comparison {
 	for name, r := range map[string]*load.Result{"A": a, "B": b} {
 		if !r.Verdict.OfServer() {
 			c.Judged = false
-			c.Notes = append(c.Notes, fmt.Sprintf("%s is %s: nothing is judged", name, r.Verdict.Code))
+			c.Notes = append(c.Notes, fmt.Sprintf("the verdict of run %s is %s, so nothing is judged", name, r.Verdict.Code))
 		}
 		if r.Partial {
-			c.Notes = append(c.Notes, name+" was stopped early")
+			c.Notes = append(c.Notes, "run "+name+" was stopped early")
 		}
 	}
 	slices.Sort(c.Notes)
@@ -89,12 +89,12 @@ func Compare(a, b *load.Result, rules Rules) Comparison {
 		if t := stepOf(b, &s.StepSnapshot); t != nil {
 			c.compareStep(a, b, s, t)
 		} else {
-			c.Notes = append(c.Notes, "B has no step "+stepName(&s.StepSnapshot))
+			c.Notes = append(c.Notes, "run B has no step "+stepName(&s.StepSnapshot))
 		}
 	}
 	for _, t := range measuredSteps(b) {
 		if stepOf(a, &t.StepSnapshot) == nil {
-			c.Notes = append(c.Notes, "A has no step "+stepName(&t.StepSnapshot))
+			c.Notes = append(c.Notes, "run A has no step "+stepName(&t.StepSnapshot))
 		}
 	}
 	for i := range c.Rows {
@@ -132,19 +132,19 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 	ea, eb := &a.Environment, &b.Environment
 	note("CPU", ea.CPU, eb.CPU)
 	note("CPUs", fmt.Sprint(ea.CPUs), fmt.Sprint(eb.CPUs))
-	note("processors of Go", fmt.Sprint(ea.MaxProcs), fmt.Sprint(eb.MaxProcs))
+	note("GOMAXPROCS", fmt.Sprint(ea.MaxProcs), fmt.Sprint(eb.MaxProcs))
 	note("Go", ea.Go, eb.Go)
 	note("server", ea.Server, eb.Server)
 	note("version", ea.Version, eb.Version)
 	if math.Abs(ea.Load-eb.Load) > 1 {
-		note("load of the machine before", digits3(ea.Load), digits3(eb.Load))
+		note("load average of the machine before the run", digits3(ea.Load), digits3(eb.Load))
 	}
 }
 
-// addRow appends a row and judges it. If the figure of B is between low and high, or equal to one of
-// them, the change is Same. If the figure is lower than low, the change is the parameter below. If the
-// figure is higher than high, the change is the parameter above. If why is not empty, the row is
-// Unjudged for that reason.
+// addRow appends a row and judges it. If the figure of B is between low and high, or equal to one
+// of them, the change is Same. If the figure is lower than low, the change is the parameter below.
+// If the figure is higher than high, the change is the parameter above. If why is not empty, the
+// row is Unjudged for that reason.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
 	row.Change, row.UnjudgedBecause = Same, why
 	switch {
@@ -202,8 +202,8 @@ func (c *Comparison) compareWholeRun(a, b *load.Result) {
 	c.addLessIsBetter(Row{Figure: "backlog peak", Unit: "count", A: peakA, B: peakB, Noise: noise}, unchecked, max(noise, 0.1*b.Rates.Acked))
 }
 
-// backlogPeak returns the highest backlog at the end of a second of sending. sigma is the standard
-// deviation of the backlogs of these seconds.
+// backlogPeak returns the highest backlog at the end of a second of sending. The result sigma is the
+// standard deviation of the backlogs of all these seconds.
 func backlogPeak(r *load.Result) (peak, sigma float64) {
 	var list []float64
 	for i := range r.Seconds {
@@ -218,8 +218,8 @@ func backlogPeak(r *load.Result) (peak, sigma float64) {
 	return slices.Max(list), sigma
 }
 
-// compareStep compares the percentiles of one step. s is the step in run a, and t is the step in
-// run b.
+// compareStep compares the percentiles of one step. The parameter s is the step in run a, and t is
+// the step in run b.
 func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	p50 := func(v *load.Brief) int64 { return v.P50 }
 	p99 := func(v *load.Brief) int64 { return v.P99 }
@@ -276,11 +276,12 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figuresOf returns one figure of each second that has values. The function of reads the figure.
-func figuresOf(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
+// figuresOf returns one figure of each second that has values. The function readFigure reads this
+// figure.
+func figuresOf(in []load.Brief, readFigure func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {
-			list = append(list, float64(of(&in[i])))
+			list = append(list, float64(readFigure(&in[i])))
 		}
 	}
 	return list

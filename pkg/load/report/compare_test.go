@@ -277,13 +277,13 @@ func TestMergeRefuses(t *testing.T) {
 	}
 	p := func(i, n int) *load.Result { return &load.Result{Segment: load.Segment{I: i, N: n}} }
 	f("at least two", p(1, 1))
-	f("there are 2, but one of them is 1 of 3", p(1, 3), p(2, 3))
-	f("there twice", p(1, 2), p(1, 2))
+	f("there are 2 segments, but one of them is segment 1 of 3", p(1, 3), p(2, 3))
+	f("is given twice", p(1, 2), p(1, 2))
 	f("3 of 2 is not a valid segment", p(3, 2), p(1, 2))
 	other := p(2, 2)
 	other.Scenario.Digest = "x"
 	f("different scenarios", p(1, 2), other)
 	bad := p(2, 2)
 	bad.Steps = []load.StepResult{{Histograms: load.Histograms{Lag: "HISTFAAAA"}}}
-	f("no HdrHistogram", p(1, 2), bad)
+	f("not a valid HdrHistogram", p(1, 2), bad)
 }

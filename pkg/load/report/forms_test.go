@@ -241,14 +241,14 @@ func TestStore(t *testing.T) {
 	f("last", third, "")
 	f("last~1", second, "")
 	f("last~2", first, "")
-	f("last~9", "", "no run")
+	f("last~9", "", "stored runs matches")
 	f("last~x", "", "neither")
 	f(first, first, "")
 	f("spike-2", second, "")
 	f("spike", "", "several")
-	f("nothing", "", "no run")
-	f("", "", "no run")
-	f("..", "", "no run")
+	f("nothing", "", "stored runs matches")
+	f("", "", "stored runs matches")
+	f("..", "", "stored runs matches")
 	for _, name := range []string{second, filepath.Join(s.Dir, first), filepath.Join(s.Dir, first, FileResult)} {
 		if back, err := s.Open(name); err != nil || back.Totals != r.Totals {
 			t.Errorf("open %s: %v", name, err)

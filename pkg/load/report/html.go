@@ -44,14 +44,14 @@ type table struct {
 	Rows         [][]cellText
 }
 
-// cellText is one cell of a table. Class n is for numbers. Span is the number of columns that the
-// cell covers.
+// cellText is one cell of a table. Numbers have the class "n". Span is the number of columns that
+// the cell covers.
 type cellText struct {
 	Text, Class, Note string
 	Span              int
 }
 
-// rowCells returns the cells of a row, all with the same class. Class n is for numbers.
+// rowCells returns the cells of a row, all with the same class. Numbers have the class "n".
 func rowCells(class string, texts ...string) (row []cellText) {
 	for _, t := range texts {
 		row = append(row, cellText{Text: t, Class: class})

@@ -113,7 +113,7 @@ func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 
 func checkSegments(parts []*load.Result) error {
 	if len(parts) < 2 {
-		return notify.Invalid("bad_segments", "segments", "must be at least two")
+		return notify.Invalid("bad_segments", "segments", "there must be at least two segments")
 	}
 	first := parts[0]
 	have := map[int]bool{}
@@ -121,13 +121,13 @@ func checkSegments(parts []*load.Result) error {
 		s := p.Segment
 		switch {
 		case s.N != len(parts):
-			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("there are %d, but one of them is %d of %d", len(parts), s.I, s.N))
+			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("there are %d segments, but one of them is segment %d of %d", len(parts), s.I, s.N))
 		case s.I < 1 || s.I > s.N:
 			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is not a valid segment", s.I, s.N))
 		case have[s.I]:
-			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is there twice", s.I, s.N))
+			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("segment %d of %d is given twice", s.I, s.N))
 		case p.Scenario.Digest != first.Scenario.Digest || p.Scenario.Seed != first.Scenario.Seed:
-			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d and %d are of different scenarios or seeds", first.Segment.I, s.I))
+			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("the segments %d and %d have different scenarios or seeds", first.Segment.I, s.I))
 		}
 		have[s.I] = true
 	}
@@ -179,9 +179,10 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold adds the threshold of a segment to m. The merged threshold is met if every segment
-// met it. Its value is the value of a segment that missed it. If no segment missed it, it is the
-// value of the first segment that has a value.
+// mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the
+// first segment. If the kept threshold is met, and t has a known value and is missed, m instead
+// keeps t. The same happens if the kept threshold is met without a known value, and t has a known
+// value.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {
@@ -210,9 +211,9 @@ var foldRules = map[string]string{
 }
 
 // foldValues merges the values in the parameter from by the rule, see foldRules. It stores the
-// result in the parameter to, which must be zero before the call. shared is true if all segments
-// used the same server. foldValues returns an error of notify.KindInvalid if a histogram is
-// damaged.
+// result in the parameter to, which must be zero before the call. The parameter shared is true if
+// all segments used the same server. foldValues returns an error of notify.KindInvalid if a
+// histogram is damaged.
 func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
 	switch rule {
 	case "key", "first":

@@ -10,7 +10,7 @@ import (
 )
 
 // MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. It calls the
-// function latest once for each scrape, from any goroutine. latest returns nil before the run
+// function latest once for each scrape, from any goroutine. This function returns nil before the run
 // begins. docs/metrics-load.md lists the metrics.
 func MetricsHandler(latest func() *load.Snapshot) http.Handler {
 	reg := prometheus.NewRegistry()

@@ -166,8 +166,8 @@ func (s Store) List() ([]Entry, error) {
 	return list, nil
 }
 
-// Folder returns the folder of a run. id is the run's ID, a text that occurs only in this run's ID,
-// "last", or "last~N" for the Nth run before the last run. Folder returns an error of
+// Folder returns the folder of a run. The parameter id is the run's ID, a text that occurs only in
+// this run's ID, "last", or "last~N" for the Nth run before the last run. Folder returns an error of
 // notify.KindNotFound if there is no such run, and of notify.KindInvalid if several runs match.
 func (s Store) Folder(id string) (string, error) {
 	list, err := s.List()
@@ -178,7 +178,7 @@ func (s Store) Folder(id string) (string, error) {
 		n := 0
 		if back != "" {
 			if _, err := fmt.Sscanf(back, "~%d", &n); err != nil || fmt.Sprintf("~%d", n) != back || n < 0 {
-				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is neither an ID nor last nor last~N", id))
+				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is neither an ID nor \"last\" nor \"last~N\"", id))
 			}
 		}
 		if n >= len(list) {
@@ -207,7 +207,7 @@ func (s Store) Folder(id string) (string, error) {
 const codeNotFound = "run_not_found"
 
 func notFound(id string, have int) error {
-	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("no run %q among %d (notifyctl load ls)", id, have)}
+	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("none of the %[2]d stored runs matches %[1]q; notifyctl load ls lists the runs", id, have)}
 }
 
 // Open reads a result. If name contains a slash or ends in .json, it names a result file, or a
@@ -265,27 +265,27 @@ func Decode(in io.Reader) (*load.Result, error) {
 		return nil, err
 	}
 	if len(raw) > maxResult {
-		return nil, notify.Invalid("bad_result", "", fmt.Sprintf("is longer than %d bytes", maxResult))
+		return nil, notify.Invalid("bad_result", "", fmt.Sprintf("the result must have at most %d bytes", maxResult))
 	}
 	r := &load.Result{}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	if err := dec.Decode(r); err != nil {
-		return nil, notify.Invalid("bad_result", "", fmt.Sprintf("is not the JSON of a load run: %v", err))
+		return nil, notify.Invalid("bad_result", "", fmt.Sprintf("the data is not the JSON result of a load run: %v", err))
 	}
 	if dec.More() {
-		return nil, notify.Invalid("bad_result", "", "something follows the result")
+		return nil, notify.Invalid("bad_result", "", "more data follows the result")
 	}
 	switch {
 	case r.Schema == 0:
-		return nil, notify.Invalid("bad_result", "schema", "is not there: this is not the result of a load run")
+		return nil, notify.Invalid("bad_result", "schema", "is missing, so this is not the result of a load run")
 	case r.Schema != load.SchemaVersion:
-		return nil, notify.Invalid("bad_result", "schema", fmt.Sprintf("is %d; this notifyctl reads %d", r.Schema, load.SchemaVersion))
+		return nil, notify.Invalid("bad_result", "schema", fmt.Sprintf("is %d, but this notifyctl reads only schema %d", r.Schema, load.SchemaVersion))
 	}
 	// Charts and replays loop from the first second to the last second. A wrong second would make
 	// these loops extremely long.
 	for i := range r.Seconds {
 		if s := r.Seconds[i].Second; s < 0 || s > maxSecond || i > 0 && s < r.Seconds[i-1].Second {
-			return nil, notify.Invalid("bad_result", "seconds", fmt.Sprintf("row %d is of second %d: they go up, from 0 to %d", i, s, maxSecond))
+			return nil, notify.Invalid("bad_result", "seconds", fmt.Sprintf("row %d has the second %d, but the seconds must be from 0 to %d and must not decrease", i, s, maxSecond))
 		}
 	}
 	return r, nil

@@ -62,7 +62,7 @@ func WriteText(w io.Writer, r *load.Result) error {
 var verdictMeans = map[string]string{
 	load.Valid:            "the figures are the server's",
 	load.GeneratorBound:   "the figures show the generator, not the server",
-	load.SinkBound:        "the server did not take what was offered",
+	load.SinkBound:        "the server did not accept the offered load",
 	load.ConcurrencyBound: "the figures are the server's; its answers used up the workers",
 	load.Inconclusive:     "too little, too short or too disturbed to say",
 }
@@ -146,10 +146,10 @@ func (p *textPage) writeLatency(r *load.Result) {
 	}
 }
 
-// percentileOrDash formats a percentile. The parameter of says that one of so many values is above the
-// percentile: 1000 for p99.9. If fewer than ten of all values are above the percentile, it returns "-".
-func percentileOrDash(count, of, ns int64) string {
-	if count < 10*of {
+// percentileOrDash formats a percentile. One of every oneIn values is above the percentile; for p99.9
+// oneIn is 1000. If fewer than ten of all values are above the percentile, it returns "-".
+func percentileOrDash(count, oneIn, ns int64) string {
+	if count < 10*oneIn {
 		return "-"
 	}
 	return Nanos(ns)

@@ -172,13 +172,14 @@ func minSeconds(m *model) int {
 
 // resample converts values of seconds to the dots of a chart. If there are more seconds than dots,
 // a dot is the mean of several seconds. Otherwise a second has several dots. All dots together
-// stand for all values, or for the number of seconds in the parameter least if that is more.
-func resample(values []float64, dots, least int) []float64 {
+// normally stand for all values. If there are fewer than minCount values, the dots instead stand for
+// minCount seconds.
+func resample(values []float64, dots, minCount int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
 		return nil
 	}
-	whole := max(n, least)
+	whole := max(n, minCount)
 	out := make([]float64, 0, dots)
 	for d := range dots {
 		from := float64(d)*float64(whole)/float64(dots) - float64(whole-n)
@@ -272,8 +273,8 @@ func heatColumns(m *model) []load.HeatColumn {
 	return cols
 }
 
-// heatRange returns the lowest and the highest bucket that have responses. hi is -1 if no bucket
-// has responses.
+// heatRange returns the lowest and the highest bucket that have responses. The result hi is -1 if no
+// bucket has responses.
 func heatRange(cols []load.HeatColumn) (lo, hi int) {
 	lo, hi = load.HeatBuckets, -1
 	for i := range cols {

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// scrollList returns at most h lines of a list. They begin at the scroll position. If the list has
-// more lines after them, the last returned line says how many.
+// scrollList returns at most h lines of a list, beginning at the scroll position. If the list has
+// more lines, the last returned line says how many lines are hidden.
 func scrollList(m *model, list []string, h int) []string {
 	if h <= 0 {
 		return nil

@@ -78,7 +78,7 @@ func newPlot(w, h int) *braillePlot {
 // braille holds the bit of each dot of a braille character, by row and column of the dot.
 var braille = [4][2]uint8{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
-// setDot sets a dot. x and y count dots from the lower left corner.
+// setDot sets a dot. The positions x and y count dots from the lower left corner.
 func (p *braillePlot) setDot(x, y int, k lineKind) {
 	if x < 0 || y < 0 || x >= 2*p.w || y >= 4*p.h {
 		return
@@ -89,8 +89,8 @@ func (p *braillePlot) setDot(x, y int, k lineKind) {
 	p.cellKind[i], p.cellUsed[i] = k, true
 }
 
-// drawLine draws a line. The latest value is at the right edge. top is the value at the upper edge.
-// drawLine returns the row in which the line ends, or -1 if it drew nothing.
+// drawLine draws a line. The latest value is at the right edge. The parameter top is the value at the
+// upper edge. drawLine returns the row in which the line ends, or -1 if it drew nothing.
 func (p *braillePlot) drawLine(s chartLine, top float64) (end int) {
 	end = -1
 	if top <= 0 || p.w == 0 || p.h == 0 {
@@ -163,8 +163,8 @@ func (p *braillePlot) textRows(st *styles) []string {
 }
 
 // chart draws lines over time, in h rows of w columns. It draws an axis on the left and the letters
-// of the lines on the right. The function axis formats a value of the axis. marks holds the
-// positions of markers; a position is a number of values before the latest value.
+// of the lines on the right. The function axis formats a value of the axis. The parameter
+// marks holds the positions of markers; a position is a number of values before the latest value.
 func (s *styles) chart(list []chartLine, w, h int, axis func(float64) string, marks []int) []string {
 	const names = 4
 	peak := 0.0

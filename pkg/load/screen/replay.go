@@ -34,7 +34,7 @@ type Replay struct {
 
 type stepKey struct{ phase, name string }
 
-// replayStep holds the percentiles of a step until the position of the replay.
+// replayStep holds the percentiles of a step, from its start to the position of the replay.
 type replayStep struct {
 	// hists holds a histogram for each kind of latency.
 	hists   map[string]*hdrhistogram.Histogram

@@ -44,15 +44,15 @@ type Player interface {
 	Source
 	Pause(stopped bool)
 	Paused() bool
-	// Seek moves the position forward by the duration by, or backward if by is negative.
-	Seek(by time.Duration)
+	// Seek moves the position forward by d, or backward if d is negative.
+	Seek(d time.Duration)
 	Speed(times float64) // multiplies the current speed: 2 doubles it
 	Rate() float64       // current speed; 1: the speed of the run
 }
 
 // Run shows a run on a terminal until the run ends or the user leaves the screen. It restores the
-// terminal and returns how the user left. in and out are the terminal. env is the environment in
-// the form of os.Environ. It shows which abilities the terminal has.
+// terminal and returns how the user left. The parameters in and out are the terminal. The parameter
+// env is the environment in the form of os.Environ. It shows which abilities the terminal has.
 //
 // Run does not stop the load run when ctx ends; the caller must stop it. The screen stays until the
 // source is done, so that the user sees the drain. A replay ends when ctx ends.
