@@ -74,8 +74,9 @@ func fixedAction(action string) describeFunc {
 // maxShown is how many bytes of a body an audit row may show.
 const maxShown = 1 << 10
 
-// bodyAction is for routes whose body determines the name of the act. If the body is not strictly a
-// T, name gets the zero value of T.
+// bodyAction is for routes whose body determines the name of the act. If the body is not strictly
+// the JSON of a T, name gets the zero value of T. If shows is true, the audit row also shows the
+// body.
 func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	return func(body []byte) (string, json.RawMessage) {
 		in := new(T)
@@ -92,12 +93,12 @@ func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	}
 }
 
-// pauseAction returns the name of a pause or a resume. If paused is nil, it returns the name that
-// ends with the parameter or.
-func pauseAction(what string, paused *bool, or string) string {
+// pauseAction returns the name of a pause or a resume. If paused is nil, the change is neither, and
+// otherwise is the last part of the name.
+func pauseAction(what string, paused *bool, otherwise string) string {
 	switch {
 	case paused == nil:
-		return what + "." + or
+		return what + "." + otherwise
 	case *paused:
 		return what + ".pause"
 	}
@@ -337,7 +338,7 @@ func (s *Server) mux(table []route) http.Handler {
 			http.Redirect(&statusRecorder{x.w, x}, x.r, pagePath, http.StatusSeeOther) // the client is a browser
 			return nil
 		}
-		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
+		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists all paths"}
 	}}
 	handle("/", unknown)
 	const all = "DELETE, GET, HEAD, PATCH, POST, PUT"

@@ -181,7 +181,7 @@ func (s *Server) drain(main, admin *http.Server, ln *connListener) error {
 	err := main.Shutdown(ctx)
 	if err != nil {
 		ln.closeAll()
-		err = fmt.Errorf("requests were cut off after %v: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
+		err = fmt.Errorf("the drain took longer than %v, so requests were cut off: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
 	}
 	return errors.Join(err, admin.Close())
 }

@@ -183,7 +183,7 @@ func listNotifications(x *exchange) (page api.UserHistory, err error) {
 func getContent(x *exchange) (c api.NotificationContent, err error) {
 	address := x.query.text("address")
 	if address != "" && address != api.FullAddress {
-		return c, notify.Invalid("bad_address", "address", "must be full, or omitted for masked addresses")
+		return c, notify.Invalid("bad_address", "address", `must be "full", or omitted for masked addresses`)
 	}
 	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
@@ -213,7 +213,7 @@ func getContent(x *exchange) (c api.NotificationContent, err error) {
 }
 
 // contentOf returns the content that was sent to a receiver. If the request contained no address,
-// the addresses are those in the profile now.
+// it returns the addresses that the profile has now.
 func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	e, c := &f.Envelope, &f.Envelope.Content
 	out := api.NotificationContent{
