@@ -32,10 +32,11 @@ func (n views) doctor(ctx context.Context) (any, error) {
 	return d.Findings, nil
 }
 
-// setUsed sets Used of the last finding: the used share of a limited resource, such as a disk.
-func (d *doctor) setUsed(part, of float64) {
-	if of > 0 {
-		share := part / of
+// setUsed sets Used of the last finding to used/total. This is the used share of a limited
+// resource, such as a disk.
+func (d *doctor) setUsed(used, total float64) {
+	if total > 0 {
+		share := used / total
 		d.Findings[len(d.Findings)-1].Used = &share
 	}
 }
@@ -78,7 +79,7 @@ func (d *doctor) lookAtAll(ctx context.Context) {
 		since, by, reason, paused := n.lanes.Paused(l)
 		if paused {
 			d.Add("lane "+l.String(), true, "warn",
-				"ask the operator who paused it whether it may go on, then notifyctl lane resume LANE",
+				"ask the operator who paused the lane whether it may continue, then notifyctl lane resume LANE",
 				"paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colonReason(reason), l)
 		}
 	}
@@ -94,7 +95,7 @@ func (d *doctor) lookAtAll(ctx context.Context) {
 	for i := range lags {
 		l := &lags[i]
 		d.Add("lag "+lagName(l, lags), l.Lag > 1_000_000, "warn",
-			"look at the circuits and at the processor: more load comes than workers take",
+			"look at the circuits and at the processor: more records arrive than the workers handle",
 			"%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 }
@@ -105,8 +106,8 @@ func (d *doctor) lookAtSelf() {
 	d.lookAtAdmission()
 	if age := n.prefs.Age(time.Now()); n.embedded != nil || len(n.tasks.Lanes) > 0 {
 		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
-			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",
-			"snapshot is %s old", age.Round(time.Millisecond))
+			"look at the store and at the load: bulk lanes make no calls until the snapshot is fresh",
+			"the snapshot of the preferences is %s old", age.Round(time.Millisecond))
 		for _, c := range n.health.Circuits(time.Now()) {
 			d.Add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn",
 				"notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
@@ -126,7 +127,7 @@ func (d *doctor) lookAtSelf() {
 	}
 	for _, what := range n.groups.heldPartitions() {
 		d.Add("newer", true, "fail",
-			"upgrade this process: a process of the newer release goes on at the record where this one stopped",
+			"upgrade this process: a process of the newer release continues at the record where this process stopped",
 			"%s", what)
 	}
 }
@@ -134,7 +135,7 @@ func (d *doctor) lookAtSelf() {
 // lookAtSpill checks the spill buffer. While the log is unavailable, the spill buffer stores otp and
 // alert.
 func (d *doctor) lookAtSpill(ctx context.Context) {
-	waiting, text := true, "there is no spill buffer: otp and alert get 503 too while the log is away"
+	waiting, text := true, "there is no spill buffer, so otp and alert also get 503 while the log is unavailable"
 	if d.n.st.spill != nil {
 		recs, bytes, oldest, err := d.n.st.spill.Stats(ctx)
 		if err != nil {
@@ -143,7 +144,7 @@ func (d *doctor) lookAtSpill(ctx context.Context) {
 		waiting, text = recs > 0, fmt.Sprintf("%d records, %d bytes wait for the log%s", recs, bytes, oldestText(oldest))
 	}
 	d.Add("spill", waiting, "warn",
-		"nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
+		"do nothing if the buffer shrinks: it drains the otp and alert that were accepted while the log was unavailable; otherwise look at the log",
 		"%s", text)
 }
 
@@ -178,7 +179,7 @@ func (d *doctor) lookAtOwn() {
 		settle = "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", embedded.LossesFile) + " and restart"
 	}
 	d.Add("log segments", len(losses) > 0, "fail",
-		"deal with each range named above; the detail says how the report ends",
+		"deal with each range named above; the detail says how to end the report",
 		"%d ranges of acknowledged records are lost to damage%s", len(losses), settle)
 	d.Add("positions", len(n.embedded.lostGroupPositions) > 0, "fail",
 		"restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
@@ -203,14 +204,14 @@ func (d *doctor) lookAtOwn() {
 		"%d segments, %d damaged files", n.embedded.history.Stats().Segments, len(damaged))
 }
 
-// diskLevel returns how serious it is that only the given number of bytes is free. Below the configured
-// minimum, intake has stopped. Below 1 GiB or twice the minimum, intake will stop soon.
-func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
+// diskLevel returns how serious it is that only freeBytes bytes of the disk are free. Below the
+// configured minimum, intake has stopped. Below 1 GiB or twice the minimum, intake will stop soon.
+func diskLevel(freeBytes uint64, minFreeMiB int) (bad bool, level string) {
 	least := uint64(minFreeMiB) << 20
 	switch {
-	case free < least:
+	case freeBytes < least:
 		return true, "fail"
-	case free < max(1<<30, 2*least):
+	case freeBytes < max(1<<30, 2*least):
 		return true, "warn"
 	}
 	return false, ""

@@ -121,7 +121,7 @@ func MakeDataDir(dir string) error {
 		}
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		return nil // a full disk is not read-only: stored notifications can still be delivered
+		return nil // a full disk is no reason to stop: stored notifications can still be delivered
 	}
 	if err != nil {
 		return BadDataDir(dir, err)

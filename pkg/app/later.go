@@ -151,8 +151,8 @@ func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog
 }
 
 // otherShards returns the error for a configured number of shards that the store has never used.
-func otherShards(want, has int) error {
-	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, and the timers of this store are spread over %d shards: set it to %d", want, has, has))
+func otherShards(want, stored int) error {
+	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, but the timers of this store are spread over %d shards: set it to %d", want, stored, stored))
 }
 
 // routeDueTimers sends due timers of triggers to toQueue and all other due timers to toLog. toLog also
@@ -217,7 +217,7 @@ func (n runner) reconcile(ctx context.Context) error {
 		n.metrics.Reconciled(found, err)
 		switch {
 		case err != nil:
-			n.log.Warn("the repair of triggers failed; the next one tries again", "err", err)
+			n.log.Warn("the repair of triggers failed; the next repair tries again", "err", err)
 		case len(found) > 0:
 			n.log.Warn("reconcile found triggers that no timer or message would have woken", "found", found, "repaired", mended)
 		}

@@ -198,7 +198,7 @@ func (n *Node) firstCopyReceivers(ctx context.Context, row *notify.Row) (map[uin
 		env = kept.Envelope
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the first copy of the chunk: %w", err)
+		return nil, fmt.Errorf("the first copy of the chunk cannot be read: %w", err)
 	}
 	rd := notify.ReadReceivers(env.Receivers)
 	for r := (notify.Receiver{}); rd.Next(&r); {

@@ -125,9 +125,9 @@ func usePartitions(n *Node, s spreads) {
 	}
 }
 
-// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls read after each
-// round, and warn with each error.
-func (s spreads) follow(ctx context.Context, read func(), warn func(error)) error {
+// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls roundDone
+// after each round, and warn with each error.
+func (s spreads) follow(ctx context.Context, roundDone func(), warn func(error)) error {
 	for notify.Sleep(ctx, partitionsEvery) {
 		call, stop := context.WithTimeout(ctx, partitionsEvery/2)
 		for _, ch := range notify.Channels {
@@ -136,7 +136,7 @@ func (s spreads) follow(ctx context.Context, read func(), warn func(error)) erro
 			}
 		}
 		stop()
-		read()
+		roundDone()
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cf
 		m := Migration{Engine: "meta", Step: name, Applied: spread.Most() > 0}
 		if has := spread.Most(); m.Applied && want > has {
 			if want%has != 0 {
-				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, and users are spread over %d partitions: it can be raised to a multiple of that, so that each new partition takes its users from one old partition", want, has))
+				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, but must be a multiple of %d, the number of partitions over which users are spread now; then each new partition takes its users from one old partition", want, has))
 			}
 			if to == engine.Up {
 				if err := admin.Grow(ctx, want, slices.Concat(retries, lanes)...); err != nil {
