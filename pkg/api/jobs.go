@@ -149,8 +149,8 @@ type JobRequest struct {
 	Report   json.RawMessage `json:"report,omitempty"` // only for reconcile: the plan's report, unchanged
 }
 
-// Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhaust and
-// Failed add up to Planned.
+// Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhausted
+// and Failed add up to Planned.
 type Job struct {
 	ID        string         `json:"job_id"` // job_<ULID>
 	Kind      string         `json:"kind"`
@@ -375,13 +375,13 @@ func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int)
 	return out, err
 }
 
-// Audit returns rows of the audit log with sequence numbers higher than after, oldest first. If
-// after is nil, it returns the latest rows.
-func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditRow, error) {
+// Audit returns rows of the audit log with sequence numbers higher than afterSeq, oldest first. If
+// afterSeq is nil, it returns the latest rows.
+func (cl *Client) Audit(ctx context.Context, afterSeq *uint64, limit int) ([]AuditRow, error) {
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
-	if after != nil {
-		q.Set("after", strconv.FormatUint(*after, 10))
+	if afterSeq != nil {
+		q.Set("after", strconv.FormatUint(*afterSeq, 10))
 	}
 	list, err := getJSON[List[AuditRow]](ctx, cl, "/v1/ops/audit", q)
 	return list.Items, err

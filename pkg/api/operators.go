@@ -18,7 +18,8 @@ type Lane struct {
 	Reason   string     `json:"reason,omitempty"` // reason of the pause
 	Lag      int64      `json:"lag"`              // records of the log that are not read yet, first attempts and retries
 	InFlight int        `json:"in_flight"`        // records that are read and not done
-	// Why no call can be made now. It does not depend on a pause.
+	// The reason why the workers can make no call now; empty: they can. A pause of the lane is no
+	// such reason.
 	Stands string `json:"stands,omitempty"`
 }
 
@@ -84,8 +85,8 @@ type CampaignChange struct {
 // SetCampaign pauses or resumes a campaign, or changes its rate. After a new rate, deferred
 // receivers continue within a minute. After the end of a pause, they continue within ten minutes. A
 // hold survives restarts.
-func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (CampaignHold, error) {
-	return sendJSON[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true)
+func (cl *Client) SetCampaign(ctx context.Context, id string, change CampaignChange) (CampaignHold, error) {
+	return sendJSON[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), change, true)
 }
 
 // Suppression is an address that a provider reported as dead. No message is sent to it, for any

@@ -256,10 +256,10 @@ type CircuitChange struct {
 	To string `json:"to"` // open, closed or reset
 }
 
-// SetCircuit holds a circuit open or closed, or ends the hold. The parameter to is "open", "closed"
-// or "reset".
-func (cl *Client) SetCircuit(ctx context.Context, name, to string) (Circuit, error) {
-	return sendJSON[Circuit](ctx, cl, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), CircuitChange{to}, true)
+// SetCircuit holds a circuit open or closed, or ends the hold. state is "open", "closed" or
+// "reset".
+func (cl *Client) SetCircuit(ctx context.Context, name, state string) (Circuit, error) {
+	return sendJSON[Circuit](ctx, cl, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), CircuitChange{state}, true)
 }
 
 // Callers returns the callers whose settings differ from the defaults.
@@ -280,7 +280,7 @@ func (cl *Client) PutCaller(ctx context.Context, c Caller) (Caller, error) {
 }
 
 // RotateSecret gives a caller a new signing secret. Only this answer contains the secret. The old
-// secret also signs for the time overlap.
+// secret also signs for the duration overlap.
 func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (RotatedSecret, error) {
 	return sendJSON[RotatedSecret](ctx, cl, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
 		OverlapSeconds float64 `json:"overlap_seconds"`

@@ -101,8 +101,8 @@ type BatchResult struct {
 // Receiver is the target of a notification.
 type Receiver struct {
 	UserID    string          `json:"user_id"`             // at most 128 bytes
-	Address   string          `json:"address,omitempty"`   // empty: looked up in the profile when it is sent
-	Variables json.RawMessage `json:"variables,omitempty"` // win over the variables of the content
+	Address   string          `json:"address,omitempty"`   // empty: looked up in the profile when the notification is sent
+	Variables json.RawMessage `json:"variables,omitempty"` // replace variables of the content with the same name
 }
 
 // Receivers are the receivers of a fan-out. In JSON, a receiver that has only a user id is a plain
@@ -129,9 +129,9 @@ type Rejected struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// FanoutResult is the answer to a fan-out. The id of the receiver at index i is FirstID with -i
-// instead of -0. Rejected lists refused receivers, up to the limit in the server's configuration.
-// RejectedCount counts all refused receivers.
+// FanoutResult is the answer to a fan-out. FirstID is the id of the first receiver and ends in -0.
+// The id of the receiver at index i ends in -i instead. Rejected lists refused receivers, up to the
+// limit in the server's configuration. RejectedCount counts all refused receivers.
 type FanoutResult struct {
 	FirstID       string     `json:"first_id"`
 	Accepted      int        `json:"accepted"`
@@ -367,8 +367,8 @@ type Event struct {
 	Type string    `json:"type"` // outcome, heartbeat, gap, processes
 	At   time.Time `json:"at"`
 	// Process is the process of an outcome. In a gap it is the process that had more outcomes than
-	// a tail accepts from it. If it is empty in a gap, the reader or its connection was too slow.
-	// Process is also empty if there is only one process.
+	// a tail accepts from one process. In a gap without a process, the reader or its connection was
+	// too slow. Process is also empty if there is only one process.
 	Process        string    `json:"process,omitempty"`
 	NotificationID string    `json:"notification_id,omitempty"`
 	Caller         string    `json:"caller,omitempty"`

@@ -28,7 +28,7 @@ func newPage(n *Node, apiHandler http.Handler, key []byte) http.Handler {
 		API: apiHandler, Key: key, Verify: user, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
 	})
 	if err != nil {
-		panic(fmt.Errorf("the operator page cannot be built: %w", err)) // a fault apiHandler the program, because the page's templates are part apiHandler it
+		panic(fmt.Errorf("the operator page cannot be built: %w", err)) // a fault of the program, because the page's templates are part of it
 	}
 	return p
 }

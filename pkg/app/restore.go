@@ -202,10 +202,10 @@ func (l logState) offsets(c, newest checkpoint) (resumeAt map[string]map[log.Top
 				lacks[fmt.Sprintf("the topic %s was deleted and made again after %s", tp.Topic, c.At.Format(time.RFC3339))] = true
 				at = start
 			case at > 0 && at < start:
-				lacks[fmt.Sprintf("%s begins at offset %d, but %s had read only up resumeAt %d", tp, start, group, at)] = true
+				lacks[fmt.Sprintf("%s begins at offset %d, but %s had read only up to %d", tp, start, group, at)] = true
 				at = start
 			case last > end:
-				lacks[fmt.Sprintf("%s ends at offset %d, but %s had read up resumeAt %d", tp, end, group, last)] = true
+				lacks[fmt.Sprintf("%s ends at offset %d, but %s had read up to %d", tp, end, group, last)] = true
 				at = start
 			}
 			resumeAt[group][tp] = max(at, start) // at is 0 if the group had read nothing
