@@ -96,7 +96,7 @@ func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (Sche
 // ScheduleQuery selects schedules. An empty field selects all. Only operators may set Caller.
 type ScheduleQuery struct {
 	Status string // SCHEDULED or CANCELLED
-	User   string // the receiver; a user selects no fan-outs
+	User   string // the receiver; a query with a user selects no fan-outs
 	Caller string
 	Cursor string
 	Limit  int

@@ -66,7 +66,7 @@ type LoadGrantRequest struct {
 	Reason    string   `json:"reason,omitempty"`
 }
 
-// LoadGrant is a cluster's permission to send load to it.
+// LoadGrant is the permission of a cluster to send load to this cluster.
 type LoadGrant struct {
 	ID        string    `json:"id"`
 	Cluster   string    `json:"cluster"` // the id of the installation

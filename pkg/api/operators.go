@@ -125,7 +125,7 @@ type SuppressionLift struct {
 // SuppressionLifted is the result of lifting a suppression.
 type SuppressionLifted struct {
 	Address         string `json:"address"`
-	Lifted          int    `json:"lifted"`     // number of profiles that listed it
+	Lifted          int    `json:"lifted"`     // number of profiles that listed the address
 	StillSuppressed bool   `json:"suppressed"` // another profile still suppresses it
 }
 
@@ -169,8 +169,8 @@ type ProviderTestRequest struct {
 	To string `json:"to,omitempty"`
 }
 
-// TestProvider makes the process that answers call a provider once: a dry run, or one real message.
-// If the answer is lost, only a dry run is repeated.
+// TestProvider tests a provider: the answering process calls the provider once. The call is a dry
+// run or one real message. If the answer is lost, only a dry run is repeated.
 func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
 	return sendJSON[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }

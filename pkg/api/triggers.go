@@ -131,8 +131,8 @@ func (c *Circuit) Why() string {
 // Circuits is the answer to GET /v1/ops/circuits.
 type Circuits = List[Circuit]
 
-// Caller contains the settings of a service that uses the API. Secrets are never shown. Secrets
-// only shows when each secret was made and when it ends.
+// Caller contains the settings of a service that uses the API. The secrets themselves are never
+// shown. The field Secrets only shows when each secret was made and when it ends.
 type Caller struct {
 	ID           string   `json:"id"`
 	Rate         float64  `json:"rate,omitempty"`  // requests per second; 0: the server's default

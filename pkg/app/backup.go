@@ -88,7 +88,7 @@ func (s *Snapshot) Write(ctx context.Context, w io.Writer) error {
 func (s *Snapshot) Close() error {
 	defer s.n.backingUp.Unlock()
 	if err := os.RemoveAll(s.dir); err != nil {
-		return fmt.Errorf("backup: %w", err)
+		return fmt.Errorf("the folder of the backup cannot be removed: %w", err)
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ type callShare struct {
 	partitions func(topic string) int
 	set        func(provider.Share) // nil: calls are not divided
 
-	mu    sync.Mutex // guards owned, and puts the calls of set in order
+	mu    sync.Mutex // guards owned, and makes the calls of set one after the other
 	owned [2]float64 // partitions that this process owns: of the fast lane, and of the bulk lane
 }
 

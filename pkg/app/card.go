@@ -238,7 +238,7 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 			d.Add("process", true, level, "look at the process and its machine, and start it again; "+then, "%s", p.Absence())
 		default:
 			d.Add("process", p.State != api.ProcessReady && p.State != api.ProcessDraining, "warn",
-				"notifyctl explain CODE says what keeps it from its work",
+				"notifyctl explain CODE says what keeps the process from its work",
 				"%s: %s on %s, notifyd %s, API %s, up %s%s", p.State, strings.Join(p.Roles, ", "), p.Host, cmp.Or(p.Release, "of no release"), p.API,
 				time.Since(p.StartedAt).Round(time.Second), colonReason(p.Note))
 		}

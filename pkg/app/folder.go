@@ -34,8 +34,8 @@ func (h Holder) String() string {
 	return s
 }
 
-// Lock reserves a folder for one process. The operating system removes the lock when the process ends,
-// also after a kill.
+// Lock reserves a folder for one process. The operating system removes the lock when the process
+// ends, even if it is killed.
 type Lock struct {
 	file       io.Closer
 	holderPath string // path of the file that contains the Holder

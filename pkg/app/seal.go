@@ -61,8 +61,9 @@ func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	return secrets.MakeKeys(filepath.Join(dataDir, keyFileInside))
 }
 
-// KeyAdvice returns what an operator must do before the first start of a restored folder. It returns ""
-// if nothing is to do. keyID is the id of the key that sealed the secrets in the backup.
+// KeyAdvice returns what an operator must do before the first start of a restored folder. It
+// returns "" if nothing needs to be done. keyID is the id of the key that sealed the secrets in the
+// backup.
 func KeyAdvice(dataDir, keyID string) string {
 	keys, err := readDefaultKeys(dataDir)
 	if keyID == "" || err == nil && keys.Has(keyID) {
@@ -155,7 +156,8 @@ func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 	}
 }
 
-// keyFileError returns the error with which the start fails after an error of the key file.
+// keyFileError returns the error of a start that fails because of the key file. It adds the name of
+// the setting, unless err has an error code other than secret_exposed.
 func keyFileError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" && e.Code != "secret_exposed" {
 		return err

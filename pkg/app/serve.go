@@ -28,8 +28,8 @@ func portOf(addr string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// countedLog reports the bytes that intake appends to the guard of the embedded log. So the cap also
-// holds between two measurements of the disk.
+// countedLog reports to the guard of the embedded log how many bytes intake appends. So the cap
+// also holds between two measurements of the disk.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)

@@ -53,8 +53,8 @@ type stores struct {
 
 	conn       log.Conn                              // connection to the log
 	spread     func(topic string) notify.Spread      // the partitions of a lane's topic over which users are spread
-	partitions func(topic string) (n int, err error) // number of partitions for keys now, see log.ProducerConfig; nil: the numbers never change
-	gate       intake.Gate                           // decides whether the log accepts more records; nil: only appends show it
+	partitions func(topic string) (n int, err error) // number of partitions over which keys are spread now, see log.ProducerConfig; nil: the numbers never change
+	gate       intake.Gate                           // decides whether the log accepts more records; nil: only a failed append shows that it does not
 	bulkGate   func() error                          // the same decision for bulk lanes; nil: bulk lanes use gate
 	laterGate  func() error
 	appended   func(bytes int)                                                           // called with the number of bytes that intake appends; may be nil

@@ -53,7 +53,7 @@ func (m *model) startChange(name string) tea.Cmd {
 		return nil
 	}
 	if why := m.opt.ReadOnly; why != "" {
-		m.showError(fmt.Errorf("%s is off: %s", verb, why))
+		m.showError(fmt.Errorf("%q is turned off: %s", verb, why))
 		return nil
 	}
 	key := m.targetKey()

@@ -163,7 +163,7 @@ func TestReadOnly(t *testing.T) {
 		t.Fatalf("%v", f.changes)
 	}
 	p.press("esc", "4", "O")
-	p.shows("open is off: the token lacks the scope operate", "read only")
+	p.shows("\"open\" is turned off: the token lacks the scope operate", "read only")
 	p.hides("O hold open")
 
 	p = open(t, f, 80, 24, nil)

@@ -228,8 +228,8 @@ func parseFilter(text string, now time.Time, parse func(string, time.Time) (time
 	return f, err
 }
 
-// replayFilter returns the filter for a replay of all letters that a list shows. It has no state:
-// only dead letters can be replayed, and the server adds that condition.
+// replayFilter returns the filter for a replay of all letters that a list shows. It has no
+// condition for the state, because the server adds it: only dead letters can be replayed.
 func replayFilter(f api.LetterFilter) api.LetterFilter {
 	f.State = ""
 	f.All = f.Empty()

@@ -196,7 +196,7 @@ func DecodeError(err error) error {
 	}
 	e, ok := errors.AsType[*jsontext.SyntacticError](err)
 	if !ok {
-		return notify.Invalid("bad_json", "", "not valid JSON")
+		return notify.Invalid("bad_json", "", "the body is not valid JSON")
 	}
 	field := FieldPath(e.JSONPointer)
 	switch {

@@ -100,8 +100,7 @@ func answerReady(x *exchange) error {
 }
 
 // notReady returns the answer of a probe that failed with err. The answer shows the error code and
-// message of a *notify.Error. It does not show any other error, which may come from a disk or a
-// library.
+// message of a *notify.Error. It does not show other errors, for example of a disk or a library.
 func notReady(err error) error {
 	out := &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now", Err: err}
 	if e, ok := errors.AsType[*notify.Error](err); ok {

@@ -70,8 +70,8 @@ const maxToken = 8 << 10
 type Verifier struct {
 	cfg    AuthConfig
 	parser *jwt.Parser
-	fixed  keySet // KeyFile, SecretFile
-	set    *jwks  // JWKSURL, JWKSFile
+	fixed  keySet // keys from KeyFile or SecretFile
+	set    *jwks  // keys from JWKSURL or JWKSFile
 	cache  *recentCache[[sha256.Size]byte, cached]
 }
 
@@ -210,7 +210,7 @@ func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Ide
 func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationKeySet, error) {
 	var none jwt.VerificationKeySet
 	if _, ok := t.Header["crit"]; ok {
-		return none, unauthorized("token_critical", "the token has critical extensions, which are not understood", nil)
+		return none, unauthorized("token_critical", "the token has critical extensions (crit) that this server does not understand", nil)
 	}
 	if typ, ok := t.Header["typ"]; ok {
 		s, _ := typ.(string)

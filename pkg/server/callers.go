@@ -174,8 +174,8 @@ func rotateSecret(x *exchange) error {
 }
 
 // updateCaller reads, changes and stores a caller. If another request changes the caller in the
-// meantime, it starts again. After 8 tries it returns the error code caller_contended. If version
-// is not 0, it must equal the stored version.
+// meantime, updateCaller starts again. After 8 tries it returns the error code caller_contended. If
+// version is not 0, it must equal the stored version.
 func updateCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
 	for range 8 {
 		c, _, err := x.srv.deps.Callers.Get(x.r.Context(), id)
@@ -183,7 +183,7 @@ func updateCaller(x *exchange, id string, version uint64, change func(*engine.Ca
 			return c, err
 		}
 		if version != 0 && c.Version != version {
-			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "the caller was changed meanwhile; read it again"}
+			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "another request has changed the caller; read the caller again"}
 		}
 		c.ID = id
 		change(&c)

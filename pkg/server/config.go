@@ -68,7 +68,7 @@ type Config struct {
 
 	PageSize    int `default:"50" above:"0"` // items of a page if the request gives no limit
 	MaxPageSize int `default:"1000" above:"0" max:"1000"`
-	// Receivers that one summary counts by default. A request may ask for up to ten times that.
+	// Receivers that one summary counts by default. A request may ask for up to ten times as many.
 	CountLimit int `default:"1000000" above:"0"`
 
 	// CursorKey signs cursors. It must have at least 32 bytes. Servers behind one address must use
@@ -82,7 +82,7 @@ type Config struct {
 	FeedPoll     time.Duration `default:"250ms" above:"0"` // poll interval of a waiting feed request
 	Heartbeat    time.Duration `default:"15s" above:"0"`   // interval of heartbeats in a silent tail
 	DrainDelay   time.Duration `min:"0"`                   // time between "not ready" and closing the listeners; 0: no delay
-	DrainTimeout time.Duration `default:"20s" above:"0"`   // at the end: time for requests in progress
+	DrainTimeout time.Duration `default:"20s" above:"0"`   // how long requests in progress may still take after the listeners have closed
 }
 
 func (c Config) withDefaults() Config {

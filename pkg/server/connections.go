@@ -38,7 +38,8 @@ const (
 // connection is closed before an idle connection of a caller.
 const slowStrangerAfter = 5 * time.Second
 
-// maxEvictSearch bounds the search for a connection with the same source as the new connection.
+// maxEvictSearch is how many connections are searched for one with the same source as the new
+// connection.
 const maxEvictSearch = 256
 
 // addConn adds c to the open connections. If there are already maxOpen connections, it first

@@ -203,14 +203,14 @@ func bearer(r *http.Request) (string, error) {
 	hs := r.Header["Authorization"]
 	switch {
 	case len(hs) == 0:
-		return "", unauthorized("no_token", "a bearer token is needed", nil)
+		return "", unauthorized("no_token", "the request needs a bearer token", nil)
 	case len(hs) > 1:
 		return "", unauthorized("token_malformed", "the request has more than one Authorization header", nil)
 	}
 	const scheme = "Bearer "
 	h := hs[0]
 	if len(h) <= len(scheme) || !strings.EqualFold(h[:len(scheme)], scheme) {
-		return "", unauthorized("token_malformed", "Authorization is not of the form Bearer <token>", nil)
+		return "", unauthorized("token_malformed", "the Authorization header must have the form Bearer <token>", nil)
 	}
 	return strings.TrimLeft(h[len(scheme):], " "), nil
 }

@@ -177,9 +177,9 @@ const minSecret = 32
 // maxJWKS is the largest size of a key set, in bytes.
 const maxJWKS = 1 << 20
 
-// jwks caches the keys of a JWK set that may change. It fetches the set once per interval refresh.
-// It also fetches the set when a token names an unknown key, but never earlier than minWait after
-// the last fetch. While fetching fails, the last set stays valid for maxStale.
+// jwks caches the keys of a JWK set that may change. It fetches the set at intervals of refresh. It
+// also fetches the set when a token names an unknown key, but never earlier than minWait after the
+// last fetch. While fetching fails, the last set stays valid for maxStale.
 type jwks struct {
 	fetch    func(ctx context.Context) ([]byte, error)
 	refresh  time.Duration
@@ -254,8 +254,8 @@ func (j *jwks) update(ctx context.Context) error {
 	}
 }
 
-// run fetches the set at once, and then again after each interval refresh, until ctx ends. It calls
-// report with the error of each fetch that failed.
+// run fetches the set at once, and then at intervals of j.refresh, until ctx ends. It calls report
+// with the error of each fetch that failed.
 func (j *jwks) run(ctx context.Context, report func(error)) error {
 	for {
 		if err := j.update(ctx); err != nil {
@@ -300,7 +300,7 @@ func urlFetcher(raw string, client *http.Client) (func(context.Context) ([]byte,
 		}
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			return nil, fmt.Errorf("the JWKS URL answered %s", resp.Status)
+			return nil, fmt.Errorf("the JWKS URL answered with status %s", resp.Status)
 		}
 		return readAtMost(resp.Body, maxJWKS)
 	}, nil

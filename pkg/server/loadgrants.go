@@ -184,8 +184,8 @@ func (m *loadMeter) usedUp(wait time.Duration) error {
 }
 
 const (
-	loadBurst = 2 // at the same moment a process may accept the messages of 1/loadBurst of a second
-	// A process takes tokens from the shared bucket in groups. A group has the tokens for
-	// 1/loadLease of a second, or more if one request needs more.
+	loadBurst = 2 // at once, a process may accept as many messages as the rate allows in 1/loadBurst of a second
+	// A process takes tokens from the shared bucket in groups. A group has as many tokens as the
+	// rate allows in 1/loadLease of a second, or more if a request needs more.
 	loadLease = 20
 )

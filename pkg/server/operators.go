@@ -16,7 +16,7 @@ type Lanes interface {
 	// List returns every lane.
 	List() []api.Lane
 	// Set pauses or resumes a lane, for the operator with this name. When Set returns nil, the
-	// change is durable. It returns notify.KindNotFound if the name is not known.
+	// change is durable. It returns notify.KindNotFound if no lane has the name.
 	Set(ctx context.Context, name, operator string, change api.LaneChange) (api.Lane, error)
 	// Paused returns when a lane was paused, by which operator and for which reason. ok is false if
 	// the lane is not paused.
@@ -29,7 +29,7 @@ type Circuits interface {
 	// answer.
 	List(ctx context.Context) api.Circuits
 	// Set holds a breaker "open" or "closed", or ends the hold ("reset"). It returns
-	// notify.KindNotFound if the name is not known. It calls notify.BeforeAct.
+	// notify.KindNotFound if no breaker has the name. It calls notify.BeforeAct.
 	Set(ctx context.Context, name, state string) (api.Circuit, error)
 }
 
@@ -45,9 +45,9 @@ type Suppressions interface {
 }
 
 // TestProvider calls a provider, or one of its accounts, once. The call is a dry run or, if in.To
-// is set, one real message. It returns notify.KindNotFound if the name is not known, and
-// notify.KindConflict if this process does not call the provider. It calls notify.BeforeAct before
-// the call.
+// is set, one real message. It returns notify.KindNotFound if no provider or account has the name,
+// and notify.KindConflict if this process does not call the provider. It calls notify.BeforeAct
+// before the call.
 type TestProvider func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error)
 
 // URLCheck resolves a callback URL. For each address it returns whether the address may be called.
@@ -61,7 +61,7 @@ func setLane(x *exchange, in api.LaneChange) (api.Lane, error) {
 	name := x.r.PathValue("name")
 	switch _, ok := notify.ParseLane(name); {
 	case in.Paused == nil:
-		return api.Lane{}, notify.Invalid("required", "paused", "is missing: true pauses the lane, false resumes it")
+		return api.Lane{}, notify.Invalid("required", "paused", "is missing; true pauses the lane, false resumes it")
 	case len(in.Reason) > maxRemark:
 		return api.Lane{}, notify.Invalid("too_long", "reason", remarkTooLong(in.Reason))
 	case !ok:

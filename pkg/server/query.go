@@ -31,7 +31,7 @@ func (x *exchange) readQuery(spec string) error {
 	}
 	values, err := url.ParseQuery(x.r.URL.RawQuery)
 	if err != nil {
-		return notify.Invalid(api.CodeMalformed, "", "the query cannot be read")
+		return notify.Invalid(api.CodeMalformed, "", "the query of the URL is not valid")
 	}
 	x.query = query{}
 	for _, one := range strings.Fields(spec) {

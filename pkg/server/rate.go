@@ -135,7 +135,7 @@ func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTo
 
 // nextSize returns the size of the next lease: the number of tokens that the process will use in
 // leaseTarget, if it uses them as fast as those of the last lease. It is at most twice the number
-// that was used of the last lease.
+// of tokens that were used from the last lease.
 func (l *tokenLease) nextSize(now time.Time) int {
 	used := float64(l.size - l.remaining)
 	if passed := now.Sub(l.taken); passed > 0 {
@@ -185,7 +185,8 @@ func (c *callerTable) forgetSettings(id string) {
 	}
 }
 
-// throttled is the error for a used-up rate. It also contains the limit.
+// throttled is the error for a used-up rate. It also contains the rate and the burst, for the
+// headers.
 type throttled struct {
 	err   *notify.Error
 	limit float64

@@ -19,7 +19,8 @@ type Schedules interface {
 	// List returns the schedules of a caller, newest first. It begins with the schedule that
 	// follows afterBase. An empty caller means all callers.
 	List(ctx context.Context, caller string, afterBase notify.Base, max int) ([]schedule.View, error)
-	// Timers returns the stored timers of a schedule, and the view to which they belong.
+	// Timers returns the stored timers of a schedule, and the view to which the timers belong. This
+	// view is newer than v if the schedule was moved in the meantime.
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 	// Cancel cancels a schedule for good. Move changes its fire time to fireAt, in ms since 1970.
 	// Both return notify.KindConflict if it is too late for the change. Both call notify.BeforeAct.

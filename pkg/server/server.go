@@ -167,7 +167,7 @@ func serveError(ln net.Listener, err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	return fmt.Errorf("serving on %s: %w", ln.Addr(), err)
+	return fmt.Errorf("serving on %s failed: %w", ln.Addr(), err)
 }
 
 // drain ends serving. It closes the admin listener last, so that operators can watch the drain.

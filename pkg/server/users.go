@@ -84,7 +84,7 @@ func readSelection(x *exchange, user string) (*selection, error) {
 		return nil, notify.Invalid("bad_state", "status", "is not the name of a state, such as DELIVERED or FAILED")
 	}
 	if sel.campaign != "" && !campaignID(sel.campaign) {
-		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ and a ULID")
+		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ followed by a ULID")
 	}
 	sel.page.Items = []api.Status{}
 	return sel, nil
