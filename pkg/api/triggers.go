@@ -15,12 +15,12 @@ import (
 // time. Either DelaySeconds or FireAt must be set.
 type Trigger struct {
 	CallbackURL string `json:"callback_url"` // under one of the caller's base URLs
-	// A string, object or array. At most 4,096 bytes. It is delivered byte for byte.
+	// Payload is a string, object or array of at most 4,096 bytes. It is delivered byte for byte.
 	Payload       json.RawMessage `json:"payload,omitempty"`
 	PayloadBase64 string          `json:"payload_base64,omitempty"` // any bytes, instead of Payload
 	DelaySeconds  *float64        `json:"delay_seconds,omitempty"`
 	FireAt        *time.Time      `json:"fire_at,omitempty"`
-	// Largest random delay that is added. nil: the server's default.
+	// JitterSeconds is the largest random delay that is added. nil: the server's default.
 	JitterSeconds        *float64  `json:"jitter_seconds,omitempty"`
 	Exact                bool      `json:"exact,omitempty"` // no jitter
 	RetryScheduleSeconds []float64 `json:"retry_schedule_seconds,omitempty"`
@@ -89,8 +89,8 @@ type TriggerStatus struct {
 	EndedAt       *time.Time `json:"ended_at,omitempty"`
 	Attempts      int        `json:"attempts"`  // calls that count as attempts
 	Deferrals     int        `json:"deferrals"` // waits that do not count as attempts
-	// How often dispatchers claimed the trigger. Each claim after the first may have repeated a
-	// call.
+	// Claims is how often dispatchers claimed the trigger. Each claim after the first may have
+	// repeated a call.
 	Claims             uint32           `json:"claims"`
 	Reason             string           `json:"reason,omitempty"`
 	Generation         uint32           `json:"generation"` // 0 until it is rescheduled

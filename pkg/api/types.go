@@ -18,8 +18,8 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
-	// If the value is AtLeastOnce, the request is accepted even while keys cannot be looked up.
-	// Then it may be sent twice.
+	// HeaderIdempotencyFallback has the value AtLeastOnce. Then the request is accepted even while
+	// keys cannot be looked up, and may be sent twice.
 	HeaderIdempotencyFallback = "Idempotency-Fallback"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
@@ -148,7 +148,7 @@ type Status struct {
 	Caller         string     `json:"caller"`
 	Campaign       string     `json:"campaign,omitempty"`
 	UserID         string     `json:"user_id"`
-	Epoch          uint16     `json:"epoch"`    // a replay raises it
+	Epoch          uint16     `json:"epoch"`    // 0 at first; each replay adds 1
 	Attempts       int        `json:"attempts"` // calls to a provider in this epoch
 	Code           string     `json:"code,omitempty"`
 	AcceptedAt     time.Time  `json:"accepted_at"`
@@ -291,7 +291,8 @@ type NotificationContent struct {
 	Caller         string   `json:"caller"`
 	UserID         string   `json:"user_id"`
 	Addresses      []string `json:"addresses"` // masked, unless the request asked for full addresses
-	// The request contained no address. Addresses are the addresses in the profile now.
+	// FromProfile is true if the request contained no address. Then Addresses are the addresses in
+	// the profile now.
 	FromProfile bool            `json:"from_profile"`
 	Content     Content         `json:"content"`             // content of the request
 	Variables   json.RawMessage `json:"variables,omitempty"` // variables of this receiver

@@ -46,8 +46,8 @@ type Plan interface {
 // request died, the repeat finishes its work. The fields must not change after the first Do.
 type Once struct {
 	Idem Idem
-	// Version of the records that this build makes. Builds with different versions cannot make the
-	// same records.
+	// Version is the version of the records that this build makes. Builds with different versions
+	// cannot make the same records.
 	Version uint16
 	// Newer is the error for a key that a build of another version reserved. Its kind is
 	// notify.KindUnavailable.
@@ -68,7 +68,8 @@ type Once struct {
 	Hit       func(point string)  // nil: killpoint.Hit
 	Logger    *slog.Logger
 
-	// Number of the latest request with a key. It makes the owner of each reservation unique.
+	// ownerSeq is the number of the latest request with a key. It makes the owner of each
+	// reservation unique.
 	ownerSeq atomic.Uint64
 }
 

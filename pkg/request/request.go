@@ -35,7 +35,8 @@ type Meta struct {
 	ContentType string // media type of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
 	TraceState  string // W3C tracestate; used with Trace
-	// Limits of the load grant that the request used. nil: the request used no grant.
+	// Load contains the limits of the load grant that the request used. nil: the request used no
+	// grant.
 	Load *Load
 
 	fingerprint *[32]byte // cached result of Fingerprint

@@ -68,7 +68,8 @@ type Config struct {
 
 	PageSize    int `default:"50" above:"0"` // items of a page if the request gives no limit
 	MaxPageSize int `default:"1000" above:"0" max:"1000"`
-	// Receivers that one summary counts by default. A request may ask for up to ten times as many.
+	// CountLimit is how many receivers one summary counts by default. A request may ask for up to
+	// ten times as many.
 	CountLimit int `default:"1000000" above:"0"`
 
 	// CursorKey signs cursors. It must have at least 32 bytes. Servers behind one address must use
@@ -231,8 +232,8 @@ type Deps struct {
 	// the token of its user. nil: there is no page.
 	Page  func(api http.Handler) http.Handler
 	Ready func(context.Context) error // nil: ready unless draining
-	// Returns short codes of problems that do not stop the server from accepting requests. nil: no
-	// warnings.
+	// Warnings returns short codes of problems that do not stop the server from accepting requests.
+	// nil: no warnings.
 	Warnings func() []string
 	Version  string // version of the program, for /healthz; empty: not shown
 	// LaneStop returns the reason why no call of a lane can be made now. ok is false if calls can

@@ -32,8 +32,8 @@ type knownNotification struct {
 	found engine.Found
 	rows  []notify.Row
 	out   notify.Outcome
-	// Set if the notification is not in the history: it is scheduled, or was cancelled before it
-	// was due.
+	// scheduled is set if the notification is not in the history, because it is scheduled or was
+	// cancelled before it was due.
 	scheduled *schedule.View
 }
 

@@ -40,7 +40,8 @@ type caller struct {
 	limiter  *rate.Limiter
 	lease    tokenLease
 	disabled atomic.Bool
-	// When the store was last read, ns since 1970. 0: it was never read, or must be read again.
+	// storeReadAt is the time of the last read of the settings from the store, in ns since 1970. 0:
+	// they were never read, or must be read again.
 	storeReadAt atomic.Int64
 
 	mu      sync.Mutex // guards version and every change of the settings
