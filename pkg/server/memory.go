@@ -81,7 +81,7 @@ const (
 )
 
 // checkReserve reports whether a body may grow from oldSize to newSize bytes. callerShare is the
-// share of the body's caller, or nil. The goroutine holds mu.
+// share of the body's caller, or nil. The calling goroutine holds mu.
 func (m *memory) checkReserve(callerShare *share, oldSize, newSize int64) reserveResult {
 	free := m.size - (m.held - oldSize + newSize)
 	switch {
@@ -94,7 +94,7 @@ func (m *memory) checkReserve(callerShare *share, oldSize, newSize int64) reserv
 }
 
 // adjustHeld records that a body changed from oldSize to newSize bytes, and charges the difference
-// to callerShare. The goroutine holds mu.
+// to callerShare. The calling goroutine holds mu.
 func (m *memory) adjustHeld(callerShare *share, oldSize, newSize int64) {
 	m.held += newSize - oldSize
 	if callerShare != nil {
