@@ -62,7 +62,8 @@ func (cl *Client) NotificationContent(ctx context.Context, id, address string) (
 }
 
 // Page selects one page of counts. Limit is the largest number of receivers of the page (0: the
-// server's default). After is where the page begins: the Next of the previous page, or empty.
+// server's default). After is where the page begins: the field Next of the previous page, or empty
+// for the first page.
 type Page struct {
 	Limit int
 	After string
@@ -95,7 +96,7 @@ func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (Sche
 // ScheduleQuery selects schedules. An empty field selects all. Only operators may set Caller.
 type ScheduleQuery struct {
 	Status string // SCHEDULED or CANCELLED
-	User   string // the receiver; a user selects no fan-outs
+	User   string // the receiver; a query with a user selects no fan-outs
 	Caller string
 	Cursor string
 	Limit  int
@@ -112,12 +113,12 @@ func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (ScheduledPage
 	return getJSON[ScheduledPage](ctx, cl, "/v1/schedules", q)
 }
 
-// Forecast counts what becomes due in [from, to), by minute and channel. The two times may be at
-// most 7 days apart. Zero times mean the next hour. Only operators may call it.
-func (cl *Client) Forecast(ctx context.Context, from, to time.Time) (Forecast, error) {
+// Forecast counts what becomes due from start until before end, by minute and channel. The two
+// times may be at most 7 days apart. Zero times mean the next hour. Only operators may call it.
+func (cl *Client) Forecast(ctx context.Context, start, end time.Time) (Forecast, error) {
 	q := url.Values{}
-	setTime(q, "from", from)
-	setTime(q, "to", to)
+	setTime(q, "from", start)
+	setTime(q, "to", end)
 	return getJSON[Forecast](ctx, cl, "/v1/schedules/forecast", q)
 }
 
@@ -179,15 +180,14 @@ func (cl *Client) PutUser(ctx context.Context, u User) (UserVersion, error) {
 	return sendJSON[UserVersion](ctx, cl, http.MethodPut, "/v1/users/"+url.PathEscape(u.UserID), u, u.Version == 0)
 }
 
-// Failed returns the caller's failed notifications. The parameter after is a position in the failed
-// feed; Failed returns the notifications after this position. If there are no such notifications,
-// the server waits for one, for at most the duration wait (at most 30 s).
-func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, limit int) (FailedPage, error) {
+// Failed returns the caller's failed notifications that follow the given position in the failed
+// feed. If there are none, the server waits up to maxWait (at most 30 s) for the next one.
+func (cl *Client) Failed(ctx context.Context, position uint64, maxWait time.Duration, limit int) (FailedPage, error) {
 	q := url.Values{}
-	setInt(q, "after", int64(after))
+	setInt(q, "after", int64(position))
 	setInt(q, "limit", int64(limit))
-	if wait > 0 {
-		q.Set("wait", wait.String())
+	if maxWait > 0 {
+		q.Set("wait", maxWait.String())
 	}
 	return getJSON[FailedPage](ctx, cl, "/v1/failed", q)
 }
@@ -258,10 +258,10 @@ func (cl *Client) Tail(ctx context.Context, f TailFilter, fn func(Event) error) 
 	return lines.Err()
 }
 
-// Backup writes a backup of everything that the server stores to w and returns its size in bytes.
-// "notifyd restore" reads this form. The HTTP client must have no overall timeout. If the backup is
-// interrupted, Backup returns an error. Then files that the manifest lists are missing from the
-// backup.
+// Backup writes to w a backup of everything that the server stores. It returns the size of the
+// backup in bytes. "notifyd restore" reads this form. The HTTP client must have no overall timeout.
+// If the backup is interrupted, Backup returns an error. Then w has only a part of the files that
+// the manifest lists.
 func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
 	stream, err := cl.stream(ctx, "/v1/ops/backup", nil)
 	if err != nil {
@@ -321,17 +321,17 @@ func getJSON[T any](ctx context.Context, cl *Client, path string, q url.Values) 
 	return out, err
 }
 
-// sendJSON sends the parameter in as JSON to path and returns the decoded answer.
-func sendJSON[T any](ctx context.Context, cl *Client, method, path string, in any, repeatable bool) (out T, err error) {
-	_, err = cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, in, &out)
+// sendJSON sends payload as JSON to path and returns the decoded answer.
+func sendJSON[T any](ctx context.Context, cl *Client, method, path string, payload any, repeatable bool) (out T, err error) {
+	_, err = cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, payload, &out)
 	return out, err
 }
 
-// write sends the request c. Its JSON body is the parameter in. If in is nil, c has no body.
-func (cl *Client) write(ctx context.Context, c call, in, out any) (reply Reply, err error) {
-	if in != nil {
+// write sends the request c. Its body is payload as JSON. If payload is nil, c has no body.
+func (cl *Client) write(ctx context.Context, c call, payload, out any) (reply Reply, err error) {
+	if payload != nil {
 		c.contentType = TypeJSON
-		if c.body, err = marshalBody(in); err != nil {
+		if c.body, err = marshalBody(payload); err != nil {
 			return reply, err
 		}
 	}

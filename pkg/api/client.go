@@ -33,8 +33,9 @@ type Client struct {
 	// Retries is how often a request that is safe to repeat is sent again after 429, 503 or a
 	// broken connection. 0: the request is not repeated.
 	Retries int
-	// Patience is how long a request is repeated while the server asks for it with Retry-After.
-	// During that time, only consecutive failures without Retry-After count against Retries.
+	// Patience is how long a request is repeated while the server answers with Retry-After. In that
+	// time such an answer does not count against Retries, and it sets the count of failures back to
+	// 0.
 	Patience time.Duration
 	// Backoff is the wait before the first retry if the server sent no Retry-After. It doubles for
 	// each further retry, with jitter, up to 20 times Backoff. Default: 250 ms.
@@ -102,16 +103,17 @@ type call struct {
 // asked for it (Expect: 100-continue).
 const largeBody = 64 << 10
 
-// do sends the request c, repeats it if that is safe, and decodes the answer into out.
-func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
+// do sends the request c, repeats it if that is safe, and decodes the answer into result. If result
+// is nil, it does not decode the answer.
+func (cl *Client) do(ctx context.Context, c call, result any) (Reply, error) {
 	began := time.Now()
 	for try, counted := 0, 0; ; try++ {
 		reply, err := cl.sendOnce(ctx, c)
 		if err == nil {
-			if out == nil || len(reply.Body) == 0 {
+			if result == nil || len(reply.Body) == 0 {
 				return reply, nil
 			}
-			if err := json.Unmarshal(reply.Body, out); err != nil {
+			if err := json.Unmarshal(reply.Body, result); err != nil {
 				return reply, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the expected JSON", Err: err}
 			}
 			return reply, nil
@@ -217,7 +219,7 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	for name, v := range map[string]string{HeaderContext: cl.Context, HeaderReason: cl.Reason} {
 		if v != "" && c.method != http.MethodGet {
 			if !httpguts.ValidHeaderFieldValue(v) {
-				return nil, notify.Invalid("control_character", name, "no control characters are allowed")
+				return nil, notify.Invalid("control_character", name, "must not contain control characters")
 			}
 			h[name] = []string{v}
 		}
@@ -236,7 +238,7 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the token cannot be read", Err: err}
 		}
 		if !httpguts.ValidHeaderFieldValue(token) {
-			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the token holds control characters; is its file damaged?"}
+			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the token contains control characters; perhaps its file is damaged"}
 		}
 		h["Authorization"] = []string{"Bearer " + token}
 	}
@@ -302,7 +304,7 @@ func readBody(resp *http.Response) ([]byte, error) {
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply+1))
 	if err == nil && len(body) > maxReply {
-		err = errors.New("answer over 64 MiB")
+		err = errors.New("the answer is larger than 64 MiB")
 	}
 	return body, err
 }

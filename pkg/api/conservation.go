@@ -7,7 +7,7 @@ import (
 )
 
 // Conservation is the result of an audit. It shows whether accepted = terminal + pending + lost for
-// every caller, channel and hour, and lists everything else that does not agree.
+// every caller, channel and hour. It also lists all items whose stored data do not agree.
 type Conservation struct {
 	At      time.Time        `json:"at"`
 	TookMS  int64            `json:"took_ms"`
@@ -15,7 +15,7 @@ type Conservation struct {
 	Drift   int64            `json:"drift"`           // sum of Classes; 0: everything agrees
 	Ledger                   // sum of all groups
 	States  map[string]int64 `json:"states"`  // terminal items by state
-	Waiting map[string]int64 `json:"waiting"` // pending items, by the place of their evidence
+	Waiting map[string]int64 `json:"waiting"` // pending items, by the place where the audit found them
 	// Classes counts drift by its kind.
 	Classes map[string]int64 `json:"classes"`
 	// Findings lists drift, at most 100 of each class.
@@ -50,7 +50,8 @@ type ConservationGroup struct {
 	Ledger
 }
 
-// Drift is one item that does not agree.
+// Drift is one item whose stored data do not agree. For example, it was accepted, but has no
+// outcome and no record.
 type Drift struct {
 	Class   string `json:"class"`
 	ID      string `json:"id"` // id of a notification, a request or a trigger

@@ -55,15 +55,15 @@ type FanoutTotal struct {
 }
 
 // SendFanout sends a fan-out of any size in parts. It repeats each part until the server has stored
-// it. A repeat is harmless, because (campaign, part) is its key. SendFanout keeps InFlight+1 parts
-// in memory.
+// it. A repeat is harmless, because (campaign, part) is the idempotency key of the part. SendFanout
+// keeps InFlight+1 parts in memory.
 //
 // After an error or the end of ctx, all parts that were passed to Done are stored. Parts that were
 // being sent may or may not be stored. If cl.Retries is 0, SendFanout uses 10. If cl.Patience is 0,
 // it uses ten minutes for each part, so that an overload delays a campaign but does not end it.
 func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, error) {
 	if s.Fanout.Campaign == "" {
-		return FanoutTotal{}, notify.Invalid("campaign_missing", "campaign", "a fan-out in parts needs a campaign id")
+		return FanoutTotal{}, notify.Invalid("campaign_missing", "campaign", "is missing; a fan-out in parts needs a campaign id")
 	}
 	s.PartSize = orDefault(s.PartSize, 50_000)
 	s.PartBytes = orDefault(s.PartBytes, 16<<20)

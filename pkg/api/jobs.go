@@ -26,10 +26,10 @@ type LetterFilter struct {
 	Until    int64    `json:"until_ms,omitempty"`
 	IDs      []string `json:"ids,omitempty"`      // at most 10,000; not used in queries
 	Attempts string   `json:"attempts,omitempty"` // a number, or >=, <=, > or < and a number
-	// A jq expression over the JSON of the letter. It selects the letters for which it returns
-	// true.
+	// Where is a jq expression over the JSON of a letter. It selects the letters for which it
+	// returns true.
 	Where string `json:"where,omitempty"`
-	// Confirms that an empty filter should select all letters. Not used in queries.
+	// All confirms that an empty filter should select all letters. It is not used in queries.
 	All bool `json:"all,omitempty"`
 }
 
@@ -102,15 +102,15 @@ func (f *LetterFilter) Empty() bool { return len(f.Words()) == 0 && len(f.IDs) =
 type JobSpec struct {
 	Kind   string       `json:"kind"`
 	Filter LetterFilter `json:"filter"`
-	// The plan sets it: the job includes only letters up to this position in the index.
+	// UpTo is set by the plan. The job includes only letters up to this position in the index.
 	UpTo   uint64  `json:"up_to,omitempty"`
 	Rate   float64 `json:"rate,omitempty"`    // letters a second, above 0, at most 20,000; default 50
 	RampMs int64   `json:"ramp_ms,omitempty"` // time in which the rate grows from a tenth to the full rate
-	// The job sends this many letters first and waits for their outcomes. Default 10. Negative: no
-	// canary.
+	// Canary is how many letters the job sends first. The job then waits for their outcomes before
+	// it sends more. Default 10. Negative: no canary.
 	Canary int `json:"canary,omitempty"`
-	// The job stops if more than this share of letters did not arrive, 0 to 1. Default 0.2.
-	// Negative: it never stops for that reason.
+	// AbortIf is a share of letters, 0 to 1. The job stops if more than this share of the sent
+	// letters did not arrive. Default 0.2. Negative: the job never stops for that reason.
 	AbortIf     float64 `json:"abort_if,omitempty"`
 	MaxReplays  int     `json:"max_replays,omitempty"`
 	Expired     string  `json:"expired,omitempty"`
@@ -130,8 +130,8 @@ type Plan struct {
 	Send    int                       `json:"send"`   // entries on which the job would act
 	Skip    map[string]int            `json:"skip"`   // the other entries, by reason
 	Counts  map[string]map[string]int `json:"counts"` // letters by class, caller, channel, provider, template and code
-	// Entries of Send that would be suppressed now, by error code. The check uses the profile, not
-	// an address of the request.
+	// Unreachable counts the entries of Send that would be suppressed now, by error code. The check
+	// uses the profile, not an address of the request.
 	Unreachable map[string]int  `json:"unreachable,omitempty"`
 	EndsSoon    int             `json:"ends_soon"`        // entries that retention removes within a day
 	EtaMs       int64           `json:"eta_ms"`           // estimated duration at the rate, without the canary
@@ -149,8 +149,8 @@ type JobRequest struct {
 	Report   json.RawMessage `json:"report,omitempty"` // only for reconcile: the plan's report, unchanged
 }
 
-// Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhaust and
-// Failed add up to Planned.
+// Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhausted
+// and Failed add up to Planned.
 type Job struct {
 	ID        string         `json:"job_id"` // job_<ULID>
 	Kind      string         `json:"kind"`
@@ -287,8 +287,8 @@ type AuditRow struct {
 	Set     json.RawMessage `json:"set,omitempty"` // the new settings, unless they contain a secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
-	// Empty: the row was written before the act. "refused: <code>": the act was refused. "failed:
-	// <code>": the act may have happened.
+	// Result is empty if the row was written before the act. It is "refused: <code>" if the act was
+	// refused, and "failed: <code>" if the act may have happened.
 	Result string `json:"result,omitempty"`
 }
 
@@ -375,13 +375,13 @@ func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int)
 	return out, err
 }
 
-// Audit returns rows of the audit log with sequence numbers higher than after, oldest first. If
-// after is nil, it returns the latest rows.
-func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditRow, error) {
+// Audit returns rows of the audit log with sequence numbers higher than afterSeq, oldest first. If
+// afterSeq is nil, it returns the latest rows.
+func (cl *Client) Audit(ctx context.Context, afterSeq *uint64, limit int) ([]AuditRow, error) {
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
-	if after != nil {
-		q.Set("after", strconv.FormatUint(*after, 10))
+	if afterSeq != nil {
+		q.Set("after", strconv.FormatUint(*afterSeq, 10))
 	}
 	list, err := getJSON[List[AuditRow]](ctx, cl, "/v1/ops/audit", q)
 	return list.Items, err

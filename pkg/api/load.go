@@ -66,7 +66,7 @@ type LoadGrantRequest struct {
 	Reason    string   `json:"reason,omitempty"`
 }
 
-// LoadGrant is a cluster's permission to send load to it.
+// LoadGrant is the permission of a cluster to send load to this cluster.
 type LoadGrant struct {
 	ID        string    `json:"id"`
 	Cluster   string    `json:"cluster"` // the id of the installation
@@ -120,7 +120,7 @@ func (g *LoadGrant) Covers(host string) bool {
 func LoadHost(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
-		return "", notify.Invalid("bad_url", "server", "is a URL such as https://notifyd.example:7420, without a user, a query and a fragment")
+		return "", notify.Invalid("bad_url", "server", "must be a URL such as https://notifyd.example:7420, without a user, query or fragment")
 	}
 	port := u.Port()
 	if port == "" {
@@ -144,7 +144,7 @@ func SignLoadGrant(g LoadGrant, key ed25519.PrivateKey) string {
 // ReadLoadToken returns the grant in a token. If key is nil, it does not check the signature: a
 // generator has no key, and asks the cluster whether the grant is active.
 func ReadLoadToken(token string, key ed25519.PublicKey) (g LoadGrant, err error) {
-	bad := notify.Invalid("load_grant_malformed", HeaderLoad, "is no token of a load grant of this cluster")
+	bad := notify.Invalid("load_grant_malformed", HeaderLoad, "is not the token of a load grant of this cluster")
 	text, signature, ok := cutLast(token, ".")
 	body, kind := strings.CutPrefix(text, loadTokenKind+".")
 	if !ok || !kind || len(token) > maxLoadToken {
@@ -178,9 +178,9 @@ func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
 	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
-// ChangeGrant approves or revokes a grant. The parameter to is "approved" or "revoked".
-func (cl *Client) ChangeGrant(ctx context.Context, id, to string) (LoadGrant, error) {
-	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
+// ChangeGrant approves or revokes a grant. state is "approved" or "revoked".
+func (cl *Client) ChangeGrant(ctx context.Context, id, state string) (LoadGrant, error) {
+	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{state}, true)
 }
 
 // OwnGrant returns the grant of the token in cl.Load. If the grant is not active, it returns

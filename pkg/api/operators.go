@@ -18,7 +18,8 @@ type Lane struct {
 	Reason   string     `json:"reason,omitempty"` // reason of the pause
 	Lag      int64      `json:"lag"`              // records of the log that are not read yet, first attempts and retries
 	InFlight int        `json:"in_flight"`        // records that are read and not done
-	// Why no call can be made now. It does not depend on a pause.
+	// Stands is the reason why the workers can make no call of the lane now, such as an open
+	// circuit; empty: they can. A pause of the lane is shown by Paused, not here.
 	Stands string `json:"stands,omitempty"`
 }
 
@@ -84,8 +85,8 @@ type CampaignChange struct {
 // SetCampaign pauses or resumes a campaign, or changes its rate. After a new rate, deferred
 // receivers continue within a minute. After the end of a pause, they continue within ten minutes. A
 // hold survives restarts.
-func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (CampaignHold, error) {
-	return sendJSON[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true)
+func (cl *Client) SetCampaign(ctx context.Context, id string, change CampaignChange) (CampaignHold, error) {
+	return sendJSON[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), change, true)
 }
 
 // Suppression is an address that a provider reported as dead. No message is sent to it, for any
@@ -124,7 +125,7 @@ type SuppressionLift struct {
 // SuppressionLifted is the result of lifting a suppression.
 type SuppressionLifted struct {
 	Address         string `json:"address"`
-	Lifted          int    `json:"lifted"`     // number of profiles that listed it
+	Lifted          int    `json:"lifted"`     // number of profiles that listed the address
 	StillSuppressed bool   `json:"suppressed"` // another profile still suppresses it
 }
 
@@ -168,8 +169,8 @@ type ProviderTestRequest struct {
 	To string `json:"to,omitempty"`
 }
 
-// TestProvider makes the process that answers call a provider once: a dry run, or one real message.
-// If the answer is lost, only a dry run is repeated.
+// TestProvider tests a provider: the answering process calls the provider once. The call is a dry
+// run or one real message. If the answer is lost, only a dry run is repeated.
 func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
 	return sendJSON[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }
@@ -192,7 +193,8 @@ type Process struct {
 	API       string    `json:"api,omitempty"`   // address of its API
 	Admin     string    `json:"admin,omitempty"` // address of its metrics; empty: no metrics
 	StartedAt time.Time `json:"started_at,omitzero"`
-	// One of the states above, or the error code of what stops its work, such as clock.
+	// State is one of the states above, or the error code of the cause that stops its work, such as
+	// clock.
 	State      string  `json:"state"`
 	AgeSeconds float64 `json:"age_seconds"`         // seconds since it published this description
 	Note       string  `json:"note,omitempty"`      // what is missing in its description, or why State is unknown
@@ -301,7 +303,8 @@ type Account struct {
 	Provider string `json:"provider"`
 	Process  string `json:"process,omitempty"` // each process has its own circuit and room for an account
 	Account  string `json:"account"`
-	// State of its circuit: closed, open or half-open. Or blocked: the provider asked to wait.
+	// State is the state of its circuit (closed, open or half-open), or blocked if the provider
+	// asked to wait.
 	State        string     `json:"state"`
 	BlockedUntil *time.Time `json:"blocked_until,omitempty"`
 	ProbeAt      *time.Time `json:"probe_at,omitempty"` // if open: when the first call passes
@@ -332,7 +335,8 @@ type Finding struct {
 	Detail  string `json:"detail"`
 	Repair  string `json:"repair,omitempty"` // what to do; empty if Level is ok
 
-	// Share of the capacity that is in use, 0 to 1. nil: the check is not about a capacity.
+	// Used is the share of the capacity that is in use, 0 to 1. nil: the check is not about a
+	// capacity.
 	Used *float64 `json:"used,omitempty"`
 }
 

@@ -15,12 +15,12 @@ import (
 // time. Either DelaySeconds or FireAt must be set.
 type Trigger struct {
 	CallbackURL string `json:"callback_url"` // under one of the caller's base URLs
-	// A string, object or array. At most 4,096 bytes. It is delivered byte for byte.
+	// Payload is a string, object or array of at most 4,096 bytes. It is delivered byte for byte.
 	Payload       json.RawMessage `json:"payload,omitempty"`
 	PayloadBase64 string          `json:"payload_base64,omitempty"` // any bytes, instead of Payload
 	DelaySeconds  *float64        `json:"delay_seconds,omitempty"`
 	FireAt        *time.Time      `json:"fire_at,omitempty"`
-	// Largest random delay that is added. nil: the server's default.
+	// JitterSeconds is the largest random delay that is added. nil: the server's default.
 	JitterSeconds        *float64  `json:"jitter_seconds,omitempty"`
 	Exact                bool      `json:"exact,omitempty"` // no jitter
 	RetryScheduleSeconds []float64 `json:"retry_schedule_seconds,omitempty"`
@@ -89,8 +89,8 @@ type TriggerStatus struct {
 	EndedAt       *time.Time `json:"ended_at,omitempty"`
 	Attempts      int        `json:"attempts"`  // calls that count as attempts
 	Deferrals     int        `json:"deferrals"` // waits that do not count as attempts
-	// How often dispatchers claimed the trigger. Each claim after the first may have repeated a
-	// call.
+	// Claims is how often dispatchers claimed the trigger. Each claim after the first may have
+	// repeated a call.
 	Claims             uint32           `json:"claims"`
 	Reason             string           `json:"reason,omitempty"`
 	Generation         uint32           `json:"generation"` // 0 until it is rescheduled
@@ -131,8 +131,8 @@ func (c *Circuit) Why() string {
 // Circuits is the answer to GET /v1/ops/circuits.
 type Circuits = List[Circuit]
 
-// Caller contains the settings of a service that uses the API. Secrets are never shown. Secrets
-// only shows when each secret was made and when it ends.
+// Caller contains the settings of a service that uses the API. The secrets themselves are never
+// shown. The field Secrets only shows when each secret was made and when it ends.
 type Caller struct {
 	ID           string   `json:"id"`
 	Rate         float64  `json:"rate,omitempty"`  // requests per second; 0: the server's default
@@ -256,10 +256,10 @@ type CircuitChange struct {
 	To string `json:"to"` // open, closed or reset
 }
 
-// SetCircuit holds a circuit open or closed, or ends the hold. The parameter to is "open", "closed"
-// or "reset".
-func (cl *Client) SetCircuit(ctx context.Context, name, to string) (Circuit, error) {
-	return sendJSON[Circuit](ctx, cl, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), CircuitChange{to}, true)
+// SetCircuit holds a circuit open or closed, or ends the hold. state is "open", "closed" or
+// "reset".
+func (cl *Client) SetCircuit(ctx context.Context, name, state string) (Circuit, error) {
+	return sendJSON[Circuit](ctx, cl, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), CircuitChange{state}, true)
 }
 
 // Callers returns the callers whose settings differ from the defaults.
@@ -280,7 +280,7 @@ func (cl *Client) PutCaller(ctx context.Context, c Caller) (Caller, error) {
 }
 
 // RotateSecret gives a caller a new signing secret. Only this answer contains the secret. The old
-// secret also signs for the time overlap.
+// secret also signs for the duration overlap.
 func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (RotatedSecret, error) {
 	return sendJSON[RotatedSecret](ctx, cl, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
 		OverlapSeconds float64 `json:"overlap_seconds"`

@@ -18,8 +18,8 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
-	// If the value is AtLeastOnce, the request is accepted even while keys cannot be looked up.
-	// Then it may be sent twice.
+	// HeaderIdempotencyFallback has the value AtLeastOnce. Then the request is accepted even while
+	// keys cannot be looked up, and may be sent twice.
 	HeaderIdempotencyFallback = "Idempotency-Fallback"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
@@ -101,8 +101,8 @@ type BatchResult struct {
 // Receiver is the target of a notification.
 type Receiver struct {
 	UserID    string          `json:"user_id"`             // at most 128 bytes
-	Address   string          `json:"address,omitempty"`   // empty: looked up in the profile when it is sent
-	Variables json.RawMessage `json:"variables,omitempty"` // win over the variables of the content
+	Address   string          `json:"address,omitempty"`   // empty: looked up in the profile when the notification is sent
+	Variables json.RawMessage `json:"variables,omitempty"` // replace variables of the content with the same name
 }
 
 // Receivers are the receivers of a fan-out. In JSON, a receiver that has only a user id is a plain
@@ -129,9 +129,9 @@ type Rejected struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// FanoutResult is the answer to a fan-out. The id of the receiver at index i is FirstID with -i
-// instead of -0. Rejected lists refused receivers, up to the limit in the server's configuration.
-// RejectedCount counts all refused receivers.
+// FanoutResult is the answer to a fan-out. FirstID is the id of the first receiver and ends in -0.
+// The id of the receiver at index i ends in -i instead. Rejected lists refused receivers, up to the
+// limit in the server's configuration. RejectedCount counts all refused receivers.
 type FanoutResult struct {
 	FirstID       string     `json:"first_id"`
 	Accepted      int        `json:"accepted"`
@@ -148,7 +148,7 @@ type Status struct {
 	Caller         string     `json:"caller"`
 	Campaign       string     `json:"campaign,omitempty"`
 	UserID         string     `json:"user_id"`
-	Epoch          uint16     `json:"epoch"`    // a replay raises it
+	Epoch          uint16     `json:"epoch"`    // 0 at first; each replay adds 1
 	Attempts       int        `json:"attempts"` // calls to a provider in this epoch
 	Code           string     `json:"code,omitempty"`
 	AcceptedAt     time.Time  `json:"accepted_at"`
@@ -291,7 +291,8 @@ type NotificationContent struct {
 	Caller         string   `json:"caller"`
 	UserID         string   `json:"user_id"`
 	Addresses      []string `json:"addresses"` // masked, unless the request asked for full addresses
-	// The request contained no address. Addresses are the addresses in the profile now.
+	// FromProfile is true if the request contained no address. Then Addresses are the addresses in
+	// the profile now.
 	FromProfile bool            `json:"from_profile"`
 	Content     Content         `json:"content"`             // content of the request
 	Variables   json.RawMessage `json:"variables,omitempty"` // variables of this receiver
@@ -367,8 +368,8 @@ type Event struct {
 	Type string    `json:"type"` // outcome, heartbeat, gap, processes
 	At   time.Time `json:"at"`
 	// Process is the process of an outcome. In a gap it is the process that had more outcomes than
-	// a tail accepts from it. If it is empty in a gap, the reader or its connection was too slow.
-	// Process is also empty if there is only one process.
+	// a tail accepts from one process. In a gap without a process, the reader or its connection was
+	// too slow. Process is also empty if there is only one process.
 	Process        string    `json:"process,omitempty"`
 	NotificationID string    `json:"notification_id,omitempty"`
 	Caller         string    `json:"caller,omitempty"`

@@ -27,25 +27,25 @@ func newAdmission(n *Node) *limit.Admission {
 	return limit.NewAdmission(cfg)
 }
 
-// bulkGate makes err a gate of the intake for bulk lanes. If err is nil, it returns nil. Bulk lanes
-// then use the gate of the log.
-func bulkGate(err func() error) intake.Gate {
-	if err == nil {
+// bulkGate makes the function check a gate of the intake for bulk lanes. If check is nil, it
+// returns nil, and bulk lanes use the gate of the log.
+func bulkGate(check func() error) intake.Gate {
+	if check == nil {
 		return nil
 	}
-	return gate(err)
+	return gate(check)
 }
 
 // lookAtAdmission adds a finding that says whether batches and fan-outs are refused.
 func (d *doctor) lookAtAdmission() {
 	o := d.n.admission.Overload()
 	if o.Since.IsZero() {
-		d.Add("overload", false, "warn", "", "batches and fan-outs are taken; one would wait %s", o.Wait.Round(time.Millisecond))
+		d.Add("overload", false, "warn", "", "batches and fan-outs are accepted; a new one would wait %s", o.Wait.Round(time.Millisecond))
 		return
 	}
 	d.Add("overload", true, "warn",
-		"nothing, if it is a peak: callers come again after Retry-After; else raise capacity, or ask the callers to send more slowly",
-		"for %s, %d batches and fan-outs refused; one would wait %s; singles of otp, alert and transactional are taken", time.Since(o.Since).Round(time.Second), o.Refused, o.Wait.Round(time.Millisecond))
+		"do nothing if it is a short peak, because callers try again after Retry-After; otherwise raise the capacity, or ask the callers to send more slowly",
+		"for %s, %d batches and fan-outs refused; a new one would wait %s; single notifications of otp, alert and transactional are accepted", time.Since(o.Since).Round(time.Second), o.Refused, o.Wait.Round(time.Millisecond))
 }
 
 // collectAdmission collects the metrics of the admission control.

@@ -19,18 +19,19 @@ const stagingName = "backup.staging"
 // copy. The caller must close the Snapshot. If another backup is being made, Backup returns
 // notify.KindConflict ("backup_running").
 //
-// The parts are copied one after the other, and their order makes them consistent: first the commits of
-// the groups and the sealed history, then the store, then the records of the log. So every record below
-// a commit has its outcome in the copied store. Every timer that has left the store is a record of the
-// copied log. If a record was already trimmed, the copied history has it. Work that moved during the
-// backup may be in the backup twice: as a timer, and as the record that the timer became. After a
-// restore, the claim of the first copy keeps the second copy from being sent, as after a crash.
+// The parts are copied one after the other, and their order makes them consistent: first the
+// commits of the groups and the sealed history, then the store, then the records of the log. So
+// every record below a commit has its outcome in the copied store. Every timer that has left the
+// store is a record of the copied log. If a record was already trimmed, the copied history has it.
+// Work that moved from the store to the log during the backup may be in the backup twice: as a
+// timer, and as the record that the timer became. After a restore, the claim of the first copy
+// keeps the second copy from being sent, as after a crash.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if n.embedded == nil {
 		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; after a restore, notifyd restore-servers prepares them for the first start"}
 	}
 	if !n.backingUp.TryLock() {
-		return nil, &notify.Error{Kind: notify.KindConflict, Code: "backup_running", Msg: "a backup is being made; one at a time"}
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "backup_running", Msg: "another backup is being made; try again when it has ended"}
 	}
 	dir := filepath.Join(n.cfg.DataDir, stagingName)
 	s := &Snapshot{n: n, dir: dir, manifest: backup.Manifest{
@@ -87,7 +88,7 @@ func (s *Snapshot) Write(ctx context.Context, w io.Writer) error {
 func (s *Snapshot) Close() error {
 	defer s.n.backingUp.Unlock()
 	if err := os.RemoveAll(s.dir); err != nil {
-		return fmt.Errorf("backup: %w", err)
+		return fmt.Errorf("the folder of the backup cannot be removed: %w", err)
 	}
 	return nil
 }

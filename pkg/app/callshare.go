@@ -9,15 +9,15 @@ import (
 )
 
 // callShare divides the concurrent calls of Twilio's accounts among processes. The share of this
-// process is the part of all SMS partitions that it owns. callShare counts the partitions of the groups
-// of first attempts, because the groups of retries have the same partitions. The zero value divides
-// nothing.
+// process is the fraction of all SMS partitions that this process owns. callShare counts the
+// partitions of the groups of first attempts, because the groups of retries have the same
+// partitions. The zero value divides nothing.
 type callShare struct {
 	channel    notify.Channel
 	partitions func(topic string) int
 	set        func(provider.Share) // nil: calls are not divided
 
-	mu    sync.Mutex // guards owned, and puts the calls of set in order
+	mu    sync.Mutex // guards owned, and makes the calls of set one after the other
 	owned [2]float64 // partitions that this process owns: of the fast lane, and of the bulk lane
 }
 
@@ -44,12 +44,11 @@ func (s *callShare) followLane(l notify.Lane, e *log.GroupEvents) {
 	e.Gone = func(log.TopicPartition, bool) { s.countOwned(lane, -1) }
 }
 
-// countOwned adds the parameter by to the number of owned partitions of a lane, and sets the new
-// shares.
-func (s *callShare) countOwned(lane int, by float64) {
+// countOwned adds change to the number of owned partitions of a lane, and sets the new shares.
+func (s *callShare) countOwned(lane int, change float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.owned[lane] += by
+	s.owned[lane] += change
 	part := func(lane int) float64 {
 		all := s.partitions(notify.Lane{Channel: s.channel, Bulk: lane == 1}.Topic())
 		return min(s.owned[lane]/float64(max(all, 1)), 1)

@@ -33,7 +33,7 @@ func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 	}
 	var err error
 	if c.Rates, err = n.rates.Report(); err != nil {
-		c.Note = "its rates cannot be read: " + err.Error()
+		c.Note = "the rates of this process cannot be read: " + err.Error()
 	}
 	c.Rates.Settings = []api.ProcessSettings{n.settings()}
 	c.Accounts = n.accounts()
@@ -128,11 +128,11 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-// worstProviders returns the most real kind of providers that any process calls. The kinds are in the
-// order of api.ProviderModes, and the last kind is the most real. A process that does not answer counts
-// with its last card. A card may name no kind, because a worker of an older release names no kind. Its
-// process counts as a process that calls real providers. Until the cards of the other processes are
-// read, these processes also count as a process that calls real providers.
+// worstProviders returns which kind of providers the processes call. If they call several kinds, it
+// returns the kind that comes last in api.ProviderModes, whose last kind is real providers. A
+// process that does not answer counts with its last card. A worker of an older release has a card
+// without a kind, and counts as a process that calls real providers. Until the cards of the other
+// processes are read, all of them together also count as such a process.
 func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {
@@ -157,8 +157,8 @@ func (n cardWriter) makesCallsOf(circuit string) bool {
 	return n.does(func(t cluster.Tasks) bool { return t.Dispatcher })
 }
 
-// processState returns the state of this process: draining, ready, or the code of the error because of
-// which it is not ready.
+// processState returns the state of this process: draining, ready, or the code of the error that
+// makes it not ready.
 func (n cardWriter) processState(ctx context.Context) string {
 	if n.draining.Load() {
 		return api.ProcessDraining
@@ -238,7 +238,7 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 			d.Add("process", true, level, "look at the process and its machine, and start it again; "+then, "%s", p.Absence())
 		default:
 			d.Add("process", p.State != api.ProcessReady && p.State != api.ProcessDraining, "warn",
-				"notifyctl explain CODE says what keeps it from its work",
+				"notifyctl explain CODE says what keeps the process from its work",
 				"%s: %s on %s, notifyd %s, API %s, up %s%s", p.State, strings.Join(p.Roles, ", "), p.Host, cmp.Or(p.Release, "of no release"), p.API,
 				time.Since(p.StartedAt).Round(time.Second), colonReason(p.Note))
 		}
@@ -246,7 +246,7 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 	}
 }
 
-// lacksRole reports whether one of the roles is missing in all processes that answer.
+// lacksRole reports whether one of the roles is in none of the processes that answer.
 func lacksRole(cards []cluster.Card, roles []string) bool {
 	want, err := cluster.ParseRoles(roles)
 	var have []string

@@ -117,7 +117,7 @@ func readCheckpoints(ctx context.Context, meta engine.Meta) (all []checkpoint, e
 		}
 		var c checkpoint
 		if err := json.Unmarshal(raw, &c); err != nil {
-			return nil, fmt.Errorf("stored row %s: %w", name, err)
+			return nil, fmt.Errorf("the stored row %s cannot be decoded: %w", name, err)
 		}
 		all = append(all, c)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
@@ -66,7 +67,7 @@ func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 		for _, s := range list {
 			one, perr := netip.ParsePrefix(strings.TrimSpace(s))
 			if perr != nil && err == nil {
-				err = notify.Invalid("bad_config", field, s+" is not a prefix such as 10.1.0.0/16")
+				err = notify.Invalid("bad_config", field, strconv.Quote(s)+" is not an address prefix such as 10.1.0.0/16")
 			}
 			out = append(out, one)
 		}
@@ -80,7 +81,7 @@ func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 			continue
 		}
 		if port < 0 || port > 65535 {
-			return p, notify.Invalid("bad_config", "triggers.ports", "a port is from 1 to 65535; 0 admits all")
+			return p, notify.Invalid("bad_config", "triggers.ports", strconv.Itoa(port)+" is not a port; use 1 to 65535, or 0 for all ports")
 		}
 		p.Ports = append(p.Ports, uint16(port))
 	}

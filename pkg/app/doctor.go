@@ -32,10 +32,11 @@ func (n views) doctor(ctx context.Context) (any, error) {
 	return d.Findings, nil
 }
 
-// setUsed sets Used of the last finding: the used share of a limited resource, such as a disk.
-func (d *doctor) setUsed(part, of float64) {
-	if of > 0 {
-		share := part / of
+// setUsed sets Used of the last finding to used/total. This is the used share of a limited
+// resource, such as a disk.
+func (d *doctor) setUsed(used, total float64) {
+	if total > 0 {
+		share := used / total
 		d.Findings[len(d.Findings)-1].Used = &share
 	}
 }
@@ -71,21 +72,21 @@ func (d *doctor) lookAtAll(ctx context.Context) {
 		s := n.archive.Status(ctx, time.Now())
 		bad, level := archiveLevel(s)
 		d.Add("archive", bad, level,
-			"make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
+			"make archive.dir writable, make room on its volume, or make the bucket reachable; data that has aged out is kept for archive.wait, and is then removed without being archived",
 			"%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), errSuffix(s.Err))
 	}
 	for _, l := range notify.Lanes() {
 		since, by, reason, paused := n.lanes.Paused(l)
 		if paused {
 			d.Add("lane "+l.String(), true, "warn",
-				"ask the operator who paused it whether it may go on, then notifyctl lane resume LANE",
+				"ask the operator who paused the lane whether it may continue, then notifyctl lane resume LANE",
 				"paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colonReason(reason), l)
 		}
 	}
 	for _, ch := range notify.Channels {
 		_, ok := n.provs.byChannel[ch]
 		d.Add("provider "+ch.String(), !ok, "warn",
-			"configure the provider (providers), if notifications of the channel are meant to go out",
+			"configure the provider in the section providers, if notifications of this channel are to be sent",
 			"configured: %v", ok)
 	}
 	d.lookAtSecrets(ctx)
@@ -94,7 +95,7 @@ func (d *doctor) lookAtAll(ctx context.Context) {
 	for i := range lags {
 		l := &lags[i]
 		d.Add("lag "+lagName(l, lags), l.Lag > 1_000_000, "warn",
-			"look at the circuits and at the processor: more load comes than workers take",
+			"look at the circuits and at the processor: more records arrive than the workers handle",
 			"%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 }
@@ -105,11 +106,11 @@ func (d *doctor) lookAtSelf() {
 	d.lookAtAdmission()
 	if age := n.prefs.Age(time.Now()); n.embedded != nil || len(n.tasks.Lanes) > 0 {
 		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
-			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",
-			"snapshot is %s old", age.Round(time.Millisecond))
+			"look at the store and at the load: bulk lanes make no calls until the snapshot is fresh",
+			"the snapshot of the preferences is %s old", age.Round(time.Millisecond))
 		for _, c := range n.health.Circuits(time.Now()) {
 			d.Add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn",
-				"notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
+				"notifyctl explain CODE says what the code means; if the reason is config, correct the provider's credentials; otherwise the circuit closes by itself",
 				"%s", circuitText(&c, time.Now()))
 		}
 	}
@@ -117,16 +118,16 @@ func (d *doctor) lookAtSelf() {
 		off := n.clock.Offset()
 		d.Add("clock", off.Abs() > cluster.MaxClockOffset, "fail",
 			"let NTP or chrony set this machine's clock, then wait a few seconds",
-			"%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
+			"this machine's clock is %s off from the servers' clocks; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
 	}
 	if part, ahead := n.removals.Ahead(); ahead > 0 {
 		d.Add("removal", true, "warn",
-			"compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
-			"the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
+			"compare this machine's clock with another clock; if this clock is wrong, correct it before the removal of old data catches up; after a long stop do nothing: the removal has caught up six days later",
+			"the clock is %s ahead of the time that the removal of old data uses (%s): the clock jumped, or notifyd was down", ahead.Round(time.Second), part)
 	}
 	for _, what := range n.groups.heldPartitions() {
 		d.Add("newer", true, "fail",
-			"upgrade this process: a process of the newer release goes on at the record where this one stopped",
+			"upgrade this process: a process of the newer release continues at the record where this process stopped",
 			"%s", what)
 	}
 }
@@ -134,7 +135,7 @@ func (d *doctor) lookAtSelf() {
 // lookAtSpill checks the spill buffer. While the log is unavailable, the spill buffer stores otp and
 // alert.
 func (d *doctor) lookAtSpill(ctx context.Context) {
-	waiting, text := true, "there is no spill buffer: otp and alert get 503 too while the log is away"
+	waiting, text := true, "there is no spill buffer, so otp and alert also get 503 while the log is unavailable"
 	if d.n.st.spill != nil {
 		recs, bytes, oldest, err := d.n.st.spill.Stats(ctx)
 		if err != nil {
@@ -143,7 +144,7 @@ func (d *doctor) lookAtSpill(ctx context.Context) {
 		waiting, text = recs > 0, fmt.Sprintf("%d records, %d bytes wait for the log%s", recs, bytes, oldestText(oldest))
 	}
 	d.Add("spill", waiting, "warn",
-		"nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
+		"do nothing if the buffer shrinks: it drains the otp and alert that were accepted while the log was unavailable; otherwise look at the log",
 		"%s", text)
 }
 
@@ -157,11 +158,11 @@ func (d *doctor) lookAtOwn() {
 	d.setUsed(float64(use.LogBytes), float64(use.CapBytes))
 	d.Add("log size", use.LogBytes > use.CapBytes*3/4, "warn",
 		"find the consumer group that makes no progress (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
-		"%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
+		"%.0f%% of the cap is used; a record is trimmed when its group has committed it and the history has sealed it", 100*float64(use.LogBytes)/float64(use.CapBytes))
 	losses := n.embedded.losses()
 	damage := func(what any) {
 		d.Add("log damage", true, "fail",
-			"look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
+			"look for faults of the disk, then deal with the lost records: the history and the outcomes of the range show what was sent",
 			"%s", what)
 	}
 	for _, l := range losses {
@@ -173,22 +174,22 @@ func (d *doctor) lookAtOwn() {
 	for _, t := range n.embedded.broker.Torn() {
 		d.Add("log tail", false, "", "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
 	}
-	settle := "" // the end of the report of losses
+	settle := "" // says how to end the report of losses
 	if len(losses) > 0 {
 		settle = "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", embedded.LossesFile) + " and restart"
 	}
 	d.Add("log segments", len(losses) > 0, "fail",
-		"deal with each range named above; the detail says how the report ends",
+		"deal with each range named above; the detail says how to end the report",
 		"%d ranges of acknowledged records are lost to damage%s", len(losses), settle)
 	d.Add("positions", len(n.embedded.lostGroupPositions) > 0, "fail",
-		"restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
+		"if more than log/groups.log was removed, restore the data folder from a backup; otherwise do nothing: the next start finds the positions that are kept from now on",
 		"%s", n.embedded.positionsText())
 	d.Add("log durability", !n.cfg.Log.Sync, "warn",
 		"set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
 		"fsync before an acknowledgement: %v", n.cfg.Log.Sync)
 	err := n.embedded.store.Err()
 	d.Add("store", err != nil, "fail",
-		"look at the store's volume, then restart; with a fault of the disk restore a backup",
+		"look at the store's volume, then restart; if the disk has a fault, restore a backup",
 		"pebble%s", errSuffix(err))
 	if disk, err := n.embedded.store.DiskUsage(); err == nil {
 		bad, level := diskLevel(disk.Available, n.cfg.Log.MinFreeMiB)
@@ -199,18 +200,18 @@ func (d *doctor) lookAtOwn() {
 	}
 	damaged := n.embedded.history.Damaged()
 	d.Add("history", len(damaged) > 0, "fail",
-		"keep the files that the log of notifyd names for analysis, and restore them from a backup; ids in other files still answer",
+		"for analysis, keep the files that the log of notifyd names; restore them from a backup; ids in other files can still be read",
 		"%d segments, %d damaged files", n.embedded.history.Stats().Segments, len(damaged))
 }
 
-// diskLevel returns how serious it is that only the given number of bytes is free. Below the configured
-// minimum, intake has stopped. Below 1 GiB or twice the minimum, intake will stop soon.
-func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
+// diskLevel returns how serious it is that only freeBytes bytes of the disk are free. Below the
+// configured minimum, intake has stopped. Below 1 GiB or twice the minimum, intake will stop soon.
+func diskLevel(freeBytes uint64, minFreeMiB int) (bad bool, level string) {
 	least := uint64(minFreeMiB) << 20
 	switch {
-	case free < least:
+	case freeBytes < least:
 		return true, "fail"
-	case free < max(1<<30, 2*least):
+	case freeBytes < max(1<<30, 2*least):
 		return true, "warn"
 	}
 	return false, ""

@@ -91,7 +91,7 @@ func (d *doctor) lookAtSecrets(ctx context.Context) {
 	keys := n.sealed.Keys()
 	switch who := unopenedCallers(r); {
 	case who != "":
-		d.Add("secrets", true, "fail", n.sealed.Repair(), "signing secrets do not open, and callbacks wait: %s", who)
+		d.Add("secrets", true, "fail", n.sealed.Repair(), "signing secrets cannot be opened, so callbacks wait: %s", who)
 	case len(r.Clear) > 0 && keys == nil:
 		d.Add("secrets", true, "warn", "give every process the same secrets.key_file, upgrade all of them first, then rotate: notifyctl caller rotate-secret CALLER",
 			"the signing secrets of %s are stored in clear, and are in every backup of PostgreSQL", someNames(r.Clear))

@@ -23,7 +23,7 @@ type embeddedEngines struct {
 	store              *pebble.Store
 	broker             *embedded.Broker
 	history            *history.Store
-	lostGroupPositions []string // committed offsets of groups that the log had lost when it was opened
+	lostGroupPositions []string // committed offsets of consumer groups that were missing in the log when it was opened
 }
 
 // SocketName is the name of the unix socket in the data folder. Tools of the same user read and write

@@ -69,14 +69,15 @@ func (e *embeddedEngines) sealedOffsets() map[string]map[int32]int64 {
 	return out
 }
 
-// loss is a loss of the log, and its meaning for the topic's consumer group.
+// loss describes records that the log has lost, and what the loss means for the topic's consumer
+// group.
 type loss struct {
 	embedded.Loss
-	group string // the group that consumes the topic; empty: no group of notifyd does
+	group string // the group that consumes the topic; empty: no group of notifyd consumes it
 	first bool   // true: the topic has first attempts, so the history keeps its records
 }
 
-// losses returns the losses of the log.
+// losses returns the ranges of records that the log has lost.
 func (e *embeddedEngines) losses() (out []loss) {
 	for _, l := range e.broker.Losses() {
 		out = append(out, loss{l, groupOf(l.Topic), slices.Contains(notify.FirstTopics(), l.Topic)})
@@ -107,7 +108,7 @@ func (l loss) String() string {
 // positionsText describes which positions of the consumer groups were lost.
 func (e *embeddedEngines) positionsText() string {
 	if len(e.lostGroupPositions) == 0 {
-		return "of all consumer groups are there"
+		return "no consumer group has lost its position"
 	}
 	return fmt.Sprintf("positions lost: log/groups.log was removed or emptied before this start. %s. "+
 		"What is still in the log was read again; what had been done was not done again", strings.Join(e.lostGroupPositions, ", "))

@@ -34,8 +34,8 @@ func (h Holder) String() string {
 	return s
 }
 
-// Lock reserves a folder for one process. The operating system removes the lock when the process ends,
-// also after a kill.
+// Lock reserves a folder for one process. The operating system removes the lock when the process
+// ends, even if it is killed.
 type Lock struct {
 	file       io.Closer
 	holderPath string // path of the file that contains the Holder
@@ -121,7 +121,7 @@ func MakeDataDir(dir string) error {
 		}
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		return nil // a full disk is not read-only: stored notifications can still be delivered
+		return nil // a full disk is no reason to stop: stored notifications can still be delivered
 	}
 	if err != nil {
 		return BadDataDir(dir, err)

@@ -147,10 +147,10 @@ func (gs *groups) watchedGroups(do cluster.Tasks) (names []string) {
 	return names
 }
 
-// setLags stores the lags of the groups in names. all holds the lags of all groups.
-func (gs *groups) setLags(all []api.GroupLag, names []string) {
-	all = slices.DeleteFunc(all, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
-	gs.sharedLags.Store(&all)
+// setLags stores the lags of the groups in names. allLags holds the lags of all groups.
+func (gs *groups) setLags(allLags []api.GroupLag, names []string) {
+	allLags = slices.DeleteFunc(allLags, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
+	gs.sharedLags.Store(&allLags)
 }
 
 // readLags asks the brokers for the lag of each group, counted over all processes.

@@ -34,7 +34,7 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 		return d, err
 	}
 	if l.Version != 1 {
-		return d, fmt.Errorf("schema version %d, this build reads 1", l.Version)
+		return d, fmt.Errorf("the record has schema version %d; this build reads only version 1", l.Version)
 	}
 	id, err := deadletter.ParseLetterID(l.ID)
 	if err != nil {

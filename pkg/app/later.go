@@ -93,7 +93,7 @@ func (n builder) buildLater() error {
 		rows = tracedRows{rows, n.tracer}
 	}
 	callers := n.st.callers
-	if n.embedded == nil { // a cache: the server gets fewer reads, and may be unavailable for a while
+	if n.embedded == nil { // this cache saves reads, and still works while the server is unavailable for a short time
 		callers = users.NewCallers(callers)
 	}
 	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)
@@ -151,8 +151,8 @@ func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog
 }
 
 // otherShards returns the error for a configured number of shards that the store has never used.
-func otherShards(want, has int) error {
-	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, and the timers of this store are spread over %d shards: set it to %d", want, has, has))
+func otherShards(want, stored int) error {
+	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, but the timers of this store are spread over %d shards: set it to %d", want, stored, stored))
 }
 
 // routeDueTimers sends due timers of triggers to toQueue and all other due timers to toLog. toLog also
@@ -217,7 +217,7 @@ func (n runner) reconcile(ctx context.Context) error {
 		n.metrics.Reconciled(found, err)
 		switch {
 		case err != nil:
-			n.log.Warn("the repair of triggers failed; the next one tries again", "err", err)
+			n.log.Warn("the repair of triggers failed; the next repair tries again", "err", err)
 		case len(found) > 0:
 			n.log.Warn("reconcile found triggers that no timer or message would have woken", "found", found, "repaired", mended)
 		}

@@ -19,14 +19,14 @@ const portRetryFor = 3 * time.Second
 // Listen listens on a TCP address. If another process uses the port, Listen retries for 3 s. Then it
 // returns notify.KindUnavailable with the error code "listen". The error names the purpose of the
 // address and the port. If the process that uses the port is known, the error also names that process.
-func Listen(ctx context.Context, what, addr string) (net.Listener, error) {
-	return listen(ctx, what, addr, portRetryFor, func() {})
+func Listen(ctx context.Context, purpose, addr string) (net.Listener, error) {
+	return listen(ctx, purpose, addr, portRetryFor, func() {})
 }
 
-// listen does what Listen does, but retries for the time patience. It calls tried after each attempt in
-// which another process used the port.
-func listen(ctx context.Context, what, addr string, patience time.Duration, tried func()) (net.Listener, error) {
-	end := time.NewTimer(patience)
+// listen does what Listen does, but retries for the duration retryFor. It calls tried after each
+// attempt in which another process used the port.
+func listen(ctx context.Context, purpose, addr string, retryFor time.Duration, tried func()) (net.Listener, error) {
+	end := time.NewTimer(retryFor)
 	defer end.Stop()
 	for {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
@@ -34,7 +34,7 @@ func listen(ctx context.Context, what, addr string, patience time.Duration, trie
 			return l, nil
 		}
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, cannotListen(what, addr, "", err)
+			return nil, cannotListen(purpose, addr, "", err)
 		}
 		tried()
 		select {
@@ -43,14 +43,14 @@ func listen(ctx context.Context, what, addr string, patience time.Duration, trie
 		case <-end.C:
 		case <-ctx.Done():
 		}
-		return nil, cannotListen(what, addr, holderOfPort(addr), err)
+		return nil, cannotListen(purpose, addr, holderOfPort(addr), err)
 	}
 }
 
-func cannotListen(what, addr, holder string, err error) error {
-	msg := fmt.Sprintf("cannot listen on %s (%s)", addr, what)
+func cannotListen(purpose, addr, holder string, err error) error {
+	msg := fmt.Sprintf("cannot listen on %s (%s)", addr, purpose)
 	if _, port, serr := net.SplitHostPort(addr); serr == nil && errors.Is(err, syscall.EADDRINUSE) {
-		msg = fmt.Sprintf("port %s (%s) is taken", port, what)
+		msg = fmt.Sprintf("port %s (%s) is taken", port, purpose)
 		if holder != "" {
 			msg += " by " + holder
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // listenerOf returns the process that listens on a TCP port. It returns pid 0 if the process is not
-// known, or if this process is not allowed to see it.
+// known, or if the operating system does not show it to this process.
 func listenerOf(port uint64) (pid int, name string) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {

@@ -97,7 +97,7 @@ func refuseUnitless(_, to reflect.Type, data any) (any, error) {
 	}
 	if v := reflect.ValueOf(data); (v.CanInt() || v.CanUint() || v.CanFloat()) && !v.IsZero() {
 		if _, ok := data.(time.Duration); !ok {
-			return nil, errors.New("it has no unit")
+			return nil, errors.New("the duration has no unit, such as s or ms")
 		}
 	}
 	return data, nil

@@ -217,10 +217,10 @@ func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labe
 	gauge(descStore, float64(e.store.Metrics().DiskBytes))
 }
 
-// ageOf returns the seconds from at (ms since 1970) to now, or 0 if at is 0.
-func ageOf(at int64, now time.Time) float64 {
-	if at == 0 {
+// ageOf returns the seconds from startMs (ms since 1970) to now, or 0 if startMs is 0.
+func ageOf(startMs int64, now time.Time) float64 {
+	if startMs == 0 {
 		return 0
 	}
-	return max(now.Sub(time.UnixMilli(at)).Seconds(), 0)
+	return max(now.Sub(time.UnixMilli(startMs)).Seconds(), 0)
 }

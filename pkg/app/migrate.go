@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Migration is one topic, schema step, queue or row that the servers must have. It says whether they
-// have it.
+// Migration is one topic, schema step, queue or row that the servers must have. Applied says
+// whether they have it.
 type Migration struct {
 	Engine  string    // "kafka", "cassandra keyspace", "postgres", "sqs", "meta"
 	Step    string    // a topic, a step of a schema, a queue, a row
@@ -28,13 +28,14 @@ type Migration struct {
 	At      time.Time // time from which it exists or is used; zero: not known
 }
 
-// Migrate prepares the servers for this build. Afterwards it returns the state of each step. It never
-// removes topics and queues, also not with engine.Down. Several processes may run it at the same time,
-// and it may be run again after an interruption. If a server cannot be reached, Migrate continues with
-// the other servers. It joins the errors of all servers. Each error names its section.
+// Migrate prepares the servers for this build. Afterwards it returns the state of each step. It
+// never removes topics and queues, not even with engine.Down. Several processes may run it at the
+// same time, and it may be run again after an interruption. If a server cannot be reached, Migrate
+// continues with the other servers. It joins the errors of all servers. Each error names its
+// section.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
-		return nil, notify.Invalid("bad_config", "engines", "is embedded: nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
+		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
 	}
 	var out []Migration
 	var errs []error
@@ -107,7 +108,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger 
 	return out, nil
 }
 
-// migrateCassandra migrates each configured keyspace, each only once.
+// migrateCassandra migrates each configured keyspace once, even if several settings name it.
 func migrateCassandra(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
 	done := map[string]bool{}
 	for _, part := range []cassandra.Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
@@ -187,12 +188,12 @@ func migrateSQS(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.L
 	return out, nil
 }
 
-// withMeta calls fn with the rows on which all processes must agree, and with the time of Cassandra's
-// clock. If the table of the rows does not exist yet and to is engine.Look, it returns the steps in
-// missing as not applied. If to is engine.Down, it returns nothing, because the rows are removed with
-// their table.
-func withMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger, missing []string, fn func(engine.Meta, time.Time) ([]Migration, error)) (out []Migration, err error) {
-	if to == engine.Down {
+// withMeta calls fn with the rows on which all processes must agree, and with the time of
+// Cassandra's clock. If the table of the rows does not exist yet and direction is engine.Look, it
+// returns the steps in stepNames as not applied. If direction is engine.Down, it returns nothing,
+// because the rows are removed with their table.
+func withMeta(ctx context.Context, cfg *Config, direction engine.Direction, logger *slog.Logger, stepNames []string, fn func(engine.Meta, time.Time) ([]Migration, error)) (out []Migration, err error) {
+	if direction == engine.Down {
 		return nil, nil
 	}
 	cc, err := cfg.cassandra(cassandra.Cluster{}, logger)
@@ -201,8 +202,8 @@ func withMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slo
 	}
 	s, err := cassandra.Open(ctx, cc)
 	if err != nil {
-		if to == engine.Look && notify.KindOf(err) == notify.KindConflict {
-			for _, step := range missing {
+		if direction == engine.Look && notify.KindOf(err) == notify.KindConflict {
+			for _, step := range stepNames {
 				out = append(out, Migration{Engine: "meta", Step: step})
 			}
 			return out, nil
@@ -251,7 +252,7 @@ const prefixMeta, prefixKey = "topic_prefix", "kafka.topic_prefix"
 func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
 	row, err := meta.GetMeta(ctx, prefixMeta)
 	if err == nil && string(row) != cfg.Kafka.TopicPrefix {
-		err = notify.Invalid("bad_config", prefixKey, fmt.Sprintf("is %q, and the topics of this installation begin with %q: it cannot be changed", cfg.Kafka.TopicPrefix, row))
+		err = notify.Invalid("bad_config", prefixKey, fmt.Sprintf("is %q, but the topics of this installation begin with %q; the prefix of an installation cannot be changed", cfg.Kafka.TopicPrefix, row))
 	}
 	return err
 }

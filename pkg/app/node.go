@@ -99,7 +99,7 @@ type Node struct {
 	clock          *cluster.Clock // nil: there are no servers whose clocks can be compared
 	lanes          *cluster.Lanes
 	campaigns      *cluster.CampaignHolds
-	campaignHolds  worker.Campaigns // the holds, as workers see them; campaigns sets them
+	campaignHolds  worker.Campaigns // the holds of campaigns in the form that workers use; the field campaigns updates them
 	circuits       *cluster.Circuits
 	grants         *cluster.Grants
 	cards          *cluster.Cards // the reports of all processes about themselves
@@ -198,7 +198,7 @@ func (n *Node) firstCopyReceivers(ctx context.Context, row *notify.Row) (map[uin
 		env = kept.Envelope
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the first copy of the chunk: %w", err)
+		return nil, fmt.Errorf("the first copy of the chunk cannot be read: %w", err)
 	}
 	rd := notify.ReadReceivers(env.Receivers)
 	for r := (notify.Receiver{}); rd.Next(&r); {

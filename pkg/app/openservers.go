@@ -161,7 +161,7 @@ func (n opener) openPostgres(ctx context.Context) (*postgres.Store, error) {
 		return nil, explainConfig(n.cfg.postgresSettings(), err)
 	case notify.KindOf(err) == notify.KindUnavailable:
 		// The process starts without PostgreSQL, because otp codes and alerts can still be sent.
-		n.log.Error("PostgreSQL is away: until it is back preferences are not known, and bulk lanes and receivers without an address in the request wait", "err", err)
+		n.log.Error("PostgreSQL is unavailable: until it is available again, the preferences are not known, and bulk lanes and all receivers without an address in the request wait", "err", err)
 	case err != nil:
 		return nil, fmt.Errorf("postgres: %w", err)
 	}

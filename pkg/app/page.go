@@ -15,8 +15,8 @@ import (
 // to make a session, because a session needs a valid token.
 const pageKeyMeta = "operator_page_key"
 
-// newPage returns the operator page. The parameter of is the API of this process.
-func newPage(n *Node, of http.Handler, key []byte) http.Handler {
+// newPage returns the operator page. apiHandler is the API of this process.
+func newPage(n *Node, apiHandler http.Handler, key []byte) http.Handler {
 	user := func(ctx context.Context, token string) (web.User, error) { // returns the user to whom a token belongs
 		id, err := n.verifier.Verify(ctx, token)
 		if err != nil {
@@ -25,10 +25,10 @@ func newPage(n *Node, of http.Handler, key []byte) http.Handler {
 		return web.User{Name: id.Caller, MayLook: id.Has(api.ScopeObserve), MayChange: id.Has(api.ScopeOperate)}, nil
 	}
 	p, err := web.New(web.Config{
-		API: of, Key: key, Verify: user, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
+		API: apiHandler, Key: key, Verify: user, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
 	})
 	if err != nil {
-		panic(fmt.Errorf("the operator page: %w", err)) // a fault of the program, because the page's templates are part of it
+		panic(fmt.Errorf("the operator page cannot be built: %w", err)) // a fault of the program, because the page's templates are part of it
 	}
 	return p
 }

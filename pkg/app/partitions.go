@@ -25,9 +25,10 @@ import (
 // the users of a channel are spread.
 func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
 
-// partitionsEvery is the time between two reads of the rows. partitionsSettle is the difference between
-// the clocks of two processes that a raise tolerates. A new partition waits for this time and for the
-// longest append. If the clocks differ by more, notifications of a user may be delivered out of order.
+// partitionsEvery is the time between two reads of the rows. A raise of the number tolerates a
+// difference of partitionsSettle between the clocks of two processes. A new partition waits for
+// this time and for the longest append. If the clocks differ by more, notifications of a user may
+// be delivered out of order.
 const (
 	partitionsEvery  = 10 * time.Second
 	partitionsSettle = 500 * time.Millisecond
@@ -47,7 +48,7 @@ func topicsOfChannel(ch notify.Channel) (retries, lanes []string) {
 	return retries, lanes
 }
 
-// fewestPartitions returns the number of partitions of the topic that has the fewest.
+// fewestPartitions returns the smallest number of partitions that one of the topics has.
 func fewestPartitions(have map[string]int, topics []string) int {
 	n := have[topics[0]]
 	for _, t := range topics {
@@ -125,9 +126,9 @@ func usePartitions(n *Node, s spreads) {
 	}
 }
 
-// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls read after each
-// round, and warn with each error.
-func (s spreads) follow(ctx context.Context, read func(), warn func(error)) error {
+// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls roundDone
+// after each round, and warn with each error.
+func (s spreads) follow(ctx context.Context, roundDone func(), warn func(error)) error {
 	for notify.Sleep(ctx, partitionsEvery) {
 		call, stop := context.WithTimeout(ctx, partitionsEvery/2)
 		for _, ch := range notify.Channels {
@@ -136,7 +137,7 @@ func (s spreads) follow(ctx context.Context, read func(), warn func(error)) erro
 			}
 		}
 		stop()
-		read()
+		roundDone()
 	}
 	return nil
 }
@@ -153,13 +154,14 @@ func openingOf(n *Node, l notify.Lane) *worker.Opening {
 	}
 }
 
-// raisePartitions adds partitions to the topics of each channel that has fewer than configured. It
-// stores the time from which the new partitions are used.
-func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
+// raisePartitions returns the state of each channel's number of partitions. If direction is
+// engine.Up, it first adds partitions to the topics of each channel that has fewer than configured,
+// and stores the time from which the new partitions are used.
+func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, direction engine.Direction, now time.Time) (out []Migration, err error) {
 	for _, ch := range notify.Channels {
 		retries, lanes := topicsOfChannel(ch)
 		want, name := cfg.partitions(ch), partitionsMeta(ch)
-		if to == engine.Up {
+		if direction == engine.Up {
 			have, err := admin.Partitions(ctx, lanes...)
 			if err != nil {
 				return out, err
@@ -177,9 +179,9 @@ func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cf
 		m := Migration{Engine: "meta", Step: name, Applied: spread.Most() > 0}
 		if has := spread.Most(); m.Applied && want > has {
 			if want%has != 0 {
-				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, and users are spread over %d partitions: it can be raised to a multiple of that, so that each new partition takes its users from one old partition", want, has))
+				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, but must be a multiple of %d, the number of partitions over which users are spread now; then each new partition takes its users from one old partition", want, has))
 			}
-			if to == engine.Up {
+			if direction == engine.Up {
 				if err := admin.Grow(ctx, want, slices.Concat(retries, lanes)...); err != nil {
 					return out, err
 				}

@@ -23,12 +23,12 @@ import (
 
 // PipelineConfig configures a Pipeline.
 type PipelineConfig struct {
-	Dir      string // folder of all data; the caller makes and removes it
-	Stub     bool   // true: providers inside this process accept every item at once; false: simulators are used
-	Taken    func(*notify.Call)
-	Latency  time.Duration  // latency of the simulators
-	Profiles int            // number of users u00000000.. whose profiles, with a push address of 64 bytes, are stored first
-	Set      map[string]any // configuration by key; overrides the settings of the Pipeline
+	Dir      string             // folder of all data; the caller makes and removes it
+	Stub     bool               // true: providers inside this process accept every item at once; false: simulators are used
+	Taken    func(*notify.Call) // called with each call that a stub accepts, see WithTaken; may be nil
+	Latency  time.Duration      // latency of the simulators
+	Profiles int                // number of users u00000000.. whose profiles, with a push address of 64 bytes, are stored first
+	Set      map[string]any     // configuration by key; overrides the settings of the Pipeline
 	Log      *slog.Logger
 }
 
@@ -127,8 +127,9 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 	return p, err
 }
 
-// simulate makes the simulators. It adds to set the settings that make notifyd use the simulators.
-func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]any) (err error) {
+// simulate makes the simulators. It adds to values the settings that make notifyd use the
+// simulators.
+func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, values map[string]any) (err error) {
 	dir := filepath.Join(cfg.Dir, "simulator")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -145,7 +146,7 @@ func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]an
 	}
 	p.URLs = p.sim.URLs()
 	own, err := SimulatedProviders(dir, dir, p.URLs, p.sim.Credentials())
-	maps.Copy(set, own)
+	maps.Copy(values, own)
 	return err
 }
 

@@ -35,7 +35,7 @@ func (e *embeddedEngines) lostPositions(ctx context.Context) (lost []string, err
 	}
 	var were positions
 	if err := json.Unmarshal(raw, &were); err != nil {
-		return nil, fmt.Errorf("the store's copy of the positions: %w", err)
+		return nil, fmt.Errorf("the store's copy of the positions cannot be decoded: %w", err)
 	}
 	have := positionsOf(e.broker.Committed())
 	for _, group := range slices.Sorted(maps.Keys(were)) {
@@ -95,7 +95,7 @@ func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger 
 			}
 			now = positionsOf(all)
 		}
-		raw, err := json.Marshal(now) // JSON sorts the keys, so equal positions give equal bytes
+		raw, err := json.Marshal(now) // the keys are sorted, so equal positions give equal bytes
 		if err != nil {
 			return err
 		}

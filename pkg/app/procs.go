@@ -14,10 +14,11 @@ const filesAtOnce = 2
 // environment sets GOMAXPROCS, it changes nothing. Only commands call it, because the setting is
 // global.
 //
-// A goroutine in a system call keeps its processor (P) until the runtime takes the processor away. A
-// goroutine that returns from the call must wait for a processor behind all goroutines that compute.
-// With GOMAXPROCS 2 on 2 cores, the fan-out of P6 delivered 2.9M/s of 5M/s accepted; with GOMAXPROCS 4
-// it delivered 4.75M/s. Before the change 0.3 cores were idle, and after it no core was idle. The
+// A goroutine in a system call keeps its processor (P) until the runtime takes the processor away.
+// A goroutine that returns from the call must wait for a processor behind all goroutines that
+// compute. Example: the fan-out of benchmark P6 on 2 cores, with 5 million receivers accepted per
+// second. With GOMAXPROCS 2 it delivered 2.9 million receivers per second, and 0.3 cores were idle.
+// With GOMAXPROCS 4 it delivered 4.75 million receivers per second, and no core was idle. The
 // setting is made once. If the CPU limit of a container changes while it runs, the setting does not
 // change.
 func MakeRoomForFiles() {

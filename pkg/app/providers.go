@@ -224,7 +224,7 @@ func rootCAs(file string) (*x509.CertPool, error) {
 		pool = x509.NewCertPool()
 	}
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("providers.ca_file: no certificate in %s", file)
+		return nil, fmt.Errorf("providers.ca_file: the file %s contains no certificate", file)
 	}
 	return pool, nil
 }

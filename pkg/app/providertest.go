@@ -50,9 +50,9 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 	}
 	switch {
 	case !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }):
-		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + ": ask a process that has"}
+		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + "; ask a process that has them"}
 	case test == nil && n.cfg.Providers.Stub:
-		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "providers.stub accepts everything here: there is no provider to test"}
+		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "this process has providers.stub, which accepts everything, so there is no provider to test"}
 	case test == nil:
 		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "this process has no settings of providers." + of}
 	}
@@ -82,7 +82,7 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 }
 
 // testAddress checks the address to which a test sends, and returns the address. If a push address
-// lacks the provider's prefix, testAddress adds the prefix.
+// lacks the prefix of the provider, such as "apns:", testAddress adds the prefix.
 func testAddress(ch notify.Channel, of, to string) (string, error) {
 	if to == "" {
 		return "", nil

@@ -75,7 +75,7 @@ func (rs *receipts) storeReceipts(ctx context.Context, ch notify.Channel, list [
 		if (r.DeadAddress || r.OptedOut) && r.HasRef && r.Address != "" {
 			found, err := rs.history.Find(ctx, r.Ref.ID())
 			if err != nil {
-				rs.log.Warn("the user of a receipt is not known: its dead address or opt-out was not stored", "err", err)
+				rs.log.Warn("the user of a receipt is not known, so the dead address or opt-out in the receipt was not stored", "err", err)
 				continue
 			}
 			if r.OptedOut {

@@ -55,16 +55,16 @@ var faults = []struct {
 	msg  string
 	says []string
 }{
-	{func(s settings) string { return s.ca }, "it does not hold the CA that signed the server's certificate", []string{
+	{func(s settings) string { return s.ca }, "does not contain the CA that signed the server's certificate", []string{
 		"certificate signed by unknown authority",
 	}},
 	{func(s settings) string { return s.name }, "the server's certificate is for another name", []string{
 		"x509: certificate is valid for", "x509: certificate is not valid for", "x509: cannot validate certificate",
 	}},
-	{func(s settings) string { return s.enabled }, "the server does not speak TLS there", []string{
+	{func(s settings) string { return s.enabled }, "the server does not use TLS at this address", []string{
 		"first record does not look like a TLS handshake", "server refused TLS connection",
 	}},
-	{func(s settings) string { return s.name }, "the server does not go by this name", []string{
+	{func(s settings) string { return s.name }, "the server does not accept this name", []string{
 		"remote error: tls: unrecognized name",
 	}},
 	{func(s settings) string { return s.cert }, "the server refuses this client's certificate", []string{

@@ -37,17 +37,17 @@ type RestoredGroup struct {
 }
 
 // RestoreCluster prepares servers for the first start after Cassandra was restored from a snapshot.
-// taken is the time at which the copy of the first node began. RestoreCluster sets every consumer group
-// back to the newest checkpoint from before taken. So the groups read the log again and repeat the work
-// that the snapshot lacks. It removes all idempotency keys, because they may belong to requests that
-// the snapshot lacks. After an error it may be run again.
+// snapshotTime is the time at which the copy of the first node began. RestoreCluster sets every
+// consumer group back to the newest checkpoint from before snapshotTime. So the groups read the log
+// again and repeat the work that the snapshot lacks. It removes all idempotency keys, because they
+// may belong to requests that the snapshot lacks. After an error it may be run again.
 //
 // RestoreCluster changes nothing if it returns one of these errors. KindConflict "cluster_running"
-// means that a process works. KindNotFound "no_checkpoint" means that the tables have no checkpoint
-// from before taken. KindConflict "log_incomplete" means that the log lacks records after the
-// checkpoint, or is older than the tables. If acceptLoss is true, RestoreCluster does not return
-// "log_incomplete": it sets the affected partitions back to their first record.
-func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLoss bool, logger *slog.Logger) (out Restored, err error) {
+// means that a process is still running. KindNotFound "no_checkpoint" means that the tables have no
+// checkpoint from before snapshotTime. KindConflict "log_incomplete" means that the log lacks
+// records after the checkpoint, or is older than the tables. If acceptLoss is true, RestoreCluster
+// does not return "log_incomplete": it sets the affected partitions back to their first record.
+func RestoreCluster(ctx context.Context, cfg *Config, snapshotTime time.Time, acceptLoss bool, logger *slog.Logger) (out Restored, err error) {
 	if cfg.Engines != EnginesDistributed {
 		return out, notify.Invalid("bad_config", "engines", "is embedded: use notifyd restore FILE, which unpacks a backup into a data folder")
 	}
@@ -78,7 +78,7 @@ func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLos
 		return out, fmt.Errorf("redis: %w", explainConfig(cfg.redisSettings(), err))
 	}
 	defer func() { err = errors.Join(err, rd.Close()) }()
-	return restorer{admin: admin, meta: tables.Meta(), beats: rd.Heartbeats(), purgeKeys: rd.Idem().Purge}.run(ctx, taken, acceptLoss)
+	return restorer{admin: admin, meta: tables.Meta(), beats: rd.Heartbeats(), purgeKeys: rd.Idem().Purge}.run(ctx, snapshotTime, acceptLoss)
 }
 
 // restorer holds the parts of the servers that RestoreCluster reads or changes.
@@ -86,10 +86,10 @@ type restorer struct {
 	admin     *log.Admin
 	meta      engine.Meta
 	beats     engine.Heartbeats
-	purgeKeys func(ctx context.Context, now int64) (int, error) // removes idempotency keys that expire at now or earlier (ms since 1970)
+	purgeKeys func(ctx context.Context, nowMs int64) (int, error) // removes the idempotency keys that have expired at nowMs (ms since 1970)
 }
 
-func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (out Restored, err error) {
+func (r restorer) run(ctx context.Context, snapshotTime time.Time, acceptLoss bool) (out Restored, err error) {
 	if err := r.checkStopped(ctx); err != nil {
 		return out, err
 	}
@@ -97,13 +97,13 @@ func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (ou
 	if err != nil {
 		return out, err
 	}
-	k := slices.IndexFunc(all, func(c checkpoint) bool { return !c.At.After(taken.Add(-checkpointMargin)) })
+	k := slices.IndexFunc(all, func(c checkpoint) bool { return !c.At.After(snapshotTime.Add(-checkpointMargin)) })
 	if k < 0 {
 		have := "there is none"
 		if len(all) > 0 {
-			have = "the oldest is of " + all[len(all)-1].At.Format(time.RFC3339)
+			have = "the oldest checkpoint is from " + all[len(all)-1].At.Format(time.RFC3339)
 		}
-		return out, &notify.Error{Kind: notify.KindNotFound, Code: "no_checkpoint", Msg: fmt.Sprintf("the tables have no checkpoint from before %s: %s", taken.UTC().Format(time.RFC3339), have)}
+		return out, &notify.Error{Kind: notify.KindNotFound, Code: "no_checkpoint", Msg: fmt.Sprintf("the tables have no checkpoint from before %s: %s", snapshotTime.UTC().Format(time.RFC3339), have)}
 	}
 	l, err := r.readLog(ctx)
 	if err != nil {
@@ -132,12 +132,12 @@ func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (ou
 	return out, err
 }
 
-// checkStopped returns an error if a process works. Workers and operators are members of consumer
-// groups. Schedulers and dispatchers send heartbeats. One of the processes with the role api also sends
-// heartbeats.
+// checkStopped returns an error if a process is still running. Workers and operators are members of
+// consumer groups. Schedulers and dispatchers send heartbeats. One of the processes with the role
+// api also sends heartbeats.
 func (r restorer) checkStopped(ctx context.Context) error {
 	running := func(what string) error {
-		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: what + ": stop every process first; one that was killed counts for 10 seconds more"}
+		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: what + ": stop every process first; a process that was killed still counts for 10 seconds"}
 	}
 	members, err := r.admin.Members(ctx, slices.Sorted(maps.Keys(topicsOf))...)
 	if err != nil {
@@ -153,7 +153,7 @@ func (r restorer) checkStopped(ctx context.Context) error {
 		}
 		for _, b := range alive {
 			if b.Age < 10*time.Second {
-				return running("the process " + b.Owner + " works")
+				return running("the process " + b.Owner + " is running")
 			}
 		}
 	}
@@ -183,15 +183,15 @@ func (r restorer) readLog(ctx context.Context) (l logState, err error) {
 	return l, err
 }
 
-// offsets returns the offsets at which each group continues after a restore to checkpoint c. missing
-// describes the records that the log lacks. newest is the newest checkpoint in the tables. If the log
-// ends before newest, the log is older than the tables: it lacks records that rows in the tables refer
-// to. If a partition does not fit, its group reads it from the first record.
-func (l logState) offsets(c, newest checkpoint) (to map[string]map[log.TopicPartition]int64, missing []string) {
-	to = map[string]map[log.TopicPartition]int64{}
+// offsets returns the offsets at which each group continues after a restore to checkpoint c.
+// missing describes the records that the log lacks. newest is the newest checkpoint in the tables.
+// If the log ends before newest, the log is older than the tables: it lacks records that rows in
+// the tables refer to. If a partition does not fit, its group reads it from the first record.
+func (l logState) offsets(c, newest checkpoint) (resumeAt map[string]map[log.TopicPartition]int64, missing []string) {
+	resumeAt = map[string]map[log.TopicPartition]int64{}
 	lacks := map[string]bool{} // a set, so that a line of several groups occurs once
 	for group, topics := range topicsOf {
-		to[group] = map[log.TopicPartition]int64{}
+		resumeAt[group] = map[log.TopicPartition]int64{}
 		for tp, start := range l.starts {
 			if !slices.Contains(topics, tp.Topic) {
 				continue
@@ -199,17 +199,17 @@ func (l logState) offsets(c, newest checkpoint) (to map[string]map[log.TopicPart
 			at, last, end := c.Groups[group][partitionKey(tp.Topic, tp.Partition)], newest.Groups[group][partitionKey(tp.Topic, tp.Partition)], l.ends[tp]
 			switch {
 			case c.Topics[tp.Topic] != "" && c.Topics[tp.Topic] != l.ids[tp.Topic]:
-				lacks[fmt.Sprintf("the topic %s was made anew after %s", tp.Topic, c.At.Format(time.RFC3339))] = true
+				lacks[fmt.Sprintf("the topic %s was deleted and made again after %s", tp.Topic, c.At.Format(time.RFC3339))] = true
 				at = start
 			case at > 0 && at < start:
-				lacks[fmt.Sprintf("%s begins at %d, and %s had read up to %d", tp, start, group, at)] = true
+				lacks[fmt.Sprintf("%s begins at offset %d, but %s had read only up to %d", tp, start, group, at)] = true
 				at = start
 			case last > end:
-				lacks[fmt.Sprintf("%s ends at %d, and %s had read up to %d", tp, end, group, last)] = true
+				lacks[fmt.Sprintf("%s ends at offset %d, but %s had read up to %d", tp, end, group, last)] = true
 				at = start
 			}
-			to[group][tp] = max(at, start) // at is 0 if the group had read nothing
+			resumeAt[group][tp] = max(at, start) // at is 0 if the group had read nothing
 		}
 	}
-	return to, slices.Sorted(maps.Keys(lacks))
+	return resumeAt, slices.Sorted(maps.Keys(lacks))
 }

@@ -144,10 +144,10 @@ func TestRestoredOffsets(t *testing.T) {
 		"as it stood":                 {at(7, 0), at(9, 3), "a", []int64{2, 0}, []int64{10, 4}, []int64{7, 0}, ""},
 		"nothing was read yet":        {at(), at(), "a", []int64{0}, []int64{5}, []int64{0}, ""},
 		"begins at its position":      {at(7), at(7), "a", []int64{7}, []int64{7}, []int64{7}, ""},
-		"records were removed":        {at(7), at(9), "a", []int64{8}, []int64{10}, []int64{8}, "/0 begins at 8, and push-workers had read up to 7"},
-		"the log is older":            {at(7), at(7), "a", []int64{2}, []int64{6}, []int64{2}, "/0 ends at 6, and push-workers had read up to 7"},
-		"the log is older than later": {at(7), at(12), "a", []int64{2}, []int64{11}, []int64{2}, "/0 ends at 11, and push-workers had read up to 12"},
-		"another topic of the name":   {at(7), at(7), "b", []int64{0}, []int64{20}, []int64{0}, "was made anew"},
+		"records were removed":        {at(7), at(9), "a", []int64{8}, []int64{10}, []int64{8}, "/0 begins at offset 8, but push-workers had read only up to 7"},
+		"the log is older":            {at(7), at(7), "a", []int64{2}, []int64{6}, []int64{2}, "/0 ends at offset 6, but push-workers had read up to 7"},
+		"the log is older than later": {at(7), at(12), "a", []int64{2}, []int64{11}, []int64{2}, "/0 ends at offset 11, but push-workers had read up to 12"},
+		"another topic of the name":   {at(7), at(7), "b", []int64{0}, []int64{20}, []int64{0}, "was deleted and made again"},
 	} {
 		l := logState{ids: map[string]string{topic: "a"}, starts: map[log.TopicPartition]int64{}, ends: map[log.TopicPartition]int64{}}
 		for p := range c.starts {

@@ -211,8 +211,8 @@ func (n runner) alone(name string, run func(context.Context) error) func(context
 // keeps only timers in memory that are due soon.
 func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }
 
-// Audit audits what was accepted since the parameter since. If since is zero, it audits all data that
-// is kept.
+// Audit audits everything that was accepted at the time since or later. If since is zero, it audits
+// all data that is kept.
 func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
 	return n.auditor.Audit(ctx, since)
 }

@@ -61,8 +61,9 @@ func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	return secrets.MakeKeys(filepath.Join(dataDir, keyFileInside))
 }
 
-// KeyAdvice returns what an operator must do before the first start of a restored folder. It returns ""
-// if nothing is to do. keyID is the id of the key that sealed the secrets in the backup.
+// KeyAdvice returns what an operator must do before the first start of a restored folder. It
+// returns "" if nothing needs to be done. keyID is the id of the key that sealed the secrets in the
+// backup.
 func KeyAdvice(dataDir, keyID string) string {
 	keys, err := readDefaultKeys(dataDir)
 	if keyID == "" || err == nil && keys.Has(keyID) {
@@ -72,7 +73,7 @@ func KeyAdvice(dataDir, keyID string) string {
 	if err != nil {
 		beside = dataDir + "." + keyFileInside
 	}
-	return fmt.Sprintf("the callers' signing secrets in it are sealed with key %s, which is not in the backup: before the first start copy the key file to %s, "+
+	return fmt.Sprintf("the callers' signing secrets in the restored folder are sealed with key %s, which is not in the backup: before the first start copy the key file to %s, "+
 		"with mode 0600, or name it in secrets.key_file", keyID, beside)
 }
 
@@ -107,7 +108,7 @@ func (n sealer) sealCallers(ctx context.Context) error {
 	// The process starts although secrets cannot be opened, because an operator can replace them only
 	// while it runs. Until the operator does so, the triggers of these callers wait.
 	if who := unopenedCallers(report); who != "" {
-		n.log.Error("signing secrets cannot be opened: their callbacks wait", "callers", who, "do", n.sealed.Repair())
+		n.log.Error("signing secrets cannot be opened, so the callbacks of their callers wait", "callers", who, "do", n.sealed.Repair())
 	}
 	changed, err := n.sealed.Reseal(ctx)
 	if changed > 0 {
@@ -150,12 +151,13 @@ func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 	}
 	return nil, &notify.Error{
 		Kind: notify.KindUnavailable, Code: "key_file_missing", Field: "secrets.key_file",
-		Msg: fmt.Sprintf("the key file %s is not there, and the signing secrets of %s are sealed with it: put it back from where it is kept; "+
-			"where it is lost, make another one (umask 077; openssl rand -base64 32 >%s), start, and run notifyctl caller rotate-secret CALLER for each", file, someNames(report.Other), file),
+		Msg: fmt.Sprintf("the key file %s is missing, and the signing secrets of %s are sealed with its key: put the file back from your copy; "+
+			"if the file is lost, make a new one (umask 077; openssl rand -base64 32 >%s), start, and run notifyctl caller rotate-secret CALLER for each of these callers", file, someNames(report.Other), file),
 	}
 }
 
-// keyFileError returns the error with which the start fails after an error of the key file.
+// keyFileError returns the error of a start that fails because of the key file. It adds the name of
+// the setting, unless err has an error code other than secret_exposed.
 func keyFileError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" && e.Code != "secret_exposed" {
 		return err

@@ -106,7 +106,7 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 	// Without the key file it does not start, and makes none.
 	must(os.Rename(keyFile, keyFile+".kept"))
 	_, err = open()
-	for _, part := range []string{keyFile, "shop", "rotate-secret", "put it back"} {
+	for _, part := range []string{keyFile, "shop", "rotate-secret", "put the file back"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Fatalf("without the key file: %v, want %q", err, part)
 		}

@@ -35,7 +35,7 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 		err = json.Unmarshal(raw, &last)
 	}
 	if err != nil {
-		return fmt.Errorf("stored row %s: %w", name, err)
+		return fmt.Errorf("the stored row %s cannot be read: %w", name, err)
 	}
 	c, _, err := callers.Get(ctx, id)
 	if err != nil {

@@ -22,12 +22,14 @@ func portOf(addr string) (host string, port int, err error) {
 	if err != nil {
 		return "", 0, notify.Invalid("bad_address", "log.listen", err.Error())
 	}
-	port, err = strconv.Atoi(text)
-	return host, port, err
+	if port, err = strconv.Atoi(text); err != nil {
+		return "", 0, notify.Invalid("bad_address", "log.listen", strconv.Quote(text)+" is not the number of a port")
+	}
+	return host, port, nil
 }
 
-// countedLog reports the bytes that intake appends to the guard of the embedded log. So the cap also
-// holds between two measurements of the disk.
+// countedLog reports to the guard of the embedded log how many bytes intake appends. So the cap
+// also holds between two measurements of the disk.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)

@@ -119,7 +119,7 @@ func (n runner) follow(ctx context.Context) error {
 		}
 		stop()
 		if err != nil && ctx.Err() == nil {
-			n.log.Warn("what operators changed through other processes cannot be read; the next read tries again", "err", err)
+			n.log.Warn("the changes that operators made through other processes cannot be read; the next read tries again", "err", err)
 		}
 	}
 	return nil

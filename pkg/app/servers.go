@@ -20,7 +20,7 @@ const (
 func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.Engines != EnginesDistributed {
 		if len(c.Roles) != 1 || (c.Roles[0] != cluster.RoleAll && c.Roles[0] != cluster.RoleAPI) {
-			bad("roles", "%s: engines: embedded belong to one process, which runs all; engines: distributed spread roles over processes", strings.Join(c.Roles, ", "))
+			bad("roles", "is %s, but with engines: embedded one process has all roles; only engines: distributed can spread roles over processes", strings.Join(c.Roles, ", "))
 		}
 		return
 	}
@@ -28,15 +28,15 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 		bad("roles", "%v", err)
 	}
 	if c.Kafka.Keep < c.Audit.Window {
-		bad("kafka.keep", "%s is below audit.window, %s: the audit reads that far back", c.Kafka.Keep, c.Audit.Window)
+		bad("kafka.keep", "is %s, but must be at least audit.window (%s), because the audit reads that far back", c.Kafka.Keep, c.Audit.Window)
 	}
 	for key, list := range map[string][]string{"kafka.brokers": c.Kafka.Brokers, "cassandra.hosts": c.Cassandra.Hosts, "redis.addresses": c.Redis.Addresses} {
 		if len(list) == 0 {
-			bad(key, "is empty: engines: distributed needs a host:port")
+			bad(key, "is empty, but engines: distributed needs at least one host:port")
 		}
 	}
 	if c.Kafka.Replication > 0 && c.Kafka.MinInSync > c.Kafka.Replication {
-		bad("kafka.min_insync", "%d is not from 0 to kafka.replication, %d", c.Kafka.MinInSync, c.Kafka.Replication)
+		bad("kafka.min_insync", "is %d, but must be from 0 to kafka.replication (%d)", c.Kafka.MinInSync, c.Kafka.Replication)
 	}
 	switch m := log.Mechanism(c.Kafka.SASL.Mechanism); {
 	case m != "" && m != log.OAUTHBEARER && c.Kafka.SASL.User == "":
@@ -46,17 +46,17 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	}
 	switch {
 	case c.Redis.Mode == "single" && len(c.Redis.Addresses) > 1:
-		bad("redis.addresses", "%d addresses, but redis.mode is single", len(c.Redis.Addresses))
+		bad("redis.addresses", "has %d addresses, but redis.mode is single", len(c.Redis.Addresses))
 	case c.Redis.Mode == "sentinel" && c.Redis.Master == "":
-		bad("redis.master", "is empty: sentinels are asked for a master by its name")
+		bad("redis.master", "is empty, but redis.mode: sentinel needs the name of the master")
 	case c.Redis.Mode == "cluster" && c.Redis.DB != 0:
-		bad("redis.db", "%d: a cluster has database 0 only", c.Redis.DB)
+		bad("redis.db", "is %d, but a Redis cluster has only database 0", c.Redis.DB)
 	}
 	if (c.Postgres.DSN == "") == (c.Postgres.DSNFile == "") {
 		bad("postgres", "set one of dsn and dsn_file")
 	}
 	if (c.Postgres.CertFile == "") != (c.Postgres.KeyFile == "") {
-		bad("postgres", "cert_file and key_file go together")
+		bad("postgres", "cert_file and key_file must be set together")
 	}
 	for _, one := range []struct{ key, secret, file string }{
 		{"kafka.sasl", c.Kafka.SASL.Password, c.Kafka.SASL.PasswordFile},
@@ -64,13 +64,13 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 		{"redis", c.Redis.Password, c.Redis.PasswordFile},
 	} {
 		if one.secret != "" && one.file != "" {
-			bad(one.key+".password_file", "and the password from the environment are both set")
+			bad(one.key+".password_file", "is set, but the environment also sets the password; set only one of them")
 		}
 	}
 	for key, t := range map[string]secrets.TLS{"kafka.tls": c.Kafka.TLS, "cassandra.tls": c.Cassandra.TLS, "redis.tls": c.Redis.TLS} {
 		switch {
 		case (t.CertFile == "") != (t.KeyFile == ""):
-			bad(key, "cert_file and key_file go together")
+			bad(key, "cert_file and key_file must be set together")
 		case !t.Enabled && (t.CAFile != "" || t.CertFile != "" || t.ServerName != ""):
 			bad(key+".enabled", "is false, but other values of %s are set", key)
 		}
@@ -79,7 +79,7 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 		bad("sqs.region", "is empty, but sqs.endpoint is set")
 	}
 	if oldest := c.Archive.After + c.Archive.Every; c.Archive.Dir != "" && c.Kafka.Keep < oldest {
-		bad("kafka.keep", "%s is below archive.after and archive.every, %s together: the archive reads the log", c.Kafka.Keep, oldest)
+		bad("kafka.keep", "is %s, but must be at least archive.after plus archive.every (%s), because the archive reads the log", c.Kafka.Keep, oldest)
 	}
 }
 
@@ -118,7 +118,7 @@ func openSecrets(l *Loaded) (problems []problem) {
 			}
 		}
 		file := key + "_file"
-		problems = append(problems, problem{key: key, text: "a secret comes from " + file + " or from the environment, " + EnvPrefix + strings.ToUpper(strings.ReplaceAll(key, ".", "__"))})
+		problems = append(problems, problem{key: key, text: "a secret must come from the file in " + file + " or from the environment variable " + EnvPrefix + strings.ToUpper(strings.ReplaceAll(key, ".", "__"))})
 	}
 	return problems
 }

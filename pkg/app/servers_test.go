@@ -47,7 +47,7 @@ func TestServersAreChecked(t *testing.T) {
 	f("sqs: {region: here, endpoint: 'ftp://x'}", "sqs.endpoint")
 	f("sqs: {region: here, prefix: 'a b'}", `sqs.prefix: "a b"`)
 	f("archive: {dir: /tmp/x}", "")
-	f("archive: {dir: /tmp/x, after: 168h}", "kafka.keep: 168h0m0s is below archive.after and archive.every, 169h0m0s together")
+	f("archive: {dir: /tmp/x, after: 168h}", "kafka.keep: is 168h0m0s, but must be at least archive.after plus archive.every (169h0m0s)")
 	replaced := func(old, now, want string) {
 		t.Helper()
 		_, err := loadText(t, strings.Replace(good, old, now, 1))
@@ -58,18 +58,18 @@ func TestServersAreChecked(t *testing.T) {
 	replaced("engines: distributed", "engines: both", `engines: "both" is not embedded or distributed`)
 	replaced(`"127.0.0.1:19092"`, `"127.0.0.1"`, `kafka.brokers: "127.0.0.1" is not host:port`)
 	replaced(`["127.0.0.1:19092"]`, `[]`, "kafka.brokers: is empty")
-	replaced(`["127.0.0.1:19092"]}`, `["a:1"], replication: 1, min_insync: 2}`, "kafka.min_insync: 2 is not from 0 to kafka.replication")
+	replaced(`["127.0.0.1:19092"]}`, `["a:1"], replication: 1, min_insync: 2}`, "kafka.min_insync: is 2, but must be from 0 to kafka.replication")
 	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: GSSAPI, user: u}}`, `"GSSAPI" is not SCRAM-SHA-512, SCRAM-SHA-256, PLAIN or OAUTHBEARER`)
 	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: PLAIN, user: u}}`, "kafka.sasl.mechanism: is PLAIN, which sends the password: set kafka.tls.enabled")
 	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: OAUTHBEARER}}`, "kafka.sasl.mechanism: is OAUTHBEARER, which sends the password")
 	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: SCRAM-SHA-512}}`, "kafka.sasl.user: is empty")
 	replaced(`["127.0.0.1:19042"]}`, `["a:1"], keyspace: "No-Name"}`, "cassandra.keyspace")
 	replaced(`["127.0.0.1:19042"]}`, `["a:1"], tls: {ca_file: x}}`, "cassandra.tls.enabled: is false")
-	replaced(`["127.0.0.1:19042"]}`, `["a:1"], tls: {enabled: true, cert_file: x}}`, "cassandra.tls: cert_file and key_file go together")
+	replaced(`["127.0.0.1:19042"]}`, `["a:1"], tls: {enabled: true, cert_file: x}}`, "cassandra.tls: cert_file and key_file must be set together")
 	replaced(`["127.0.0.1:19042"]}`, `["a:1"], timers: {hosts: [b]}}`, `cassandra.timers.hosts: "b" is not host:port`)
 	replaced(`["127.0.0.1:16379"]}`, `["a:1", "b:1"]}`, "2 addresses, but redis.mode is single")
 	replaced(`["127.0.0.1:16379"]}`, `["a:1"], mode: sentinel}`, "redis.master: is empty")
-	replaced(`["127.0.0.1:16379"]}`, `["a:1"], mode: cluster, db: 1}`, "redis.db: 1")
+	replaced(`["127.0.0.1:16379"]}`, `["a:1"], mode: cluster, db: 1}`, "redis.db: is 1")
 	replaced(`dsn: "postgres://notifyd@127.0.0.1/notifyd"`, ``, "set one of dsn and dsn_file")
 }
 
@@ -103,7 +103,7 @@ func TestSecretsStayHidden(t *testing.T) {
 		"postgres.dsn":        strings.Replace(good, "notifyd@127", "notifyd:"+canary+"@127", 1),
 	} {
 		_, err := loadText(t, text)
-		if err == nil || !strings.Contains(err.Error(), key+": a secret comes from") || strings.Contains(err.Error(), canary) {
+		if err == nil || !strings.Contains(err.Error(), key+": a secret must come from") || strings.Contains(err.Error(), canary) {
 			t.Errorf("%s in a file: %v", key, err)
 		}
 	}

@@ -18,13 +18,13 @@ func (n *Node) Ready(context.Context) error {
 		return err
 	}
 	if (n.embedded != nil || len(n.tasks.Lanes) > 0) && !n.prefs.Fresh(time.Now()) {
-		return notify.Unavailable("preferences", time.Second, fmt.Errorf("snapshot is %s old", n.prefs.Age(time.Now())))
+		return notify.Unavailable("preferences", time.Second, fmt.Errorf("the snapshot of the preferences is %s old", n.prefs.Age(time.Now())))
 	}
 	return nil
 }
 
 // standing returns the reason why no call of a lane can be made now, in this process or in another
-// process. ok is false if calls can be made.
+// process. It returns false if calls can be made.
 func (n *Node) standing(l notify.Lane) (server.LaneStop, bool) {
 	st, ok := n.ownStanding(l)
 	if !ok && n.servers != nil {
@@ -33,8 +33,8 @@ func (n *Node) standing(l notify.Lane) (server.LaneStop, bool) {
 	return st, ok
 }
 
-// ownStanding returns the reason why this process can make no call of a lane now. ok is false if it
-// can.
+// ownStanding returns the reason why this process can make no call of a lane now. It returns false
+// if calls can be made.
 func (n *Node) ownStanding(l notify.Lane) (server.LaneStop, bool) {
 	routes := n.provs.routes(l.Channel)
 	c, ok := n.health.StoppedBy(&routes, time.Now())
@@ -60,18 +60,18 @@ func (n *Node) unreachable(d *engine.DeadLetter) string {
 	}
 	code, err := n.prefs.Unreachable(context.Background(), d.User, ch, cat)
 	if err != nil {
-		n.log.Warn("the profile of a dead letter's user cannot be read: whether the user can be reached is not known", "err", err)
+		n.log.Warn("the profile of a dead letter's user cannot be read, so it is not known whether the user can be reached", "err", err)
 	}
 	return code
 }
 
-// lookAtLane adds to out the facts that this process has about a lane.
-func (n *Node) lookAtLane(lane notify.Lane, out *api.Lane) {
+// lookAtLane adds to answer the facts that this process has about a lane.
+func (n *Node) lookAtLane(lane notify.Lane, answer *api.Lane) {
 	for _, g := range n.groups.lags() {
 		if g.Group == lane.Group() || g.Group == lane.RetryGroup() {
-			out.Lag += g.Lag
-			out.InFlight += g.InFlight
+			answer.Lag += g.Lag
+			answer.InFlight += g.InFlight
 		}
 	}
-	out.Stands = n.standingText(lane)
+	answer.Stands = n.standingText(lane)
 }

@@ -53,20 +53,20 @@ type stores struct {
 
 	conn       log.Conn                              // connection to the log
 	spread     func(topic string) notify.Spread      // the partitions of a lane's topic over which users are spread
-	partitions func(topic string) (n int, err error) // number of partitions for keys now, see log.ProducerConfig; nil: the numbers never change
-	gate       intake.Gate                           // decides whether the log accepts more records; nil: only appends show it
-	bulkGate   func() error                          // as gate, for bulk lanes; nil: bulk lanes use gate
+	partitions func(topic string) (n int, err error) // number of partitions over which keys are spread now, see log.ProducerConfig; nil: the numbers never change
+	gate       intake.Gate                           // decides whether the log accepts more records; nil: only a failed append shows that it does not
+	bulkGate   func() error                          // the same decision for bulk lanes; nil: bulk lanes use gate
 	laterGate  func() error
 	appended   func(bytes int)                                                           // called with the number of bytes that intake appends; may be nil
 	ready      func() error                                                              // returns the reason why the process cannot do its work, or nil
 	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // reads a chunk from the history
 }
 
-// nearQueue is the queue of near timers. It is used if several processes write timers. The owner of a
-// shard gets from it the timers that its scan may have missed.
+// nearQueue is the queue of near timers. It is used if several processes write timers. The owner of
+// a shard reads from this queue the timers that its scan may have missed.
 const (
 	nearQueue    = "near-timers"
-	nearReceives = 100 // if a message dies, the sweeper releases the timer from its row
+	nearReceives = 100 // if a message is received this often and becomes dead, the sweeper releases the timer from its row
 )
 
 // queues lists the delay queues that every installation has.

@@ -57,12 +57,12 @@ func collectorHeaders(file string) (map[string]string, error) {
 		name, value, ok := strings.Cut(line, ":")
 		value = strings.TrimSpace(value)
 		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-			return nil, notify.Invalid("bad_config", "tracing.headers_file", fmt.Sprintf("line %d is not of the form Name: value", at))
+			return nil, notify.Invalid("bad_config", "tracing.headers_file", fmt.Sprintf("line %d does not have the form Name: value", at))
 		}
 		headers[name] = value
 	}
 	if lines.Err() != nil {
-		return nil, notify.Invalid("bad_config", "tracing.headers_file", "a line is too long")
+		return nil, notify.Invalid("bad_config", "tracing.headers_file", "has a line that is too long")
 	}
 	return headers, nil
 }
@@ -127,13 +127,13 @@ func endSpan(s *trace.Span, err error) error {
 // maxReleased is the maximum number of spans for a batch of due timers.
 const maxReleased = 64
 
-// traceRelease wraps the function in the parameter to. The wrapper makes a separate span for each
-// stored envelope of a batch, because the envelopes belong to different requests. It makes no span for
-// a trigger's timer, which has no trace context. The row of the trigger has the trace context, and the
-// call of the trigger makes a span.
-func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
+// traceRelease wraps the function release. The wrapper makes a separate span for each stored
+// envelope of a batch, because the envelopes belong to different requests. It makes no span for a
+// trigger's timer, which has no trace context. The row of the trigger has the trace context, and
+// the call of the trigger makes a span.
+func traceRelease(t *trace.Tracer, release func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
 	if t == nil {
-		return to
+		return release
 	}
 	return func(ctx context.Context, ts []engine.Timer) error {
 		var spans []trace.Span
@@ -147,7 +147,7 @@ func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) erro
 				spans = append(spans, s)
 			}
 		}
-		err := to(ctx, ts)
+		err := release(ctx, ts)
 		for i := range spans {
 			_ = endSpan(&spans[i], err)
 		}

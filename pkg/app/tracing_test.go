@@ -408,7 +408,7 @@ func TestTraceWithoutCollector(t *testing.T) {
 	if err := l.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(l.log.String(), "the collector does not take spans"); n != 1 {
+	if n := strings.Count(l.log.String(), "the collector does not accept spans"); n != 1 {
 		t.Errorf("it is told %d times", n)
 	}
 }

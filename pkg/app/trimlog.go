@@ -50,14 +50,14 @@ const trimEvery = time.Minute
 // notifications-failed. Rows of triggers are kept for the same time.
 const keepRead = 30 * 24 * time.Hour
 
-// trim removes records every trimEvery. A record is removed if every group of notifyd has committed it
-// and if it is older than keep. A record that is not archived yet stays longer, by archive.wait.
-// Kafka's own retention is off for these topics: it would remove records that a paused lane, or a
-// process that is down, has not read.
-func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
+// trim removes records every trimEvery. A record is removed if every group of notifyd has committed
+// it and if it is older than minAge. A record that is not archived yet stays longer, by
+// archive.wait. Kafka's own retention is off for these topics: it would remove records that a
+// paused lane, or a process that is down, has not read.
+func (gs *groups) trim(ctx context.Context, minAge time.Duration) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, 30*time.Second)
-		err := gs.trimOnce(call, keep, time.Now())
+		err := gs.trimOnce(call, minAge, time.Now())
 		stop()
 		if err != nil && ctx.Err() == nil {
 			gs.log.Warn("the log cannot be trimmed; the next trim tries again", "err", err)
@@ -123,10 +123,10 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 	return gs.admin.DeleteRecords(ctx, below)
 }
 
-// archivedOffsets returns an offset for each partition that the archive reads. Records below the offset
-// need not wait for the archive: they are archived, or they are older than kept by more than
-// archive.wait. The result is empty if there is no archive.
-func (gs *groups) archivedOffsets(ctx context.Context, kept time.Time) (map[log.TopicPartition]int64, error) {
+// archivedOffsets returns an offset for each partition that the archive reads. Records below the
+// offset need not wait for the archive: they are archived, or they are older than keptSince by more
+// than archive.wait. The result is empty if there is no archive.
+func (gs *groups) archivedOffsets(ctx context.Context, keptSince time.Time) (map[log.TopicPartition]int64, error) {
 	if gs.archive == nil {
 		return nil, nil
 	}
@@ -134,7 +134,7 @@ func (gs *groups) archivedOffsets(ctx context.Context, kept time.Time) (map[log.
 	if err != nil {
 		return nil, err
 	}
-	old, err := gs.admin.OffsetsSince(ctx, kept.Add(-gs.archive.Status(ctx, kept).Wait), notify.FirstTopics()...)
+	old, err := gs.admin.OffsetsSince(ctx, keptSince.Add(-gs.archive.Status(ctx, keptSince).Wait), notify.FirstTopics()...)
 	for tp := range old {
 		old[tp] = max(old[tp], at[history.Part(tp)])
 	}

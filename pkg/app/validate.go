@@ -115,16 +115,16 @@ var forms = map[string]func(text string) string{
 		return messageUnless(ok, "no lane is called %q", s)
 	},
 	"keyspace": func(s string) string {
-		return messageUnless(cassandra.KeyspaceName.MatchString(s), "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", s)
+		return messageUnless(cassandra.KeyspaceName.MatchString(s), "%q is not a keyspace name: it must begin with a letter and have at most 48 characters of a-z, 0-9 and _", s)
 	},
 	"queue": func(s string) string {
-		return messageUnless(queuePrefix.MatchString(s), "%q is not of letters, digits, - and _, 71 at most", s)
+		return messageUnless(queuePrefix.MatchString(s), "%q is not a queue prefix: it must have 1 to 71 letters, digits, - and _", s)
 	},
 	"topic": func(s string) string {
-		return messageUnless(topicPrefix.MatchString(s), "%q is not of letters, digits, ., - and _, 100 at most", s)
+		return messageUnless(topicPrefix.MatchString(s), "%q is not a topic prefix: it must have at most 100 letters, digits, ., - and _", s)
 	},
 	"prefix": func(s string) string {
-		return messageUnless(!strings.ContainsAny(s, "{} \n\r"), "%q has braces, spaces or line breaks", s)
+		return messageUnless(!strings.ContainsAny(s, "{} \n\r"), "%q must not have braces, spaces or line breaks", s)
 	},
 }
 
@@ -178,7 +178,7 @@ func (c *Config) validate() (problems []problem) {
 	}
 	for _, ch := range notify.Channels {
 		if c.Log.Partitions[ch.String()] == 0 {
-			bad("log.partitions", "no partition count for %s", ch)
+			bad("log.partitions", "has no number of partitions for the channel %s", ch)
 		}
 	}
 	for ch, cats := range c.Intake.Refuse {
@@ -205,15 +205,15 @@ func (c *Config) validate() (problems []problem) {
 			"twilio.url": {p.Twilio.URL, setting.Fill(provider.TwilioConfig{}).URL}, "sendgrid.url": {p.SendGrid.URL, setting.Fill(provider.SendGridConfig{}).URL},
 		} {
 			if url[0] == url[1] && !p.Stub {
-				bad("providers."+key, "is that of the real provider, and providers.simulated says that all are simulators")
+				bad("providers."+key, "is the URL of the real provider, but providers.simulated says that all providers are simulators")
 			}
 		}
 	}
 	if c.Archive.Dir != "" && c.Archive.After >= c.History.Retention {
-		bad("archive.after", "%s is not below history.retention, %s", c.Archive.After, c.History.Retention)
+		bad("archive.after", "is %s, but must be below history.retention (%s)", c.Archive.After, c.History.Retention)
 	}
 	if c.Archive.S3.Bucket != "" && c.Archive.Dir == "" {
-		bad("archive.s3.bucket", "needs archive.dir: files are written there first")
+		bad("archive.s3.bucket", "needs archive.dir, because files are first written to that folder")
 	}
 	if n := len(c.Auth.KeySources()); n > 1 {
 		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", n)

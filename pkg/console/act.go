@@ -53,7 +53,7 @@ func (m *model) startChange(name string) tea.Cmd {
 		return nil
 	}
 	if why := m.opt.ReadOnly; why != "" {
-		m.showError(fmt.Errorf("%s is off: %s", verb, why))
+		m.showError(fmt.Errorf("%q is turned off: %s", verb, why))
 		return nil
 	}
 	key := m.targetKey()
@@ -90,7 +90,7 @@ func (m *model) whyNotOffered(h paint.Hint) string {
 	switch m.tab {
 	case tabLetters:
 		if s := m.query.State; s != "" && s != "dead" {
-			return "the list shows letters that are " + s + ", but only dead ones can be replayed"
+			return "the list shows letters that are " + s + ", but only dead letters can be replayed"
 		}
 	case tabJobs:
 		verb := verbs[m.tab][h[0]]
@@ -265,7 +265,7 @@ func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	case q.word != "" && name != "enter":
 		return m.forwardInput(k)
 	case q.word != "" && m.input.Value() != q.word:
-		m.inputError = "that is not the context's name; esc cancels"
+		m.inputError = "this is not the name of the context; esc cancels"
 		return nil
 	}
 	m.layer = layerNone

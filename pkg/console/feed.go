@@ -24,9 +24,9 @@ const (
 	feeds // number of feeds
 )
 
-// pollInterval is how often a feed is requested: seen while it is visible (at most once a second),
-// hidden while it is not visible (0: not at all). The hidden feeds with an interval provide counts
-// for the tabs.
+// pollInterval contains the time between two requests of a feed. seen applies while the feed is
+// visible, and is at least a second. hidden applies while the feed is not visible; 0 means that the
+// feed is then not requested. Hidden feeds are requested only for the counts in the tab line.
 var pollInterval = [feeds]struct{ seen, hidden time.Duration }{
 	feedRates:     {time.Second, 0},
 	feedLag:       {time.Second, 0},
@@ -48,8 +48,8 @@ var feedsOfTab = [tabs][]feed{
 	tabSchedules: {feedForecast, feedSchedules},
 }
 
-// restFactor is the shortest wait of a feed before its next request, in durations of its last
-// request. So a slow server spends at most a tenth of its time on the requests of a feed.
+// A feed waits at least restFactor times the duration of its last request before its next request.
+// So a slow server spends at most a tenth of its time on the requests of a feed.
 const restFactor = 9
 
 // feedState is the state of one feed.

@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// layer is what is shown over a page. It gets the keys.
+// layer is what is shown over a page. The top layer handles the keys.
 type layer int
 
 const (

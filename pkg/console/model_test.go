@@ -82,7 +82,7 @@ func TestReplay(t *testing.T) {
 	if f.times("plan") != plans {
 		t.Fatal("replayed letters were planned")
 	}
-	p.shows("only dead ones can be replayed")
+	p.shows("only dead letters can be replayed")
 
 	f.planErr = notify.Invalid("bad_where", "where", "is no expression of jq")
 	p.press("esc", "R")
@@ -142,7 +142,7 @@ func TestProtectedAsksForTheName(t *testing.T) {
 	f := newFake()
 	p := open(t, f, 80, 24, func(o *Options) { o.Protected = true })
 	p.press("4", "O", "y", "enter")
-	p.shows("that is not the context's name")
+	p.shows("this is not the name of the context")
 	if len(f.changes) != 0 {
 		t.Fatal(f.changes)
 	}
@@ -163,7 +163,7 @@ func TestReadOnly(t *testing.T) {
 		t.Fatalf("%v", f.changes)
 	}
 	p.press("esc", "4", "O")
-	p.shows("open is off: the token lacks the scope operate", "read only")
+	p.shows("\"open\" is turned off: the token lacks the scope operate", "read only")
 	p.hides("O hold open")
 
 	p = open(t, f, 80, 24, nil)

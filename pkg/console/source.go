@@ -105,14 +105,14 @@ func fetchFeed(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(
 }
 
 // Run shows the page on a terminal until the person presses q or Ctrl-C, or until ctx ends. Then it
-// restores the terminal. in and out are the terminal. env is the environment in the form of
+// restores the terminal. input and output are the terminal. env is the environment in the form of
 // os.Environ; it describes the terminal. Run returns nil for q, and context.Canceled for Ctrl-C or
 // the end of ctx. In all cases requests in flight are cancelled.
-func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) error {
+func Run(ctx context.Context, input io.Reader, output io.Writer, env []string, o Options) error {
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	m := newModel(asking, o)
-	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler())
+	p := tea.NewProgram(m, tea.WithInput(input), tea.WithOutput(output), tea.WithEnvironment(env), tea.WithoutSignalHandler())
 	// tea.WithContext and tea.Interrupt would kill the program, and the goroutine that reads keys
 	// would never end. After Quit that goroutine ends.
 	defer context.AfterFunc(ctx, p.Quit)()

@@ -165,7 +165,7 @@ func countsText(m map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-// ago returns how long before now t was, as text.
+// ago returns the time from t until now as text, such as "5s ago".
 func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -173,7 +173,7 @@ func ago(now, t time.Time) string {
 	return spanText(now.Sub(t)) + " ago"
 }
 
-// timeUntil returns the time from now until t, as text.
+// timeUntil returns the time from now until t as text, such as "in 5s".
 func timeUntil(now, t time.Time) string {
 	d := t.Sub(now)
 	if d < time.Second {
@@ -228,8 +228,8 @@ func parseFilter(text string, now time.Time, parse func(string, time.Time) (time
 	return f, err
 }
 
-// replayFilter returns the filter for a replay of all letters that a list shows. It has no state:
-// only dead letters can be replayed, and the server adds that condition.
+// replayFilter returns the filter for a replay of all letters that a list shows. It has no
+// condition for the state, because the server adds it: only dead letters can be replayed.
 func replayFilter(f api.LetterFilter) api.LetterFilter {
 	f.State = ""
 	f.All = f.Empty()

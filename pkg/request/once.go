@@ -33,10 +33,10 @@ type Plan interface {
 	// Frozen returns the values that the reservation stores besides the base and the accept time:
 	// fire time, number of partitions and block size (see Basis).
 	Frozen() (fire int64, partitions uint16, block uint32)
-	// Store stores as much as it can and releases the plan. If final is true, repeats get the
-	// answer a too. touched is about errors: if it is true, some records may be stored despite err,
-	// so a repeat must use the same ids.
-	Store(ctx context.Context) (a Answer, final, touched bool, err error)
+	// Store stores as much as it can and releases the plan. If final is true, repeats get the same
+	// answer. If err is not nil and touched is true, some records may be stored, so a repeat must
+	// use the same ids.
+	Store(ctx context.Context) (answer Answer, final, touched bool, err error)
 	// Release releases the plan without storing it. Each plan gets one call: Store or Release.
 	Release()
 }
@@ -46,10 +46,11 @@ type Plan interface {
 // request died, the repeat finishes its work. The fields must not change after the first Do.
 type Once struct {
 	Idem Idem
-	// Version of the records that this build makes. Builds with different versions cannot make the
-	// same records.
+	// Version is the version of the records that this build makes. Builds with different versions
+	// cannot make the same records.
 	Version uint16
-	// Error for a key that a build of another version reserved; of notify.KindUnavailable.
+	// Newer is the error for a key that a build of another version reserved. Its kind is
+	// notify.KindUnavailable.
 	Newer error
 	// Lease is how long a request may work on a key before a repeat takes over the key.
 	Lease time.Duration
@@ -67,7 +68,8 @@ type Once struct {
 	Hit       func(point string)  // nil: killpoint.Hit
 	Logger    *slog.Logger
 
-	// Number of the latest request with a key. It makes the owner of each reservation unique.
+	// ownerSeq is the number of the latest request with a key. It makes the owner of each
+	// reservation unique.
 	ownerSeq atomic.Uint64
 }
 
@@ -78,8 +80,8 @@ const (
 	cleanupTimeout = 2 * time.Second // time limit for releasing a key after the request
 )
 
-// Do answers a request. With a key, it answers each key once. plan checks the body and stores
-// nothing. From the same basis, plan must make the same plan.
+// Do answers a request. With a key, it answers each key once. The function plan checks the body and
+// stores nothing. For the same Basis it must return the same Plan.
 //
 // After Do has reserved the key, it does not stop when the caller disconnects: an aborted store
 // call would leave it unknown what was stored. The stores have their own time limits.
@@ -138,10 +140,10 @@ func (o *Once) freezeBasis(r *engine.Reservation, p Plan) {
 // answerRepeat answers a request whose key is already reserved. stored is the reservation in the
 // store. mine is the reservation that this request tried to store.
 func (o *Once) answerRepeat(ctx context.Context, stored, mine engine.Reservation, plan func(Basis) (Plan, error)) (Answer, error) {
-	running := &notify.Error{Kind: notify.KindConflict, Code: "idempotency_running", Field: "Idempotency-Key", Msg: "a request with this key is being worked on", RetryAfter: retryRunning}
+	running := &notify.Error{Kind: notify.KindConflict, Code: "idempotency_running", Field: "Idempotency-Key", Msg: "another request with this key is still running", RetryAfter: retryRunning}
 	switch {
 	case stored.Fingerprint != mine.Fingerprint:
-		return Answer{}, &notify.Error{Kind: notify.KindMismatch, Code: "idempotency_mismatch", Field: "Idempotency-Key", Msg: "the key was used with another body"}
+		return Answer{}, &notify.Error{Kind: notify.KindMismatch, Code: "idempotency_mismatch", Field: "Idempotency-Key", Msg: "the key was already used with another body"}
 	case stored.Done:
 		if o.Replayed != nil {
 			o.Replayed(mine.Key.Caller)
@@ -185,11 +187,11 @@ func (o *Once) answerRepeat(ctx context.Context, stored, mine engine.Reservation
 	return o.storeAndFinish(ctx, r, b, p)
 }
 
-// heldByOther reports whether another request may still be working on the reservation r. The
-// parameter now is in ms since 1970.
-func (o *Once) heldByOther(r *engine.Reservation, now int64) bool {
+// heldByOther reports whether another request may still be working on the reservation r. nowMs is
+// in ms since 1970.
+func (o *Once) heldByOther(r *engine.Reservation, nowMs int64) bool {
 	dead := o.Exclusive && !strings.HasPrefix(r.Owner, o.Owner+"/")
-	return !dead && r.LeaseUntil > now
+	return !dead && r.LeaseUntil > nowMs
 }
 
 // storeAndFinish stores the request of reservation r, and then its answer.
@@ -245,7 +247,7 @@ func (o *Once) releaseKey(ctx context.Context, r engine.Reservation) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	if err := o.Idem.Release(ctx, r); err != nil {
-		o.Logger.Warn("idempotency key not released", slog.String("base", r.Base.String()), slog.Any("error", err))
+		o.Logger.Warn("the idempotency key was not released; repeats wait until its lease expires", slog.String("base", r.Base.String()), slog.Any("error", err))
 	}
 }
 

@@ -35,7 +35,8 @@ type Meta struct {
 	ContentType string // media type of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
 	TraceState  string // W3C tracestate; used with Trace
-	// Limits of the load grant that the request used. nil: the request used no grant.
+	// Load contains the limits of the load grant that the request used. nil: the request used no
+	// grant.
 	Load *Load
 
 	fingerprint *[32]byte // cached result of Fingerprint
@@ -71,7 +72,7 @@ const (
 // long, because no request should be refused for its trace.
 func (m *Meta) Check() error {
 	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
-		return notify.Invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
+		return notify.Invalid("bad_caller", "", fmt.Sprintf("the id of the caller must have 1 to %d bytes", notify.MaxCaller))
 	}
 	if len(m.Key) > maxKey || notify.HasHidden(m.Key) || !utf8.ValidString(m.Key) {
 		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("has at most %d bytes and ", maxKey)+notify.RuleHidden)
@@ -133,9 +134,9 @@ func Unsupported(allowed ...string) error {
 	return notify.Invalid("unsupported_media_type", "Content-Type", "must be "+strings.Join(allowed, " or "))
 }
 
-// TooManyItems returns the error for a batch of more than most items.
-func TooManyItems(most int) error {
-	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", most)}
+// TooManyItems returns the error for a batch of more than maxItems items.
+func TooManyItems(maxItems int) error {
+	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("the batch has more than %d items, which is the maximum", maxItems)}
 }
 
 // AppendProblem appends {"error":{code,field,detail}}, the result of a refused item. It omits field
@@ -196,7 +197,7 @@ func DecodeError(err error) error {
 	}
 	e, ok := errors.AsType[*jsontext.SyntacticError](err)
 	if !ok {
-		return notify.Invalid("bad_json", "", "not valid JSON")
+		return notify.Invalid("bad_json", "", "the body is not valid JSON")
 	}
 	field := FieldPath(e.JSONPointer)
 	switch {

@@ -14,14 +14,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxProfile is the longest duration of a profile or trace. net/http/pprof raises the connection's
-// WriteTimeout to any duration in seconds, so the duration is checked here.
+// maxProfile is the longest duration of a profile or trace. net/http/pprof extends the write
+// deadline of the connection by any duration that a request names. So the admin listener must limit
+// this duration itself.
 const maxProfile = 90 * time.Second
 
-// adminMux serves the admin listener: metrics, profiles and probes. It requires no token. Therefore
-// a request over loopback must name a loopback host. Profiles contain secrets from the memory of
-// the process and use its CPU, so they are served only over loopback. kubectl port-forward and ssh
-// -L make such connections.
+// adminMux serves the admin listener: metrics, profiles and probes. It requires no token. So a
+// request over loopback must have a loopback host in its Host header. Otherwise a web page could
+// read the answers through a browser on this machine (DNS rebinding). Profiles contain secrets from
+// the memory of the process and use its CPU, so they are served only over loopback. kubectl
+// port-forward and ssh -L make such connections.
 func (s *Server) adminMux() http.Handler {
 	mux := http.NewServeMux()
 	if s.deps.Metrics != nil {
@@ -35,7 +37,7 @@ func (s *Server) adminMux() http.Handler {
 			}
 			if text := r.URL.Query().Get("seconds"); text != "" {
 				if n, err := strconv.ParseFloat(text, 64); err != nil || !(n > 0 && n <= maxProfile.Seconds()) {
-					http.Error(w, "seconds must be above 0 and at most 90", http.StatusBadRequest)
+					http.Error(w, `the parameter "seconds" must be a number above 0 and at most 90`, http.StatusBadRequest)
 					return
 				}
 			}
@@ -97,8 +99,8 @@ func answerReady(x *exchange) error {
 	return x.json(http.StatusOK, h)
 }
 
-// notReady returns the error of a probe. It shows the error code and message of a *notify.Error,
-// but not the text of an error from a disk or a library.
+// notReady returns the answer of a probe that failed with err. The answer shows the error code and
+// message of a *notify.Error. It does not show other errors, for example of a disk or a library.
 func notReady(err error) error {
 	out := &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now", Err: err}
 	if e, ok := errors.AsType[*notify.Error](err); ok {

@@ -25,9 +25,9 @@ import (
 // http on loopback), JWKSFile, KeyFile or SecretFile (at least 32 bytes). KeyFile has public keys,
 // or private keys, of which only the public half is used.
 //
-// The source also determines the algorithms: RS256, ES256 and EdDSA, each only for its own kind of
-// key, or HS256. The tagged fields are the section auth of the configuration file. The program sets
-// the other fields.
+// The source also determines the algorithms. SecretFile allows only HS256. The other sources allow
+// RS256, ES256 and EdDSA, each only for its own kind of key. The tagged fields are the section auth
+// of the configuration file. The program sets the other fields.
 type AuthConfig struct {
 	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
 	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
@@ -70,8 +70,8 @@ const maxToken = 8 << 10
 type Verifier struct {
 	cfg    AuthConfig
 	parser *jwt.Parser
-	fixed  keySet // KeyFile, SecretFile
-	set    *jwks  // JWKSURL, JWKSFile
+	fixed  keySet // keys from KeyFile or SecretFile
+	set    *jwks  // keys from JWKSURL or JWKSFile
 	cache  *recentCache[[sha256.Size]byte, cached]
 }
 
@@ -136,7 +136,7 @@ func readHMAC(path string) (keySet, error) {
 	}
 	secret = bytes.TrimSpace(secret)
 	if len(secret) < minSecret {
-		return nil, fmt.Errorf("the secret has %d bytes, need %d", len(secret), minSecret)
+		return nil, fmt.Errorf("the secret has %d bytes; it must have at least %d bytes", len(secret), minSecret)
 	}
 	return keySet{{alg: "HS256", key: secret}}, nil
 }
@@ -159,8 +159,8 @@ func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) 
 		return nil, unauthorized("token_too_long", "the token is longer than 8 KiB", nil)
 	}
 	now := v.cfg.Now()
-	// No copy of the token, because it would be the only allocation of a cache hit. The bytes are
-	// only read.
+	// The token is not copied, because the copy would be the only allocation of a cache hit. This
+	// is safe because the bytes are only read.
 	sum := sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token)))
 	if c, ok := v.cache.get(sum); ok {
 		if now.Before(c.until) {
@@ -194,7 +194,7 @@ func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Ide
 	case err != nil:
 		return nil, time.Time{}, translateJWT(err)
 	case c.ExpiresAt.Unix()-now.Unix() > int64((v.cfg.MaxLifetime+v.cfg.Leeway)/time.Second):
-		return nil, time.Time{}, unauthorized("token_lifetime", "the token is good for longer than allowed", nil)
+		return nil, time.Time{}, unauthorized("token_lifetime", "the token is valid for longer than this server allows", nil)
 	case !checkCaller(c.Subject):
 		return nil, time.Time{}, unauthorized("token_subject", "the token's sub is missing, too long or has characters other than letters, digits and ._:@/|+-", nil)
 	}
@@ -210,7 +210,7 @@ func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Ide
 func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationKeySet, error) {
 	var none jwt.VerificationKeySet
 	if _, ok := t.Header["crit"]; ok {
-		return none, unauthorized("token_critical", "the token has critical extensions, which are not understood", nil)
+		return none, unauthorized("token_critical", "the token has critical extensions (crit) that this server does not understand", nil)
 	}
 	if typ, ok := t.Header["typ"]; ok {
 		s, _ := typ.(string)
@@ -223,7 +223,7 @@ func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationK
 	if v.set != nil {
 		kid, _ := t.Header["kid"].(string)
 		if kid == "" || len(kid) > 256 {
-			return none, unauthorized("token_key_unknown", "the token names no key (kid)", nil)
+			return none, unauthorized("token_key_unknown", "the token's key id (kid) is missing or longer than 256 bytes", nil)
 		}
 		var err error
 		if found, err = v.set.find(ctx, kid, alg); err != nil {
@@ -236,7 +236,7 @@ func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationK
 		}
 	}
 	if len(none.Keys) == 0 {
-		return none, unauthorized("token_key_unknown", "the token's key is not known here", nil)
+		return none, unauthorized("token_key_unknown", "this server does not know the token's key", nil)
 	}
 	return none, nil
 }
@@ -255,7 +255,7 @@ func translateJWT(err error) error {
 		{jwt.ErrTokenUnverifiable, "token_algorithm", "the token's algorithm is not accepted"},
 		{jwt.ErrTokenSignatureInvalid, "token_signature", "the token's signature or algorithm is not accepted"},
 		{jwt.ErrTokenExpired, "token_expired", "the token has expired"},
-		{jwt.ErrTokenRequiredClaimMissing, "token_claims", "the token lacks exp, iss or aud"},
+		{jwt.ErrTokenRequiredClaimMissing, "token_claims", "the token lacks one of the claims exp, iss and aud"},
 		{jwt.ErrTokenNotValidYet, "token_not_yet", "the token is not valid yet"},
 		{jwt.ErrTokenUsedBeforeIssued, "token_not_yet", "the token was issued in the future"},
 		{jwt.ErrTokenInvalidAudience, "token_audience", "the token is for another audience"},

@@ -127,7 +127,7 @@ func TestTokens(t *testing.T) {
 		for _, value := range []any{"soon", fmt.Sprint(now.Unix()), true, []int64{now.Unix()}} {
 			token := es1(kid, jwt.MapClaims{claim: value})
 			f(fmt.Sprintf("%s %#v", claim, value), token, "token_claims")
-			if _, err := v.Verify(t.Context(), token); !strings.Contains(fmt.Sprint(err), "the token's "+claim+" must be a number, of seconds since 1970") {
+			if _, err := v.Verify(t.Context(), token); !strings.Contains(fmt.Sprint(err), "the token's "+claim+" must be a number of seconds since 1970") {
 				t.Errorf("%s %#v: %v", claim, value, err)
 			}
 		}

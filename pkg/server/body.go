@@ -18,10 +18,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A client only announces the length of a body, so the announced length must not reserve memory
-// that other requests need. initialReadSize bytes are reserved before any byte has arrived. Later
-// the buffer is at most maxBufferGrowth times as large as the bytes that have arrived. With a
-// growth of 8, an eighth of a body is copied; with a growth of 2, all of it would be copied.
+// The announced length of a body is only a claim of the client. So it must not reserve memory that
+// other requests need. Before the first byte arrives, initialReadSize bytes are reserved. Later the
+// buffer is at most maxBufferGrowth times as large as the bytes that have arrived. With a growth of
+// 8, an eighth of a body is copied; with a growth of 2, all of it would be copied.
 const (
 	initialReadSize = 16 << 10
 	maxBufferGrowth = 8
@@ -45,8 +45,8 @@ func (b *body) release() {
 	*b = body{}
 }
 
-// grow makes the buffer at least n bytes large. It keeps the first bytes of the buffer, as many as
-// used says. It returns the error of memory.reserve.
+// grow makes the buffer at least n bytes large. It keeps the bytes that have arrived; the parameter
+// used is their number. It returns the error of memory.reserve.
 func (b *body) grow(ctx context.Context, n int64, used int) error {
 	if b.buf != nil && int64(len(b.buf.b)) >= n {
 		return nil
@@ -66,10 +66,10 @@ func (b *body) grow(ctx context.Context, n int64, used int) error {
 }
 
 // read reads the body of r, at most limit bytes, and decompresses it if it is gzip. It reserves
-// memory in the parameter from and charges it to the share by. While it waits for memory, it
-// extends the deadline in pace, which may be nil.
-func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace *bodyPace) error {
-	b.memory, b.share = from, by
+// memory in pool and charges it to callerShare. While it waits for memory, it extends the deadline
+// in pace, which may be nil.
+func (b *body) read(r *http.Request, limit int64, pool *memory, callerShare *share, pace *bodyPace) error {
+	b.memory, b.share = pool, callerShare
 	if r.ContentLength > limit {
 		return tooLarge(limit) // refused before any byte is read
 	}
@@ -82,7 +82,7 @@ func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace 
 	case strings.EqualFold(enc, "gzip"):
 		return b.inflate(r.Context(), src, limit, pace)
 	default:
-		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Encoding", "bodies may be gzip or not compressed")
+		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Encoding", `must be "gzip", "identity" or omitted`)
 	}
 	if r.ContentLength < 0 || r.ContentLength > initialReadSize {
 		n, err := b.readAll(r.Context(), src, limit, r.ContentLength, pace)
@@ -103,8 +103,8 @@ func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace 
 	return nil
 }
 
-// readAll reads src to its end, at most limit bytes. length is the announced number of bytes; a
-// negative length means not known.
+// readAll reads src to its end, at most limit bytes. length is the announced number of bytes, or
+// negative if the client announced none.
 func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, pace *bodyPace) (n int, err error) {
 	if err := b.grow(ctx, min(initialReadSize, limit), 0); err != nil {
 		return 0, err

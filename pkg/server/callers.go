@@ -35,7 +35,7 @@ func callerToAPI(c *engine.Caller) api.Caller {
 func callerID(x *exchange) (string, error) {
 	id := x.r.PathValue("id")
 	if !checkCaller(id) {
-		return "", notify.Invalid("bad_caller", "id", "a caller id has 1 to "+strconv.Itoa(notify.MaxCaller)+" letters, digits and ._:@/|+-, like the sub of a token")
+		return "", notify.Invalid("bad_caller", "id", "must have 1 to "+strconv.Itoa(notify.MaxCaller)+" letters, digits and ._:@/|+-, like the sub of a token")
 	}
 	return id, nil
 }
@@ -88,13 +88,13 @@ func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
 	case in.Rate < 0 || in.Burst < 0 || in.MaxInFlight < 0 || in.MaxPending < 0:
 		return notify.Invalid("out_of_range", "", "rate, burst, max_in_flight and max_pending must not be below 0")
 	case len(in.CallbackURLs) > maxCallbackURLs:
-		return notify.Invalid("too_many_items", "callback_urls", "a caller has at most "+strconv.Itoa(maxCallbackURLs)+" base URLs")
+		return notify.Invalid("too_many_items", "callback_urls", "has "+strconv.Itoa(len(in.CallbackURLs))+" base URLs; the maximum is "+strconv.Itoa(maxCallbackURLs))
 	case len(in.FinalStatuses) > maxFinalStatuses:
-		return notify.Invalid("too_many_items", "final_statuses", "a caller has at most "+strconv.Itoa(maxFinalStatuses))
+		return notify.Invalid("too_many_items", "final_statuses", "has "+strconv.Itoa(len(in.FinalStatuses))+" statuses; the maximum is "+strconv.Itoa(maxFinalStatuses))
 	case in.OutcomesOf != "" && in.OutcomesOf != engine.OutcomesFailed && in.OutcomesOf != engine.OutcomesAll:
 		return notify.Invalid("bad_outcomes_of", "outcomes_of", `must be "failed" or "all"`)
 	case in.OutcomesOf == engine.OutcomesAll && in.OutcomesURL == "":
-		return notify.Invalid("bad_outcomes_of", "outcomes_of", "needs an outcomes_url")
+		return notify.Invalid("bad_outcomes_of", "outcomes_of", `"all" needs an outcomes_url`)
 	}
 	for i, status := range in.FinalStatuses {
 		if status < 300 || status > 599 {
@@ -174,7 +174,7 @@ func rotateSecret(x *exchange) error {
 }
 
 // updateCaller reads, changes and stores a caller. If another request changes the caller in the
-// meantime, it tries again, at most 8 times. Then it returns the error code caller_contended. If
+// meantime, updateCaller starts again. After 8 tries it returns the error code caller_contended. If
 // version is not 0, it must equal the stored version.
 func updateCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
 	for range 8 {
@@ -183,7 +183,7 @@ func updateCaller(x *exchange, id string, version uint64, change func(*engine.Ca
 			return c, err
 		}
 		if version != 0 && c.Version != version {
-			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "the caller was changed meanwhile; read it again"}
+			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "another request has changed the caller; read the caller again"}
 		}
 		c.ID = id
 		change(&c)

@@ -19,10 +19,10 @@ import (
 type CampaignHolds interface {
 	// Get returns the hold of a campaign. ok is false if the campaign has no hold.
 	Get(id string) (h api.CampaignHold, ok bool)
-	// Set changes the hold of a campaign and returns the new hold. The parameter by is the name of
-	// the operator or caller. A zero hold means that the campaign is no longer held. When Set
-	// returns nil, the change is durable.
-	Set(ctx context.Context, id, by string, to api.CampaignChange) (api.CampaignHold, error)
+	// Set changes the hold of a campaign and returns the new hold. actor is the name of the
+	// operator or caller that makes the change. A zero hold means that the campaign is no longer
+	// held. When Set returns nil, the change is durable.
+	Set(ctx context.Context, id, actor string, change api.CampaignChange) (api.CampaignHold, error)
 }
 
 // Limits of a campaign's rate, in receivers per second.
@@ -31,7 +31,8 @@ const (
 	maxCampaignRate = 10_000_000
 )
 
-// listCampaigns lists the caller's campaigns. For operators it lists campaigns of any caller.
+// listCampaigns lists the caller's campaigns. An operator gets the campaigns of the caller that the
+// query names, or of all callers.
 func listCampaigns(x *exchange) (out api.CampaignPage, err error) {
 	limit, caller := x.query.number("limit", 100), x.listedCaller()
 	bound := []string{"campaigns", caller, x.id.Caller}
@@ -98,11 +99,11 @@ func getCampaign(x *exchange) (out api.Summary, err error) {
 func setCampaign(x *exchange, in api.CampaignChange) (hold api.CampaignHold, err error) {
 	switch {
 	case in.Paused == nil && in.Rate == nil:
-		return hold, notify.Invalid("required", "paused", "give paused or rate: what to change")
+		return hold, notify.Invalid("required", "paused", `the body must have "paused" or "rate"`)
 	case in.Rate != nil && *in.Rate != 0 && !(*in.Rate >= minCampaignRate && *in.Rate <= maxCampaignRate):
 		return hold, notify.Invalid("out_of_range", "rate", "must be 0 for no limit, or 0.1 to 10,000,000 receivers a second")
 	case len(in.Reason) > maxRemark:
-		return hold, notify.Invalid("too_long", "reason", "at most 512 bytes")
+		return hold, notify.Invalid("too_long", "reason", remarkTooLong(in.Reason))
 	}
 	c, err := findCampaign(x)
 	if err != nil {
@@ -130,7 +131,7 @@ func cancelCampaign(x *exchange) error {
 	return nil
 }
 
-// tally counts receivers by state. It reads requests receiver by receiver.
+// tally counts receivers by state. It reads the receivers of each request one by one.
 type tally struct {
 	status       engine.Status
 	remaining    int64                                    // receivers that may still be counted
@@ -144,20 +145,21 @@ type tally struct {
 
 var errCountedEnough = errors.New("enough counted")
 
-// countPosition is where counting continues: the index of the base, and how many of its receivers
-// to skip.
+// countPosition is where counting continues: base is the index of the request, and skip is how many
+// of its receivers were already counted.
 type countPosition struct {
 	base int
 	skip int64
 }
 
-// count counts the receivers of bases. It begins at the position from. If it has counted enough, it
-// returns complete as false, and next is the position at which to continue.
-func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base, from countPosition) (next countPosition, complete bool, err error) {
-	for i := from.base; i < len(bases); i++ {
+// count counts the receivers of bases, beginning at the position start. It stops after t.remaining
+// receivers. If there are more receivers, complete is false and next is the position of the first
+// receiver that was not counted.
+func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base, start countPosition) (next countPosition, complete bool, err error) {
+	for i := start.base; i < len(bases); i++ {
 		skip := int64(0)
-		if i == from.base {
-			skip = from.skip
+		if i == start.base {
+			skip = start.skip
 		}
 		seen := int64(0)
 		err := h.Each(ctx, bases[i], func(f *engine.Found) error {
@@ -216,10 +218,10 @@ func (t *tally) byName() map[string]int {
 	return out
 }
 
-// countPage sets the counts of the page that the query asks for. The number of accepted receivers
-// is not counted: each part of a fan-out contains the total. So a missing part is visible as
-// pending.
-func countPage(x *exchange, out *api.Summary, bases []notify.Base) error {
+// countPage counts the receivers of the page that the query asks for, and stores the counts in
+// summary. It does not count the accepted receivers, because summary already has their number. So
+// the receivers of a part that is missing in the history are shown as pending.
+func countPage(x *exchange, summary *api.Summary, bases []notify.Base) error {
 	limit, most := x.query.number("limit", x.srv.cfg.CountLimit), 10*x.srv.cfg.CountLimit
 	if limit < 1 || limit > most {
 		return notify.Invalid("out_of_range", "limit", "must be a number from 1 to "+strconv.Itoa(most))
@@ -234,13 +236,13 @@ func countPage(x *exchange, out *api.Summary, bases []notify.Base) error {
 	if err != nil {
 		return err
 	}
-	out.Counted, out.Counts, out.Complete = t.counted, t.byName(), complete
-	if from == (countPosition{}) && out.Accepted > 0 {
-		left := out.Accepted - t.counted
-		out.Pending = &left
+	summary.Counted, summary.Counts, summary.Complete = t.counted, t.byName(), complete
+	if from == (countPosition{}) && summary.Accepted > 0 {
+		left := summary.Accepted - t.counted
+		summary.Pending = &left
 	}
 	if !complete {
-		out.Next = strconv.Itoa(next.base) + "." + strconv.FormatInt(next.skip, 10)
+		summary.Next = strconv.Itoa(next.base) + "." + strconv.FormatInt(next.skip, 10)
 	}
 	return nil
 }
@@ -253,7 +255,7 @@ func parseCountPosition(s string, bases int) (p countPosition, err error) {
 	b, err1 := strconv.Atoi(base)
 	n, err2 := strconv.ParseInt(skip, 10, 64)
 	if !ok || err1 != nil || err2 != nil || b < 0 || b >= bases || n < 0 {
-		return p, notify.Invalid("bad_cursor", "after", "must be the next of an earlier page")
+		return p, notify.Invalid("bad_cursor", "after", `must be the value "next" of an earlier page`)
 	}
 	return countPosition{b, n}, nil
 }
@@ -273,8 +275,8 @@ func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	return out, err
 }
 
-// noteCancellation sets the time of the earliest cancellation of these scopes in out.
-func noteCancellation(x *exchange, out *api.Summary, scopes ...string) error {
+// noteCancellation stores in summary the time of the earliest cancellation of these scopes.
+func noteCancellation(x *exchange, summary *api.Summary, scopes ...string) error {
 	for _, scope := range scopes {
 		if scope == "" {
 			continue
@@ -283,8 +285,8 @@ func noteCancellation(x *exchange, out *api.Summary, scopes ...string) error {
 		if err != nil {
 			return err
 		}
-		if ok && (out.CancelledAt == nil || timeOf(c.At).Before(*out.CancelledAt)) {
-			out.CancelledAt = optionalTimeOf(c.At)
+		if ok && (summary.CancelledAt == nil || timeOf(c.At).Before(*summary.CancelledAt)) {
+			summary.CancelledAt = optionalTimeOf(c.At)
 		}
 	}
 	return nil

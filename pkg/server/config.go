@@ -32,7 +32,7 @@ type Config struct {
 	PublicURL string  `koanf:"public_url" is:"url" empty:"yes" doc:"URL at which providers reach the API with receipts; empty: http://<listen>"`
 	Rate      float64 `koanf:"rate" default:"50000" above:"0" doc:"requests per second of a caller without a rate of its own"`
 	Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests that such a caller may make at once"`
-	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // the minimum holds a fan-out of 64 MiB of each of two callers
+	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // with the minimum, two callers can each send a fan-out of 64 MiB at the same time
 
 	// Listener serves the API, AdminListener the admin routes. A nil AdminListener means that the
 	// admin routes are not served.
@@ -54,8 +54,9 @@ type Config struct {
 	// MaxConns is the largest number of connections of the API. If it is reached, a new connection
 	// closes an idle connection. Connections of clients that never showed a token are closed first.
 	MaxConns int `default:"16384" above:"0"`
-	// Callers share each of the next four limits. A caller may use as much as it leaves free. So a
-	// caller that is alone may use half. Above that the caller gets 429.
+	// Callers share each of the next four limits. One caller may not use more of a limit than
+	// remains free for others. So a caller that is alone may use half of it. Above that the caller
+	// gets 429.
 	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this 503
 	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails and waiting feed requests
 	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of the bodies of single requests at the same time
@@ -67,7 +68,8 @@ type Config struct {
 
 	PageSize    int `default:"50" above:"0"` // items of a page if the request gives no limit
 	MaxPageSize int `default:"1000" above:"0" max:"1000"`
-	// Receivers that one summary counts by default. A request may ask for up to ten times that.
+	// CountLimit is how many receivers one summary counts by default. A request may ask for up to
+	// ten times as many.
 	CountLimit int `default:"1000000" above:"0"`
 
 	// CursorKey signs cursors. It must have at least 32 bytes. Servers behind one address must use
@@ -81,7 +83,7 @@ type Config struct {
 	FeedPoll     time.Duration `default:"250ms" above:"0"` // poll interval of a waiting feed request
 	Heartbeat    time.Duration `default:"15s" above:"0"`   // interval of heartbeats in a silent tail
 	DrainDelay   time.Duration `min:"0"`                   // time between "not ready" and closing the listeners; 0: no delay
-	DrainTimeout time.Duration `default:"20s" above:"0"`   // at the end: time for requests in progress
+	DrainTimeout time.Duration `default:"20s" above:"0"`   // how long requests in progress may still take after the listeners have closed
 }
 
 func (c Config) withDefaults() Config {
@@ -96,9 +98,9 @@ func (c Config) validate() error {
 	case c.Listener == nil:
 		return errors.New("server: a listener is required")
 	case max(c.MaxFanout, c.MaxBatch, c.MaxSingle) > maxBuffer || c.SmallMemory < c.MaxSingle || c.BulkMemory < 2*c.MaxFanout:
-		return errors.New("server: bodies are above what a buffer, small_memory or half of bulk_memory holds")
+		return errors.New("server: MaxSingle, MaxBatch and MaxFanout must be at most 64 MiB, MaxSingle at most SmallMemory, and MaxFanout at most half of BulkMemory")
 	case c.PageSize > c.MaxPageSize || c.CursorKey != nil && len(c.CursorKey) < 32:
-		return errors.New("server: page_size is above max_page_size, or cursor_key has below 32 bytes")
+		return errors.New("server: PageSize must be at most MaxPageSize, and CursorKey must have at least 32 bytes")
 	}
 	return setting.Err("api", &c)
 }
@@ -161,8 +163,8 @@ type Lister interface {
 	// Within a request the chunk with the lowest first index is first, and within a chunk the order
 	// is by index. List stops before the receiver for which fn returns false. It also stops when it
 	// has read as much as one call may read, even if it has not called fn. The returned cursor
-	// continues there. A nil cursor means that nothing follows. Found is reused, so fn must not
-	// keep its slices.
+	// continues at that receiver or place. A nil cursor means that nothing follows. Found is
+	// reused, so fn must not keep its slices.
 	List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error)
 }
 
@@ -230,13 +232,13 @@ type Deps struct {
 	// the token of its user. nil: there is no page.
 	Page  func(api http.Handler) http.Handler
 	Ready func(context.Context) error // nil: ready unless draining
-	// Returns short codes of problems that do not stop the server from accepting requests. nil: no
-	// warnings.
+	// Warnings returns short codes of problems that do not stop the server from accepting requests.
+	// nil: no warnings.
 	Warnings func() []string
 	Version  string // version of the program, for /healthz; empty: not shown
-	// LaneStop returns why no call of a lane can be made now. ok is false if calls can be made.
-	// nil: not known.
-	LaneStop func(notify.Lane) (why LaneStop, ok bool)
+	// LaneStop returns the reason why no call of a lane can be made now. ok is false if calls can
+	// be made. A nil function means that this process does not know.
+	LaneStop func(notify.Lane) (stop LaneStop, ok bool)
 	// Admission refuses batches and fan-outs during an overload. nil: all are admitted.
 	Admission *limit.Admission
 	// MailHold is the longest time for which a worker holds a mail, to send it together with other
@@ -256,17 +258,17 @@ type Deps struct {
 // they must not block.
 type Hooks struct {
 	// Request: a request was answered. route is the pattern of its route, or "other" if it matched
-	// no route. The parameters in and out are the bytes of the bodies; in counts the bytes read
-	// from the connection.
-	Request func(route, method string, status int, took time.Duration, in, out int64)
+	// no route. bytesIn and bytesOut are the sizes of the bodies. bytesIn counts the bytes as read
+	// from the connection, so before decompression.
+	Request func(route, method string, status int, took time.Duration, bytesIn, bytesOut int64)
 	// InFlight: the number of requests in progress changed by delta.
 	InFlight func(delta int)
-	// Refused: a request was refused before its handler. reason is one of these: "in_flight",
-	// "overload", "memory", "receipts", "pages", "streams", "rate" or "disabled". "slow": the body
-	// of a request without a token was cut off because its read had lasted longest. "connections":
-	// a connection was closed to make room for another connection. "load": a load run without a
-	// valid grant. "caller_in_flight", "caller_memory" or "caller_streams": only this caller has
-	// used its share.
+	// Refused: a request was refused before its handler. These reasons name a limit of the server:
+	// "in_flight", "overload", "memory", "receipts", "pages" and "streams". These name a limit of
+	// one caller: "rate", "caller_in_flight", "caller_memory" and "caller_streams". The other
+	// reasons are: "disabled": the caller is disabled. "slow": the body of a request without a
+	// token was cut off because its read had lasted longest. "connections": a connection was closed
+	// to make room for another connection. "load": a load run has no valid grant.
 	Refused func(reason string)
 	// Unguarded: a request was accepted without checking its idempotency key, because its caller
 	// allowed at-least-once. name is the scope of the key, for example "POST /v1/triggers".

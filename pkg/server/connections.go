@@ -38,7 +38,8 @@ const (
 // connection is closed before an idle connection of a caller.
 const slowStrangerAfter = 5 * time.Second
 
-// maxEvictSearch bounds the search for a connection with the same source as the new connection.
+// maxEvictSearch is how many connections are searched for one with the same source as the new
+// connection.
 const maxEvictSearch = 256
 
 // addConn adds c to the open connections. If there are already maxOpen connections, it first
@@ -236,7 +237,7 @@ func (l *connListener) onConnState(c net.Conn, s http.ConnState) {
 	}
 	if s == http.StateActive && !w.headerRead {
 		w.headerRead = true
-		_ = w.Conn.SetReadDeadline(w.firstByteAt.Add(l.requestTimeout)) // net/http counts from the accept of the connection
+		_ = w.Conn.SetReadDeadline(w.firstByteAt.Add(l.requestTimeout)) // net/http would count the time from when the connection was accepted
 	}
 	w.mu.Lock()
 	w.requestUnderWay, w.answered = s == http.StateActive, false
@@ -273,8 +274,8 @@ type listenerConn struct {
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
-	// connListener.mu guards these fields: the rank, since when, and the element in the list of
-	// that rank. place is nil if the connection is not in byRank.
+	// connListener.mu guards these fields. since is when the connection got its rank. place is its
+	// element in the list of that rank, or nil if the connection is not in byRank.
 	rank  rank
 	since time.Time
 	place *list.Element

@@ -73,7 +73,7 @@ func (x *exchange) json(status int, v any) error {
 	return x.bytes(status, append(b, '\n'))
 }
 
-// reply answers with v, or returns err if it is not nil.
+// reply returns err if err is not nil. Otherwise it answers with v.
 func (x *exchange) reply(v any, err error) error {
 	if err != nil {
 		return err
@@ -92,12 +92,12 @@ func (x *exchange) write(status int, body []byte) {
 	x.bytesOut += int64(n)
 }
 
-// deadlines sets the deadlines of the connection for this request: the deadline read for reading
-// the body, and the deadline write for writing the answer. A zero time means no deadline.
-func (x *exchange) deadlines(read, write time.Time) {
+// deadlines sets the deadlines of the connection for this request: readUntil for reading the body,
+// and writeUntil for writing the answer. A zero time means no deadline.
+func (x *exchange) deadlines(readUntil, writeUntil time.Time) {
 	rc := http.NewResponseController(x.w)
-	_ = rc.SetReadDeadline(read) // an error is ignored: the recorders of tests have no deadlines
-	_ = rc.SetWriteDeadline(write)
+	_ = rc.SetReadDeadline(readUntil) // an error is ignored: the recorders of tests have no deadlines
+	_ = rc.SetWriteDeadline(writeUntil)
 }
 
 // decode decodes the body as one JSON value, strictly (see request.Decode).
@@ -131,8 +131,8 @@ func (x *exchange) isRead() bool {
 	return x.r.Method == http.MethodGet || x.r.Method == http.MethodHead
 }
 
-// scopeAllows reports whether the token may use the route. It may if it has the scope of the route.
-// With the scope observe it may also read on the routes of callers.
+// scopeAllows reports whether the token may use the route. A token with the scope of the route may
+// use it. A token with the scope observe may also read on the routes that are for callers.
 func (x *exchange) scopeAllows() bool {
 	if x.id.Has(x.route.scope) {
 		return true

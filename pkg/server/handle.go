@@ -139,7 +139,7 @@ func (s *Server) enterClass(c routeClass) error {
 	if p.underWay.Add(1) > p.max {
 		p.underWay.Add(-1)
 		s.deps.Hooks.refused(p.reason)
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many requests at a time", RetryAfter: time.Second}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many requests are in progress", RetryAfter: time.Second}
 	}
 	if hook := s.deps.Hooks.InFlight; hook != nil {
 		hook(1)
@@ -182,9 +182,9 @@ func (s *Server) authorise(x *exchange) error {
 	return s.enterCaller(x)
 }
 
-// enterCaller counts the request for its caller. A caller may have as many requests in progress as
-// it leaves places free for others (see memory). So a caller that is alone may use half of the
-// places. A caller without another request is always admitted.
+// enterCaller counts the request for its caller. A caller may not have more requests in progress
+// than it leaves places free for others (as with the type memory). So a caller that is alone may
+// use half of the places. A caller without another request is always admitted.
 func (s *Server) enterCaller(x *exchange) error {
 	all, own, code := &s.places[x.route.class], &x.caller.inFlight, "caller_in_flight"
 	if x.route.class == classStream {
@@ -203,14 +203,14 @@ func bearer(r *http.Request) (string, error) {
 	hs := r.Header["Authorization"]
 	switch {
 	case len(hs) == 0:
-		return "", unauthorized("no_token", "a bearer token is needed", nil)
+		return "", unauthorized("no_token", "the request needs a bearer token", nil)
 	case len(hs) > 1:
-		return "", unauthorized("token_malformed", "more than one Authorization header", nil)
+		return "", unauthorized("token_malformed", "the request has more than one Authorization header", nil)
 	}
 	const scheme = "Bearer "
 	h := hs[0]
 	if len(h) <= len(scheme) || !strings.EqualFold(h[:len(scheme)], scheme) {
-		return "", unauthorized("token_malformed", "Authorization is not of the form Bearer <token>", nil)
+		return "", unauthorized("token_malformed", "the Authorization header must have the form Bearer <token>", nil)
 	}
 	return strings.TrimLeft(h[len(scheme):], " "), nil
 }
@@ -218,10 +218,10 @@ func bearer(r *http.Request) (string, error) {
 // readBody reads the body within the limits of the route. Small and large bodies use separate
 // memory, so that an otp message never waits for a campaign.
 func (s *Server) readBody(x *exchange) error {
-	// Proxies disagree about which of two equal headers counts, so two are refused.
+	// Proxies disagree about which of two headers with the same name counts, so two are refused.
 	for _, name := range [...]string{"Content-Type", "Content-Encoding"} {
 		if len(x.r.Header[name]) > 1 {
-			return notify.Invalid(api.CodeUnsupportedMediaType, name, "more than one "+name+" header")
+			return notify.Invalid(api.CodeUnsupportedMediaType, name, "the request has more than one "+name+" header")
 		}
 	}
 	limit, from := s.cfg.MaxSingle, s.small
@@ -251,13 +251,14 @@ func (s *Server) readBody(x *exchange) error {
 	return err
 }
 
-// peekBytes is how much of a body is read to find its category before the body is refused.
+// peekBytes is how many bytes of a body the server reads to find its category. It does this during
+// an overload, to decide whether to refuse the body.
 const peekBytes = 512
 
-// startsUrgent reports whether the first bytes of a body contain a category that is not bulk. The
-// head of a fan-out and the first item of a batch contain a category. It reads at most peekBytes.
-// It returns false for a compressed body. It also returns false for a body with Expect:
-// 100-continue, because the client has not sent that body yet.
+// startsUrgent reports whether the first bytes of a body contain a category that is not bulk. This
+// works because the head of a fan-out and the first item of a batch contain the category.
+// startsUrgent reads at most peekBytes. It returns false for a compressed body. It also returns
+// false for a body with Expect: 100-continue, because the client has not sent that body yet.
 func (x *exchange) startsUrgent() bool {
 	if x.r.Header.Get("Content-Encoding") != "" || x.r.Header.Get("Expect") != "" {
 		return false

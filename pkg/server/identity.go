@@ -108,7 +108,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 func readDate(b []byte, to *jwt.NumericDate) error {
 	seconds, err := strconv.ParseFloat(string(b), 64)
 	if err != nil || math.Abs(seconds) > 1<<40 { // 36,812 years
-		return errors.New("not seconds since 1970")
+		return errors.New("the value is not a number of seconds since 1970")
 	}
 	*to = *jwt.NewNumericDate(time.UnixMilli(int64(seconds * 1000)))
 	return nil
@@ -119,11 +119,11 @@ func badClaim(name string, err error) error {
 	is := "a string"
 	switch name {
 	case "exp", "nbf", "iat":
-		is = "a number, of seconds since 1970"
+		is = "a number of seconds since 1970"
 	case "aud":
 		is = "a string or a list of strings"
 	case "users":
-		is = "a string, the prefix of the user ids that it may use, 1 to 128 bytes"
+		is = "a string of 1 to 128 bytes, the prefix of the user ids that the token may use"
 	case "scope":
 		is = "a string of scopes, separated by spaces"
 	}

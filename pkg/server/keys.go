@@ -73,7 +73,7 @@ func parseJWKS(data []byte) (keySet, error) {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(data, &set); err != nil {
-		return nil, fmt.Errorf("not a JWK set: %w", err)
+		return nil, fmt.Errorf("the data is not a JWK set: %w", err)
 	}
 	var ks keySet
 	for _, raw := range set.Keys {
@@ -88,7 +88,7 @@ func parseJWKS(data []byte) (keySet, error) {
 		ks = append(ks, verifyKey{id: k.KeyID, alg: alg, key: k.Key})
 	}
 	if len(ks) == 0 {
-		return nil, fmt.Errorf("the JWK set has no usable key: it needs an RSA, P-256 or Ed25519 key for signatures with an id (kid)")
+		return nil, fmt.Errorf("the JWK set has no usable key: it needs an RSA, P-256 or Ed25519 key that is for signatures and has an id (kid)")
 	}
 	return ks, nil
 }
@@ -132,7 +132,7 @@ func parsePEM(data []byte) (keySet, error) {
 		ks = append(ks, verifyKey{id: id, alg: alg, key: pub})
 	}
 	if len(ks) == 0 {
-		return nil, fmt.Errorf("no PEM key in the file")
+		return nil, fmt.Errorf("the file contains no key in PEM form")
 	}
 	return ks, nil
 }
@@ -177,9 +177,9 @@ const minSecret = 32
 // maxJWKS is the largest size of a key set, in bytes.
 const maxJWKS = 1 << 20
 
-// jwks caches the keys of a JWK set that may change. It fetches the set every refresh. It also
-// fetches the set when a token names an unknown key, but not more often than every minWait. While
-// fetching fails, the last set stays valid for maxStale.
+// jwks caches the keys of a JWK set that may change. It fetches the set at intervals of refresh. It
+// also fetches the set when a token names an unknown key, but never earlier than minWait after the
+// last fetch. While fetching fails, the last set stays valid for maxStale.
 type jwks struct {
 	fetch    func(ctx context.Context) ([]byte, error)
 	refresh  time.Duration
@@ -196,7 +196,8 @@ type jwks struct {
 	fetching singleflight.Group
 }
 
-// find returns the keys for the kid of a token. If the kid is not known, it fetches the set.
+// find returns the keys for the kid of a token. If the kid is not known, or the set is older than
+// maxStale, it first fetches the set.
 func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 	j.mu.Lock()
 	found := j.keys.find(kid, alg)
@@ -253,8 +254,8 @@ func (j *jwks) update(ctx context.Context) error {
 	}
 }
 
-// run fetches the set at once and then every refresh, until ctx ends. It calls report with the
-// error of each fetch that failed.
+// run fetches the set at once, and then at intervals of j.refresh, until ctx ends. It calls report
+// with the error of each fetch that failed.
 func (j *jwks) run(ctx context.Context, report func(error)) error {
 	for {
 		if err := j.update(ctx); err != nil {
@@ -299,7 +300,7 @@ func urlFetcher(raw string, client *http.Client) (func(context.Context) ([]byte,
 		}
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			return nil, fmt.Errorf("the JWKS URL answered %s", resp.Status)
+			return nil, fmt.Errorf("the JWKS URL answered with status %s", resp.Status)
 		}
 		return readAtMost(resp.Body, maxJWKS)
 	}, nil
@@ -319,7 +320,7 @@ func fileFetcher(path string) func(context.Context) ([]byte, error) {
 func readAtMost(r io.Reader, max int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, max+1))
 	if err == nil && int64(len(data)) > max {
-		err = errors.New("key set over 1 MiB")
+		err = errors.New("the key set is larger than 1 MiB")
 	}
 	return data, err
 }

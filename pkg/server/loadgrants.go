@@ -18,13 +18,13 @@ import (
 // LoadGrants makes and checks load grants. cluster.Grants implements it.
 type LoadGrants interface {
 	List(ctx context.Context) (api.LoadGrants, error)
-	// Create makes a grant for the operator with the name by. Create and Change call
+	// Create makes a grant for the operator with this name. Create and Change call
 	// notify.BeforeAct.
-	Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error)
-	// Change approves or revokes a grant. The parameter to is "approved" or "revoked".
-	Change(ctx context.Context, id, by, to string) (api.LoadGrant, error)
+	Create(ctx context.Context, operator string, in api.LoadGrantRequest) (api.LoadGrant, error)
+	// Change approves or revokes a grant. state is "approved" or "revoked".
+	Change(ctx context.Context, id, operator, state string) (api.LoadGrant, error)
 	// Check returns the grant of a token that was sent to host. It uses the grants that this
-	// process read last. Look reads the stored grants first.
+	// process read last. CheckStored first reads the stored grants again.
 	Check(token, host string) (api.LoadGrant, error)
 	CheckStored(ctx context.Context, token, host string) (api.LoadGrant, error)
 }
@@ -44,11 +44,11 @@ func changeGrant(x *exchange, in api.LoadGrantChange) (api.LoadGrant, error) {
 	return x.srv.deps.Grants.Change(x.r.Context(), x.r.PathValue("id"), x.id.Caller, in.To)
 }
 
-// ownGrant answers a generator that wants to know whether its grant is active.
+// ownGrant answers a load generator that asks whether its grant is active.
 func ownGrant(x *exchange) (api.LoadGrant, error) {
 	token := x.r.Header.Get(api.HeaderLoad)
 	if token == "" || token == api.LoadLocal {
-		return api.LoadGrant{}, notify.Invalid("required", api.HeaderLoad, "has the token of the grant that is asked for")
+		return api.LoadGrant{}, notify.Invalid("required", api.HeaderLoad, "must be the token of the load grant to look up")
 	}
 	return x.srv.deps.Grants.CheckStored(x.r.Context(), token, x.r.Host)
 }
@@ -71,7 +71,7 @@ func admitLoad(s *Server, x *exchange) (err error) {
 	case marks[0] == api.LoadLocal && s.deps.LoadLocal && fromLoopback(x.r):
 		return nil
 	case marks[0] == api.LoadLocal || s.deps.Grants == nil:
-		return loadRefused("load_grant_missing", "this notifyd takes the load of a load run only with a grant: notifyctl load grant")
+		return loadRefused("load_grant_missing", "this notifyd accepts the requests of a load run only with a load grant; notifyctl load grant makes one")
 	}
 	g, err := s.deps.Grants.Check(marks[0], x.r.Host)
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made it
@@ -115,7 +115,7 @@ type loadMeter struct {
 	// one process, own enforces the rate. Otherwise it limits the process while the shared bucket
 	// cannot be reached.
 	own float64
-	at  time.Time // when own was filled
+	at  time.Time // when tokens were last added to own
 	// left is how many tokens this process got from the shared bucket and has not used.
 	left    float64
 	retryAt time.Time // the shared bucket was empty; do not ask it before this time
@@ -145,7 +145,7 @@ func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
 // the rate is for all processes together.
 func (m *loadMeter) take(ctx context.Context, now time.Time, shared SharedTokens, n int) error {
 	if most := api.MostInLoadRequest(m.rate); float64(n) > most {
-		return loadRefused("load_grant_exceeded", fmt.Sprintf("one request has %d messages, and this load grant allows %.0f: what it allows in ten seconds", n, most))
+		return loadRefused("load_grant_exceeded", fmt.Sprintf("the request has %d messages; this load grant allows at most %.0f in one request, its rate for ten seconds", n, most))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -184,8 +184,8 @@ func (m *loadMeter) usedUp(wait time.Duration) error {
 }
 
 const (
-	loadBurst = 2 // a process may accept half of a second's messages at the same moment
-	// At a time a process gets a twentieth of a second's messages from the shared bucket, or as
-	// many as a request needs.
+	loadBurst = 2 // at once, a process may accept as many messages as the rate allows in 1/loadBurst of a second
+	// A process takes tokens from the shared bucket in groups. A group has as many tokens as the
+	// rate allows in 1/loadLease of a second, or more if a request needs more.
 	loadLease = 20
 )

@@ -26,17 +26,18 @@ const (
 // buffer is pooled memory for a body. The length of b is the size of its class.
 type buffer struct{ b []byte }
 
-// share is how many bytes the bodies of one caller use in a memory. The lock of the memory guards
+// share is how many bytes the bodies of one caller use in one memory. The lock of the memory guards
 // it.
 type share struct{ held int64 }
 
 // memory bounds the bytes that all bodies use at the same time, shares them between callers, and
 // pools the buffers.
 //
-// The bodies of a caller may use as much memory as they leave free. So a caller that is alone gets
-// half. A second caller finds the other half and may use half of that, and so on. After earlier
-// bodies are released, n callers that use as much as they can get 1/(n+1) each. If a caller has
-// only one body, the body needs free memory, but is not limited by the share.
+// The bodies of a caller may not use more memory than they leave free. So a caller that is alone
+// gets half of the memory. A second caller then finds the other half free and may use half of that,
+// and so on. When the first bodies have been released, n callers that all use their full share get
+// 1/(n+1) of the memory each. The share does not limit a caller's only body; that body needs only
+// free memory.
 type memory struct {
 	size int64
 	wait time.Duration // how long a body waits for memory; 0: it does not wait
@@ -49,11 +50,11 @@ type memory struct {
 	inflaters sync.Pool          // of *inflater
 }
 
-// waiter is a body that uses have bytes and waits until it may use want bytes.
+// waiter is a body that waits until it may grow from oldSize to newSize bytes.
 type waiter struct {
-	by         *share
-	have, want int64
-	ready      chan struct{} // closed by wakeWaiters after the bytes are reserved
+	share            *share // of the body's caller; nil: no caller
+	oldSize, newSize int64
+	ready            chan struct{} // closed by wakeWaiters after the bytes are reserved
 }
 
 func newMemory(bytes int64, wait time.Duration) *memory { return &memory{size: bytes, wait: wait} }
@@ -79,42 +80,42 @@ const (
 	shareUsed                // memory is free, but this caller has used its share
 )
 
-// checkReserve reports whether a body that uses have bytes may use want bytes. The parameter by is
-// the share of its caller. The caller of checkReserve holds mu.
-func (m *memory) checkReserve(by *share, have, want int64) reserveResult {
-	free := m.size - (m.held - have + want)
+// checkReserve reports whether a body may grow from oldSize to newSize bytes. callerShare is the
+// share of the body's caller, or nil. The calling goroutine holds mu.
+func (m *memory) checkReserve(callerShare *share, oldSize, newSize int64) reserveResult {
+	free := m.size - (m.held - oldSize + newSize)
 	switch {
 	case free < 0:
 		return memoryFull
-	case by != nil && by.held > have && by.held-have+want > free:
+	case callerShare != nil && callerShare.held > oldSize && callerShare.held-oldSize+newSize > free:
 		return shareUsed
 	}
 	return reserveOK
 }
 
-// adjustHeld records that a body uses want bytes instead of have, and charges the share by. The
-// caller holds mu.
-func (m *memory) adjustHeld(by *share, have, want int64) {
-	m.held += want - have
-	if by != nil {
-		by.held += want - have
+// adjustHeld records that a body changed from oldSize to newSize bytes, and charges the difference
+// to callerShare. The calling goroutine holds mu.
+func (m *memory) adjustHeld(callerShare *share, oldSize, newSize int64) {
+	m.held += newSize - oldSize
+	if callerShare != nil {
+		callerShare.held += newSize - oldSize
 	}
 }
 
-// reserve reserves memory, so that a body may use want bytes instead of have. It charges the bytes
-// to the share by, which is nil for bodies without a caller. It waits up to m.wait. If the bytes do
-// not become free in time, or ctx ends, it returns an error with the error code busy or
-// caller_memory.
-func (m *memory) reserve(ctx context.Context, by *share, have, want int64) error {
+// reserve reserves memory, so that a body may grow from oldSize to newSize bytes. It charges the
+// difference to callerShare, which is nil for bodies without a caller. It waits up to m.wait. If
+// the bytes do not become free in time, or ctx ends, it returns an error with the error code busy
+// or caller_memory.
+func (m *memory) reserve(ctx context.Context, callerShare *share, oldSize, newSize int64) error {
 	m.mu.Lock()
 	// If an earlier body waits for free memory, a later body must wait too. Otherwise small bodies
 	// could keep a large body waiting forever.
-	now := m.checkReserve(by, have, want)
-	if now == reserveOK && slices.ContainsFunc(m.waiting, func(w *waiter) bool { return m.checkReserve(w.by, w.have, w.want) == memoryFull }) {
+	now := m.checkReserve(callerShare, oldSize, newSize)
+	if now == reserveOK && slices.ContainsFunc(m.waiting, func(w *waiter) bool { return m.checkReserve(w.share, w.oldSize, w.newSize) == memoryFull }) {
 		now = memoryFull
 	}
 	if now == reserveOK {
-		m.adjustHeld(by, have, want)
+		m.adjustHeld(callerShare, oldSize, newSize)
 		m.mu.Unlock()
 		return nil
 	}
@@ -122,7 +123,7 @@ func (m *memory) reserve(ctx context.Context, by *share, have, want int64) error
 		m.mu.Unlock()
 		return reserveError(now)
 	}
-	w := &waiter{by, have, want, make(chan struct{})}
+	w := &waiter{callerShare, oldSize, newSize, make(chan struct{})}
 	m.waiting = append(m.waiting, w)
 	m.mu.Unlock()
 
@@ -141,16 +142,16 @@ func (m *memory) reserve(ctx context.Context, by *share, have, want int64) error
 		return nil // wakeWaiters has just reserved the bytes
 	}
 	m.waiting = slices.Delete(m.waiting, i, i+1)
-	now = m.checkReserve(by, have, want)
+	now = m.checkReserve(callerShare, oldSize, newSize)
 	m.wakeWaiters() // the waiters after this one may fit now
 	return reserveError(max(now, memoryFull))
 }
 
-// release gives back n bytes of the share by.
-func (m *memory) release(by *share, n int64) {
+// release gives back n bytes that were charged to callerShare.
+func (m *memory) release(callerShare *share, n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.adjustHeld(by, n, 0)
+	m.adjustHeld(callerShare, n, 0)
 	m.wakeWaiters()
 }
 
@@ -160,13 +161,13 @@ func (m *memory) release(by *share, n int64) {
 func (m *memory) wakeWaiters() {
 	for i := 0; i < len(m.waiting); {
 		w := m.waiting[i]
-		switch m.checkReserve(w.by, w.have, w.want) {
+		switch m.checkReserve(w.share, w.oldSize, w.newSize) {
 		case memoryFull:
 			return
 		case shareUsed:
 			i++
 		case reserveOK:
-			m.adjustHeld(w.by, w.have, w.want)
+			m.adjustHeld(w.share, w.oldSize, w.newSize)
 			m.waiting = slices.Delete(m.waiting, i, i+1)
 			close(w.ready)
 		}
@@ -187,9 +188,9 @@ func overShare(code, msg string) error {
 }
 
 // bodyPace reads a large body and stops if the body arrives too slowly: in each window,
-// minWindowBytes or the rest of the body must arrive. This matters because a body that is being
-// read uses memory and a place among the requests. Only the goroutine that reads the body uses a
-// bodyPace.
+// minWindowBytes or the rest of the body must arrive. Without bodyPace, slow clients could keep
+// memory and places among the requests for a long time. Only the goroutine that reads the body uses
+// a bodyPace.
 type bodyPace struct {
 	r              io.Reader
 	conn           *http.ResponseController
@@ -198,7 +199,7 @@ type bodyPace struct {
 	end            time.Time // end of the window
 	until          time.Time // deadline of the whole body
 
-	bytesRead, windowBytes int64 // bytes read so far, and the value at which the next window starts
+	bytesRead, windowBytes int64 // bytes read so far, and the value of bytesRead at which the next window starts
 	slowErr                error // error of a body that was too slow in a window
 }
 
@@ -209,7 +210,7 @@ func newBodyPace(x *exchange, rate int64, window, all time.Duration) *bodyPace {
 		minWindowBytes: max(1, int64(float64(rate)*window.Seconds())), until: time.Now().Add(all),
 		slowErr: &notify.Error{
 			Kind: notify.KindInvalid, Code: api.CodeBodyTimeout,
-			Msg: "the body came slower than " + byteSize(rate) + " a second over " + window.String(),
+			Msg: "the body arrived slower than " + byteSize(rate) + " per second, measured over " + window.String(),
 		},
 	}
 	_ = p.conn.SetWriteDeadline(p.until.Add(x.srv.cfg.WriteTimeout)) // the recorder of a test has no deadline
@@ -241,7 +242,7 @@ func (p *bodyPace) extendWindow(d time.Duration) {
 
 func (p *bodyPace) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
-	if p.bytesRead += int64(n); p.bytesRead >= p.windowBytes && err == nil { // after its end the deadline belongs to the answer
+	if p.bytesRead += int64(n); p.bytesRead >= p.windowBytes && err == nil { // after the end of the body, this deadline must not change any more: it belongs to the answer
 		p.startWindow()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(p.until) {

@@ -11,7 +11,7 @@ import (
 type LaneStop struct {
 	Account string    // the provider or account that answered last
 	Code    string    // error code of that answer
-	Blocked bool      // true: it asked to wait; false: its circuit is open
+	Blocked bool      // true: the account asked notifyd to wait; false: the circuit of the account is open
 	Until   time.Time // time of the next try
 }
 
@@ -113,7 +113,7 @@ func laneWaitReason(d *Deps, e *notify.Envelope) string {
 type pending struct {
 	open         bool              // some attempt has no outcome yet
 	deferred     *notify.Exception // the open deferral that ends first
-	attempt      uint16            // attempt of the row with deferred or claimed
+	attempt      uint16            // attempt number in the row from which deferred or claimed was read
 	heldByWorker bool              // a worker holds the notification; deferred has the reason
 	claimed      *notify.Row       // row of a worker that has claimed the notification
 }
@@ -130,7 +130,8 @@ func (o *pending) afterReceipt(k *knownNotification) string {
 	return "Its retry at " + formatTime(o.deferred.Wake) + " will find the receipt and end without a call."
 }
 
-// pending reads the rows in order. Each row ends the deferral of the row before it.
+// pending returns what has no outcome yet. It reads the rows in order, because each row ends the
+// deferral of the row before it.
 func (k *knownNotification) pending(now time.Time) (o pending) {
 	for _, r := range ordered(k.rows) {
 		pos, ok := position(r, k.found.ID.Index, k.found.Pos)

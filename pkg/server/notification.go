@@ -14,7 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
-// cancelBinds is how long after the answer a cancel is certain to apply to every new call.
+// cancelBinds is the time that a cancellation needs to reach all workers. After this time it is
+// certain to stop every new call.
 const cancelBinds = time.Second
 
 // errNoNotification returns the same error for a missing notification and for a notification of
@@ -31,8 +32,8 @@ type knownNotification struct {
 	found engine.Found
 	rows  []notify.Row
 	out   notify.Outcome
-	// Set if the notification is not in the history: it is scheduled, or was cancelled before it
-	// was due.
+	// scheduled is set if the notification is not in the history, because it is scheduled or was
+	// cancelled before it was due.
 	scheduled *schedule.View
 }
 
@@ -75,12 +76,12 @@ func findNotification(x *exchange, raw string) (k knownNotification, fanout bool
 	return k, false, err
 }
 
-// findWaitingOr returns the result of findWaiting. If findWaiting finds nothing, it returns the
-// error why, which is the error of the history.
-func findWaitingOr(x *exchange, id notify.ID, why error) (knownNotification, bool, error) {
+// findWaitingOr returns the result of findWaiting. If findWaiting finds nothing, it returns
+// historyErr, the error of the history.
+func findWaitingOr(x *exchange, id notify.ID, historyErr error) (knownNotification, bool, error) {
 	k, fanout, err := findWaiting(x, id)
 	if err != nil && notify.KindOf(err) == notify.KindNotFound {
-		err = why
+		err = historyErr
 	}
 	return k, fanout, err
 }
@@ -183,8 +184,8 @@ func attempts(k *knownNotification) int {
 	return len(tried)
 }
 
-// calledProvider reports whether an outcome was written after a call to a provider. That is also
-// true for a retry. It is true for a deferral too if the answer left open whether the message was
+// calledProvider reports whether an outcome was written after a call to a provider. It also returns
+// true for a retry, and for a deferral after an answer that left open whether the message was
 // accepted.
 func calledProvider(x *notify.Exception) bool {
 	if x.Class == notify.ClassReceipt {
@@ -201,7 +202,8 @@ func calledProvider(x *notify.Exception) bool {
 	return false
 }
 
-// position returns the position of a receiver in the envelope of r.
+// position returns the position of a receiver in the envelope of r. It returns false if r has
+// nothing about the receiver.
 func position(r *notify.Row, index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == notify.RowReceipt:

@@ -12,13 +12,13 @@ import (
 )
 
 // Receipts and the forms of the operator page have no token, so anybody who reaches the API can
-// send them. They have their own places and memory, separate from callers. They get a place only
-// after the body has arrived. So a client that sends its body slowly uses only its connection and a
-// few KiB.
+// send them. These requests have their own places and memory, separate from the places and memory
+// of callers. Such a request gets a place only after its body has arrived. So a client that sends
+// its body slowly uses only its connection and a few KiB.
 const (
 	maxReceipts = 256      // receipts processed at the same time
 	maxReceipt  = 4 << 20  // bytes of one receipt: a batch of events from SendGrid
-	maxForm     = 1 << 20  // bytes of one form: the largest contains the spec of a plan
+	maxForm     = 1 << 20  // bytes of one form; the largest form contains the spec of a plan
 	postsMemory = 32 << 20 // bytes of all bodies that are above initialReadSize or of unknown length
 
 	// maxReading is how many bodies of one kind are read at the same time. If there are more, the
@@ -64,9 +64,9 @@ func (g *openBodies) addBody(conn *http.ResponseController) (leave func() (cutOf
 	}
 }
 
-// readOpenBody reads the body of a request without a token. Some receipts cannot be genuine: from
-// an unknown provider, or without the header of the signature. It refuses these before it reads the
-// body.
+// readOpenBody reads the body of a request without a token. Before it reads the body, it refuses
+// receipts that cannot be genuine: receipts from an unknown provider, and receipts without the
+// header of the signature.
 func readOpenBody(x *exchange) error {
 	s := x.srv
 	from := &s.formsRead
@@ -89,7 +89,7 @@ func readOpenBody(x *exchange) error {
 		s.deps.Hooks.refused("slow")
 		return &notify.Error{
 			Kind: notify.KindUnavailable, Code: "busy", RetryAfter: time.Second, Err: err,
-			Msg: "too many bodies are being read, and this one had taken longest",
+			Msg: "too many bodies are being read, and reading this body had taken the longest",
 		}
 	}
 	if err == nil {

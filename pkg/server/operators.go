@@ -15,12 +15,12 @@ import (
 type Lanes interface {
 	// List returns every lane.
 	List() []api.Lane
-	// Set pauses or resumes a lane. The parameter by is the name of the operator. When Set returns
-	// nil, the change is durable. It returns notify.KindNotFound if the name is not known.
-	Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error)
-	// Paused returns since when, by whom and why a lane is paused. ok is false if the lane is not
-	// paused.
-	Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool)
+	// Set pauses or resumes a lane, for the operator with this name. When Set returns nil, the
+	// change is durable. It returns notify.KindNotFound if no lane has the name.
+	Set(ctx context.Context, name, operator string, change api.LaneChange) (api.Lane, error)
+	// Paused returns when a lane was paused, by which operator and for which reason. ok is false if
+	// the lane is not paused.
+	Paused(lane notify.Lane) (since time.Time, operator, reason string, ok bool)
 }
 
 // Circuits lists and changes the breakers of all processes.
@@ -29,25 +29,25 @@ type Circuits interface {
 	// answer.
 	List(ctx context.Context) api.Circuits
 	// Set holds a breaker "open" or "closed", or ends the hold ("reset"). It returns
-	// notify.KindNotFound if the name is not known. It calls notify.BeforeAct.
-	Set(ctx context.Context, name, to string) (api.Circuit, error)
+	// notify.KindNotFound if no breaker has the name. It calls notify.BeforeAct.
+	Set(ctx context.Context, name, state string) (api.Circuit, error)
 }
 
 // Suppressions stores the suppressed addresses.
 type Suppressions interface {
-	// Suppressions returns a page of the list, and the position of the next page. A nil position
-	// means that this page is the last.
-	Suppressions(ctx context.Context, q users.SuppressionQuery) (list []users.Suppression, next []byte, err error)
-	// LiftSuppression removes the suppression of an address from the user's profile, or from every profile if
-	// user is empty. lifted is how many profiles had the suppression. still is true if another
-	// profile still has it. Lift calls notify.BeforeAct.
-	LiftSuppression(ctx context.Context, user, address string) (lifted int, still bool, err error)
+	// Suppressions returns a page of the suppressions, and the position of the next page. A nil
+	// position means that this page is the last.
+	Suppressions(ctx context.Context, q users.SuppressionQuery) (page []users.Suppression, next []byte, err error)
+	// LiftSuppression removes the suppression of an address from the user's profile, or from every
+	// profile if user is empty. lifted is how many profiles had the suppression. stillSuppressed is
+	// true if another profile still has it. LiftSuppression calls notify.BeforeAct.
+	LiftSuppression(ctx context.Context, user, address string) (lifted int, stillSuppressed bool, err error)
 }
 
 // TestProvider calls a provider, or one of its accounts, once. The call is a dry run or, if in.To
-// is set, one real message. It returns notify.KindNotFound if the name is not known, and
-// notify.KindConflict if this process does not call the provider. It calls notify.BeforeAct before
-// the call.
+// is set, one real message. It returns notify.KindNotFound if no provider or account has the name,
+// and notify.KindConflict if this process does not call the provider. It calls notify.BeforeAct
+// before the call.
 type TestProvider func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error)
 
 // URLCheck resolves a callback URL. For each address it returns whether the address may be called.
@@ -61,9 +61,9 @@ func setLane(x *exchange, in api.LaneChange) (api.Lane, error) {
 	name := x.r.PathValue("name")
 	switch _, ok := notify.ParseLane(name); {
 	case in.Paused == nil:
-		return api.Lane{}, notify.Invalid("required", "paused", "is missing: true pauses the lane, false resumes it")
+		return api.Lane{}, notify.Invalid("required", "paused", "is missing; true pauses the lane, false resumes it")
 	case len(in.Reason) > maxRemark:
-		return api.Lane{}, notify.Invalid("too_long", "reason", "at most 512 bytes")
+		return api.Lane{}, notify.Invalid("too_long", "reason", remarkTooLong(in.Reason))
 	case !ok:
 		return api.Lane{}, notify.NotFound("lane")
 	}
@@ -84,13 +84,13 @@ func setCircuit(x *exchange, in api.CircuitChange) (api.Circuit, error) {
 	case "open", "closed", "reset":
 		return x.srv.deps.Circuits.Set(x.r.Context(), x.r.PathValue("name"), in.To)
 	}
-	return api.Circuit{}, notify.Invalid("bad_value", "to", "must be open, closed or reset")
+	return api.Circuit{}, notify.Invalid("bad_value", "to", `must be "open", "closed" or "reset"`)
 }
 
 func checkURL(x *exchange) (api.URLVerdict, error) {
 	raw := x.query.text("url")
 	if raw == "" {
-		return api.URLVerdict{}, notify.Invalid("required", "url", "is missing: the URL to check")
+		return api.URLVerdict{}, notify.Invalid("required", "url", "is missing; it must be the URL to check")
 	}
 	return x.srv.deps.CheckURL(x.r.Context(), raw)
 }
@@ -119,7 +119,7 @@ func listSuppressions(x *exchange) (page api.Suppressions, err error) {
 func liftSuppression(x *exchange, in api.SuppressionLift) (out api.SuppressionLifted, err error) {
 	switch {
 	case in.Address == "" || len(in.Address) > notify.MaxAddress:
-		return out, notify.Invalid("bad_address", "address", "an address has 1 to 512 bytes")
+		return out, notify.Invalid("bad_address", "address", "must have 1 to 512 bytes")
 	case in.UserID != "":
 		if rule := notify.CheckUserID(in.UserID); rule != "" {
 			return out, notify.Invalid("bad_user_id", "user_id", rule)

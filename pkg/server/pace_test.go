@@ -55,7 +55,7 @@ func TestBodiesMustCome(t *testing.T) {
 	}
 	every := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 	f("fast enough", 80<<10, every(time.Second), 51*time.Second, "201 Created")
-	f("too slow", 50<<10, every(time.Second), 5*time.Second, "slower than 64 KiB a second over 5s")
+	f("too slow", 50<<10, every(time.Second), 5*time.Second, "slower than 64 KiB per second, measured over 5s")
 	f("too slow all in all", 6800, every(100*time.Millisecond), time.Minute, "did not arrive in time")
 	f("slow in the middle", 1<<20, func(i int) time.Duration {
 		if i == 2 {

@@ -21,17 +21,17 @@ import (
 type query map[string]string
 
 // readQuery reads a request's parameters strictly. Each parameter may be given once, must be valid
-// for its kind, and must be in spec. spec lists the parameters of the route: "a" is a text.
-// "a=operator" is a text that is ignored unless an operator sends it. "a=time" is a time. "a=30s"
-// is a duration of at most 30 s. "a=count" is a number from 0. "a=200" is a number from 1 to 200.
-// "a=page" is a number from 1 to Config.MaxPageSize.
+// for its kind, and must be in spec. spec lists the parameters of the route. For a parameter with
+// the name a, "a" in spec means a text. "a=operator" means a text that is ignored unless an
+// operator sends it. "a=time" means a time, "a=30s" a duration of at most 30 s, "a=count" a number
+// from 0, "a=200" a number from 1 to 200, and "a=page" a number from 1 to Config.MaxPageSize.
 func (x *exchange) readQuery(spec string) error {
 	if x.r.URL.RawQuery == "" {
 		return nil
 	}
 	values, err := url.ParseQuery(x.r.URL.RawQuery)
 	if err != nil {
-		return notify.Invalid(api.CodeMalformed, "", "the query cannot be read")
+		return notify.Invalid(api.CodeMalformed, "", "the query of the URL is not valid")
 	}
 	x.query = query{}
 	for _, one := range strings.Fields(spec) {
@@ -76,7 +76,7 @@ func checkParam(kind, s string) (code, rule string) {
 		return "", ""
 	case "count":
 		if _, err := strconv.ParseUint(s, 10, 64); err != nil {
-			return "out_of_range", "must be a whole number from 0"
+			return "out_of_range", "must be a whole number that is not negative"
 		}
 		return "", ""
 	}
@@ -139,11 +139,11 @@ func (x *exchange) cursorPosition(bound []string) ([]byte, error) {
 	return x.srv.cursors.openCursor(x.query.text("cursor"), bound...)
 }
 
-// mapSlice returns to(&v) for each element v. The result is never nil.
-func mapSlice[A, B any](list []A, to func(*A) B) []B {
+// mapSlice returns convert(&v) for each element v. The result is never nil.
+func mapSlice[A, B any](list []A, convert func(*A) B) []B {
 	out := make([]B, len(list))
 	for i := range list {
-		out[i] = to(&list[i])
+		out[i] = convert(&list[i])
 	}
 	return out
 }

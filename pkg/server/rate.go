@@ -30,8 +30,8 @@ type callerTable struct {
 }
 
 // SharedTokens are token buckets that all processes share. limit.Shared implements it. If the
-// shared store does not answer, TakeUpTo grants all tokens that are requested. Then only the own
-// buckets of each process limit the callers.
+// shared store does not answer, TakeUpTo grants all tokens that are requested. Then each process
+// limits the callers only by its own buckets.
 type SharedTokens interface {
 	TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration)
 }
@@ -40,7 +40,8 @@ type caller struct {
 	limiter  *rate.Limiter
 	lease    tokenLease
 	disabled atomic.Bool
-	// When the store was last read, ns since 1970. 0: it was never read, or must be read again.
+	// storeReadAt is the time of the last read of the settings from the store, in ns since 1970. 0:
+	// they were never read, or must be read again.
 	storeReadAt atomic.Int64
 
 	mu      sync.Mutex // guards version and every change of the settings
@@ -66,8 +67,9 @@ func newCallers(store engine.Callers, shared SharedTokens, perSecond float64, bu
 	return &callerTable{store: store, shared: shared, rate: perSecond, burst: burst, known: newRecentCache[string, *caller](max/2 + 1)}
 }
 
-// admitRequest uses one token of the rate of the caller id, or returns an error. While the store
-// cannot be read, a caller keeps its last settings and is not refused for that.
+// admitRequest uses one token of the caller with this id. It returns an error if there is no token
+// or the caller is disabled. While the settings cannot be read from the store, the caller keeps its
+// last settings.
 func (c *callerTable) admitRequest(ctx context.Context, id string, now time.Time) (*caller, error) {
 	who, ok := c.known.get(id)
 	if !ok {
@@ -132,8 +134,9 @@ func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTo
 	return 0, true
 }
 
-// nextSize returns the size of the next lease: the number of tokens that the last lease used per
-// leaseTarget, but at most twice the number that it used.
+// nextSize returns the size of the next lease: the number of tokens that the process will use in
+// leaseTarget, if it uses them as fast as those of the last lease. It is at most twice the number
+// of tokens that were used from the last lease.
 func (l *tokenLease) nextSize(now time.Time) int {
 	used := float64(l.size - l.remaining)
 	if passed := now.Sub(l.taken); passed > 0 {
@@ -175,15 +178,16 @@ func (c *callerTable) refresh(ctx context.Context, who *caller, id string, now t
 	}
 }
 
-// forgetSettings makes the next request of the caller id read the settings again. Other processes
-// read them within callerTTL.
+// forgetSettings makes the next request of the caller with this id read the settings again. Other
+// processes read them again within callerTTL.
 func (c *callerTable) forgetSettings(id string) {
 	if who, ok := c.known.get(id); ok {
 		who.storeReadAt.Store(0)
 	}
 }
 
-// throttled is the error for a used-up rate. It also contains the limit.
+// throttled is the error for a used-up rate. It also contains the rate and the burst, for the
+// headers.
 type throttled struct {
 	err   *notify.Error
 	limit float64

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -55,7 +56,7 @@ func (x *exchange) recordAct() error {
 // recordRefusal writes the row of a request that ends with err, and returns err. If a check refused
 // the request, this is its only row. If a store refused it during the act, the request has two
 // rows, and api.FoldAudit shows only the second. The result "failed" means that the act may have
-// happened, because the store did not report it.
+// happened: the store did not report whether it happened.
 func (x *exchange) recordRefusal(err error) error {
 	act := x.auditRow
 	if act.Seq == 0 {
@@ -96,6 +97,10 @@ func (x *exchange) describeAct() (api.AuditRow, error) {
 // maxRemark is the longest reason or context of a change, in bytes.
 const maxRemark = 512
 
+func remarkTooLong(remark string) string {
+	return fmt.Sprintf("has %d bytes; the maximum is %d", len(remark), maxRemark)
+}
+
 // actor returns who makes the request: the token's caller, with the context and the reason in the
 // headers.
 func (x *exchange) actor() (deadletter.By, error) {
@@ -103,7 +108,7 @@ func (x *exchange) actor() (deadletter.By, error) {
 	for name, to := range map[string]*string{api.HeaderContext: &by.Context, api.HeaderReason: &by.Reason} {
 		v := x.r.Header.Get(name)
 		if len(v) > maxRemark {
-			return by, notify.Invalid("too_long", name, "at most 512 bytes")
+			return by, notify.Invalid("too_long", name, remarkTooLong(v))
 		}
 		*to = v
 	}

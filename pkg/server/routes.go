@@ -54,9 +54,10 @@ type route struct {
 // handler answers a request. If it returns an error, the error is sent as an api.Problem.
 type handler func(*exchange) error
 
-// audited reports whether the audit log records every request of the route. It does for operators'
-// changes, and for backups, which contain every secret. A change by the route of a caller is
-// recorded only if the changed data belongs to another caller (see exchange.auditIfForeign).
+// audited reports whether the audit log records every request of the route. It returns true for
+// operators' changes, and for backups, which contain every secret. A change by the route of a
+// caller is recorded only if the changed data belongs to another caller (see
+// exchange.auditIfForeign).
 func (rt *route) audited() bool {
 	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath)
 }
@@ -66,7 +67,8 @@ func (rt *route) audited() bool {
 // fields may contain anything.
 type describeFunc func(body []byte) (action string, shown json.RawMessage)
 
-// fixedAction is for routes whose audit rows contain only this name.
+// fixedAction returns a describeFunc for routes whose audit rows always contain the same name of
+// the act, and nothing of the body.
 func fixedAction(action string) describeFunc {
 	return func([]byte) (string, json.RawMessage) { return action, nil }
 }
@@ -74,8 +76,9 @@ func fixedAction(action string) describeFunc {
 // maxShown is how many bytes of a body an audit row may show.
 const maxShown = 1 << 10
 
-// bodyAction is for routes whose body determines the name of the act. If the body is not strictly a
-// T, name gets the zero value of T.
+// bodyAction returns a describeFunc for routes whose body determines the name of the act. If the
+// body is not strictly the JSON of a T, name gets the zero value of T. If shows is true, the audit
+// row also shows the body.
 func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	return func(body []byte) (string, json.RawMessage) {
 		in := new(T)
@@ -92,12 +95,12 @@ func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	}
 }
 
-// pauseAction returns the name of a pause or a resume. If paused is nil, it returns the name that
-// ends with the parameter or.
-func pauseAction(what string, paused *bool, or string) string {
+// pauseAction returns the name of a pause or a resume. If paused is nil, the change is neither, and
+// the name ends in lastPart.
+func pauseAction(what string, paused *bool, lastPart string) string {
 	switch {
 	case paused == nil:
-		return what + "." + or
+		return what + "." + lastPart
 	case *paused:
 		return what + ".pause"
 	}
@@ -337,7 +340,7 @@ func (s *Server) mux(table []route) http.Handler {
 			http.Redirect(&statusRecorder{x.w, x}, x.r, pagePath, http.StatusSeeOther) // the client is a browser
 			return nil
 		}
-		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
+		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists all paths"}
 	}}
 	handle("/", unknown)
 	const all = "DELETE, GET, HEAD, PATCH, POST, PUT"

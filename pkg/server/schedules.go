@@ -16,18 +16,19 @@ import (
 type Schedules interface {
 	// Get returns a schedule. It returns notify.KindNotFound if there is no such schedule.
 	Get(ctx context.Context, base notify.Base) (schedule.View, error)
-	// List returns the schedules of a caller, newest first. It begins after the schedule with the
-	// base after. An empty caller means all callers.
-	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
-	// Timers returns the stored timers of a schedule, and the view to which they belong.
+	// List returns the schedules of a caller, newest first. It begins with the schedule that
+	// follows afterBase. An empty caller means all callers.
+	List(ctx context.Context, caller string, afterBase notify.Base, max int) ([]schedule.View, error)
+	// Timers returns the stored timers of a schedule, and the view to which the timers belong. This
+	// view is newer than v if the schedule was moved in the meantime.
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
-	// Cancel cancels a schedule for good. Move changes its fire time to the time at, in ms since
-	// 1970. Both return notify.KindConflict if it is too late. Both call notify.BeforeAct.
+	// Cancel cancels a schedule for good. Move changes its fire time to fireAt, in ms since 1970.
+	// Both return notify.KindConflict if it is too late for the change. Both call notify.BeforeAct.
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
-	Move(ctx context.Context, base notify.Base, at int64, by string) (schedule.View, error)
-	// Forecast counts by minute what is due in [from, to), in ms since 1970. It reads at most most
-	// rows. If there are more rows, complete is false.
-	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
+	Move(ctx context.Context, base notify.Base, fireAt int64, actor string) (schedule.View, error)
+	// Forecast counts for each minute what is due in [start, end), in ms since 1970. It reads at
+	// most maxRows rows. If there are more rows, complete is false.
+	Forecast(ctx context.Context, start, end int64, maxRows int) (due []schedule.Due, complete bool, err error)
 }
 
 // findSchedule returns the schedule of a base if the request may see it. It returns
@@ -169,12 +170,12 @@ func rescheduleNotification(x *exchange, in scheduledAt) (none api.Scheduled, er
 		return none, errNoNotification()
 	}
 	if in.ScheduledAt == nil {
-		return none, notify.Invalid("required", "scheduled_at", "is missing: the new time; a time that has passed means now")
+		return none, notify.Invalid("required", "scheduled_at", "is missing; it must be the new time, and a time in the past means now")
 	}
 	v, err := findSchedule(x, id.Base)
 	if err != nil {
 		if k, _, found := findNotification(x, x.r.PathValue("id")); found == nil && k.scheduled == nil {
-			err = &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only scheduled ones can be moved"}
+			err = &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only scheduled notifications can be moved"}
 		}
 		return none, err
 	}
@@ -225,8 +226,8 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 	}
 	var after notify.Base
 	copy(after[:], place) // the seal proves that place is a base; the first page has no place
-	// Many of the schedules may be over. Read at most 20 pages to find matching schedules. Then
-	// return a cursor.
+	// Many of the schedules may already be due or released, and are not listed. Read at most 20
+	// pages to find schedules for the list. Then return a cursor.
 	for range 20 {
 		vs, err := x.srv.deps.Schedules.List(x.r.Context(), caller, after, limit)
 		if err != nil {
@@ -273,7 +274,7 @@ func forecast(x *exchange) (out api.Forecast, err error) {
 		return out, notify.Invalid("out_of_range", "to", "must be before the year 10000")
 	}
 	if b < a || b-a >= forecastMinutes {
-		return out, notify.Invalid("bad_window", "to", "must be after from, by at most "+strconv.Itoa(forecastMinutes)+" minutes")
+		return out, notify.Invalid("bad_window", "to", `must be after "from", and at most `+strconv.Itoa(forecastMinutes)+" minutes later")
 	}
 	due, complete, err := x.srv.deps.Schedules.Forecast(x.r.Context(), from, (b+1)*60_000, maxForecastRows)
 	out = api.Forecast{From: timeOf(a * 60_000), To: timeOf((b + 1) * 60_000), Complete: complete}

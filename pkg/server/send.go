@@ -48,13 +48,13 @@ func sendTraced(x *exchange, name string, span *trace.Span, to sendFunc) error {
 	m := request.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State, Load: x.load}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
-			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "give one key that is not empty")
+			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "must be given once and must not be empty")
 		}
 		m.Key = ks[0]
 	}
 	if fs := x.r.Header[api.HeaderIdempotencyFallback]; len(fs) > 0 {
 		if len(fs) > 1 || fs[0] != api.AtLeastOnce {
-			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyFallback, "must be at-least-once, or omitted")
+			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyFallback, `must be "at-least-once" or omitted`)
 		}
 		m.AtLeastOnce = true
 	}

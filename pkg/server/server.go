@@ -167,7 +167,7 @@ func serveError(ln net.Listener, err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	return fmt.Errorf("serving on %s: %w", ln.Addr(), err)
+	return fmt.Errorf("serving on %s failed: %w", ln.Addr(), err)
 }
 
 // drain ends serving. It closes the admin listener last, so that operators can watch the drain.
@@ -181,7 +181,7 @@ func (s *Server) drain(main, admin *http.Server, ln *connListener) error {
 	err := main.Shutdown(ctx)
 	if err != nil {
 		ln.closeAll()
-		err = fmt.Errorf("requests were cut off after %v: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
+		err = fmt.Errorf("the drain took longer than %v, so requests were cut off: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
 	}
 	return errors.Join(err, admin.Close())
 }

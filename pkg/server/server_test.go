@@ -94,7 +94,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	const head = "Host: x\r\nAuthorization: Bearer TOKEN\r\n"
 	f("headers that do not end", "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nX-A: ", 5*time.Second, "")
 	f("a body that does not come", "POST /v1/notifications HTTP/1.1\r\n"+head+"Content-Length: 100\r\n\r\n{", 15*time.Second, api.CodeBodyTimeout)
-	f("a fan-out that does not come", "POST /v1/notifications:fanout HTTP/1.1\r\n"+head+"Content-Length: 100\r\n\r\n{", 5*time.Second, "the body came slower than 64 KiB a second over 5s")
+	f("a fan-out that does not come", "POST /v1/notifications:fanout HTTP/1.1\r\n"+head+"Content-Length: 100\r\n\r\n{", 5*time.Second, "the body arrived slower than 64 KiB per second, measured over 5s")
 	f("one of which nothing comes", "POST /v1/notifications:fanout HTTP/1.1\r\n"+head+"Content-Length: 67108864\r\nContent-Encoding: gzip\r\n\r\n", 5*time.Second, api.CodeBodyTimeout)
 	f("an idle connection", "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", time.Minute, "200 OK")
 	f("a header line of 1 MiB", "GET /healthz HTTP/1.1\r\nX-A: "+strings.Repeat("a", 1<<20), 0, "431")

@@ -13,8 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// failedFeed returns the caller's failures after a position. If the query has wait and there is no
-// failure yet, it waits for the next failure, so that a service can follow the feed.
+// failedFeed returns the caller's failures after a position. If the query has the parameter wait
+// and there is no failure yet, it waits for the next failure, so that a service can follow the
+// feed.
 func failedFeed(x *exchange) (api.FailedPage, error) {
 	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
 	wait, _ := parseSpan(x.query.text("wait"))
@@ -31,16 +32,16 @@ func failedFeed(x *exchange) (api.FailedPage, error) {
 	return page, err
 }
 
-// waitFeed polls until the feed has an entry, the time wait is over, or the server drains.
-func waitFeed(x *exchange, after uint64, wait time.Duration) ([]engine.DeadLetter, error) {
+// waitFeed polls until the feed has an entry, maxWait is over, or the server drains.
+func waitFeed(x *exchange, after uint64, maxWait time.Duration) ([]engine.DeadLetter, error) {
 	ctx := x.r.Context()
-	over := time.NewTimer(wait)
+	over := time.NewTimer(maxWait)
 	defer over.Stop()
 	poll := time.NewTicker(x.srv.cfg.FeedPoll)
 	defer poll.Stop()
 	for {
 		ds, err := x.srv.deps.DeadLetters.Feed(ctx, x.id.Caller, after, x.pageSize())
-		if err != nil || len(ds) > 0 || wait == 0 {
+		if err != nil || len(ds) > 0 || maxWait == 0 {
 			return ds, err
 		}
 		select {
@@ -189,7 +190,7 @@ func streamBackup(x *exchange) error {
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
 	draining := x.srv.draining // a copy, because x is reused after the answer
-	go func() {                // ends the backup when the server drains; stops at the latest when ctx ends
+	go func() {                // cancels the backup when the server drains; this goroutine ends at the latest when ctx ends
 		select {
 		case <-draining:
 			cancel()
@@ -202,7 +203,7 @@ func streamBackup(x *exchange) error {
 	}
 	defer func() {
 		if err := snap.Close(); err != nil {
-			x.srv.deps.Log.Warn("cleaning up after a backup", "err", err)
+			x.srv.deps.Log.Warn("the files of a backup snapshot could not be removed", "err", err)
 		}
 	}()
 	h := x.w.Header()
@@ -210,7 +211,7 @@ func streamBackup(x *exchange) error {
 	x.w.WriteHeader(http.StatusOK)
 	x.status = http.StatusOK
 	if err := snap.Write(ctx, &paced{x}); err != nil {
-		x.srv.deps.Log.Warn("backup broke off", "err", err, "bytes", x.bytesOut)
+		x.srv.deps.Log.Warn("the backup was interrupted", "err", err, "bytes", x.bytesOut)
 		panic(http.ErrAbortHandler) // closes the connection: after a normal end the backup would seem complete
 	}
 	return nil

@@ -215,8 +215,8 @@ func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.Tim
 	return evs
 }
 
-// afterLetter returns what a job decided about the last failure, while that decision has had no
-// effect yet. Otherwise it returns "".
+// afterLetter returns what a job decided about the last failure, as long as that decision has had
+// no effect. Otherwise it returns "".
 func afterLetter(k *knownNotification, letters []engine.DeadLetter) string {
 	if len(letters) == 0 || !k.out.State.InFailedFeed(k.found.Envelope.Category) {
 		return ""

@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Signer signs tokens, for development and for a single machine. If there is an identity provider,
-// it signs the tokens instead.
+// Signer signs tokens, for development and for a single machine. In larger installations an
+// identity provider signs the tokens instead.
 type Signer struct {
 	method jwt.SigningMethod
 	key    any
@@ -91,7 +91,7 @@ func NewSigner(data []byte) (*Signer, error) {
 func signerOf(key crypto.Signer) (*Signer, error) {
 	alg := algorithm(key.Public())
 	if alg == "" {
-		return nil, fmt.Errorf("a %T of this size cannot sign: use P-256, RSA of at least 2048 bits or Ed25519", key)
+		return nil, fmt.Errorf("the key of type %T cannot sign tokens: use P-256, RSA of at least 2048 bits or Ed25519", key)
 	}
 	kid, err := thumbprint(key.Public())
 	if err != nil {

@@ -84,7 +84,7 @@ func readSelection(x *exchange, user string) (*selection, error) {
 		return nil, notify.Invalid("bad_state", "status", "is not the name of a state, such as DELIVERED or FAILED")
 	}
 	if sel.campaign != "" && !campaignID(sel.campaign) {
-		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ and a ULID")
+		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ followed by a ULID")
 	}
 	sel.page.Items = []api.Status{}
 	return sel, nil
@@ -183,7 +183,7 @@ func listNotifications(x *exchange) (page api.UserHistory, err error) {
 func getContent(x *exchange) (c api.NotificationContent, err error) {
 	address := x.query.text("address")
 	if address != "" && address != api.FullAddress {
-		return c, notify.Invalid("bad_address", "address", "must be full, or omitted for masked addresses")
+		return c, notify.Invalid("bad_address", "address", `must be "full", or omitted for masked addresses`)
 	}
 	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
@@ -213,7 +213,7 @@ func getContent(x *exchange) (c api.NotificationContent, err error) {
 }
 
 // contentOf returns the content that was sent to a receiver. If the request contained no address,
-// the addresses are those in the profile now.
+// it returns the addresses that the profile has now.
 func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	e, c := &f.Envelope, &f.Envelope.Content
 	out := api.NotificationContent{

@@ -47,9 +47,9 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	if failing := err != nil; failing != e.failing {
 		e.failing = failing
 		if failing {
-			e.cfg.Logger.Warn("traces: the collector does not take spans; they are dropped until it does", slog.Any("error", err))
+			e.cfg.Logger.Warn("traces: the collector does not accept spans; spans are dropped until it does", slog.Any("error", err))
 		} else {
-			e.cfg.Logger.Info("traces: the collector takes spans again")
+			e.cfg.Logger.Info("traces: the collector accepts spans again")
 		}
 	}
 	return nil

@@ -146,7 +146,7 @@ func (t *Tracer) Close() {
 	// With a context with a deadline, Shutdown could return while the exporting goroutine still
 	// runs. Instead the timer above makes exports fail at once, and then Shutdown ends.
 	if err := t.provider.Shutdown(context.Background()); err != nil {
-		t.cfg.Logger.Warn("traces: stopping the export", slog.Any("error", err))
+		t.cfg.Logger.Warn("traces: the export of spans did not stop cleanly", slog.Any("error", err))
 	}
 	t.exporter.transport.CloseIdleConnections()
 }
@@ -158,13 +158,13 @@ type Span struct {
 	ctx  Context        // the context to put into requests
 }
 
-// Request begins the span of a request that carried the context in. If there is no such context, it
-// begins a new trace if the sampler decides so.
-func (t *Tracer) Request(name string, in Context, began time.Time) Span {
+// Request begins the span of a request that carried the trace context incoming. If incoming is the
+// zero Context, the sampler decides whether Request begins a new trace.
+func (t *Tracer) Request(name string, incoming Context, began time.Time) Span {
 	if t == nil {
-		return Span{ctx: in}
+		return Span{ctx: incoming}
 	}
-	return t.startRequest(name, in, began)
+	return t.startRequest(name, incoming, began)
 }
 
 func (t *Tracer) startRequest(name string, in Context, began time.Time) Span {
@@ -174,21 +174,22 @@ func (t *Tracer) startRequest(name string, in Context, began time.Time) Span {
 	return t.start(name, in, oteltrace.SpanKindServer, oteltrace.WithTimestamp(began))
 }
 
-// Start begins a step within the process as a child of the context from. It makes no span if from
-// is not sampled.
-func (t *Tracer) Start(name string, from Context) Span {
+// Start begins the span of a step within the process, as a child of parent. It makes no span if
+// parent is not sampled.
+func (t *Tracer) Start(name string, parent Context) Span {
 	if t == nil { // startChild is a separate function so that this function is inlined
-		return Span{ctx: from}
+		return Span{ctx: parent}
 	}
-	return t.startChild(name, from, oteltrace.SpanKindInternal)
+	return t.startChild(name, parent, oteltrace.SpanKindInternal)
 }
 
-// Call begins the span of a call to an external server, as a child of the context from.
-func (t *Tracer) Call(name string, from Context) Span {
+// Call begins the span of a call to an external server, as a child of parent. It makes no span if
+// parent is not sampled.
+func (t *Tracer) Call(name string, parent Context) Span {
 	if t == nil {
-		return Span{ctx: from}
+		return Span{ctx: parent}
 	}
-	return t.startChild(name, from, oteltrace.SpanKindClient)
+	return t.startChild(name, parent, oteltrace.SpanKindClient)
 }
 
 func (t *Tracer) startChild(name string, from Context, kind oteltrace.SpanKind) Span {
@@ -223,8 +224,8 @@ func (c Context) spanContext() oteltrace.SpanContext {
 	})
 }
 
-// Recording reports whether the span is recorded. Callers check On before they compute an expensive
-// attribute.
+// Recording reports whether the span is recorded. Callers check Recording before they compute an
+// expensive attribute.
 func (s *Span) Recording() bool { return s.span != nil }
 
 // Context returns the context to put into requests. It is the span's own context. If the span is
@@ -245,10 +246,10 @@ func (s *Span) Str(key, v string) {
 	}
 }
 
-// Link records that the span also belongs to another trace.
-func (s *Span) Link(to Context) {
-	if s.span != nil && !to.None() {
-		s.span.AddLink(oteltrace.Link{SpanContext: to.spanContext()})
+// Link records that the span also belongs to the trace of other.
+func (s *Span) Link(other Context) {
+	if s.span != nil && !other.None() {
+		s.span.AddLink(oteltrace.Link{SpanContext: other.spanContext()})
 	}
 }
 

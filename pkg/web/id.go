@@ -34,7 +34,7 @@ type idBody struct {
 	Story    []storyEvent
 	Summary  *api.Summary
 	Trigger  *api.TriggerStatus
-	Letter   *api.DeadLetter // set if it failed and has a dead letter
+	Letter   *api.DeadLetter // set if the notification or trigger failed and has a dead letter
 }
 
 // storyEvent is an event with the time since the previous event.
@@ -98,11 +98,11 @@ func (b *idBody) letter(v *visit) {
 	}
 }
 
-// storeInto returns a function that stores a result in *to, unless there is an error.
-func storeInto[T any](to **T) func(T, error) error {
+// storeInto returns a function that stores a result in *target, unless there is an error.
+func storeInto[T any](target **T) func(T, error) error {
 	return func(v T, err error) error {
 		if err == nil {
-			*to = &v
+			*target = &v
 		}
 		return err
 	}
@@ -174,8 +174,8 @@ func (p *Page) forecast(v *visit) error {
 	return v.show("forecast", "Due in the next hour", &c)
 }
 
-// Line returns the points of a polyline for the series of rates. what is "accepted" or "ended".
-func (b *overviewBody) Line(what string) string {
+// Line returns the points of a polyline for the series of rates. kind is "accepted" or "ended".
+func (b *overviewBody) Line(kind string) string {
 	series := b.Rates.V.Series
 	top := b.SeriesPeak()
 	if len(series) < 2 || top == 0 {
@@ -184,7 +184,7 @@ func (b *overviewBody) Line(what string) string {
 	var s strings.Builder
 	for i, pt := range series {
 		v := pt.Accepted
-		if what == "ended" {
+		if kind == "ended" {
 			v = pt.Ended
 		}
 		// The latest point is at the right edge, even for a short series.

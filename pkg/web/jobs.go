@@ -84,7 +84,7 @@ func (p *Page) job(v *visit) error {
 func (p *Page) changeJob(v *visit) error {
 	change := v.r.PostFormValue("change")
 	if !slices.Contains([]string{"approve", "pause", "resume", "cancel"}, change) {
-		return notify.Invalid("bad_change", "change", "must be approve, pause, resume or cancel")
+		return notify.Invalid("bad_change", "change", `must be "approve", "pause", "resume" or "cancel"`)
 	}
 	if change == "cancel" && v.r.PostFormValue("confirm") != "cancel" {
 		return notify.Invalid("not_confirmed", "confirm", "a cancel is final: tick the box to end the job for good")

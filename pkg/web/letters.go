@@ -93,7 +93,7 @@ func parseTime(field, s string, now time.Time) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return t, notify.Invalid("bad_time", field, "must be a time such as 2026-11-22T10:00:00Z, or a distance back such as -24h")
+		return t, notify.Invalid("bad_time", field, "must be a time such as 2026-11-22T10:00:00Z, or a time before now such as -24h")
 	}
 	return t, nil
 }
@@ -261,8 +261,9 @@ const (
 	maxCanary = 1000
 )
 
-// applyTo parses the options into spec. In the API, a canary or guard below 0 turns it off. In the
-// form, 0 turns it off, and a negative number is refused. So a typing error cannot turn it off.
+// applyTo parses the options into spec. In the API, a negative number turns the canary or the guard
+// off. In the form, 0 turns it off and a negative number is refused, so that a typing error cannot
+// turn off the guard.
 func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	if spec.Kind != "replay" {
 		*o = options{}
@@ -314,8 +315,8 @@ func (b *planBody) command() string {
 	return command(args...)
 }
 
-// startJob starts the job of the plan that is shown. If the selected letters have changed since,
-// the server refuses it.
+// startJob starts the job of the plan that is shown. If the selected letters have changed since the
+// plan was made, the server refuses the job.
 func (p *Page) startJob(v *visit) error {
 	raw, err := base64.RawURLEncoding.DecodeString(v.r.PostFormValue("spec"))
 	var r api.JobRequest
@@ -323,7 +324,7 @@ func (p *Page) startJob(v *visit) error {
 		err = json.Unmarshal(raw, &r.Spec)
 	}
 	if err != nil {
-		return notify.Invalid("bad_form", "spec", "the form does not hold a plan; open the plan again")
+		return notify.Invalid("bad_form", "spec", "the form does not contain a plan; open the plan again")
 	}
 	if r.Spec.Kind == "discard" && strings.TrimSpace(v.r.PostFormValue("confirm")) != "discard" {
 		return notify.Invalid("not_confirmed", "confirm", `type "discard" to confirm; go back and try again`)

@@ -22,10 +22,10 @@ func (p *Page) lanes(v *visit) error {
 func (p *Page) setLane(v *visit) error {
 	name, to := v.r.PostFormValue("lane"), v.r.PostFormValue("change")
 	if to != "pause" && to != "resume" {
-		return notify.Invalid("bad_value", "change", "must be pause or resume")
+		return notify.Invalid("bad_value", "change", `must be "pause" or "resume"`)
 	}
 	if name == "" {
-		return notify.Invalid("required", "lane", "is missing: a lane such as push-bulk")
+		return notify.Invalid("required", "lane", "is missing; it must be a lane such as push-bulk")
 	}
 	reason := headerText(v.r.PostFormValue("reason"))
 	v.client.Reason = reason

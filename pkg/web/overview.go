@@ -170,11 +170,11 @@ func (b *circuitsBody) Settable() (names []string) {
 func (p *Page) setCircuit(v *visit) error {
 	to := v.r.PostFormValue("change")
 	if !slices.Contains([]string{"open", "closed", "reset"}, to) {
-		return notify.Invalid("bad_value", "change", "must be open, closed or reset")
+		return notify.Invalid("bad_value", "change", `must be "open", "closed" or "reset"`)
 	}
 	name := v.r.PostFormValue("circuit")
 	if name == "" {
-		return notify.Invalid("required", "circuit", "is missing: a circuit such as caller:shop")
+		return notify.Invalid("required", "circuit", "is missing; it must be a circuit such as caller:shop")
 	}
 	v.client.Reason = headerText(v.r.PostFormValue("reason"))
 	if _, err := v.client.SetCircuit(v.ctx, name, to); err != nil {

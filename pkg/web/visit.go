@@ -252,7 +252,7 @@ func addCall[T any](q *apiCalls, p *part[T], question func() (T, error)) {
 	})
 }
 
-// cachedAnswer caches an answer of the API that must read every dead letter. Without the cache,
+// cachedAnswer caches an answer for which the API must read every dead letter. Without the cache,
 // pages that stay open would cost much. The answer is the same for every visitor who may read.
 type cachedAnswer[T any] struct {
 	calls singleflight.Group
