@@ -48,16 +48,16 @@ func (r *Reader) Close() {
 	}
 }
 
-// Run reads each partition of the parameter from, beginning at the given offset. It calls fn with the
+// Run reads partitions. starts holds the first offset to read of each partition. Run calls fn with the
 // records of a partition in order. Calls of fn do not overlap. fn must not write to records, keys or
 // values. Run returns nil when ctx ends, or the error of fn. It never skips records: if the log does
 // not hold the next offset, Run returns notify.KindGone. While brokers are unavailable, Run waits.
-func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
+func (r *Reader) Run(ctx context.Context, starts map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	if r.conn.Local != nil {
-		return r.runLocal(ctx, from, fn)
+		return r.runLocal(ctx, starts, fn)
 	}
-	at := make(map[TopicPartition]kgo.Offset, len(from))
-	for tp, offset := range from {
+	at := make(map[TopicPartition]kgo.Offset, len(starts))
+	for tp, offset := range starts {
 		at[tp] = kgo.NewOffset().At(offset)
 	}
 	cl, err := r.partitions(nestByTopic(&r.conn, at))

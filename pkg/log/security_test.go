@@ -320,8 +320,8 @@ func TestConnIsChecked(t *testing.T) {
 			c.TLS.KeyFile = p.secret(t, "open.key", string(b), 0o604)
 		}, "can be read by everybody on this machine: chmod 600"},
 		"unknown":        {func(c *Conn) { c.SASL.Mechanism = "GSSAPI" }, `"GSSAPI"; there are`},
-		"plain in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = PLAIN, secrets.TLS{} }, "PLAIN sends the password: it needs tls.enabled"},
-		"token in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = OAUTHBEARER, secrets.TLS{} }, "OAUTHBEARER sends the password: it needs tls.enabled"},
+		"plain in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = PLAIN, secrets.TLS{} }, "PLAIN sends the password, so TLS must be enabled (tls.enabled)"},
+		"token in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = OAUTHBEARER, secrets.TLS{} }, "OAUTHBEARER sends the password, so TLS must be enabled (tls.enabled)"},
 	} {
 		c := ok()
 		x.change(&c)
