@@ -46,7 +46,7 @@ type Stats struct {
 	LateRows        uint64    // rows found when their minute was closed
 	Rehomed         uint64    // rows stored again because their minute was closed
 	Dropped         uint64    // timers that were not released because of their head
-	HeadReads       uint64    // reads of heads; with HeadSwaps the cost of cancels and moves
+	HeadReads       uint64    // reads of heads; HeadReads and HeadSwaps are the cost of cancels and moves
 	HeadSwaps       uint64
 	NearQueued      uint64 // near timers sent to the queue
 	// Near timers that the queue did not accept. They are released when their minute is closed.
@@ -147,7 +147,7 @@ func (e *Engine) watchOthers(ctx context.Context) {
 			stop()
 			if err != nil {
 				if ctx.Err() == nil {
-					e.complaints.report("cannot look at timer shards", err)
+					e.complaints.report("cannot read the state of timer shards", err)
 				}
 				break // the failure shows as a growing watermark age
 			}
