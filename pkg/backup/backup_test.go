@@ -254,7 +254,7 @@ func TestRestoreOfABombWritesNothing(t *testing.T) {
 	f("no manifest", `begins with "zeros"`, 0, packed(t, nil, "zeros", bomb, manifestName, "{}"))
 	f("larger than listed", "its manifest says 3", 3, packed(t, m(short, File{Name: "b", Size: 3}), "a", "abc", "b", bomb))
 	f("not listed", "does not list", 3, packed(t, m(short), "a", "abc", "b", bomb))
-	f("twice", "which came before", 3, packed(t, m(short), "a", "abc", "a", "abc"))
+	f("twice", "contains the entry twice", 3, packed(t, m(short), "a", "abc", "a", "abc"))
 	f("more than there is room", "bytes free; nothing was written", 0, packed(t, m(File{Name: "b", Size: 1 << 51}), "b", bomb))
 	f("sizes that overflow", "an impossible size", 0, packed(t, m(short, File{Name: "b", Size: 1<<63 - 1}), "a", "abc"))
 	f("a sum that lies", "the files it lists have 3", 0, packed(t, &Manifest{Format: Format, Files: []File{short}}, "a", "abc"))

@@ -70,9 +70,9 @@ func (a *account) maxAtOnce(l Lane) int {
 	return int(a.total.burst)
 }
 
-// available reports whether the lane has at least the given number of tokens now. If not, at is the
-// time when it will have them.
-func (a *account) available(now time.Time, l Lane, least int) (ok bool, at time.Time) {
+// available reports whether the lane has at least least tokens now. If not, availableAt is the time
+// when the lane will have these tokens.
+func (a *account) available(now time.Time, l Lane, least int) (ok bool, availableAt time.Time) {
 	wait := a.total.wait(now, float64(least))
 	if l == Bulk {
 		wait = max(wait, a.bulk.wait(now, float64(least)))

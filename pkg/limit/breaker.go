@@ -269,7 +269,7 @@ type BreakerStatus struct {
 	Until  time.Time // Open and not held: when the first probes pass
 }
 
-// State returns the breaker's state at now.
+// State returns the breaker's state at the time now.
 func (b *Breaker) State(now time.Time) BreakerStatus {
 	b.mu.Lock()
 	defer b.mu.Unlock()
