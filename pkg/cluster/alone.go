@@ -16,9 +16,10 @@ const (
 	aloneRenew = 2 * time.Second
 )
 
-// Exclusive wraps run so that only one process at a time runs it. A lease with this name guards it. If
-// lease is nil, there is no other process. The lease only avoids double work, and there is no fencing:
-// two processes may call run at the same time for a short while. run must be safe in this case.
+// Exclusive wraps run so that only one process at a time runs it. The lease "part:" + name guards run.
+// If lease is nil, there is no other process. The lease only avoids double work, and there is no
+// fencing: two processes may call run at the same time for a short while. run must be safe in this
+// case.
 func Exclusive(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run

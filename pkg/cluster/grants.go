@@ -56,8 +56,9 @@ func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog
 	return g, err
 }
 
-// MetaSecret returns the 32 random bytes that are stored in meta under name. If there are none, it
-// creates and stores them. Processes that call it at the same time get the same bytes.
+// MetaSecret returns the 32 random bytes that are stored in meta under name. If no bytes are stored,
+// MetaSecret creates and stores them. Processes that call MetaSecret at the same time get the same
+// bytes.
 func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, error) {
 	fresh := make([]byte, 32)
 	rand.Read(fresh) // never fails
@@ -183,7 +184,7 @@ func (g *Grants) Change(ctx context.Context, id, operator, to string) (out api.L
 		case to == "revoked":
 			x.RevokedBy = operator
 		case state != api.GrantPending:
-			refused = &notify.Error{Kind: notify.KindConflict, Code: "load_grant_state", Msg: "the load grant is " + state + ", so it needs no approval"}
+			refused = &notify.Error{Kind: notify.KindConflict, Code: "load_grant_state", Msg: "the load grant is " + state + ", so it cannot be approved"}
 		case x.By == operator:
 			refused = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_own", Msg: "a second operator must approve a grant for real providers, but you made this grant"}
 		default:

@@ -182,7 +182,7 @@ func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.
 				err = purge(ctx, now)
 			}
 			if err != nil && ctx.Err() == nil {
-				rs.Log.Warn("old data could not be removed; the next attempt follows", "part", part, "err", err)
+				rs.Log.Warn("old data could not be removed; trying again later", "part", part, "err", err)
 			}
 		}
 	}

@@ -53,7 +53,7 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 	}
 	cl, err := cfg.Conn.client()
 	if err != nil {
-		return nil, fmt.Errorf("log: admin: %w", err)
+		return nil, fmt.Errorf("log: creating the admin client: %w", err)
 	}
 	return &Admin{cfg: cfg, adm: kadm.NewClient(cl)}, nil
 }

@@ -143,7 +143,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	return true
 }
 
-// finished implements msgOwner. The first Done of a message calls it.
+// finished implements msgOwner. The first call of Done of a message calls finished.
 func (a *assignment) finished(m *Msg) []*Msg {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -304,7 +304,7 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 	m := one[0]
 	if m.Attempt >= a.g.cfg.MaxAttempts && a.g.cfg.Poison != nil {
 		if err := a.g.cfg.Poison(a.ctx, m, cause); err != nil {
-			return fmt.Errorf("moving record %s@%d to the poison topic: %w", a.tp, m.Offset, err)
+			return fmt.Errorf("copying the record at offset %d of partition %s to the poison topic: %w", m.Offset, a.tp, err)
 		}
 		return nil
 	}

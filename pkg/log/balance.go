@@ -51,7 +51,7 @@ func (byOwner) ParseSyncAssignment(assignment []byte) (map[string][]int32, error
 func (b byOwner) MemberBalancer(members []kmsg.JoinGroupResponseMember) (kgo.GroupMemberBalancer, map[string]struct{}, error) {
 	cb, err := kgo.NewConsumerBalancer(b, members)
 	if err != nil {
-		return nil, nil, fmt.Errorf("log: balance: %w", err)
+		return nil, nil, fmt.Errorf("log: assigning partitions to the members of the group: %w", err)
 	}
 	topics := cb.MemberTopics()
 	return cb, topics, nil

@@ -44,7 +44,7 @@ type Topic struct {
 	// in-sync replicas than replicas.
 	Leaderless, UnderReplicated []int32
 	// Settings are the topic's settings by their names in Kafka: min.insync.replicas, retention.ms and
-	// others. It is empty if we are not allowed to read them.
+	// others. Empty: we are not allowed to read the settings.
 	Settings map[string]string
 }
 

@@ -65,7 +65,7 @@ func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 	versions.SetMaxKeyVersion(int16(kmsg.Produce), produceVersion)
 	cl, err := cfg.Conn.client(kgo.MaxVersions(versions))
 	if err != nil {
-		return nil, fmt.Errorf("log: producer: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the producer: %w", err)
 	}
 	return &direct{
 		cl: cl, splitRequests: apart, linger: cfg.Linger, timeout: cfg.AppendTimeout, appended: cfg.Appended,
@@ -75,7 +75,7 @@ func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 }
 
 // round holds the records of one request. While the round is filling, direct.mu guards it. After that
-// only the goroutine of run uses it.
+// only the goroutine of run uses the round.
 type round struct {
 	*roundResult
 	began  time.Time

@@ -92,7 +92,7 @@ func (g *Group) session(ctx context.Context) error {
 	defer stopPolling(nil)
 	cl, err := g.cfg.Conn.client(g.options(base, stopPolling)...)
 	if err != nil {
-		return fmt.Errorf("log: group %s: %w", g.cfg.Group, err)
+		return fmt.Errorf("log: creating the client of group %s: %w", g.cfg.Group, err)
 	}
 	if g.cfg.Conn.Local != nil {
 		cl.PauseFetchTopics(g.cfg.Conn.wireNames(g.cfg.Topics)...)

@@ -3,7 +3,7 @@ package log
 import "sync/atomic"
 
 // Msg is a record that a handler must mark done. Key and Value alias the client's buffer. The handler
-// may keep them as long as it keeps the Msg. It must not write to them.
+// may keep Key and Value as long as it keeps the Msg, and must not write to them.
 type Msg struct {
 	Record
 	// Attempt counts how often the handler got this record, from 1. It grows when Handle failed or

@@ -50,7 +50,7 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	cl, err := cfg.Conn.client(
 		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))
 	if err != nil {
-		return nil, fmt.Errorf("log: probe: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the probe: %w", err)
 	}
 	p := &Probe{cfg: cfg, cl: cl}
 	err = translate(errNotAsked)

@@ -161,7 +161,7 @@ func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.UnknownTopicRetries(1),
 	)
 	if err != nil {
-		return fmt.Errorf("log: producer: %w", err)
+		return fmt.Errorf("log: creating the client of the producer: %w", err)
 	}
 	if cfg.Brokers == OneBroker {
 		w.direct, err = newDirect(cfg, bulk)

@@ -32,7 +32,7 @@ func NewReader(conn Conn) (*Reader, error) {
 	}
 	cl, err := conn.client()
 	if err != nil {
-		return nil, fmt.Errorf("log: reader: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the reader: %w", err)
 	}
 	return &Reader{conn: conn, adm: kadm.NewClient(cl)}, nil
 }
@@ -96,7 +96,7 @@ func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, er
 		kgo.FetchMaxBytes(32<<20),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("log: reader: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the reader: %w", err)
 	}
 	return cl, nil
 }

@@ -16,7 +16,7 @@ var (
 	errExpired    = errors.New("the lease could not be renewed in time")
 	errLeaseGone  = errors.New("another engine has the lease")
 	errStale      = errors.New("another engine has taken the shard over")
-	errClock      = errors.New("the clock is off by too much")
+	errClock      = errors.New("this machine's clock differs too much from the servers' clocks")
 	errHandedOver = errors.New("the shard was handed over to another engine")
 	errNoStore    = errors.New("the store did not answer the take-over")
 )
@@ -136,11 +136,11 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	}
 	if errors.Is(cause, errHandedOver) {
 		if _, err := e.cfg.Lease.Acquire(ctx, handOverName(t.shard), t.heir, handOverReserve); err != nil {
-			e.complaints.report("cannot reserve a timer shard for its next owner", err)
+			e.complaints.log10s("cannot reserve a timer shard for its next owner; any engine may take the shard over", err)
 		}
 	}
 	if err := e.cfg.Lease.Release(ctx, lockName(t.shard), e.cfg.Owner); err != nil {
-		e.complaints.report("cannot release the lease of a timer shard", err)
+		e.complaints.log10s("cannot release the lease of a timer shard; the lease expires by itself", err)
 	}
 }
 

@@ -173,18 +173,22 @@ type complaints struct {
 	last map[string]time.Time
 }
 
-func (c *complaints) report(what string, err error) {
+// report logs an error after which the caller tries again.
+func (c *complaints) report(what string, err error) { c.log10s(what+"; trying again", err) }
+
+// log10s logs msg and err, unless it has logged msg in the last 10 s.
+func (c *complaints) log10s(msg string, err error) {
 	c.mu.Lock()
 	now := time.Now()
-	quiet := now.Sub(c.last[what]) < 10*time.Second
+	quiet := now.Sub(c.last[msg]) < 10*time.Second
 	if !quiet {
 		if c.last == nil {
 			c.last = map[string]time.Time{}
 		}
-		c.last[what] = now
+		c.last[msg] = now
 	}
 	c.mu.Unlock()
 	if !quiet && !errors.Is(err, context.Canceled) { // a cancelled call at shutdown is no error
-		c.log.Error(what+"; trying again", "err", err)
+		c.log.Error(msg, "err", err)
 	}
 }

@@ -142,7 +142,7 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 	}
 	if err := w.cfg.Queue.Enqueue(ctx, ms); err != nil {
 		w.counters.nearLost.Add(uint64(len(ms)))
-		w.complaints.report("cannot queue near timers; they are released when their minutes are closed", err)
+		w.complaints.log10s("cannot queue near timers; they are released when their minutes are closed", err)
 		return
 	}
 	w.counters.nearQueued.Add(uint64(len(ms)))

@@ -190,7 +190,7 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 			continue
 		}
 		if have > 0 {
-			b.cfg.Logger.Warn("the topic keeps its number of partitions", "topic", topic, "partitions", have, "configured", n)
+			b.cfg.Logger.Warn("the topic keeps its number of partitions, although another number is configured", "topic", topic, "partitions", have, "configured", n)
 			continue
 		}
 		if err := c.CreateTopic(topic, int32(n), nil); err != nil {

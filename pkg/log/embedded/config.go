@@ -33,8 +33,8 @@ type Config struct {
 	Host string `default:"127.0.0.1"`
 	// NoPort is true if the broker opens no port. Clients then use Broker.Dial or Socket.
 	NoPort bool
-	// Socket is the path of a unix socket of mode 0600. Through it, tools of the same user read and
-	// write. Only that user may have access to its folder. Empty: no socket.
+	// Socket is the path of a unix socket of mode 0600. Tools of the same user read and write through
+	// the socket. Only that user may have access to the folder of the socket. Empty: no socket.
 	Socket string
 	// Topics holds the number of partitions of each topic. Missing topics are created. If a topic
 	// already has another number of partitions, the number does not change, because a change would move

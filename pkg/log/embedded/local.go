@@ -225,7 +225,7 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	}
 	n, err := t.f.ReadAt(t.ahead, t.pos)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("embedded log: %s@%d: %w", t.tp, t.next, err)
+		return fmt.Errorf("embedded log: reading offset %d of partition %s: %w", t.next, t.tp, err)
 	}
 	if n == 0 {
 		return t.openNextFile()
@@ -244,12 +244,12 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	} else {
 		whole := sizeOf(t.ahead[:n])
 		if whole > maxRead {
-			return fmt.Errorf("embedded log: %s@%d: the header of the batch at byte %d of %s states a size of %d bytes; the maximum is %d bytes", t.tp, t.next, t.pos, t.f.Name(), whole, maxRead)
+			return fmt.Errorf("embedded log: reading offset %d of partition %s: the header of the batch at byte %d of %s states a size of %d bytes; the maximum is %d bytes", t.next, t.tp, t.pos, t.f.Name(), whole, maxRead)
 		}
 		raw = make([]byte, whole)
 		copy(raw, t.ahead[:n])
 		if _, err := t.f.ReadAt(raw[min(n, len(raw)):], t.pos+int64(n)); err != nil {
-			return fmt.Errorf("embedded log: %s@%d: %w", t.tp, t.next, err)
+			return fmt.Errorf("embedded log: reading offset %d of partition %s: %w", t.next, t.tp, err)
 		}
 	}
 	for at := 0; at < len(raw); {
@@ -272,13 +272,13 @@ func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	b, ok := readBatch(raw, 0)
 	switch {
 	case !ok:
-		return 0, fmt.Errorf("embedded log: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
+		return 0, fmt.Errorf("embedded log: reading offset %d of partition %s: the batch at byte %d of %s is damaged", t.next, t.tp, t.pos, t.f.Name())
 	case b.first > t.next:
 		return 0, errGone(t.tp, t.next)
 	case b.next() > t.next:
 		recs, err := appendRecords(f.Records, t.tp, raw[:b.size], t.next)
 		if err != nil {
-			return 0, fmt.Errorf("embedded log: %s@%d: %w", t.tp, b.first, err)
+			return 0, fmt.Errorf("embedded log: reading the batch at offset %d of partition %s: %w", b.first, t.tp, err)
 		}
 		f.Records = recs
 		f.Epoch, t.next, f.End = b.epoch, b.next(), max(f.End, b.next())
