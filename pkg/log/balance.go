@@ -86,10 +86,11 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 const profileClasses = 36
 
 // assignPartitions returns the index of the owner of each of n partitions. The numbers of partitions
-// of two owners differ by at most 1. Among the owners that may still get a partition, the owner with
-// the highest score gets it (rendezvous hashing). Partitions whose users are in the same profile parts
-// of the store have the same scores, so an owner reads few parts. counts holds the earlier numbers of
-// partitions. If the topic had fewer partitions before, those partitions keep their owners.
+// of two owners differ by at most 1. Each partition goes to the owner with the highest score
+// (rendezvous hashing), among the owners that may still get a partition. Partitions whose users are in
+// the same profile parts of the store have the same scores, so an owner reads few parts. counts holds
+// the earlier numbers of partitions. If the topic had fewer partitions before, those partitions keep
+// their owners.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)

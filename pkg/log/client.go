@@ -116,7 +116,8 @@ func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 }
 
 // options returns the options that all clients share. Retries are quick and metadata is refreshed
-// often, so that a moved leader is found at once. With franz-go's defaults this would take longer.
+// often, so that a moved leader is found at once. With franz-go's defaults a moved leader would be
+// found later.
 func (c Conn) options() ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),

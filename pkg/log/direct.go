@@ -134,8 +134,9 @@ var (
 	errDirectClosed = errors.New("the producer is closed")
 )
 
-// addToRounds puts recs into rounds and appends the rounds' results to results. After an error no
-// record is in a round. If the goroutine of run does not exist, addToRounds starts it.
+// addToRounds puts recs into rounds and appends the results of these rounds to the slice results.
+// After an error no record is in a round. If the goroutine of run does not exist, addToRounds starts
+// it.
 func (d *direct) addToRounds(results []*roundResult, recs []Record) ([]*roundResult, error) {
 	now := time.Now()
 	ms := now.UnixMilli()

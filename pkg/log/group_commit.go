@@ -87,8 +87,8 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assig
 }
 
 // checkPositions compares positions, the committed offsets that a rebalance has read, with the log.
-// This happens before the client reads records at these offsets. If the log does not hold an offset,
-// checkPositions replaces the offset and calls Events.Reset.
+// The client reads records at these offsets only after checkPositions has returned. If the log does
+// not hold an offset, checkPositions replaces the offset and calls Events.Reset.
 func (g *Group) checkPositions(ctx context.Context, positions map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
 	topics := make([]string, 0, len(positions))
 	tps := make(map[string][]int32, len(positions))

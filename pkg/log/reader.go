@@ -88,9 +88,9 @@ func (r *Reader) Run(ctx context.Context, starts map[TopicPartition]int64, fn fu
 
 // partitions returns a client that reads from exactly the given offsets. If the log does not hold an
 // offset, the client reports an error and does not continue at another offset.
-func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
+func (r *Reader) partitions(offsets map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
 	cl, err := r.conn.client(
-		kgo.ConsumePartitions(at),
+		kgo.ConsumePartitions(offsets),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.FetchMaxBytes(32<<20),

@@ -18,7 +18,7 @@ import (
 //	16  magic          1: 2
 //	17  checksum       4: CRC-32C of all bytes after this field
 //	21  attributes     2
-//	23  last offset    4: minus the first offset
+//	23  last offset    4: difference to the first offset
 //	27  first time     8, ms since 1970
 //	35  latest time    8
 //	43  producer      14: id, epoch, sequence

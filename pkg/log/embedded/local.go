@@ -96,7 +96,7 @@ func (b *Broker) raiseAckedEnds(topic string, infos []*kfake.PartitionInfo) {
 }
 
 // Appended tells the readers of tp that all records below the offset next were acknowledged. Without
-// Appended, they would wait until this package asks the broker again.
+// Appended, the readers would wait until this package asks the broker again.
 func (b *Broker) Appended(tp log.TopicPartition, next int64) {
 	if h := b.ackedEnds[place{tp.Topic, tp.Partition}]; h != nil {
 		h.raise(next)
