@@ -18,8 +18,8 @@ type OverLog struct {
 	// not including, the offset ends[partition].
 	Read   func(ctx context.Context, starts, ends map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	Topics []string
-	// Skipped is called for records that the log removed before they were archived. Their offsets are
-	// from or higher, and lower than to.
+	// Skipped is called for records that the log removed before they were archived: the records with
+	// the offsets [from, to).
 	Skipped func(p history.Part, from, to int64)
 }
 

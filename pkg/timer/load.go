@@ -111,9 +111,9 @@ func (t *tenure) skipLocked(start, now int64) int64 {
 	return late
 }
 
-// scan loads the rows of a minute whose fire times are not before from and not after until. bucket is
-// the number of the minute. reached is the fire time up to which scan has loaded rows. It is less than
-// until if the lane became full. loaded is how many rows were new.
+// scan loads the rows of a minute with from <= FireAt <= until. bucket is the number of the minute.
+// reached is the fire time up to which scan has loaded rows. It is less than until if the lane became
+// full. loaded is how many rows were new.
 func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane) (reached int64, loaded int, err error) {
 	e := t.e
 	p := engine.TimerPartition{Bucket: bucket, Shard: t.shard}
