@@ -107,7 +107,7 @@ func TestCommands(t *testing.T) {
 	f(0, `nothing to migrate`, `^$`, "migrate", "status")
 	f(2, `^$`, `unknown command "chek" for "notifyd config"; did you mean check\?`, "config", "chek")
 	f(2, `^$`, `unknown flag: --ephemral; did you mean --ephemeral\?`, "dev", "--ephemral")
-	f(2, `^$`, `"boss" is no role; roles are all, api, worker, scheduler, dispatcher, operator`, "serve", "--role", "boss")
+	f(2, `^$`, `"boss" is not a role; the roles are all, api, worker, scheduler, dispatcher, operator`, "serve", "--role", "boss")
 	f(2, `^$`, `roles: is worker, but with engines: embedded one process has all roles`, "serve", "--role", "worker")
 	f(2, `^$`, `token needs --key and --caller\n  next:  notifyd token --help`, "token")
 	f(2, `^$`, `--port 70000: use 0, or 1 to 65531.*\n  next:  notifyd dev --help`, "dev", "--port", "70000")

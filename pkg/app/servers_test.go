@@ -40,9 +40,9 @@ func TestServersAreChecked(t *testing.T) {
 	}
 	f("", "")
 	f("roles: [api, 'worker:push', 'worker:sms-bulk']", "")
-	f("roles: ['worker:fax']", `roles: "worker:fax": no channel or lane is called "fax"`)
-	f("roles: ['api:push']", "only worker takes a channel")
-	f("roles: [boss]", "is no role")
+	f("roles: ['worker:fax']", `roles: "worker:fax": there is no channel or lane "fax"`)
+	f("roles: ['api:push']", "only the role worker may be followed by a channel")
+	f("roles: [boss]", "is not a role")
 	f("sqs: {endpoint: 'http://127.0.0.1:19324'}", "sqs.region: is empty")
 	f("sqs: {region: here, endpoint: 'ftp://x'}", "sqs.endpoint")
 	f("sqs: {region: here, prefix: 'a b'}", `sqs.prefix: "a b"`)

@@ -56,7 +56,7 @@ type Config struct {
 	// Shared means that several processes have the archive and one of them at a time runs it. Then
 	// Status, Positions and PurgeBefore read the row from the store.
 	Shared bool
-	// Written is called for each file. May be nil.
+	// Written is called for each archived file, with its kind and number of lines. May be nil.
 	Written func(kind string, lines int)
 	// Failed is called with the error of each run that failed. May be nil.
 	Failed func(error)
@@ -78,13 +78,14 @@ type Bucket interface {
 
 // History is the source of outcomes: a history.Store or an OverLog.
 type History interface {
-	// Settled returns, for each partition, an offset. Every record below that offset is older than
-	// before (ms since 1970).
-	Settled(ctx context.Context, before int64) (map[history.Part]int64, error)
-	// Range calls fn with the envelope of every record of a partition in [from, to). If from does
-	// not contain a partition, Range reads the partition from its start. fn may use the envelopes
-	// until Range returns.
-	Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
+	// Settled returns, for each partition, an offset. The time of every record below that offset is
+	// before cutoff, in ms since 1970.
+	Settled(ctx context.Context, cutoff int64) (map[history.Part]int64, error)
+	// Range reads each partition of ends. It reads the records from the offset starts[partition] up to,
+	// but not including, the offset ends[partition], and calls fn with the envelope of each record. If
+	// starts does not contain a partition, Range reads the partition from its first record. fn may use
+	// the envelopes until Range returns.
+	Range(ctx context.Context, starts, ends map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
 // Archiver writes the archive. Only one Archiver may run on a store and folder. Status, Positions
@@ -92,10 +93,10 @@ type History interface {
 type Archiver struct {
 	cfg Config
 
-	// Only the goroutine of Once uses these.
+	// Only the goroutine of Once uses row, rowUnsure and lastSum.
 	row []byte // the stored row, for the next compare and swap
 	// rowUnsure means that the stored row may differ from the field row. Another process may have
-	// written it, or a write of this process failed.
+	// written the stored row, or a write of this process failed.
 	rowUnsure bool
 	lastSum   string // SHA-256 of the last file that this process completed, or compared with the row
 
@@ -300,12 +301,12 @@ func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 	})
 }
 
-// eachLetter calls fn with every dead letter after the sequence number at[caller], for each caller.
-// It sets at[caller] to the last sequence number that fn has got.
-func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func(*engine.DeadLetter) error) error {
+// eachLetter calls fn with every dead letter after the sequence number last[caller], for each caller.
+// It sets last[caller] to the last sequence number that fn has got.
+func (a *Archiver) eachLetter(ctx context.Context, last map[string]uint64, fn func(*engine.DeadLetter) error) error {
 	for _, caller := range a.cfg.Callers() {
 		for {
-			ds, err := a.cfg.Letters.Feed(ctx, caller, at[caller], 1000)
+			ds, err := a.cfg.Letters.Feed(ctx, caller, last[caller], 1000)
 			if err != nil {
 				return err
 			}
@@ -316,7 +317,7 @@ func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func
 				if err := fn(&ds[i]); err != nil {
 					return err
 				}
-				at[caller] = ds[i].Seq
+				last[caller] = ds[i].Seq
 			}
 		}
 	}

@@ -253,7 +253,7 @@ func ListFS(files fs.FS) (out []Manifest, err error) {
 			}
 			var m Manifest
 			if err := json.Unmarshal(b, &m); err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
+				return nil, fmt.Errorf("decoding the manifest %s: %w", name, err)
 			}
 			out = append(out, m)
 		}
@@ -310,7 +310,7 @@ func Verify(dir string, m *Manifest) error {
 		return err
 	}
 	if lines != m.Lines {
-		return fmt.Errorf("%s has %d lines; its manifest says %d", m.File, lines, m.Lines)
+		return fmt.Errorf("%s has %d lines; its manifest says %d lines", m.File, lines, m.Lines)
 	}
 	return nil
 }

@@ -14,23 +14,24 @@ import (
 // Config.After. A record that is in the log twice is archived twice.
 type OverLog struct {
 	Offsets Offsets
-	// Read calls fn with the records of each partition in [from, to).
-	Read   func(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
+	// Read calls fn with the records of each partition, from the offset starts[partition] up to, but
+	// not including, the offset ends[partition].
+	Read   func(ctx context.Context, starts, ends map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	Topics []string
-	// Skipped is called with the range of offsets of records that the log removed before they were
-	// archived.
+	// Skipped is called for records that the log removed before they were archived: the records with
+	// the offsets [from, to).
 	Skipped func(p history.Part, from, to int64)
 }
 
 // Offsets reads offsets of the log. *log.Admin implements it.
 type Offsets interface {
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
-	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
+	OffsetsSince(ctx context.Context, earliest time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 }
 
 // Settled implements History.
-func (l OverLog) Settled(ctx context.Context, before int64) (map[history.Part]int64, error) {
-	young, err := l.Offsets.OffsetsSince(ctx, time.UnixMilli(before), l.Topics...)
+func (l OverLog) Settled(ctx context.Context, cutoff int64) (map[history.Part]int64, error) {
+	young, err := l.Offsets.OffsetsSince(ctx, time.UnixMilli(cutoff), l.Topics...)
 	if err != nil {
 		return nil, err
 	}

@@ -52,13 +52,13 @@ func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error
 	return parsePositions(st.History), err
 }
 
-// purgeScanLimit is how many unarchived dead letters PurgeBefore reads. If there are more, no dead
-// letter that is younger than Wait is purged.
+// purgeScanLimit is how many unarchived dead letters PurgeBefore reads. If there are more, PurgeBefore
+// treats all dead letters as unarchived.
 const purgeScanLimit = 100_000
 
-// PurgeBefore returns a time in ms since 1970. At now, a dead letter may be purged if its
-// DeadLetter.Until is not after this time. Dead letters that are not archived are kept
-// until they are older than Wait.
+// PurgeBefore returns a limit in ms since 1970. A dead letter may be purged at the time now if its
+// DeadLetter.Until is not after this limit. Dead letters that are not archived are kept for
+// Config.Wait after their Until.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
 	st, err := a.currentState(ctx)
 	if err != nil {

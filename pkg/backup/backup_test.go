@@ -251,14 +251,14 @@ func TestRestoreOfABombWritesNothing(t *testing.T) {
 		}
 		return out
 	}
-	f("no manifest", `begins with "zeros"`, 0, packed(t, nil, "zeros", bomb, manifestName, "{}"))
+	f("no manifest", `first entry is "zeros"`, 0, packed(t, nil, "zeros", bomb, manifestName, "{}"))
 	f("larger than listed", "its manifest says 3", 3, packed(t, m(short, File{Name: "b", Size: 3}), "a", "abc", "b", bomb))
-	f("not listed", "does not list", 3, packed(t, m(short), "a", "abc", "b", bomb))
-	f("twice", "which came before", 3, packed(t, m(short), "a", "abc", "a", "abc"))
+	f("not listed", "is not in its manifest", 3, packed(t, m(short), "a", "abc", "b", bomb))
+	f("twice", "contains the entry twice", 3, packed(t, m(short), "a", "abc", "a", "abc"))
 	f("more than there is room", "bytes free; nothing was written", 0, packed(t, m(File{Name: "b", Size: 1 << 51}), "b", bomb))
 	f("sizes that overflow", "an impossible size", 0, packed(t, m(short, File{Name: "b", Size: 1<<63 - 1}), "a", "abc"))
-	f("a sum that lies", "the files it lists have 3", 0, packed(t, &Manifest{Format: Format, Files: []File{short}}, "a", "abc"))
-	f("folders that are not listed", "does not list", 0, packed(t, m(short), "x/", "", "a", "abc"))
+	f("a sum that lies", "the files in the manifest have 3", 0, packed(t, &Manifest{Format: Format, Files: []File{short}}, "a", "abc"))
+	f("folders that are not listed", "is not in its manifest", 0, packed(t, m(short), "x/", "", "a", "abc"))
 	f("a file outside", "outside of the data folder", 0, packed(t, m(File{Name: "../a", Size: 3}), "../a", "abc"))
 	f("a manifest without end", "at most 67108864", 0, packed(t, nil, manifestName, bomb))
 	f("another checksum", "is damaged", 3, packed(t, m(File{Name: "a", Size: 3, SHA256: sum("abd")}), "a", "abc"))

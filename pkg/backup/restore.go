@@ -146,9 +146,9 @@ func openArchive(ctx context.Context, r io.Reader) (_ *backupReader, err error) 
 	case err != nil:
 		return nil, badBackup("it ends before its manifest: %v", err)
 	case h.Typeflag != tar.TypeReg || h.Name != manifestName:
-		return nil, badBackup("it begins with %q, not with %s", h.Name, manifestName)
+		return nil, badBackup("its first entry is %q, but must be %s", h.Name, manifestName)
 	case h.Size > maxManifest:
-		return nil, badBackup("its manifest has %d bytes; at most %d are allowed", h.Size, maxManifest)
+		return nil, badBackup("its manifest has %d bytes; at most %d bytes are allowed", h.Size, maxManifest)
 	}
 	raw, err := io.ReadAll(a.tar)
 	if ctx.Err() != nil {
@@ -204,15 +204,15 @@ func (a *backupReader) checkManifest() error {
 		a.missingFiles[f.Name] = f
 	}
 	if sum != a.manifest.Bytes {
-		return badBackup("its manifest says %d bytes in total, but the files it lists have %d", a.manifest.Bytes, sum)
+		return badBackup("its manifest says %d bytes in total, but the files in the manifest have %d bytes", a.manifest.Bytes, sum)
 	}
 	return nil
 }
 
-// unpack reads every entry that the manifest lists. It writes the entries into the folder into,
-// unless into is "". If the name or size of an entry differs from the manifest, unpack stops before
+// unpack reads every entry that the manifest lists. It writes the entries into the folder target,
+// unless target is "". If the name or size of an entry differs from the manifest, unpack stops before
 // it writes a byte of that entry.
-func (a *backupReader) unpack(into string) error {
+func (a *backupReader) unpack(target string) error {
 	for {
 		h, err := a.tar.Next()
 		if a.ctx.Err() != nil {
@@ -225,24 +225,24 @@ func (a *backupReader) unpack(into string) error {
 			return badBackup("it is cut off; %d of %d files are missing: %v", len(a.missingFiles), len(a.manifest.Files), err)
 		}
 		name := strings.TrimSuffix(h.Name, "/")
-		to := filepath.Join(into, filepath.FromSlash(name))
+		to := filepath.Join(target, filepath.FromSlash(name))
 		switch want, ok := a.missingFiles[name]; {
 		case a.missingFolders[path.Dir(name)]:
-			return badBackup("it has %q before its folder", name)
+			return badBackup("the entry %q comes before its folder", name)
 		case h.Typeflag == tar.TypeDir && a.missingFolders[name]:
 			delete(a.missingFolders, name)
-			if into == "" {
+			if target == "" {
 				continue
 			}
 			if err := os.Mkdir(to, 0o700); err != nil {
-				return cannotRestore(into, err)
+				return cannotRestore(target, err)
 			}
 		case h.Typeflag != tar.TypeReg || !ok:
-			return badBackup("it has %q, which its manifest does not list or which came before", h.Name)
+			return badBackup("the entry %q is not in its manifest, or the backup contains the entry twice", h.Name)
 		case h.Size != want.Size:
-			return badBackup("%q has %d bytes; its manifest says %d", name, h.Size, want.Size)
+			return badBackup("the file %q has %d bytes; its manifest says %d bytes", name, h.Size, want.Size)
 		default:
-			sum, err := readFile(a.tar, to, into != "")
+			sum, err := readFile(a.tar, to, target != "")
 			if a.ctx.Err() != nil {
 				return a.ctx.Err()
 			}
@@ -250,7 +250,7 @@ func (a *backupReader) unpack(into string) error {
 				return err
 			}
 			if sum != want.SHA256 {
-				return badBackup("%q is damaged: its checksum is %s; its manifest says %s", name, sum, want.SHA256)
+				return badBackup("the file %q is damaged: its checksum is %s, but the manifest says %s", name, sum, want.SHA256)
 			}
 			delete(a.missingFiles, name)
 		}
@@ -260,11 +260,14 @@ func (a *backupReader) unpack(into string) error {
 // checkEnd returns an error if there is data after the last file, or if an entry of the manifest is
 // missing.
 func (a *backupReader) checkEnd() error {
-	if n, err := a.zstd.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
+	switch n, err := a.zstd.Read(make([]byte, 1)); {
+	case n > 0:
+		return badBackup("it has data after its last file")
+	case !errors.Is(err, io.EOF):
 		return badBackup("it is damaged after its last file: %v", err)
 	}
 	for name := range a.missingFiles {
-		return badBackup("%q is missing", name)
+		return badBackup("the file %q is missing", name)
 	}
 	for name := range a.missingFolders {
 		return badBackup("the folder %q is missing", name)
@@ -272,12 +275,12 @@ func (a *backupReader) checkEnd() error {
 	return nil
 }
 
-// readFile reads one file and returns its SHA-256. If keep is true, it also stores the file durably
+// readFile reads one file and returns its SHA-256. If store is true, it also stores the file durably
 // under name.
-func readFile(r io.Reader, name string, keep bool) (sum string, err error) {
+func readFile(r io.Reader, name string, store bool) (sum string, err error) {
 	hash := sha256.New()
 	w := io.Writer(hash)
-	if keep {
+	if store {
 		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
 			return "", cannotRestore(name, err)

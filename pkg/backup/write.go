@@ -18,7 +18,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Format is the format version of the backups that this build writes. It reads no other version.
+// Format is the format version of the backups that this build writes. This build reads no other
+// version.
 const Format = 1
 
 // manifestName is the name of the first entry.
@@ -32,8 +33,8 @@ type Manifest struct {
 	StoreID string    `json:"store_id"`   // id that the log and the store share
 	// Key is the name of the key that sealed callers' secrets. The key itself is not in the backup.
 	Key string `json:"secrets_key,omitempty"`
-	// Dev means that "notifyd dev" made the backup. It keeps its data in the subfolder data of its
-	// own folder.
+	// Dev means that "notifyd dev" made the backup. "notifyd dev" keeps its data in the subfolder
+	// "data" of its own folder.
 	Dev     bool     `json:"dev"`
 	Bytes   int64    `json:"bytes"`   // sum of the unpacked files' sizes
 	Folders []string `json:"folders"` // paths in the data folder, with slashes; a parent comes before its children
@@ -105,7 +106,7 @@ func writeArchive(ctx context.Context, w io.Writer, dir string, m Manifest) erro
 		return err
 	}
 	if len(raw) > maxManifest {
-		return fmt.Errorf("its %d files and %d folders make a manifest of %d bytes, %d is the most", len(m.Files), len(m.Folders), len(raw), maxManifest)
+		return fmt.Errorf("the manifest of its %d files and %d folders has %d bytes; at most %d bytes are allowed", len(m.Files), len(m.Folders), len(raw), maxManifest)
 	}
 	z, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
 	if err != nil {

@@ -16,9 +16,10 @@ const (
 	aloneRenew = 2 * time.Second
 )
 
-// Exclusive wraps run so that only one process at a time runs it. A lease with this name guards it. If
-// lease is nil, there is no other process. The lease only avoids double work; it is no fencing. Two
-// processes may run the part at the same time for a short while, and run must be safe then.
+// Exclusive wraps run so that only one process at a time runs it. The lease "part:" + name guards run.
+// If lease is nil, there is no other process. The lease only avoids double work, and there is no
+// fencing: two processes may call run at the same time for a short while. run must be safe in this
+// case.
 func Exclusive(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run
@@ -68,7 +69,7 @@ func (p *soloPart) runWhileHeld(ctx context.Context) error {
 				return nil // the lease was lost and the part stopped: do not release it
 			}
 			if ctx.Err() == nil && err == nil {
-				return errors.New("the part returned before it was stopped")
+				return errors.New("the task " + p.name + " ended before it was stopped")
 			}
 			call, stop := context.WithTimeout(context.WithoutCancel(ctx), aloneRenew)
 			_ = p.lease.Release(call, p.name, p.owner) // if this fails, the lease expires

@@ -15,8 +15,8 @@ import (
 // have a rate.
 const campaignHoldsMeta = "campaign_holds"
 
-// maxCampaignHolds is the largest number of holds in that row. The hold of a campaign that has
-// ended counts until an operator resumes the campaign.
+// maxCampaignHolds is the largest number of holds in the row campaignHoldsMeta. The hold of a campaign
+// that has ended counts until an operator resumes the campaign.
 const maxCampaignHolds = 1000
 
 // CampaignHolds implements server.CampaignHolds. The holds are stored, and the workers of every
@@ -63,7 +63,7 @@ func (c *CampaignHolds) Set(ctx context.Context, id, by string, to api.CampaignC
 			return is
 		}
 		if !is && len(all) >= maxCampaignHolds {
-			full = &notify.Error{Kind: notify.KindConflict, Code: "too_many_holds", Field: "id", Msg: fmt.Sprintf("%d campaigns are paused or have a rate: resume one that has ended", maxCampaignHolds)}
+			full = &notify.Error{Kind: notify.KindConflict, Code: "too_many_holds", Field: "id", Msg: fmt.Sprintf("%d campaigns already are paused or have a rate, which is the maximum; resume a campaign that has ended", maxCampaignHolds)}
 			return false
 		}
 		h.Since, h.By, h.Reason = time.Now().UTC().Truncate(time.Millisecond), by, to.Reason

@@ -17,7 +17,7 @@ import (
 
 const (
 	cardGroup = "cards"
-	cardBeat  = 5 * time.Second  // between two cards of a process
+	cardBeat  = 5 * time.Second  // time between two cards of a process
 	cardLate  = 3 * cardBeat     // a process whose card is older counts as missing
 	cardTTL   = 10 * time.Minute // how long a dead process stays listed as missing
 	cardReads = time.Second      // shortest time between two reads, for any number of operators
@@ -133,7 +133,7 @@ func (c *Card) encode() []byte {
 
 func clip(s string) string { return s[:min(len(s), 100)] }
 
-// circuitRank sorts circuits that delay calls, or that an operator holds, before all other
+// circuitRank returns 0 for circuits that delay calls or that an operator holds, and 1 for all other
 // circuits.
 func circuitRank(c *api.Circuit) int {
 	if c.State == "closed" && !c.Pinned {
@@ -199,11 +199,11 @@ func (c *Cards) All(ctx context.Context) []Card {
 	return out
 }
 
-// replaced reports whether a missing process has a successor: a process with the same name that
-// started after the missing process sent its last card.
-func (h *peerCard) replaced(by []peerCard) bool {
+// replaced reports whether a missing process has a successor among cards. A successor is a process
+// with the same name that started after the missing process sent its last card.
+func (h *peerCard) replaced(cards []peerCard) bool {
 	lastCard := time.Now().Add(-h.age)
-	return h.State == api.ProcessMissing && slices.ContainsFunc(by, func(o peerCard) bool {
+	return h.State == api.ProcessMissing && slices.ContainsFunc(cards, func(o peerCard) bool {
 		return o.State != api.ProcessMissing && o.Name == h.Name && o.StartedAt.After(lastCard)
 	})
 }

@@ -150,7 +150,7 @@ func (c *Circuits) Set(ctx context.Context, name, to string) (api.Circuit, error
 	case isRoute && to != "open" && to != "reset":
 		// If a provider's circuit were held closed, calls to a provider that refuses them would
 		// continue.
-		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit is held open or reset, not closed")
+		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit can be held open or reset, but not held closed")
 	case isRoute && !slices.Contains(c.cfg.Routes, route), !isRoute && (!isCaller || caller == ""):
 		return api.Circuit{}, notify.NotFound("circuit")
 	}
@@ -214,7 +214,8 @@ func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 func (c *Circuits) applyToCaller(caller, to string) (now trigger.Circuit) {
 	switch to {
 	case "open":
-		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen) // it fails only for other values of the second argument
+		// HoldCircuit fails only for other values of its second argument.
+		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen)
 	case "closed":
 		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldClosed)
 	default:

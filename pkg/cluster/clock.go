@@ -14,8 +14,8 @@ import (
 )
 
 // Clock measures the difference between this machine's clock and the clocks of the servers that all
-// processes use. It uses the median, so that one server with a wrong clock stops no process. A
-// process without servers has a nil Clock. Its methods report that the clock is right.
+// processes use. It uses the median, so that one server with a wrong clock stops no process. A process
+// without servers has a nil Clock. The methods of a nil Clock report that the clock is right.
 type Clock struct {
 	Servers []AskClock // empty: there is no other clock
 	Log     *slog.Logger
@@ -63,8 +63,8 @@ func (r *offsetReading) aheadNow() time.Duration {
 	return r.off + now.Round(0).Sub(r.wall) - now.Sub(r.at)
 }
 
-// Offset returns how far the clock is ahead of the servers' clocks. A negative value means that it
-// is late. Before a server has answered, Offset returns 0.
+// Offset returns how far this machine's clock is ahead of the servers' clocks. A negative value means
+// that this machine's clock is behind. Before a server has answered, Offset returns 0.
 func (c *Clock) Offset() time.Duration {
 	if c == nil {
 		return 0
@@ -79,7 +79,7 @@ func (c *Clock) Offset() time.Duration {
 // MaxClockOffset. Times that are computed from a wrong clock would be wrong.
 func (c *Clock) Err() error {
 	if off := c.Offset(); off.Abs() > MaxClockOffset {
-		return notify.Unavailable("clock", clockRetry, fmt.Errorf("it is %s off from the servers'", off.Round(time.Millisecond)))
+		return notify.Unavailable("clock", clockRetry, fmt.Errorf("this machine's clock differs from the servers' clocks by %s", off.Round(time.Millisecond)))
 	}
 	return nil
 }
@@ -93,9 +93,9 @@ func (c *Clock) Run(ctx context.Context) error {
 		off := c.Offset().Round(time.Millisecond)
 		if is := c.Err() != nil; is != wrong {
 			if wrong = is; is {
-				c.Log.Error("the clock is off from the servers': this process owns no timers, makes no callbacks and answers 503 to what is due later", "off", off, "most", MaxClockOffset)
+				c.Log.Error("this machine's clock differs from the servers' clocks: this process owns no timers, makes no callbacks and answers 503 to requests that are due later", "off", off, "most", MaxClockOffset)
 			} else {
-				c.Log.Info("the clock is right again", "off", off)
+				c.Log.Info("this machine's clock is right again", "off", off)
 			}
 		}
 		notify.Sleep(ctx, clockEvery)
@@ -146,13 +146,14 @@ func medianOffset(offs []time.Duration) time.Duration {
 	return high
 }
 
-// provenOffset returns the part of off that is larger than the measuring error.
-func provenOffset(off, err time.Duration) time.Duration {
+// provenOffset returns the smallest offset that is possible if offset was measured with an error of at
+// most maxError.
+func provenOffset(offset, maxError time.Duration) time.Duration {
 	switch {
-	case off > err:
-		return off - err
-	case off < -err:
-		return off + err
+	case offset > maxError:
+		return offset - maxError
+	case offset < -maxError:
+		return offset + maxError
 	}
 	return 0
 }

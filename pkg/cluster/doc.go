@@ -16,6 +16,6 @@
 // A process with embedded engines is alone. It uses lanes, campaigns, circuits, grants and removal,
 // but no heartbeats or leases.
 //
-// If Redis is unreachable, each process continues with the last values that it has read. If it
-// cannot decide something with them, it refuses it (Clock.Err, Spread.Now).
+// If Redis is unreachable, each process continues with the last values that it has read. If a decision
+// would not be safe with these values, the process returns an error instead (Clock.Err, Spread.Now).
 package cluster

@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	figureInterval = 2 * time.Second // between two reads of the value
-	figureTTL      = time.Minute     // of the value; it is renewed long before
+	figureInterval = 2 * time.Second // time between two reads of the value
+	figureTTL      = time.Minute     // TTL of the published value, which is published again long before
 )
 
-// Figure is a value that one process reads for all processes, such as the lag of the consumer
-// groups. If each process asked the servers itself, the load without requests would grow with
-// processes times partitions. The process that holds the lease with the figure's name reads the
-// value and publishes it as a heartbeat. The other processes read the heartbeat when it has
+// Figure is a value that one process reads for all processes, such as the lag of the consumer groups.
+// If each process asked the servers itself, the load without requests would grow with the number of
+// processes times the number of partitions. The process that holds the lease with the figure's name
+// reads the value and publishes it as a heartbeat. The other processes read the heartbeat when it has
 // changed.
 type Figure[T any] struct {
 	Beats engine.Heartbeats
@@ -30,13 +30,13 @@ type Figure[T any] struct {
 
 func (f *Figure[T]) groupName() string { return "figure:" + f.Name }
 
-// Find returns a part that calls ask in one process at a time, with a pause between two calls. It
-// publishes the result to the other processes. After an error of ask, the other processes keep the
-// last value.
-func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, error)) func(context.Context) error {
+// Find returns a function that every process runs. In one process at a time, it calls readValue, with
+// a pause between two calls, and publishes the result to the other processes. After an error of
+// readValue, the other processes keep the last value.
+func (f *Figure[T]) Find(pause time.Duration, readValue func(context.Context) (T, error)) func(context.Context) error {
 	return Exclusive(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
 		for ctx.Err() == nil {
-			v, err := ask(ctx)
+			v, err := readValue(ctx)
 			var raw []byte
 			if err == nil {
 				raw, err = json.Marshal(v)
@@ -47,7 +47,7 @@ func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, erro
 				stop()
 			}
 			if err != nil && ctx.Err() == nil {
-				f.Log.Warn("a figure could not be found out or published; the other processes keep its last value", "figure", f.Name, "err", err)
+				f.Log.Warn("a value for all processes could not be read or published; the other processes keep the last value", "figure", f.Name, "err", err)
 			}
 			notify.Sleep(ctx, pause)
 		}
@@ -58,8 +58,8 @@ func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, erro
 	})
 }
 
-// Follow returns a part that calls the function take with each new value.
-func (f *Figure[T]) Follow(take func(T)) func(context.Context) error {
+// Follow returns a function that calls onValue with each new value until its context ends.
+func (f *Figure[T]) Follow(onValue func(T)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for known := int64(0); ctx.Err() == nil; notify.Sleep(ctx, figureInterval) {
 			call, stop := context.WithTimeout(ctx, figureInterval)
@@ -79,7 +79,7 @@ func (f *Figure[T]) Follow(take func(T)) func(context.Context) error {
 			}
 			var v T
 			if last != nil && json.Unmarshal([]byte(last.Value), &v) == nil {
-				take(v)
+				onValue(v)
 			}
 		}
 		return nil

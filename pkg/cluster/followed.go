@@ -11,7 +11,7 @@ import (
 // store applies. The map is stored as one row of engine.Meta.
 type followed[V any] struct {
 	meta engine.Meta
-	name string // of the row
+	name string // name of the row
 	// apply applies the stored map to this process. It is called with mu held, and must not change
 	// the map.
 	apply func(stored map[string]V)
@@ -29,8 +29,8 @@ func (f *followed[V]) Follow(ctx context.Context) error {
 }
 
 // set changes the stored map and applies it. When set returns nil, the change is durable, even if
-// other processes change the map at the same time. engine.ChangeMetaMap documents the rules for
-// change.
+// other processes change the map at the same time. For the rules of the function change, see
+// engine.ChangeMetaMap.
 func (f *followed[V]) set(ctx context.Context, change func(all map[string]V) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -55,8 +56,9 @@ func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog
 	return g, err
 }
 
-// MetaSecret returns the 32 random bytes that are stored in meta under name. If there are none, it
-// creates and stores them. Processes that call it at the same time get the same bytes.
+// MetaSecret returns the 32 random bytes that are stored in meta under name. If no bytes are stored,
+// MetaSecret creates and stores them. Processes that call MetaSecret at the same time get the same
+// bytes.
 func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, error) {
 	fresh := make([]byte, 32)
 	rand.Read(fresh) // never fails
@@ -71,17 +73,17 @@ func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, err
 	}
 }
 
-// Create makes a grant. The parameter by is the operator. It returns notify.KindInvalid if the
-// request breaks a rule. It returns notify.KindConflict with code load_providers if a process calls
-// a worse kind of providers than the request names.
-func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error) {
+// Create makes a grant for operator. It returns notify.KindInvalid if the request breaks a rule. It
+// returns notify.KindConflict with code load_providers if a process calls a worse kind of providers
+// than the request names.
+func (g *Grants) Create(ctx context.Context, operator string, in api.LoadGrantRequest) (api.LoadGrant, error) {
 	if err := checkGrant(&in); err != nil {
 		return api.LoadGrant{}, err
 	}
 	now := g.now()
 	made := api.LoadGrant{
 		ID: "lg_" + notify.NewBase(now).String(), Cluster: g.cluster, Hosts: in.Hosts, Rate: in.Rate, Targets: in.Targets, Providers: in.Providers,
-		CreatedAt: now.UTC().Truncate(time.Second), ExpiresAt: now.Add(time.Duration(in.Seconds) * time.Second).UTC().Truncate(time.Second), By: by, Reason: in.Reason,
+		CreatedAt: now.UTC().Truncate(time.Second), ExpiresAt: now.Add(time.Duration(in.Seconds) * time.Second).UTC().Truncate(time.Second), By: operator, Reason: in.Reason,
 	}
 	if err := g.checkProviders(ctx, &made); err != nil {
 		return api.LoadGrant{}, err
@@ -99,12 +101,12 @@ func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest)
 		return !full
 	})
 	if err == nil && full {
-		err = &notify.Error{Kind: notify.KindConflict, Code: "load_grants_full", Msg: "200 grants hold already: revoke some"}
+		err = &notify.Error{Kind: notify.KindConflict, Code: "load_grants_full", Msg: fmt.Sprintf("%d load grants are active or pending, which is the maximum; revoke some of them", maxGrants)}
 	}
 	if err != nil {
 		return api.LoadGrant{}, err
 	}
-	g.log.Warn("load granted", "grant", made.ID, "by", by, "rate", made.Rate, "hosts", made.Hosts, "providers", made.Providers, "until", made.ExpiresAt)
+	g.log.Warn("load granted", "grant", made.ID, "by", operator, "rate", made.Rate, "hosts", made.Hosts, "providers", made.Providers, "until", made.ExpiresAt)
 	made.State, made.Token = g.stateOf(&made), api.SignLoadGrant(made, g.key)
 	return made, nil
 }
@@ -134,19 +136,19 @@ func checkGrant(in *api.LoadGrantRequest) error {
 	bad := func(field, rule string) error { return notify.Invalid("bad_load_grant", field, rule) }
 	switch {
 	case in.Seconds < 1 || in.Seconds > int64(maxGrantFor/time.Second):
-		return bad("seconds", "is 1 to 86400: a grant holds for a day at most")
+		return bad("seconds", "must be from 1 to 86,400, because a grant is valid for one day at most")
 	case !(in.Rate >= 1 && in.Rate <= 1e9):
-		return bad("rate", "is 1 to 1e9 messages a second")
+		return bad("rate", "must be from 1 to 1,000,000,000 messages a second")
 	case len(in.Targets) == 0 || len(in.Targets) > len(api.GrantTargets) || slices.ContainsFunc(in.Targets, func(t string) bool { return !slices.Contains(api.GrantTargets, t) }):
-		return bad("targets", "are some of "+strings.Join(api.GrantTargets, ", "))
+		return bad("targets", "must be one or more of "+strings.Join(api.GrantTargets, ", "))
 	case !slices.Contains(api.ProviderModes, in.Providers):
-		return bad("providers", "is one of "+strings.Join(api.ProviderModes, ", "))
+		return bad("providers", "must be one of "+strings.Join(api.ProviderModes, ", "))
 	case len(in.Hosts) < 1 || len(in.Hosts) > 20 || slices.ContainsFunc(in.Hosts, func(h string) bool {
 		return h == "" || len(h) > 255 || strings.ContainsAny(h, "*/@ ")
 	}):
-		return bad("hosts", "are 1 to 20 of the form HOST or HOST:PORT")
+		return bad("hosts", "must be 1 to 20 hosts of the form HOST or HOST:PORT")
 	case len(in.Reason) > 512:
-		return bad("reason", "has at most 512 bytes")
+		return bad("reason", fmt.Sprintf("must have at most 512 bytes, but has %d", len(in.Reason)))
 	}
 	return nil
 }
@@ -157,17 +159,17 @@ func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	if has := g.providers(ctx); slices.Index(api.ProviderModes, has) > slices.Index(api.ProviderModes, x.Providers) {
 		return &notify.Error{
 			Kind: notify.KindConflict, Code: "load_providers", Field: "providers",
-			Msg: "the workers of this cluster call " + has + " providers, and the grant names " + x.Providers + " ones",
+			Msg: "the workers of this cluster call " + has + " providers, but the grant allows only " + x.Providers + " providers",
 		}
 	}
 	return nil
 }
 
-// Change approves or revokes a grant. The parameter by is the operator. An operator cannot approve
-// a grant that the same operator made. Change returns notify.KindNotFound for an unknown grant.
-func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGrant, err error) {
+// Change approves or revokes a grant for operator. An operator cannot approve a grant that the same
+// operator made. Change returns notify.KindNotFound for an unknown grant.
+func (g *Grants) Change(ctx context.Context, id, operator, to string) (out api.LoadGrant, err error) {
 	if to != "approved" && to != "revoked" {
-		return out, notify.Invalid("bad_value", "to", "is approved or revoked")
+		return out, notify.Invalid("bad_value", "to", fmt.Sprintf("must be \"approved\" or \"revoked\", not %q", to))
 	}
 	if err := notify.BeforeAct(ctx); err != nil {
 		return out, err
@@ -180,13 +182,13 @@ func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGra
 		case !ok:
 			refused = notify.NotFound("load_grant")
 		case to == "revoked":
-			x.RevokedBy = by
+			x.RevokedBy = operator
 		case state != api.GrantPending:
-			refused = &notify.Error{Kind: notify.KindConflict, Code: "load_grant_state", Msg: "the grant is " + state + " and waits for no approval"}
-		case x.By == by:
-			refused = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_own", Msg: "a second operator must approve a grant for real providers: you made this one"}
+			refused = &notify.Error{Kind: notify.KindConflict, Code: "load_grant_state", Msg: "the load grant is " + state + ", so it cannot be approved"}
+		case x.By == operator:
+			refused = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_own", Msg: "a second operator must approve a grant for real providers, but you made this grant"}
 		default:
-			x.ApprovedBy = by
+			x.ApprovedBy = operator
 		}
 		if refused == nil {
 			all[id] = x
@@ -200,7 +202,7 @@ func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGra
 	if err != nil {
 		return api.LoadGrant{}, err
 	}
-	g.log.Warn("load grant "+to, "grant", id, "by", by)
+	g.log.Warn("load grant "+to, "grant", id, "by", operator)
 	out.State = g.stateOf(&out)
 	return out, nil
 }
@@ -237,11 +239,11 @@ func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
 func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	claimed, err := api.ReadLoadToken(token, g.key.Public().(ed25519.PublicKey))
 	if err != nil {
-		return claimed, forbidden("load_grant_malformed", "this is no token of a load grant of this cluster")
+		return claimed, forbidden("load_grant_malformed", "the token is not a token of a load grant of this cluster")
 	}
 	x, ok := (*g.known.Load())[claimed.ID]
 	if !ok { // another process has just made it, or it ended long ago
-		return x, forbidden("load_grant_unknown", "this process knows no such load grant")
+		return x, forbidden("load_grant_unknown", "this process does not know the load grant of the token")
 	}
 	x.State = g.stateOf(&x)
 	switch {

@@ -72,13 +72,13 @@ func (p *Peers) beatAndRead(ctx context.Context) error {
 	return nil
 }
 
-// update applies the result of a read at the time now. If changed is true, members are the
-// processes that are alive. Otherwise the members are the same as in the previous read.
+// update applies the result of a read. now is the time of the read. If changed is true, members are
+// the processes that are alive. Otherwise the members are the same as in the previous read.
 func (p *Peers) update(members []engine.Heartbeat, changed bool, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := p.lastRead
-	// Redis was unreachable. No process could be seen, so the time of the disappeared processes
+	// If Redis was unreachable, no process could be seen. So the time of each disappeared process
 	// starts again.
 	if now.Sub(last) > 3*peerBeat {
 		last = now
@@ -125,11 +125,11 @@ func (p *Peers) Share(limit int) int {
 	return max(part, 1)
 }
 
-// DelayStart wraps a part that uses shares of a limit. If there are other processes, it delays run until
-// two conditions hold: all other processes have seen this process, and the calls that they began
-// with larger shares have ended. calls is the longest time of a call. If there are no other
-// processes, it starts run at once.
-func (p *Peers) DelayStart(calls time.Duration, run func(context.Context) error) func(context.Context) error {
+// DelayStart wraps a part that uses shares of a limit. If there are other processes, it delays run
+// until two conditions hold: all other processes have seen this process, and the calls that they began
+// with larger shares have ended. longestCall is the longest time of a call. If there are no other
+// processes, DelayStart starts run at once.
+func (p *Peers) DelayStart(longestCall time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {
 			notify.Sleep(ctx, peerBeat)
@@ -139,7 +139,7 @@ func (p *Peers) DelayStart(calls time.Duration, run func(context.Context) error)
 		go func() { defer close(beating); _ = p.Run(on) }()
 		defer func() { stop(); <-beating }()
 		if p.hasOthers() {
-			notify.Sleep(ctx, calls+3*peerBeat)
+			notify.Sleep(ctx, longestCall+3*peerBeat)
 		}
 		if ctx.Err() != nil {
 			return nil

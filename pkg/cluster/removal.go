@@ -38,7 +38,7 @@ type Removal struct {
 	part  string
 	meta  engine.Meta
 	log   *slog.Logger
-	clock func() (wall time.Time, up time.Duration) // up is the running time, which never jumps
+	clock func() (wall time.Time, uptime time.Duration) // uptime is the running time, which never jumps
 
 	mu         sync.Mutex    // guards the fields below
 	loaded     bool          // the stored time was read
@@ -47,8 +47,8 @@ type Removal struct {
 	// catchUpFrom is how far the clock was ahead when catching up began. 0: removal does not catch
 	// up now.
 	catchUpFrom time.Duration
-	advancedAt  time.Duration // value of up when removeUpTo was last advanced
-	storedAt    time.Duration // value of up when removeUpTo was last stored
+	advancedAt  time.Duration // value of uptime when removeUpTo was last advanced
+	storedAt    time.Duration // value of uptime when removeUpTo was last stored
 	// ahead is how far the clock is ahead of removeUpTo. It is 0 if the difference is at most
 	// removalNear; then removal follows the clock.
 	ahead time.Duration
@@ -62,18 +62,19 @@ type removalRow struct {
 
 func (r *Removal) row() string { return "removal " + r.part }
 
-// Advance returns the time for the removal now. After an error no data may be removed.
+// Advance advances the removal time and returns it. Data whose retention is over at this time may be
+// removed now. After an error no data may be removed.
 func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	wall, up := r.clock()
+	wall, uptime := r.clock()
 	if !r.loaded {
-		if err := r.load(ctx, wall, up); err != nil {
+		if err := r.load(ctx, wall, uptime); err != nil {
 			return time.Time{}, err
 		}
 	}
-	passed := up - r.advancedAt
-	r.advancedAt, r.removeUpTo = up, r.removeUpTo.Add(passed)
+	passed := uptime - r.advancedAt
+	r.advancedAt, r.removeUpTo = uptime, r.removeUpTo.Add(passed)
 	before, ahead := r.ahead, wall.Sub(r.removeUpTo)
 	if ahead > removalNear && r.heldFor < removalHold {
 		r.heldFor += passed
@@ -88,22 +89,22 @@ func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 		r.removeUpTo, r.heldFor, r.catchUpFrom, r.ahead = wall, 0, 0, 0
 	}
 	if before == 0 && r.ahead > 0 {
-		r.log.Warn("the clock is ahead of the time that removal goes by: notifyd was down, or the clock jumped; if it is wrong, set it right before removal catches up",
+		r.log.Warn("the clock is ahead of the removal time: notifyd was down, or the clock jumped; if the clock is wrong, correct it before removal catches up",
 			"part", r.part, "ahead", r.ahead.Round(time.Second), "catches_up_in", (removalHold - r.heldFor).Round(time.Minute))
 	} else if before > 0 && r.ahead == 0 {
 		r.log.Info("removal follows the clock again", "part", r.part)
 	}
-	if up-r.storedAt >= RemovalEvery {
+	if uptime-r.storedAt >= RemovalEvery {
 		if err := r.storeRow(ctx); err != nil {
 			return time.Time{}, err
 		}
-		r.storedAt = up
+		r.storedAt = uptime
 	}
 	return r.removeUpTo, nil
 }
 
 // load reads the stored time. If there is no stored time, it starts with the clock's time.
-func (r *Removal) load(ctx context.Context, wall time.Time, up time.Duration) error {
+func (r *Removal) load(ctx context.Context, wall time.Time, uptime time.Duration) error {
 	raw, err := r.meta.GetMeta(ctx, r.row())
 	if err != nil {
 		return err
@@ -112,15 +113,15 @@ func (r *Removal) load(ctx context.Context, wall time.Time, up time.Duration) er
 	if raw != nil {
 		var row removalRow
 		if err := json.Unmarshal(raw, &row); err != nil {
-			return fmt.Errorf("stored row %s: %w", r.row(), err)
+			return fmt.Errorf("decoding the stored row %q: %w", r.row(), err)
 		}
 		r.removeUpTo, r.heldFor = time.UnixMilli(row.At), time.Duration(row.Held)*time.Millisecond
 	}
-	r.loaded, r.storedAt = true, up-RemovalEvery
+	r.loaded, r.storedAt = true, uptime-RemovalEvery
 	return nil
 }
 
-// storeRow stores the removal time. If a start finds an older row, it only removes less.
+// storeRow stores the removal time. If the next start finds an older row, it only removes less data.
 func (r *Removal) storeRow(ctx context.Context) error {
 	raw, err := json.Marshal(removalRow{At: r.removeUpTo.UnixMilli(), Held: r.heldFor.Milliseconds()})
 	if err != nil {
@@ -181,7 +182,7 @@ func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.
 				err = purge(ctx, now)
 			}
 			if err != nil && ctx.Err() == nil {
-				rs.Log.Warn(part, "err", err)
+				rs.Log.Warn("old data could not be removed; trying again later", "part", part, "err", err)
 			}
 		}
 	}

@@ -32,12 +32,12 @@ type Tasks struct {
 // an unknown role, channel or lane, and if roles is empty.
 func ParseRoles(roles []string) (t Tasks, err error) {
 	if len(roles) == 0 {
-		return t, fmt.Errorf("no role is given; roles are %s", strings.Join(Roles, ", "))
+		return t, fmt.Errorf("no role is given; the roles are %s", strings.Join(Roles, ", "))
 	}
 	for _, role := range roles {
 		name, what, some := strings.Cut(strings.TrimSpace(role), ":")
 		if some && name != RoleWorker {
-			return t, fmt.Errorf("%q: only %s takes a channel or a lane", role, RoleWorker)
+			return t, fmt.Errorf("%q: only the role %s may be followed by a channel or a lane", role, RoleWorker)
 		}
 		switch name {
 		case RoleAll:
@@ -61,10 +61,10 @@ func ParseRoles(roles []string) (t Tasks, err error) {
 				}
 			}
 			if !found {
-				return t, fmt.Errorf("%q: no channel or lane is called %q", role, what)
+				return t, fmt.Errorf("%q: there is no channel or lane %q", role, what)
 			}
 		default:
-			return t, fmt.Errorf("%q is no role; roles are %s", role, strings.Join(Roles, ", "))
+			return t, fmt.Errorf("%q is not a role; the roles are %s", role, strings.Join(Roles, ", "))
 		}
 	}
 	return t, nil

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// spreadTrust is how long a process may use a number of parts after it has read it.
+	// spreadTrust is how long a process may use a number of parts after it has read the number.
 	spreadTrust = 30 * time.Second
 	// A raise takes effect spreadLead after it is stored. By then every process has read the new
 	// number, or has stopped using the old number. The clocks of two processes may differ by
@@ -24,7 +24,7 @@ const (
 // every process with the same store follows. Its methods are safe for concurrent use.
 type Spread struct {
 	meta  engine.Meta
-	name  string // of the row
+	name  string // name of the row
 	alone bool
 	// countMade returns how many parts exist; see MadeBefore. nil: this cannot be counted.
 	countMade func(ctx context.Context) (int, error)
@@ -34,26 +34,26 @@ type Spread struct {
 	readAt time.Time // when the read of stored began; monotonic
 }
 
-// OpenSpread reads the number of parts that is stored in meta under name. If there is none, it
-// stores the number first. alone means that no other process uses the store. Then the number that
-// was read never becomes too old to use.
-func OpenSpread(ctx context.Context, meta engine.Meta, name string, first int, alone bool) (*Spread, error) {
+// OpenSpread reads the number of parts that is stored in meta under name. If there is none, it stores
+// the number initial. alone means that no other process uses the store. Then the number that was read
+// never becomes too old to use.
+func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int, alone bool) (*Spread, error) {
 	s := &Spread{meta: meta, name: name, alone: alone}
 	for {
 		err := s.Follow(ctx)
 		if err != nil || s.stored.Most() > 0 {
 			return s, err
 		}
-		if _, err := meta.SwapMeta(ctx, name, nil, []byte(notify.SpreadOver(first).String())); err != nil {
+		if _, err := meta.SwapMeta(ctx, name, nil, []byte(notify.SpreadOver(initial).String())); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue.
-// It is for parts that a raise creates before it stores their new number. If the row cannot be
-// read, s continues to use the last number, as long as no more parts exist than that. It must be
-// called before s is used.
+// MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue. It
+// is for parts that a raise creates before it stores their new number. If the row cannot be read, s
+// continues to use the last number, as long as the number of existing parts is not greater. MadeBefore
+// must be called before s is used.
 func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
 // Follow reads the stored number.
@@ -102,7 +102,7 @@ func (s *Spread) Now() (notify.Spread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if age := time.Since(s.readAt); age >= spreadTrust && !s.alone {
-		return notify.Spread{}, notify.Unavailable("spread_unknown", time.Second, fmt.Errorf("%s was read last %s ago", s.name, age.Round(time.Second)))
+		return notify.Spread{}, notify.Unavailable("spread_unknown", time.Second, fmt.Errorf("the number %s was last read %s ago, and it may have changed since", s.name, age.Round(time.Second)))
 	}
 	return s.stored, nil
 }
@@ -123,7 +123,7 @@ func RaiseSpread(ctx context.Context, meta engine.Meta, name string, parts int, 
 		if was.Most() > 0 {
 			old = []byte(was.String())
 			if next, err = was.Raised(parts, now.Add(spreadLead)); err != nil {
-				return was, &notify.Error{Kind: notify.KindConflict, Code: "raised_lately", Msg: fmt.Sprintf("%s was raised to %d at %s; try again after that", name, was.Most(), was.Since().UTC().Format(time.RFC3339)), RetryAfter: spreadLead}
+				return was, &notify.Error{Kind: notify.KindConflict, Code: "raised_lately", Msg: fmt.Sprintf("an earlier raise of %s to %d takes effect at %s; try again after that time", name, was.Most(), was.Since().UTC().Format(time.RFC3339)), RetryAfter: spreadLead}
 			}
 		}
 		if stored, err := meta.SwapMeta(ctx, name, old, []byte(next.String())); err != nil || stored {

@@ -15,7 +15,7 @@ import (
 const (
 	standingGroup = "standing"             // heartbeats of processes that stop a lane or show a tail
 	standingBeat  = 2 * time.Second        // between two beats, and between two reads
-	standingLeast = 250 * time.Millisecond // the shortest such time, after requestBeat
+	standingLeast = 250 * time.Millisecond // shortest time between two beats, after requestBeat
 	standingTTL   = 10 * time.Second
 )
 
@@ -38,7 +38,7 @@ type LaneStops struct {
 // heartbeat. That value also contains the wishes of its tails, under names that no lane has.
 type lanesHeld map[string]server.LaneStop
 
-// NewStandings returns the standings of the process owner.
+// NewStandings returns the LaneStops of the process owner.
 func NewStandings(beats engine.Heartbeats, owner string) *LaneStops {
 	return &LaneStops{beats: beats, owner: owner, beatSoon: make(chan struct{}, 1)}
 }
@@ -55,10 +55,10 @@ func (s *LaneStops) requestBeat() {
 // processes, until ctx ends. own returns whether and why a lane is stopped in this process. While
 // Redis is unreachable, each process keeps the values of its last read.
 func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) error {
-	said, version := false, int64(0)
+	sent, version := false, int64(0)
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, standingBeat)
-		said = s.beat(call, said, lanes, own)
+		sent = s.beat(call, sent, lanes, own)
 		version = s.readOthers(call, version)
 		stop()
 		notify.Sleep(ctx, standingLeast)
@@ -70,7 +70,7 @@ func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(not
 		}
 		wait.Stop()
 	}
-	if said {
+	if sent {
 		call, stop := context.WithTimeout(context.WithoutCancel(ctx), standingBeat)
 		defer stop()
 		_ = s.beats.Leave(call, standingGroup, s.owner) // if this fails, the heartbeat expires
@@ -78,10 +78,11 @@ func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(not
 	return nil
 }
 
-// beat sends one heartbeat with the stopped lanes of this process and the tails that it shows. It
-// returns whether there are any. said means that the last beat contained some. If said is true and
-// there are none now, beat leaves the group.
-func (s *LaneStops) beat(ctx context.Context, said bool, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) bool {
+// beat sends one heartbeat with the stopped lanes of this process and the tails that it shows, and
+// returns true. If there are neither stopped lanes nor tails, it sends no heartbeat and returns false.
+// sentLast is the result of the previous beat. If it is true and this beat sends no heartbeat, beat
+// leaves the group.
+func (s *LaneStops) beat(ctx context.Context, sentLast bool, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) bool {
 	held := map[string]any{}
 	for _, l := range lanes {
 		if st, ok := own(l); ok {
@@ -95,14 +96,14 @@ func (s *LaneStops) beat(ctx context.Context, said bool, lanes []notify.Lane, ow
 		_, _ = s.beats.Beat(ctx, standingGroup, s.owner, string(b), standingTTL) // if it fails, the next beat tries again
 		return true
 	}
-	if said {
+	if sentLast {
 		_ = s.beats.Leave(ctx, standingGroup, s.owner) // if this fails, the heartbeat expires
 	}
 	return false
 }
 
 // readOthers reads the heartbeats of the other processes if they have changed. known is the group's
-// version of the previous read. It returns the version that it read.
+// version of the previous read. readOthers returns the version that it has read.
 func (s *LaneStops) readOthers(ctx context.Context, known int64) int64 {
 	began := time.Now()
 	alive, version, err := s.beats.Alive(ctx, standingGroup, known)
@@ -141,17 +142,17 @@ func (s *LaneStops) readOthers(ctx context.Context, known int64) int64 {
 	return version
 }
 
-// Find returns why a lane is stopped at now in another process. One such process is enough: if a
-// provider is down, processes that have not called it do not notice. If there are several such
-// processes, Of returns the standing of the process that will try again first.
-func (s *LaneStops) Find(l notify.Lane, now time.Time) (first server.LaneStop, ok bool) {
+// Find returns why a lane is stopped in another process at the time now. One such process is enough:
+// if a provider is down, processes that have not called the provider do not notice. If several
+// processes have stopped the lane, Find returns the stop of the process that will try again first.
+func (s *LaneStops) Find(l notify.Lane, now time.Time) (earliest server.LaneStop, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.othersHeld {
 		st, held := one[l.String()]
-		if held && st.Until.After(now) && (!ok || st.Until.Before(first.Until)) {
-			first, ok = st, true
+		if held && st.Until.After(now) && (!ok || st.Until.Before(earliest.Until)) {
+			earliest, ok = st, true
 		}
 	}
-	return first, ok
+	return earliest, ok
 }

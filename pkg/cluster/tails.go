@@ -25,7 +25,7 @@ const (
 	tailMessages = 250                    // messages a second, over all processes
 	tailBytes    = 32 << 10               // bytes of a message
 	tailPause    = 100 * time.Millisecond // shortest time between two messages of a process
-	tailAnswer   = 2 * time.Second        // longest such time: without outcomes a process sends an empty message
+	tailAnswer   = 2 * time.Second        // longest time between two messages: without outcomes a process sends an empty message
 	tailSilent   = 3 * tailAnswer         // a process that sends nothing for this time counts as missing
 
 	mostTails       = 16 // tails in the whole cluster that other processes answer
@@ -74,8 +74,8 @@ func (w *tailWish) pace() (every time.Duration, most int) {
 	return every, max(int(tailOutcomes*every/time.Second/n), 1)
 }
 
-// answeredWishes returns the wishes that are answered, at most mostTails and for each caller at
-// most mostCallerTails. All processes choose the same wishes.
+// answeredWishes returns the wishes that are answered: at most mostTails, and for each caller at most
+// mostCallerTails. All processes choose the same wishes.
 func answeredWishes(wishes map[tailID]tailWish) []tailID {
 	order := slices.SortedFunc(maps.Keys(wishes), func(a, b tailID) int {
 		return cmp.Or(cmp.Compare(wishes[a].Opened, wishes[b].Opened), strings.Compare(a.owner, b.owner), strings.Compare(a.name, b.name))
@@ -157,8 +157,8 @@ func (t *Tails) ownWishes() map[string]tailWish {
 	return out
 }
 
-// setOthersWishes sets the wishes of all processes, including this process. It keeps the wishes of
-// other processes that are answered. It also notes which tails of this process are not answered.
+// setOthersWishes gets the wishes of all processes, including this process. It keeps those wishes of
+// other processes that are answered. It also stores which tails of this process are not answered.
 func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	if t == nil {
 		return
@@ -415,13 +415,13 @@ type tailAnswers struct {
 	answeredOnce bool
 }
 
-// run merges the outcomes of own and of the inbox until own is closed.
-func (s *shownTail) run(own <-chan api.Event) {
+// run merges the outcomes of this process (ownEvents) and of the inbox until ownEvents is closed.
+func (s *shownTail) run(ownEvents <-chan api.Event) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		select {
-		case e, ok := <-own:
+		case e, ok := <-ownEvents:
 			if !ok {
 				return
 			}
@@ -504,7 +504,7 @@ func (s *shownTail) tellProcesses() {
 }
 
 // addProcesses adds to e the processes that answer and the processes that do not answer. It returns
-// false while this is unknown for a process.
+// false while it is unknown for a process whether the process answers.
 func (s *shownTail) addProcesses(e *api.Event) bool {
 	s.t.mu.Lock()
 	workers, deaf := s.t.workers, s.t.listenErr
@@ -515,7 +515,7 @@ func (s *shownTail) addProcesses(e *api.Event) bool {
 	others := ""
 	switch {
 	case s.o.crowded.Load():
-		others = fmt.Sprintf("%d tails are open, or %d of this caller: this tail shows only the process that was asked", mostTails, mostCallerTails)
+		others = fmt.Sprintf("%d older tails are open, or %d older tails of this caller: this tail shows only the outcomes of the process to which the client is connected", mostTails, mostCallerTails)
 	case deaf != nil:
 		others = deaf.Error()
 	}

@@ -70,12 +70,12 @@ func (a *account) maxAtOnce(l Lane) int {
 	return int(a.total.burst)
 }
 
-// available reports whether the lane has at least the given number of tokens now. If not, at is the
-// time when it will have them.
-func (a *account) available(now time.Time, l Lane, least int) (ok bool, at time.Time) {
-	wait := a.total.wait(now, float64(least))
+// available reports whether the lane has the needed tokens now. If not, availableAt is the time when
+// the lane will have these tokens.
+func (a *account) available(now time.Time, l Lane, needed int) (ok bool, availableAt time.Time) {
+	wait := a.total.wait(now, float64(needed))
 	if l == Bulk {
-		wait = max(wait, a.bulk.wait(now, float64(least)))
+		wait = max(wait, a.bulk.wait(now, float64(needed)))
 	}
 	return wait == 0, now.Add(wait)
 }

@@ -24,8 +24,8 @@ import (
 //
 // The expected wait is the bytes that are admitted and not finished, divided by the rate at which
 // bytes are finished. Admission measures this rate only while a request waits. Retry-After assumes
-// that all earlier refused requests are sent again first. It gives each refused request a later
-// turn than the refused request before it, so that callers do not all repeat at the same time.
+// that all earlier refused requests are sent again first. So each refused request gets a later turn
+// than the refused request before it, and callers do not all repeat at the same time.
 //
 // A nil Admission admits everything. Its methods may be called from any goroutine.
 type Admission struct {

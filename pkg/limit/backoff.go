@@ -10,7 +10,7 @@ import (
 type Backoff struct {
 	Base          time.Duration // wait after the first attempt; default 1 s
 	Max           time.Duration // the doubling stops here; default 1 min
-	MaxRetryAfter time.Duration // a longer Retry-After is cut to this; default 1 h
+	MaxRetryAfter time.Duration // longest Retry-After that is obeyed; a longer one is cut; default 1 h
 	Jitter        float64       // random addition, as a share of the backoff, 0 to 1; default 0.2
 }
 

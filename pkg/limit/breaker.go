@@ -118,9 +118,9 @@ func (c BreakerConfig) validate() error {
 //
 // Probes pass in rounds of Probes calls. A probe that is answered with Neutral decides nothing, and
 // another call may replace it. If a probe is never answered (its worker died), a new round begins
-// after ProbeTimeout. So a lost answer cannot keep a breaker open. Healthy answers also count in
-// the next round, so that the breaker closes even with low traffic. It needs Probes healthy answers
-// without an unhealthy answer between them, however long that lasts.
+// after ProbeTimeout. So a lost answer cannot keep a breaker open. Healthy answers also count in the
+// next round, so that the breaker closes even with low traffic. To close, a breaker needs Probes
+// healthy answers without an unhealthy answer between them, in any number of rounds.
 type Breaker struct {
 	cfg BreakerConfig
 
@@ -227,10 +227,10 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	}
 }
 
-// OpenWithoutSuccess opens a closed breaker if the window contains failures and no success. The worker
-// calls it after it has reported a failure that would end a message for good. Without OpenWithoutSuccess,
-// low traffic might never put AllBad failures into one window. For example, after a restart the
-// window is empty, and during a long Retry-After the failures drop out of the window.
+// OpenWithoutSuccess opens a closed breaker if the window contains failures and no success. A worker
+// calls it after it has reported a failure that would end a message for good. Without
+// OpenWithoutSuccess, low traffic might never put AllBad failures into one window. For example, after
+// a restart the window is empty, and during a long Retry-After the failures drop out of the window.
 func (b *Breaker) OpenWithoutSuccess(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -269,7 +269,7 @@ type BreakerStatus struct {
 	Until  time.Time // Open and not held: when the first probes pass
 }
 
-// State returns the breaker's state at now.
+// State returns the breaker's state at the time now.
 func (b *Breaker) State(now time.Time) BreakerStatus {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 // Unlimited is a rate that lets every message pass at once.
 const Unlimited = math.MaxFloat64
 
-// Forever is the wait that means: these tokens will never be available.
+// Forever is the wait for tokens that will never be available.
 const Forever time.Duration = math.MaxInt64
 
 // tokens is a token bucket without a lock, so that an account can keep two buckets under one lock.

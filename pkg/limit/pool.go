@@ -3,6 +3,7 @@ package limit
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -67,7 +68,7 @@ func (c PoolConfig) validate() error {
 			return err
 		}
 		if seen[a.Name] {
-			return notify.Invalid("same_name", "accounts.name", "two accounts have the name "+a.Name)
+			return notify.Invalid("same_name", "accounts.name", fmt.Sprintf("two accounts have the name %q", a.Name))
 		}
 		seen[a.Name] = true
 	}
@@ -151,10 +152,10 @@ func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	}
 }
 
-// Take reserves one message of an account for the fast lane, whatever the state of its breaker. It
-// is for an operator's test, whose outcome is not reported to the breaker. If the account is
-// blocked or out of tokens, ok is false and at is when to try again.
-func (p *Pool) Take(now time.Time, account string) (ok bool, at time.Time) {
+// Take reserves one message of an account for the fast lane, whatever the state of its breaker. It is
+// for a test by an operator. The outcome of such a test is not reported to the breaker. If the account
+// is blocked or out of tokens, ok is false and retryAt is when to try again.
+func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) {
 	a := p.find(account)
 	if a == nil {
 		return false, now
@@ -164,10 +165,10 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, at time.Time) {
 	if now.Before(a.blocked) {
 		return false, a.blocked
 	}
-	if ok, at = a.available(now, Fast, 1); ok {
+	if ok, retryAt = a.available(now, Fast, 1); ok {
 		a.take(now, Fast, 1)
 	}
-	return ok, at
+	return ok, retryAt
 }
 
 // Ready reports whether at least one account is not blocked and its breaker is not open. It does

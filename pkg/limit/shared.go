@@ -9,10 +9,10 @@ import (
 // Limits stores the token buckets and the blocked accounts that all workers share.
 type Limits interface {
 	Blocks
-	// Take uses up to n tokens of a bucket that is refilled at rate per second up to burst. got is
-	// how many tokens it used. If got is less than n, wait is the time until the next token is
-	// available.
-	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error)
+	// Take uses up to n tokens of a bucket that is refilled at rate per second up to burst. It returns
+	// the number of tokens that it used. If used is less than n, wait is the time until the next token
+	// is available.
+	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (used int, wait time.Duration, err error)
 }
 
 // SharedConfig configures a Shared. The zero value means the defaults.
@@ -71,19 +71,19 @@ func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx cont
 	return err
 }
 
-// TakeUpTo uses up to n tokens of the bucket that all processes share. If the Limits do not answer,
-// it returns n, because the caller has already checked this process's own bucket. If got is 0, wait
-// is the time until the next token is available. Another process may use that token first.
-func (s *Shared) TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration) {
+// TakeUpTo uses up to n tokens of the bucket that all processes share. If the Limits do not answer, it
+// returns n, because the caller has already checked this process's own bucket. If used is 0, wait is
+// the time until the next token is available. Another process may use that token first.
+func (s *Shared) TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (used int, wait time.Duration) {
 	asked := !s.resting(now) && s.callShared(ctx, now, func(ctx context.Context) (err error) {
-		got, wait, err = s.limits.Take(ctx, bucket, n, rate, burst)
+		used, wait, err = s.limits.Take(ctx, bucket, n, rate, burst)
 		return err
 	}) == nil
 	if !asked {
 		s.decidedAlone.Add(1)
 		return n, 0
 	}
-	return got, wait
+	return used, wait
 }
 
 // Block blocks the account in all processes; see Blocks. It calls the Limits even while calls are
@@ -92,16 +92,17 @@ func (s *Shared) Block(ctx context.Context, account string, until time.Time) err
 	return s.callShared(ctx, time.Now(), func(ctx context.Context) error { return s.limits.Block(ctx, account, until) })
 }
 
-// Blocked reads until when accounts are blocked, by any process. While calls are paused it returns
-// zero times. The blocks that this process already has stay in force.
-func (s *Shared) Blocked(ctx context.Context, accounts []string) (until []time.Time, err error) {
+// Blocked returns, for each account, the time at which its block ends, whichever process blocked the
+// account. While calls are paused, it returns zero times. The blocks that this process already has
+// stay in force.
+func (s *Shared) Blocked(ctx context.Context, accounts []string) (ends []time.Time, err error) {
 	now := time.Now()
 	if s.resting(now) {
 		return make([]time.Time, len(accounts)), nil
 	}
 	err = s.callShared(ctx, now, func(ctx context.Context) (err error) {
-		until, err = s.limits.Blocked(ctx, accounts)
+		ends, err = s.limits.Blocked(ctx, accounts)
 		return err
 	})
-	return until, err
+	return ends, err
 }

@@ -32,8 +32,8 @@ func (w *outcomeWindow) totals(now time.Time) (all, bad int) {
 	return all, bad
 }
 
-// slide moves the window to now. It sets the counts of each new part to 0, in the slot of an old
-// part.
+// slide moves the window so that it ends at now. It sets the counts of each new part to 0, in the slot
+// of an old part.
 func (w *outcomeWindow) slide(now time.Time) {
 	part := now.UnixNano() / int64(w.width)
 	if part-w.latestPart >= windowParts {

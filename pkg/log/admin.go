@@ -20,10 +20,11 @@ type AdminConfig struct {
 	// Replication is the number of replicas of topics that EnsureTopics creates. Check requires at
 	// least this number. 0: the brokers' default, and Check requires no minimum.
 	Replication int
-	// MinInSync is min.insync.replicas of the topics that EnsureTopics creates: the number of replicas
-	// that have a record when it is acknowledged. It is at most Replication. 0: the brokers' default.
+	// MinInSync is min.insync.replicas of the topics that EnsureTopics creates. The brokers acknowledge
+	// a record only while at least this number of replicas are in sync. It is at most Replication. 0:
+	// the brokers' default.
 	MinInSync int
-	// MaxRecordBytes is the size of the largest record that these topics must accept. Default
+	// MaxRecordBytes is the size in bytes of the largest record that these topics must accept. Default
 	// 1,000,000, as in ProducerConfig.
 	MaxRecordBytes int
 	// Keep is how long records are kept after they were read. Check requires that the brokers keep the
@@ -43,16 +44,16 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	switch {
 	case cfg.Replication < 0 || cfg.MinInSync < 0 || cfg.Replication > math.MaxInt16:
-		return nil, fmt.Errorf("log: replication %d, min.insync.replicas %d", cfg.Replication, cfg.MinInSync)
+		return nil, fmt.Errorf("log: Replication is %d and MinInSync is %d: each must be from 0 to %d", cfg.Replication, cfg.MinInSync, math.MaxInt16)
 	case cfg.Replication > 0 && cfg.MinInSync > cfg.Replication:
-		return nil, fmt.Errorf("log: min.insync.replicas %d of %d replicas: nothing could be appended", cfg.MinInSync, cfg.Replication)
+		return nil, fmt.Errorf("log: MinInSync is %d, but there are only %d replicas: nothing could be appended", cfg.MinInSync, cfg.Replication)
 	}
 	if err := cfg.Conn.validate(); err != nil {
 		return nil, err
 	}
 	cl, err := cfg.Conn.client()
 	if err != nil {
-		return nil, fmt.Errorf("log: admin: %w", err)
+		return nil, fmt.Errorf("log: creating the admin client: %w", err)
 	}
 	return &Admin{cfg: cfg, adm: kadm.NewClient(cl)}, nil
 }
@@ -98,10 +99,10 @@ func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPart
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// OffsetsSince returns an offset for each partition: the offset of the first record whose time is at or
-// later. If there is no such record, it returns the end of the partition.
-func (a *Admin) OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[TopicPartition]int64, error) {
-	listed, err := a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), a.cfg.Conn.wireNames(topics)...)
+// OffsetsSince returns an offset for each partition: the offset of the first record whose time is not
+// before earliest. If a partition has no such record, the offset is the end of the partition.
+func (a *Admin) OffsetsSince(ctx context.Context, earliest time.Time, topics ...string) (map[TopicPartition]int64, error) {
+	listed, err := a.adm.ListOffsetsAfterMilli(ctx, earliest.UnixMilli(), a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 

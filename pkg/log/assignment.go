@@ -20,8 +20,8 @@ import (
 // calls the handler. The poll loop, or readLocal, queues records. Any goroutine may mark records done.
 //
 // A record is first queued, then handed to the handler, then done. A crash delivers all queued and
-// handed records again. So the client pauses the partition while more of these records or bytes exist
-// than the limits allow.
+// handed records again. So the client pauses the partition while the number or the size of these
+// records is above its limit.
 type assignment struct {
 	g       *Group
 	cl      *kgo.Client
@@ -67,18 +67,17 @@ func (a *assignment) wakeLocked() {
 	a.stateChanged = make(chan struct{})
 }
 
-// startAt sets the offset at which the assignment starts. The parameter at is this offset: the
-// committed offset, or the offset that replaces the committed offset. end is the end of the log, which
-// was read after the assignment.
-func (a *assignment) startAt(at, committed, end int64, rejoin context.CancelCauseFunc) {
+// startAt sets the offset at which the assignment starts. start is the committed offset, or the offset
+// that replaces the committed offset. end is the end of the log, which was read after the assignment.
+func (a *assignment) startAt(start, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.track = newTracker(at)
-	a.committed, a.next, a.endAtStart = committed, at, end
+	a.track = newTracker(start)
+	a.committed, a.next, a.endAtStart = committed, start, end
 	a.generation++
 	if local := a.g.cfg.Conn.Local; local != nil && !a.draining {
 		a.localReaders.Add(1)
-		go a.readLocal(local, at, a.generation, rejoin)
+		go a.readLocal(local, start, a.generation, rejoin)
 	}
 }
 
@@ -94,8 +93,9 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// push queues records in order. epoch returns the leader epoch of record i. If the assignment was
-// restarted after generation, or is draining, push queues nothing and returns false.
+// push queues records in order. epoch returns the leader epoch of record i. push queues nothing and
+// returns false if the assignment is draining, or if startAt was called after the caller had read
+// generation.
 func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
@@ -143,7 +143,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	return true
 }
 
-// finished implements msgOwner. The first Done of a message calls it.
+// finished implements msgOwner. The first call of Done of a message calls finished.
 func (a *assignment) finished(m *Msg) []*Msg {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -284,10 +284,10 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 	}
 }
 
-// hold stops the partition at m until this member loses the partition. The cause: a newer release wrote
-// m, or wrote a row that the handler must read for m. Only a process of the newer release can handle m.
-// The handler gets no record after m, so that the records stay in order. No offset after m is
-// committed.
+// hold stops the partition at m until this member loses the partition. The cause is that a newer
+// release wrote m, or wrote a row that the handler must read for m. Only a process of the newer
+// release can handle m. The handler gets no record after m, so that the records stay in order. No
+// offset after m is committed.
 func (a *assignment) hold(m *Msg, cause error) {
 	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
 	a.mu.Lock()
@@ -304,7 +304,7 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 	m := one[0]
 	if m.Attempt >= a.g.cfg.MaxAttempts && a.g.cfg.Poison != nil {
 		if err := a.g.cfg.Poison(a.ctx, m, cause); err != nil {
-			return fmt.Errorf("putting %s@%d aside: %w", a.tp, m.Offset, err)
+			return fmt.Errorf("copying the record at offset %d of partition %s to the poison topic: %w", m.Offset, a.tp, err)
 		}
 		return nil
 	}
@@ -333,7 +333,7 @@ func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	}
 }
 
-// abandon makes handed no longer count records that the handler will not process. So a drain does not
+// abandon removes records that the handler will not process from the count handed. So a drain does not
 // wait for these records.
 func (a *assignment) abandon(msgs []*Msg) {
 	a.mu.Lock()
@@ -353,7 +353,7 @@ func (a *assignment) drain(ctx context.Context) {
 	a.mu.Lock()
 	if !a.draining {
 		a.draining = true
-		for _, m := range a.queue { // the handler never gets these
+		for _, m := range a.queue { // the handler never gets these records
 			a.records--
 			a.bytes -= m.size()
 		}
@@ -380,8 +380,8 @@ func (a *assignment) drain(ctx context.Context) {
 	}
 }
 
-// cancelAndWait cancels the assignment's context and waits until the handler has returned, or until ctx
-// ends. Marking a record done after that has no effect.
+// cancelAndWait cancels the assignment's context and waits until the handler has returned, or until
+// ctx ends. Marking a record done after cancelAndWait has no effect.
 func (a *assignment) cancelAndWait(ctx context.Context) error {
 	a.cancel()
 	a.mu.Lock()
@@ -394,7 +394,7 @@ func (a *assignment) cancelAndWait(ctx context.Context) error {
 	case <-a.stopped:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("log: handler of %s did not return", a.tp)
+		return fmt.Errorf("log: the handler of partition %s did not return in time after its context had ended", a.tp)
 	}
 }
 

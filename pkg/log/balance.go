@@ -11,10 +11,11 @@ import (
 )
 
 // byOwner is a balancer. It assigns partitions only by the owners of the members and by the numbers of
-// the partitions. So in all groups whose members belong to the same processes, a process gets the same
-// partitions of topics of the same size. The workers of a channel's lanes and retries need the profiles
-// of the users of their partitions. With byOwner the process holds each of these profiles only once.
-// When members join or leave, few partitions move. When partitions are added, no partition moves.
+// the partitions. So in all groups whose members belong to the same processes, a process gets
+// partitions with the same numbers, if the topics have the same number of partitions. The workers of a
+// channel's lanes and retries need the profiles of the users of their partitions. With byOwner the
+// process holds each of these profiles only once. When members join or leave, few partitions move.
+// When partitions are added, no partition moves.
 type byOwner struct {
 	owner string
 	// counts returns the earlier and the present numbers of partitions of a topic, ascending.
@@ -50,7 +51,7 @@ func (byOwner) ParseSyncAssignment(assignment []byte) (map[string][]int32, error
 func (b byOwner) MemberBalancer(members []kmsg.JoinGroupResponseMember) (kgo.GroupMemberBalancer, map[string]struct{}, error) {
 	cb, err := kgo.NewConsumerBalancer(b, members)
 	if err != nil {
-		return nil, nil, fmt.Errorf("log: balance: %w", err)
+		return nil, nil, fmt.Errorf("log: assigning partitions to the members of the group: %w", err)
 	}
 	topics := cb.MemberTopics()
 	return cb, topics, nil
@@ -79,16 +80,17 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 	return plan
 }
 
-// profileClasses equals engine.ProfileParts. It is the number of profile parts. The users of a
+// profileClasses is the number of profile parts. It must equal engine.ProfileParts. The users of a
 // partition are in the profile parts whose number equals the number of the partition modulo the
 // greatest common divisor of the numbers of partitions and of profile parts.
 const profileClasses = 36
 
-// assignPartitions returns the index of the owner of each of n partitions. The numbers of partitions of
-// two owners differ by at most 1. The owner with the highest score gets a partition (rendezvous
-// hashing). Partitions whose users are in the same profile parts of the store have the same scores, so
-// an owner reads few parts. counts holds the earlier numbers of partitions. If the topic had fewer
-// partitions before, those partitions keep their owners.
+// assignPartitions returns the index of the owner of each of n partitions. The numbers of partitions
+// of two owners differ by at most 1. Each partition goes to the owner with the highest score
+// (rendezvous hashing), among the owners that may still get a partition. Partitions whose users are in
+// the same profile parts of the store have the same scores, so an owner reads few parts. counts holds
+// the earlier numbers of partitions. If the topic had fewer partitions before, those partitions keep
+// their owners.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)

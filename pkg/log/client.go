@@ -46,9 +46,9 @@ type Conn struct {
 func (c Conn) validate() error {
 	switch {
 	case len(c.Brokers) == 0:
-		return errors.New("log: no brokers are given; name at least one, host:port")
+		return errors.New("log: no broker is given; give at least one broker as host:port")
 	case c.Local != nil && c.Prefix != "":
-		return errors.New("log: a prefix (Conn.Prefix) cannot be used with a log in this process")
+		return errors.New("log: a prefix (Conn.Prefix) cannot be used with a log in this process (Conn.Local)")
 	case c.Dial != nil && c.TLS.Enabled:
 		return errors.New("log: a dialer (Conn.Dial) cannot be combined with TLS")
 	}
@@ -56,8 +56,9 @@ func (c Conn) validate() error {
 	return err
 }
 
-// metadataAge is the time after which every client knows partitions that were added to a topic. It must
-// be far shorter than the time between adding partitions and using them (cluster.RaiseSpread).
+// metadataAge is the time after which every client knows partitions that were added to a topic. It
+// must be far shorter than the time between adding partitions and using the partitions
+// (cluster.RaiseSpread).
 const metadataAge = 15 * time.Second
 
 // dialTimeout bounds a connect, so that a client notices a dead host within a second. handshakeTimeout
@@ -69,8 +70,8 @@ const (
 )
 
 // backoff returns the wait before a request or a connection is retried. The first wait is short,
-// because after a leader has moved its new broker is usually known at once. The wait doubles up to 800
-// ms. It has jitter, so that many clients do not retry at the same moment.
+// because after a leader has moved to another broker, that broker is usually known at once. The wait
+// doubles up to 800 ms. It has jitter, so that many clients do not retry at the same moment.
 func backoff(fails int) time.Duration {
 	wait := 50 * time.Millisecond << min(max(fails-1, 0), 4)
 	return wait*3/4 + rand.N(wait/2)
@@ -115,7 +116,8 @@ func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 }
 
 // options returns the options that all clients share. Retries are quick and metadata is refreshed
-// often, so that a moved leader is found at once. The library's defaults wait longer.
+// often, so that a moved leader is found at once. With franz-go's defaults a moved leader would be
+// found later.
 func (c Conn) options() ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
@@ -156,7 +158,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 	return opts, nil
 }
 
-// bridge passes the library's log lines to slog.
+// bridge passes franz-go's log lines to slog.
 type bridge struct{ log *slog.Logger }
 
 func (b bridge) Level() kgo.LogLevel {

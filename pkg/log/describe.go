@@ -44,7 +44,7 @@ type Topic struct {
 	// in-sync replicas than replicas.
 	Leaderless, UnderReplicated []int32
 	// Settings are the topic's settings by their names in Kafka: min.insync.replicas, retention.ms and
-	// others. It is empty if we are not allowed to read them.
+	// others. Empty: we are not allowed to read the settings.
 	Settings map[string]string
 }
 
@@ -163,7 +163,7 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 	return nil
 }
 
-// Finding is a problem of a cluster. An operator should know about it or repair it.
+// Finding is a problem of a cluster that an operator should know about or repair.
 type Finding struct {
 	Topic string // empty: the finding is about the cluster
 	// Wrong is true if guarantees do not hold, or if the service does not run, until the problem is
@@ -175,7 +175,8 @@ type Finding struct {
 
 // Check compares a cluster with the wanted topics. want holds the wanted number of partitions of each
 // topic. Check also compares the settings of the topics with the settings that cfg would give to new
-// topics. It is pure. Findings are in the order of topics.
+// topics. Check only reads c: it sends nothing to the brokers. The findings about the whole cluster
+// come first. The findings about topics follow, sorted by topic.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	var out []Finding
@@ -184,16 +185,16 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	}
 	for _, b := range c.Brokers {
 		if b.Err != nil {
-			add("", false, "Look at the broker and the way to it.", "broker %d (%s) does not answer: %v", b.ID, b.Addr, b.Err)
+			add("", false, "Check the broker and the network connection to it.", "broker %d (%s) does not answer: %v", b.ID, b.Addr, b.Err)
 		}
 	}
 	if cfg.Replication > len(c.Brokers) {
-		add("", cfg.MinInSync > len(c.Brokers), "Start the brokers that are missing, or add some.",
+		add("", cfg.MinInSync > len(c.Brokers), "Start the missing brokers, or add brokers.",
 			"%d replicas are wanted, but there are only %d brokers", cfg.Replication, len(c.Brokers))
 	}
 	if c.OffsetsKept > 0 && c.OffsetsKept < cfg.Keep {
 		add("", false, fmt.Sprintf("Set %s of every broker to %d or more.", offsetRetention, int64(math.Ceil(cfg.Keep.Minutes()))),
-			"%s is %d: after a stop of all workers for longer than %s their offsets are gone, and they read the whole log of %s again",
+			"%s is %d: if all workers are stopped for longer than %s, the brokers delete the workers' offsets, and the workers read the whole log of %s again",
 			offsetRetention, int64(c.OffsetsKept/time.Minute), c.OffsetsKept, cfg.Keep)
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
@@ -204,17 +205,17 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 		}
 		t := &c.Topics[i]
 		if t.Partitions < want[name] {
-			add(name, true, "Lower the configured number, or let the topic drain with intake stopped and add partitions.",
-				"%d partitions, %d are wanted", t.Partitions, want[name])
+			add(name, true, "Lower the configured number of partitions. Or stop intake, wait until all records of the topic are read, and add partitions.",
+				"the topic has %d partitions, but %d are wanted", t.Partitions, want[name])
 		}
 		if len(t.Leaderless) > 0 {
-			add(name, true, "Start the brokers that have them.", "partitions without a leader: %v", t.Leaderless)
+			add(name, true, "Start the brokers that have these partitions.", "partitions without a leader: %v", t.Leaderless)
 		}
 		if len(t.UnderReplicated) > 0 {
-			add(name, false, "Start the missing brokers; their replicas catch up by themselves.", "partitions with replicas that lag: %v", t.UnderReplicated)
+			add(name, false, "Start the missing brokers; their replicas catch up by themselves.", "partitions with replicas that are not in sync: %v", t.UnderReplicated)
 		}
 		if t.Replication < cfg.Replication {
-			add(name, true, "Reassign its partitions with kafka-reassign-partitions.", "%d replicas, %d are wanted", t.Replication, cfg.Replication)
+			add(name, true, "Give its partitions more replicas with kafka-reassign-partitions.", "the topic has %d replicas, but %d are wanted", t.Replication, cfg.Replication)
 		}
 		t.check(cfg, add)
 	}
@@ -224,12 +225,12 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 // check compares the topic's settings with the settings in cfg.
 func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair, format string, args ...any)) {
 	if len(t.Settings) == 0 {
-		add(t.Name, false, "Allow notifyd's user to describe the configs of topics (DescribeConfigs).", "its settings cannot be read")
+		add(t.Name, false, "Allow notifyd's user to describe the configs of topics (DescribeConfigs).", "the topic's settings cannot be read")
 		return
 	}
 	if least, err := strconv.Atoi(t.Settings["min.insync.replicas"]); err == nil && t.InSync < least && len(t.Leaderless) == 0 {
 		add(t.Name, true, "Start the missing brokers; their replicas catch up by themselves.",
-			"%d replicas in sync, min.insync.replicas is %d: appends are refused", t.InSync, least)
+			"only %d replicas are in sync, but min.insync.replicas is %d: the brokers refuse appends", t.InSync, least)
 	}
 	want := cfg.settings(t.Name)
 	alter := func(key string) string {
@@ -248,11 +249,11 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 		case err != nil || werr != nil:
 		case has < least && !(has == -1 && strings.HasPrefix(key, "retention.")),
 			least == -1 && has != -1:
-			add(t.Name, wrong, alter(key), "%s is %d, %d is wanted: %s", key, has, least, why)
+			add(t.Name, wrong, alter(key), "%s is %d, but %d is wanted: %s", key, has, least, why)
 		}
 	}
-	less("min.insync.replicas", true, "fewer replicas than that have the acknowledged records")
-	less("max.message.bytes", true, "large requests would be refused")
-	less("retention.ms", want["retention.ms"] == "-1", "older records are deleted even if unread: a lane that is stopped for longer loses records")
-	less("retention.bytes", false, "a burst may remove unread records")
+	less("min.insync.replicas", true, "an acknowledged record may have fewer replicas than wanted")
+	less("max.message.bytes", true, "the brokers would refuse large records")
+	less("retention.ms", want["retention.ms"] == "-1", "the brokers delete older records even if nobody has read them, so a lane that is stopped for longer loses records")
+	less("retention.bytes", false, "in a burst the brokers may delete unread records")
 }

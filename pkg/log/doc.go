@@ -13,9 +13,9 @@
 //     error a record may be stored or not. So readers must recognise a second copy by its id.
 //   - Group passes the records of each partition to its handler in order. It commits only the
 //     low-water mark: the offset below which every record was marked done. Committing any other
-//     offset loses records in a crash. This was tested with 6 kills and 20,000 records. franz-go's
-//     default auto-commit before a worker pool lost 6,358 records. Committing in the order of
-//     completion lost 66 records. The low-water mark lost no record.
+//     offset loses records in a crash. A test with 6 kills and 20,000 records compared three
+//     methods. franz-go's default auto-commit before a worker pool lost 6,358 records. Committing in
+//     the order of completion lost 66 records. Committing the low-water mark lost no record.
 //   - If a committed offset is no longer in the log, Group reports it. Group never reads the whole
 //     log again silently.
 //

@@ -10,7 +10,7 @@ import (
 )
 
 // errTooSlow is the cause of an append that took longer than AppendTimeout.
-var errTooSlow = errors.New("no acknowledgement within the append timeout")
+var errTooSlow = errors.New("the log did not acknowledge the records within the append timeout")
 
 // translate converts an error of the client library into a notify.Error. If the request is not the
 // cause of the error, the error becomes KindUnavailable. Callers treat all KindUnavailable errors in
@@ -24,7 +24,7 @@ func translate(err error) error {
 	}
 	switch {
 	case errors.Is(err, kerr.MessageTooLarge), errors.Is(err, kerr.RecordListTooLarge):
-		return &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large", Msg: "the record is larger than the log takes", Err: err}
+		return &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large", Msg: "the record is larger than the log accepts", Err: err}
 	case errors.Is(err, kerr.OffsetOutOfRange):
 		return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: "the log does not hold this offset", Err: err}
 	case errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.UnknownTopicID):

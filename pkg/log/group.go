@@ -57,7 +57,7 @@ func (g *Group) count(f func(*commitCounts)) {
 
 // errRejoin ends a session because the log does not hold the next offset any more. Run then joins the
 // group again, which checks the committed offsets.
-var errRejoin = errors.New("log: position lost")
+var errRejoin = errors.New("log: the log does not hold the next offset of a partition any more")
 
 // commitTimeout bounds one commit.
 const commitTimeout = 5 * time.Second
@@ -92,7 +92,7 @@ func (g *Group) session(ctx context.Context) error {
 	defer stopPolling(nil)
 	cl, err := g.cfg.Conn.client(g.options(base, stopPolling)...)
 	if err != nil {
-		return fmt.Errorf("log: group %s: %w", g.cfg.Group, err)
+		return fmt.Errorf("log: creating the client of group %s: %w", g.cfg.Group, err)
 	}
 	if g.cfg.Conn.Local != nil {
 		cl.PauseFetchTopics(g.cfg.Conn.wireNames(g.cfg.Topics)...)
@@ -274,12 +274,12 @@ func (g *Group) assignmentsOf(tps map[string][]int32) []*assignment {
 	return as
 }
 
-// stillAssigned returns the assignments in as that were not removed yet.
-func (g *Group) stillAssigned(as []*assignment) []*assignment {
+// stillAssigned returns those of the assignments that were not removed yet.
+func (g *Group) stillAssigned(assignments []*assignment) []*assignment {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var out []*assignment
-	for _, a := range as {
+	for _, a := range assignments {
 		if g.assigned[a.tp] == a {
 			out = append(out, a)
 		}

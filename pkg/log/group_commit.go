@@ -39,13 +39,13 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 	}
 }
 
-// commit commits the low-water marks of as that have moved. Committed offsets only grow: a low-water
-// mark is committed only if it is above the committed offset. The caller must hold the token of
-// committing.
-func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
-	moved := make(map[TopicPartition]*assignment, len(as))
-	offsets := make(map[TopicPartition]kgo.EpochOffset, len(as))
-	for _, a := range as {
+// commit commits the low-water marks of those assignments whose low-water mark has moved. Committed
+// offsets only grow: a low-water mark is committed only if it is above the committed offset. The
+// caller must hold the token of committing.
+func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assignment) {
+	moved := make(map[TopicPartition]*assignment, len(assignments))
+	offsets := make(map[TopicPartition]kgo.EpochOffset, len(assignments))
+	for _, a := range assignments {
 		if at, ok := a.markToCommit(); ok {
 			moved[a.tp], offsets[a.tp] = a, at
 		}
@@ -80,19 +80,19 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 		}
 	})
 	if failure != nil {
-		g.cfg.Events.trouble(translate(fmt.Errorf("committing %s: %w", g.cfg.Group, failure)))
+		g.cfg.Events.trouble(translate(fmt.Errorf("committing the offsets of group %s: %w", g.cfg.Group, failure)))
 		return
 	}
 	killpoint.Hit("offsets-committed")
 }
 
-// checkPositions compares the committed offsets that a rebalance has read with the log, before the
-// client reads records at these offsets. If the log does not hold an offset, checkPositions replaces
-// the offset and reports it.
-func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
-	topics := make([]string, 0, len(at))
-	tps := make(map[string][]int32, len(at))
-	for t, ps := range at {
+// checkPositions compares positions, the committed offsets that a rebalance has read, with the log.
+// The client reads records at these offsets only after checkPositions has returned. If the log does
+// not hold an offset, checkPositions replaces the offset and calls Events.Reset.
+func (g *Group) checkPositions(ctx context.Context, positions map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
+	topics := make([]string, 0, len(positions))
+	tps := make(map[string][]int32, len(positions))
+	for t, ps := range positions {
 		topics = append(topics, t)
 		for p := range ps {
 			tps[t] = append(tps[t], p)
@@ -100,7 +100,7 @@ func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.
 	}
 	as := g.assignmentsOf(tps)
 	if len(as) == 0 {
-		return at, nil
+		return positions, nil
 	}
 	adm := kadm.NewClient(as[0].cl)
 	starts, err := adm.ListStartOffsets(ctx, topics...)
@@ -117,13 +117,13 @@ func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.
 		finish, ok2 := ends.Lookup(topic, a.tp.Partition)
 		switch {
 		case !ok1 || !ok2:
-			return nil, fmt.Errorf("no offsets of %s", a.tp)
+			return nil, fmt.Errorf("the brokers returned no offsets of partition %s", a.tp)
 		case start.Err != nil:
 			return nil, start.Err
 		case finish.Err != nil:
 			return nil, finish.Err
 		}
-		committed := at[topic][a.tp.Partition].EpochOffset().Offset
+		committed := positions[topic][a.tp.Partition].EpochOffset().Offset
 		if committed < 0 { // nothing was ever committed: read the whole log
 			a.startAt(start.Offset, -1, finish.Offset, end)
 			continue
@@ -139,9 +139,9 @@ func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.
 		// If the log has lost its end, the low-water mark starts below the committed offset. The next
 		// commit lowers the committed offset to the position from which records are really read.
 		a.startAt(start.Offset, -1, finish.Offset, end)
-		at[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
+		positions[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}
-	return at, nil
+	return positions, nil
 }
 
 // PartitionStats is the progress of one assigned partition.

@@ -11,9 +11,9 @@ import (
 
 // Handler makes one PartitionHandler for each partition that this member gets.
 type Handler interface {
-	// Assigned returns the handler of the partition's records. ctx ends when the partition is lost. If
-	// the partition is revoked, ctx ends after the drain. Assigned is called during a rebalance and
-	// must not block.
+	// Assigned returns the handler of the partition's records. If the partition is lost, ctx ends at
+	// once. If the partition is revoked, ctx ends after the drain. Assigned is called during a
+	// rebalance and must not block.
 	Assigned(ctx context.Context, tp TopicPartition) PartitionHandler
 }
 
@@ -45,9 +45,9 @@ type GroupConfig struct {
 	Group  string   // required
 	Topics []string // required
 
-	// Owner names the process. In all groups that have the same owners, an owner gets the same
-	// partitions of topics of the same size. Empty: each group assigns its partitions independently of
-	// other groups.
+	// Owner names the process. In all groups that have the same owners, an owner gets partitions with
+	// the same numbers, if the topics have the same number of partitions. Empty: each group assigns its
+	// partitions independently of other groups.
 	Owner string
 	// Counts, if set, returns the earlier and the present numbers of partitions of a topic, ascending.
 	// If Counts and Owner are set, adding partitions to a topic does not move its other partitions.
@@ -92,11 +92,12 @@ type GroupEvents struct {
 	// Failed: Handle returned an error or panicked. After a panic, cause is a *Panic. The call counts
 	// as an attempt.
 	Failed func(tp TopicPartition, cause error)
-	// Held: the partition has stopped at a record of a newer release. Held is called once for it.
+	// Held: the partition has stopped at a record of a newer release. Held is called once for each
+	// stop.
 	Held func(tp TopicPartition, cause error)
 	// Reset: a committed offset is not in the log. The group continues at the first record in the log,
-	// so it skips no existing record. The committed offset may be above the end: the log has lost
-	// records, or the topic was created again. In this case the group reads all existing records again,
+	// so it skips no existing record. If the committed offset is above the end of the log, the log has
+	// lost records, or the topic was created again. The group then reads all existing records again,
 	// and the worker drops the duplicates.
 	Reset func(r Reset)
 	// Trouble: the client reports an error after which it continues. For example, a broker is

@@ -13,9 +13,9 @@ import (
 )
 
 // membership is what a member knows about its membership in the group. If the broker gets no heartbeat
-// from a member for the session timeout, it gives the member's partitions to other members. The time
-// counts from the last heartbeat. So the member certainly owns its partitions for the session timeout
-// after it sent the last heartbeat that the broker answered.
+// from a member for the session timeout, the broker gives the member's partitions to other members.
+// The timeout starts at the last heartbeat. So the member certainly owns its partitions for the
+// session timeout after it sent the last heartbeat that the broker answered.
 type membership struct {
 	limit time.Duration // somewhat shorter than the session timeout, because clocks drift
 	last  atomic.Pointer[confirmation]
@@ -29,10 +29,10 @@ type confirmation struct {
 
 type membershipKey struct{}
 
-// WithHeld returns a context for tests. With this context, AwaitOwnership does not ask a group. It calls the
-// function held every 50 ms until held returns true.
-func WithHeld(ctx context.Context, held func() bool) context.Context {
-	return context.WithValue(ctx, membershipKey{}, held)
+// WithHeld returns a context for tests. With this context, AwaitOwnership does not ask a group. It
+// calls isOwner every 50 ms until isOwner returns true.
+func WithHeld(ctx context.Context, isOwner func() bool) context.Context {
+	return context.WithValue(ctx, membershipKey{}, isOwner)
 }
 
 func newMembership(session time.Duration) *membership {
@@ -41,9 +41,9 @@ func newMembership(session time.Duration) *membership {
 	return m
 }
 
-// holds reports whether certainly no other member owns the partitions now. It uses the clock that shows
-// more elapsed time, because the monotonic clock may stop while the machine is suspended, and the wall
-// clock may be set back.
+// holds reports whether it is certain that no other member owns the partitions now. It uses the clock
+// that shows more elapsed time, because the monotonic clock may stop while the machine is suspended,
+// and the wall clock may be set back.
 func (c *confirmation) holds(limit time.Duration, now time.Time) bool {
 	return !c.sent.IsZero() && now.Sub(c.sent) < limit && now.Round(0).Sub(c.sent.Round(0)) < limit
 }
@@ -54,10 +54,11 @@ func (m *membership) confirm(sent time.Time) {
 }
 
 // AwaitOwnership waits until this member certainly owns its partition. ctx must be the context that
-// Handler.Assigned got, or a context derived from it. AwaitOwnership returns nil if no other member was given the
-// partition before the call. If ctx has ended, it returns ctx's error. A process that was paused or
-// disconnected for longer than the session timeout waits in AwaitOwnership until the group answers it or removes
-// the partition from it. If no group made the context, or if the log is embedded, AwaitOwnership only checks ctx.
+// Handler.Assigned got, or a context derived from it. AwaitOwnership returns nil if no other member
+// was given the partition before the call. If ctx has ended, it returns ctx's error. A process that
+// was paused or disconnected for longer than the session timeout waits in AwaitOwnership until the
+// group answers the process or takes the partition from it. If no group made the context, or if the
+// log is embedded, AwaitOwnership only checks ctx.
 func AwaitOwnership(ctx context.Context) error {
 	if held, ok := ctx.Value(membershipKey{}).(func() bool); ok {
 		for !held() && ctx.Err() == nil {

@@ -61,25 +61,25 @@ func (a *assignment) readLocal(local Local, at int64, generation int, rejoin con
 	}
 }
 
-// readLocalFrom reads records, beginning at the offset in the parameter at. It returns the offset after
-// the last record that it queued. The error is nil if the assignment has ended or was restarted.
-func (a *assignment) readLocalFrom(local Local, at int64, generation int) (next int64, err error) {
-	tail, err := local.Open(a.tp, at)
+// readLocalFrom reads records, beginning at offset. It returns the offset after the last record that
+// it queued. The error is nil if the assignment has ended or was restarted.
+func (a *assignment) readLocalFrom(local Local, offset int64, generation int) (next int64, err error) {
+	tail, err := local.Open(a.tp, offset)
 	if err != nil {
-		return at, err
+		return offset, err
 	}
 	defer tail.Close()
 	for a.waitForRoom() {
 		f, err := tail.Next(a.ctx)
 		if err != nil {
-			return at, err
+			return offset, err
 		}
 		if !a.push(f.Records, func(int) int32 { return f.Epoch }, f.End, generation) {
-			return at, nil
+			return offset, nil
 		}
-		at = f.Records[len(f.Records)-1].Offset + 1
+		offset = f.Records[len(f.Records)-1].Offset + 1
 	}
-	return at, nil
+	return offset, nil
 }
 
 // waitForRoom waits while the partition is paused because a limit of records in flight is reached. It
@@ -100,7 +100,8 @@ func (a *assignment) waitForRoom() bool {
 	}
 }
 
-// runLocal does what Run does, with a Local.
+// runLocal does the work of Run with Conn.Local. from holds the first offset to read of each
+// partition.
 func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var one sync.Mutex // held during fn, so that calls of fn do not overlap
@@ -110,10 +111,9 @@ func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn
 	return g.Wait()
 }
 
-// readPartition calls fn with the records of tp, beginning at the offset in the parameter at. It
-// returns nil when ctx ends.
-func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, at int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
-	tail, err := r.conn.Local.Open(tp, at)
+// readPartition calls fn with the records of tp, beginning at offset. It returns nil when ctx ends.
+func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, offset int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
+	tail, err := r.conn.Local.Open(tp, offset)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, at int64,
 		case notify.KindOf(err) == notify.KindGone:
 			return err
 		default: // a file cannot be read: try again until the read succeeds
-			r.conn.Logger.Error("the log cannot be read", "partition", tp.String(), "err", err)
+			r.conn.Logger.Error("a partition of the log cannot be read; the read is tried again every second", "partition", tp.String(), "err", err)
 			if !notify.Sleep(ctx, time.Second) {
 				return nil
 			}

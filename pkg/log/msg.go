@@ -3,7 +3,7 @@ package log
 import "sync/atomic"
 
 // Msg is a record that a handler must mark done. Key and Value alias the client's buffer. The handler
-// may keep them as long as it keeps the Msg. It must not write to them.
+// may keep Key and Value as long as it keeps the Msg, and must not write to them.
 type Msg struct {
 	Record
 	// Attempt counts how often the handler got this record, from 1. It grows when Handle failed or
@@ -21,8 +21,8 @@ type Msg struct {
 	abandoned bool   // true: the handler will not process the record; owner guards this field
 }
 
-// msgOwner is the assignment to which a message belongs. The first Done calls finished, which returns
-// the messages that Done must mark done next.
+// msgOwner is the assignment to which a message belongs. The first call of Msg.Done calls finished.
+// finished returns the messages that Done must mark done next.
 type msgOwner interface {
 	finished(m *Msg) (next []*Msg)
 	after(m, next *Msg) (queued bool)
@@ -44,16 +44,17 @@ func (m *Msg) Done() {
 // IsDone reports whether Done was called.
 func (m *Msg) IsDone() bool { return m.done.Load() }
 
-// ChainDone marks the message next done as soon as m is done. If m is done already, ChainDone marks next done
-// at once. Use it for a second copy of a record whose first copy is still being processed.
-func (m *Msg) ChainDone(next *Msg) {
-	if !m.owner.after(m, next) {
-		next.Done()
+// ChainDone marks the message follower done as soon as m is done. If m is done already, ChainDone
+// marks follower done at once. Use ChainDone for a second copy of a record whose first copy is still
+// being processed.
+func (m *Msg) ChainDone(follower *Msg) {
+	if !m.owner.after(m, follower) {
+		follower.Done()
 	}
 }
 
-// NewMsg returns a message that belongs to no group. It is for tests of handlers. The first Done of the
-// message calls the function done. done may be nil.
-func NewMsg(r Record, done func()) *Msg {
-	return &Msg{Record: r, Attempt: 1, owner: &loneOwner{done: done}}
+// NewMsg returns a message that belongs to no group. It is for tests of handlers. The first call of
+// Done of the message calls onDone. onDone may be nil.
+func NewMsg(r Record, onDone func()) *Msg {
+	return &Msg{Record: r, Attempt: 1, owner: &loneOwner{done: onDone}}
 }

@@ -21,7 +21,7 @@ const (
 )
 
 // The numbers of bytes that Poison keeps of a record that is too large. They are enough to recognise
-// it.
+// the record.
 const (
 	keptValue = 64 << 10
 	keptKey   = 1 << 10
@@ -44,8 +44,8 @@ type Poisoner struct {
 // leaves two copies with the same origin.
 //
 // Another producer may have written a record that exceeds our size limit when the origin is added. Of
-// such a record Poison appends only the beginning (HeaderCut). Otherwise it would be tried for ever and
-// would block its partition.
+// such a record Poison appends only the beginning (HeaderCut). Otherwise the record would be retried
+// for ever and would block its partition.
 func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
 	topic := cmp.Or(p.Topic, notify.TopicPoison)
 	why := "unknown"

@@ -23,8 +23,8 @@ type ProbeConfig struct {
 }
 
 // Probe checks whether at least one broker answers. It notices a dead broker in about 0.1 s and a
-// frozen broker after Timeout. A producer with running requests needs two seconds to notice this. Probe
-// does not notice that a partition has lost its leader.
+// frozen broker after Timeout. A producer with running requests needs two seconds to notice a frozen
+// broker. Probe does not notice that a partition has lost its leader.
 type Probe struct {
 	cfg ProbeConfig
 	cl  *kgo.Client
@@ -32,11 +32,12 @@ type Probe struct {
 }
 
 var (
-	errNotAsked = errors.New("not asked yet")
+	errNotAsked = errors.New("the first ping to the brokers is not answered yet")
 	errNoAnswer = errors.New("no broker answers")
 )
 
-// NewProbe returns a probe. Its Err reports the log as unavailable until Run gets the first answer.
+// NewProbe returns a probe. Its method Err reports the log as unavailable until Run gets the first
+// answer.
 func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	cfg.Conn = setting.Fill(cfg.Conn)
 	cfg.Every = cmp.Or(cfg.Every, 250*time.Millisecond)
@@ -49,7 +50,7 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	cl, err := cfg.Conn.client(
 		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))
 	if err != nil {
-		return nil, fmt.Errorf("log: probe: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the probe: %w", err)
 	}
 	p := &Probe{cfg: cfg, cl: cl}
 	err = translate(errNotAsked)

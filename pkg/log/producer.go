@@ -16,8 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// ProducerConfig configures a Producer. The zero value of a field means its
-// default.
+// ProducerConfig configures a Producer. The zero value of a field means its default.
 type ProducerConfig struct {
 	Conn Conn
 	// Linger is how long a record waits for other records of its partition. Default 5 ms. The embedded
@@ -36,8 +35,8 @@ type ProducerConfig struct {
 	// MaxBufferedBytes bounds the records that wait for the broker. If the bound is reached, Append
 	// waits, up to its timeout.
 	MaxBufferedBytes int `default:"128MiB" min:"0"`
-	// Appended, if set, is called after records were acknowledged, with the offset after the last of
-	// them. It must return quickly.
+	// Appended, if set, is called after records of tp were acknowledged. next is the offset after the
+	// last of these records. Appended must return quickly.
 	Appended func(tp TopicPartition, next int64)
 	// Brokers says whether the log has one broker or many. Default ManyBrokers.
 	Brokers Brokers
@@ -56,8 +55,8 @@ const (
 	// library.
 	ManyBrokers Brokers = ""
 	// OneBroker: one broker leads every partition, as the embedded broker does. Small records are then
-	// appended through direct, in fewer steps and without an idempotent producer. Do not use it with
-	// Kafka, where only the library can handle moved leaders and repeated requests.
+	// appended through direct, in fewer steps and without an idempotent producer. Do not use OneBroker
+	// with Kafka, where only the client library can handle moved leaders and repeated requests.
 	OneBroker Brokers = "one"
 )
 
@@ -70,9 +69,9 @@ func (c ProducerConfig) withDefaults() ProducerConfig {
 func (c ProducerConfig) validate() error {
 	switch {
 	case c.MaxBufferedBytes < c.MaxRecordBytes:
-		return errors.New("log: MaxBufferedBytes is smaller than one record")
+		return fmt.Errorf("log: MaxBufferedBytes is %d; it must be at least MaxRecordBytes, which is %d", c.MaxBufferedBytes, c.MaxRecordBytes)
 	case c.Brokers == OneBroker && (c.Partitions != nil || c.Conn.Prefix != "" || len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
-		return errors.New("log: OneBroker is only for the embedded broker; remove the settings of a cluster")
+		return errors.New("log: OneBroker is only for the embedded broker: it allows only one broker and no Partitions, prefix, TLS or SASL")
 	}
 	return errors.Join(setting.Err("producer", &c), c.Conn.validate())
 }
@@ -84,8 +83,8 @@ const (
 	batchOverhead = 48_000
 	// maxPooledCall is the largest number of records in a call that is kept for reuse.
 	maxPooledCall = 16 << 10
-	// maxBufferedRecords is more than the number of the smallest records that fit in MaxBufferedBytes.
-	// So the limit of bytes is always reached first.
+	// maxBufferedRecords limits the number of buffered records. It is so high that MaxBufferedBytes is
+	// always reached first, even if all records are of the smallest size.
 	maxBufferedRecords = 1 << 20
 )
 
@@ -153,8 +152,8 @@ func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
 		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense, so compression would save little
-		// A broker and its disk handle one request at a time. The library's default limit of a request
-		// is 100 MiB. A request of that size would make otp codes wait.
+		// A broker and its disk handle one request at a time. The client library's default limit of a
+		// request is 100 MiB. A request of that size would make otp codes wait.
 		kgo.BrokerMaxWriteBytes(int32(2*(cfg.MaxRecordBytes+batchOverhead))),
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
@@ -162,7 +161,7 @@ func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.UnknownTopicRetries(1),
 	)
 	if err != nil {
-		return fmt.Errorf("log: producer: %w", err)
+		return fmt.Errorf("log: creating the client of the producer: %w", err)
 	}
 	if cfg.Brokers == OneBroker {
 		w.direct, err = newDirect(cfg, bulk)
@@ -391,7 +390,7 @@ func (p *Producer) checkSizes(recs []Record) error {
 		if n := recs[i].size(); n > p.cfg.MaxRecordBytes {
 			return &notify.Error{
 				Kind: notify.KindTooLarge, Code: "record_too_large",
-				Msg: fmt.Sprintf("a record of %d bytes; the log takes %d", n, p.cfg.MaxRecordBytes),
+				Msg: fmt.Sprintf("a record has %d bytes; the log accepts at most %d bytes", n, p.cfg.MaxRecordBytes),
 			}
 		}
 	}

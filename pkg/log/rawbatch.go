@@ -9,16 +9,16 @@ import (
 // rawBatch builds a record batch of Kafka's format 2. The header of a batch is
 //
 //	 0  first offset   8 bytes, big-endian like the rest
-//	 8  length         4, of what follows
-//	12  leader epoch   4, -1: the broker writes it
+//	 8  length         4: number of bytes after this field
+//	12  leader epoch   4: -1, because the broker writes it
 //	16  magic          1: 2
-//	17  checksum       4, of all that follows
+//	17  checksum       4: CRC-32C of all bytes after this field
 //	21  attributes     2
-//	23  last offset    4, from the first
+//	23  last offset    4: difference to the first offset
 //	27  first time     8, ms since 1970
 //	35  latest time    8
 //	43  producer      14: id, epoch, sequence; -1: none
-//	57  records        4
+//	57  records        4: number of records
 type rawBatch struct {
 	buf           []byte
 	count         int32
@@ -27,26 +27,26 @@ type rawBatch struct {
 
 const (
 	rawHeader = 61
-	// recordOverhead is an upper bound of the bytes that a record adds to a batch besides its key and
-	// value. It includes the header of the batch.
+	// recordOverhead is an upper bound of the bytes that a record adds to a batch in addition to its
+	// key and value. It includes the header of the batch.
 	recordOverhead = rawHeader + 40
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// add appends a record without headers. The parameter at is the record's time in ms since 1970. A nil
-// key means that the record has no key.
-func (b *rawBatch) add(key, value []byte, at int64) {
+// add appends a record without headers. ms is the record's time in ms since 1970. A nil key means that
+// the record has no key.
+func (b *rawBatch) add(key, value []byte, ms int64) {
 	if b.count == 0 {
 		b.buf = append(b.buf[:0], make([]byte, rawHeader)...)
-		b.first, b.latest = at, at
+		b.first, b.latest = ms, ms
 	}
-	b.latest = max(b.latest, at)
+	b.latest = max(b.latest, ms)
 	keyLen := int64(len(key))
 	if key == nil {
 		keyLen = -1
 	}
-	since, offset := at-b.first, int64(b.count)
+	since, offset := ms-b.first, int64(b.count)
 	size := 2 + varintLen(since) + varintLen(offset) + varintLen(keyLen) + len(key) + varintLen(int64(len(value))) + len(value)
 	buf := binary.AppendVarint(b.buf, int64(size))
 	buf = append(buf, 0) // attributes

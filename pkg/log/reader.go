@@ -32,7 +32,7 @@ func NewReader(conn Conn) (*Reader, error) {
 	}
 	cl, err := conn.client()
 	if err != nil {
-		return nil, fmt.Errorf("log: reader: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the reader: %w", err)
 	}
 	return &Reader{conn: conn, adm: kadm.NewClient(cl)}, nil
 }
@@ -48,16 +48,16 @@ func (r *Reader) Close() {
 	}
 }
 
-// Run reads each partition of the parameter from, beginning at the given offset. It calls fn with the
+// Run reads partitions. starts holds the first offset to read of each partition. Run calls fn with the
 // records of a partition in order. Calls of fn do not overlap. fn must not write to records, keys or
 // values. Run returns nil when ctx ends, or the error of fn. It never skips records: if the log does
 // not hold the next offset, Run returns notify.KindGone. While brokers are unavailable, Run waits.
-func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
+func (r *Reader) Run(ctx context.Context, starts map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	if r.conn.Local != nil {
-		return r.runLocal(ctx, from, fn)
+		return r.runLocal(ctx, starts, fn)
 	}
-	at := make(map[TopicPartition]kgo.Offset, len(from))
-	for tp, offset := range from {
+	at := make(map[TopicPartition]kgo.Offset, len(starts))
+	for tp, offset := range starts {
 		at[tp] = kgo.NewOffset().At(offset)
 	}
 	cl, err := r.partitions(nestByTopic(&r.conn, at))
@@ -88,15 +88,15 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 
 // partitions returns a client that reads from exactly the given offsets. If the log does not hold an
 // offset, the client reports an error and does not continue at another offset.
-func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
+func (r *Reader) partitions(offsets map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
 	cl, err := r.conn.client(
-		kgo.ConsumePartitions(at),
+		kgo.ConsumePartitions(offsets),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.FetchMaxBytes(32<<20),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("log: reader: %w", err)
+		return nil, fmt.Errorf("log: creating the client of the reader: %w", err)
 	}
 	return cl, nil
 }

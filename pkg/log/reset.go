@@ -52,7 +52,7 @@ func (a *Admin) SetCommitted(ctx context.Context, group string, offsets map[Topi
 		err = resps.Error()
 	}
 	if errors.Is(err, kerr.UnknownMemberID) || errors.Is(err, kerr.RebalanceInProgress) || errors.Is(err, kerr.IllegalGeneration) {
-		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: fmt.Sprintf("the consumer group %s has members: stop every process first", group), Err: err}
+		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: fmt.Sprintf("the consumer group %s has members: stop every notifyd process first", group), Err: err}
 	}
 	return translate(err)
 }

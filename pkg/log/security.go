@@ -39,22 +39,22 @@ type SASL struct {
 // Secret is a function that returns a secret. It may be called from any goroutine.
 type Secret func() (string, error)
 
-// mechanism checks s and returns the mechanism of the client library. The parameter tls is true if
-// connections are encrypted.
-func (s *SASL) mechanism(tls bool) (sasl.Mechanism, error) {
+// mechanism checks s and returns the mechanism of the client library. encrypted is true if connections
+// use TLS.
+func (s *SASL) mechanism(encrypted bool) (sasl.Mechanism, error) {
 	m := cmp.Or(s.Mechanism, SCRAM512)
 	switch {
 	case s.User == "" && m != OAUTHBEARER:
-		return nil, errors.New("log: SASL without a user")
+		return nil, errors.New("log: SASL needs a user")
 	case s.Password == nil:
-		return nil, errors.New("log: SASL without a password")
-	case !tls && (m == PLAIN || m == OAUTHBEARER):
-		return nil, fmt.Errorf("log: SASL mechanism %s sends the password: it needs tls.enabled", m)
+		return nil, errors.New("log: SASL needs a password")
+	case !encrypted && (m == PLAIN || m == OAUTHBEARER):
+		return nil, fmt.Errorf("log: the SASL mechanism %s sends the password, so TLS must be enabled (tls.enabled)", m)
 	}
 	password := func() (string, error) {
 		pass, err := s.Password()
 		if err != nil {
-			return "", fmt.Errorf("log: the password of %s: %w", cmp.Or(s.User, string(m)), err)
+			return "", fmt.Errorf("log: reading the password of %s: %w", cmp.Or(s.User, string(m)), err)
 		}
 		return pass, nil
 	}
@@ -81,7 +81,7 @@ func (s *SASL) mechanism(tls bool) (sasl.Mechanism, error) {
 			return oauth.Auth{Token: token}, err
 		}), nil
 	}
-	return nil, fmt.Errorf("log: SASL mechanism %q; there are %s, %s, %s and %s", s.Mechanism, SCRAM512, SCRAM256, PLAIN, OAUTHBEARER)
+	return nil, fmt.Errorf("log: the SASL mechanism must be %s, %s, %s or %s, not %q", SCRAM512, SCRAM256, PLAIN, OAUTHBEARER, s.Mechanism)
 }
 
 // String returns the mechanism and the user.

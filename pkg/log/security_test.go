@@ -300,7 +300,7 @@ func TestConnIsChecked(t *testing.T) {
 		change func(*Conn)
 		says   string
 	}{
-		"no brokers":    {func(c *Conn) { c.Brokers = nil }, "no brokers"},
+		"no brokers":    {func(c *Conn) { c.Brokers = nil }, "no broker is given"},
 		"no CA":         {func(c *Conn) { c.TLS.CAFile = p.file("missing") }, "missing"},
 		"CA is a key":   {func(c *Conn) { c.TLS.CAFile = p.file("ca.key") }, "no certificate in"},
 		"half a pair":   {func(c *Conn) { c.TLS.KeyFile = "" }, "go together"},
@@ -319,9 +319,9 @@ func TestConnIsChecked(t *testing.T) {
 			}
 			c.TLS.KeyFile = p.secret(t, "open.key", string(b), 0o604)
 		}, "can be read by everybody on this machine: chmod 600"},
-		"unknown":        {func(c *Conn) { c.SASL.Mechanism = "GSSAPI" }, `"GSSAPI"; there are`},
-		"plain in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = PLAIN, secrets.TLS{} }, "PLAIN sends the password: it needs tls.enabled"},
-		"token in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = OAUTHBEARER, secrets.TLS{} }, "OAUTHBEARER sends the password: it needs tls.enabled"},
+		"unknown":        {func(c *Conn) { c.SASL.Mechanism = "GSSAPI" }, `not "GSSAPI"`},
+		"plain in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = PLAIN, secrets.TLS{} }, "PLAIN sends the password, so TLS must be enabled (tls.enabled)"},
+		"token in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = OAUTHBEARER, secrets.TLS{} }, "OAUTHBEARER sends the password, so TLS must be enabled (tls.enabled)"},
 	} {
 		c := ok()
 		x.change(&c)

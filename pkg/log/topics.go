@@ -20,9 +20,9 @@ import (
 const topicTriggersDLQ = "triggers-dlq"
 
 // Topics returns every topic of the product with its number of partitions in a cluster. The lanes of a
-// channel and their -dlq topics have perChannel partitions. If perChannel has no number for the
-// channel, they have 18 for push, 12 for sms and 84 for email. notifications-failed has 6. The topics
-// of outcomes, poison and triggers-dlq have one.
+// channel and their -dlq topics have perChannel[channel] partitions. If perChannel has no number for
+// the channel, these topics have 18 for push, 12 for sms and 84 for email. notifications-failed has 6.
+// The topics of outcomes, poison and triggers-dlq have one.
 func Topics(perChannel map[notify.Channel]int) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {
@@ -71,7 +71,7 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (created []string, err error) {
 	for t, n := range topics {
 		if n < 1 {
-			return nil, notify.Invalid("bad_partitions", "partitions", fmt.Sprintf("%d partitions for %s", n, t))
+			return nil, notify.Invalid("bad_partitions", "partitions", fmt.Sprintf("topic %s must have at least 1 partition, not %d", t, n))
 		}
 	}
 	there, err := a.Partitions(ctx, slices.Collect(maps.Keys(topics))...)
@@ -97,9 +97,9 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 			created = append(created, t)
 		case errors.Is(err, kerr.TopicAlreadyExists): // another process was faster
 		case r.ErrMessage != "":
-			errs = append(errs, fmt.Errorf("creating %s: %w (%s)", t, err, r.ErrMessage))
+			errs = append(errs, fmt.Errorf("creating topic %s: %w (%s)", t, err, r.ErrMessage))
 		default:
-			errs = append(errs, fmt.Errorf("creating %s: %w", t, err))
+			errs = append(errs, fmt.Errorf("creating topic %s: %w", t, err))
 		}
 	}
 	if len(errs) > 0 {
@@ -118,7 +118,7 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	var few []string
 	for _, t := range slices.Sorted(maps.Keys(topics)) {
 		if there[t] < topics[t] {
-			few = append(few, fmt.Sprintf("%s has %d partitions, %d are wanted", t, there[t], topics[t]))
+			few = append(few, fmt.Sprintf("%s has %d partitions, but %d are wanted", t, there[t], topics[t]))
 		}
 	}
 	if len(few) > 0 {
@@ -127,19 +127,19 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	return created, nil
 }
 
-// Grow adds partitions to each of the topics that has fewer than the parameter partitions, in the given
-// order. Then it waits until all partitions have leaders. It may be called again, and several processes
-// may call it at the same time. If brokers do not answer, it retries for up to growTimeout, because
-// creating many partitions takes them time.
+// Grow adds partitions to each topic that has fewer than target partitions. It handles the topics in
+// the given order. Then it waits until all partitions have leaders. Grow may be called again, and
+// several processes may call it at the same time. If brokers do not answer, Grow retries for up to
+// growTimeout, because the brokers need time to create many partitions.
 //
 // After Grow, a producer that hashes keys over the topic's number of partitions sends keys to other
 // partitions. So a producer that must keep each user's records in order must set
 // ProducerConfig.Partitions.
-func (a *Admin) Grow(ctx context.Context, partitions int, topics ...string) error {
+func (a *Admin) Grow(ctx context.Context, target int, topics ...string) error {
 	ctx, stop := context.WithTimeout(ctx, growTimeout)
 	defer stop()
 	for pause := (notify.Pause{Most: time.Second}); ; {
-		err := a.grow(ctx, partitions, topics)
+		err := a.grow(ctx, target, topics)
 		if notify.KindOf(err) != notify.KindUnavailable || !pause.Wait(ctx) {
 			return err
 		}
@@ -170,7 +170,7 @@ func (a *Admin) grow(ctx context.Context, partitions int, topics []string) error
 			}
 		}
 		if err != nil {
-			return translate(fmt.Errorf("adding partitions to %s: %w", t, err))
+			return translate(fmt.Errorf("adding partitions to topic %s: %w", t, err))
 		}
 	}
 	return a.waitForLeaders(ctx, want)
@@ -200,7 +200,7 @@ func (a *Admin) waitForLeaders(ctx context.Context, topics map[string]int) error
 			return nil
 		}
 		if !notify.Sleep(ctx, 50*time.Millisecond) {
-			return translate(fmt.Errorf("%s has no leader: %w", missing, ctx.Err()))
+			return translate(fmt.Errorf("waiting for a leader of %s: %w", missing, ctx.Err()))
 		}
 	}
 }

@@ -122,7 +122,7 @@ func TestTopicsAreNeverChanged(t *testing.T) {
 		a := b.admin(t)
 		other := b.named(t, "other")
 		created, err := a.EnsureTopics(t.Context(), map[string]int{b.topic: 7, other: 1})
-		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "topic_partitions" || !strings.Contains(e.Msg, b.topic+" has 2 partitions, 7 are wanted") {
+		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "topic_partitions" || !strings.Contains(e.Msg, b.topic+" has 2 partitions, but 7 are wanted") {
 			t.Errorf("too few partitions: %v", err)
 		}
 		if !slices.Equal(created, []string{other}) {
@@ -205,21 +205,21 @@ func TestCheck(t *testing.T) {
 		says   string
 	}{
 		"gone":        {true, func(c *Cluster) { c.Topics = nil }, "does not exist"},
-		"partitions":  {true, func(c *Cluster) { c.Topics[0].Partitions = 17 }, "17 partitions, 18"},
+		"partitions":  {true, func(c *Cluster) { c.Topics[0].Partitions = 17 }, "17 partitions, but 18"},
 		"leader":      {true, func(c *Cluster) { c.Topics[0].Leaderless = []int32{4} }, "without a leader: [4]"},
 		"lag":         {false, func(c *Cluster) { c.Topics[0].UnderReplicated = []int32{5} }, "[5]"},
-		"replication": {true, func(c *Cluster) { c.Topics[0].Replication = 1 }, "1 replicas, 3"},
+		"replication": {true, func(c *Cluster) { c.Topics[0].Replication = 1 }, "1 replicas, but 3"},
 		"brokers":     {false, func(c *Cluster) { c.Brokers = c.Brokers[:2] }, "3 replicas are wanted, but there are only 2 brokers"},
 		"one broker":  {true, func(c *Cluster) { c.Brokers = c.Brokers[:1] }, "there are only 1 brokers"},
-		"refuses":     {true, func(c *Cluster) { c.Topics[0].InSync = 1 }, "appends are refused"},
+		"refuses":     {true, func(c *Cluster) { c.Topics[0].InSync = 1 }, "refuse appends"},
 		"dead":        {false, func(c *Cluster) { c.Brokers[1].Err = errors.New("refused") }, "broker 2"},
 		"compact":     {true, func(c *Cluster) { c.Topics[0].Settings["cleanup.policy"] = "compact,delete" }, "cleanup.policy"},
 		"unclean":     {true, func(c *Cluster) { c.Topics[0].Settings["unclean.leader.election.enable"] = "true" }, "unclean"},
-		"in sync":     {true, func(c *Cluster) { c.Topics[0].Settings["min.insync.replicas"] = "1" }, "min.insync.replicas is 1, 2"},
+		"in sync":     {true, func(c *Cluster) { c.Topics[0].Settings["min.insync.replicas"] = "1" }, "min.insync.replicas is 1, but 2"},
 		"size":        {true, func(c *Cluster) { c.Topics[0].Settings["max.message.bytes"] = "1000000" }, "max.message.bytes"},
 		"time":        {true, func(c *Cluster) { c.Topics[0].Settings["retention.ms"] = "3600000" }, "retention.ms"},
 		"space":       {false, func(c *Cluster) { c.Topics[0].Settings["retention.bytes"] = "1000000" }, "retention.bytes"},
-		"offsets":     {false, func(c *Cluster) { c.OffsetsKept = 24 * time.Hour }, "offsets.retention.minutes is 1440: after a stop of all workers for longer than 24h0m0s"},
+		"offsets":     {false, func(c *Cluster) { c.OffsetsKept = 24 * time.Hour }, "offsets.retention.minutes is 1440: if all workers are stopped for longer than 24h0m0s"},
 		"unreadable":  {false, func(c *Cluster) { c.Topics[0].Settings = nil }, "cannot be read"},
 	} {
 		c := fine()

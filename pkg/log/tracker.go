@@ -1,8 +1,9 @@
 package log
 
 // tracker keeps the low-water mark of one partition: the offset below which every record that the
-// handler got is done. Only this offset may be committed. A commit of n states that all records below n
-// are done, and records may be finished in any order. The assignment's mutex guards the tracker.
+// handler got is done. Only this offset may be committed, because a commit of n states that all
+// records below n are done. Records may be finished in any order. The assignment's mutex guards the
+// tracker.
 type tracker struct {
 	pending []*Msg // records in offset order; records before head are done
 	head    int

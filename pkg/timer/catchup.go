@@ -43,9 +43,9 @@ func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 	return t.catchUpFrom, t.catchUpUntil, t.catchUpFrom < t.catchUpUntil && !t.loads[CatchUp].full && !t.lost
 }
 
-// loadBacklog loads the rows with fire times in [from, until). If a minute was closed before the
-// scan, loadBacklog marks the minute as complete. Then closeMinutes need not scan it again before
-// it drops it.
+// loadBacklog loads the rows with fire times in [from, until). If a minute was closed before the scan,
+// loadBacklog marks the minute as complete. Then closeMinutes need not scan the minute again before
+// dropping it.
 func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 	e := t.e
 	minutes, err := e.cfg.Store.Buckets(ctx, t.shard, from/60_000, (until-1)/60_000)
@@ -140,9 +140,9 @@ func (t *tenure) tallySpan(ctx context.Context, s dueSpan) error {
 	return nil
 }
 
-// paceBacklog sends the waiting entries of all shards to out. Entries that are due earliest are
-// sent first. Its rate is this engine's share of the configured rate.
-func (r *releaser) paceBacklog(ctx context.Context, out chan<- []*entry) {
+// paceBacklog sends the waiting entries of all shards to the channel batches. Entries that are due
+// earliest are sent first. The rate is this engine's share of Config.CatchUpRate.
+func (r *releaser) paceBacklog(ctx context.Context, batches chan<- []*entry) {
 	free := r.clock() // Engine.clock at which the next batch may be sent
 	for ctx.Err() == nil {
 		rate := max(float64(r.cfg.CatchUpRate)*r.Share(), 1)
@@ -161,7 +161,7 @@ func (r *releaser) paceBacklog(ctx context.Context, out chan<- []*entry) {
 		}
 		free += time.Duration(float64(len(batch)) / rate * float64(time.Second))
 		select {
-		case out <- batch:
+		case batches <- batch:
 		case <-ctx.Done():
 		}
 	}
@@ -184,10 +184,10 @@ func (r *releaser) takeEarliest(size int) (batch []*entry) {
 }
 
 // publishBacklog publishes the batches that paceBacklog sends.
-func (r *releaser) publishBacklog(ctx context.Context, in <-chan []*entry) {
+func (r *releaser) publishBacklog(ctx context.Context, batches <-chan []*entry) {
 	for {
 		select {
-		case batch := <-in:
+		case batch := <-batches:
 			var plain, asked []*entry
 			for _, x := range batch {
 				if x.pending == needNothing {
@@ -211,14 +211,14 @@ type releaseRate struct {
 	perSecond float64
 }
 
-// add counts n releases at the time at of Engine.clock.
-func (r *releaseRate) add(n int, at time.Duration) {
-	switch passed := at - r.since; {
+// add counts n releases that were made just now. now is the time of Engine.clock.
+func (r *releaseRate) add(n int, now time.Duration) {
+	switch passed := now - r.since; {
 	case passed > 10*time.Second: // the old count belongs to an earlier backlog
-		*r = releaseRate{since: at, count: n}
+		*r = releaseRate{since: now, count: n}
 	case passed >= time.Second:
 		r.perSecond = float64(r.count) / passed.Seconds()
-		r.since, r.count = at, n
+		r.since, r.count = now, n
 	default:
 		r.count += n
 	}

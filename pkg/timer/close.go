@@ -74,8 +74,9 @@ func (t *tenure) closeMinutes(ctx context.Context) error {
 func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	e := t.e
 	e.mu.Lock()
-	// Rows that loading or catching up has not reached yet are left for them. If finishMinute
-	// loaded such rows, they would be read twice and released before rows that are due earlier.
+	// Rows that loading or the catch-up has not reached yet are left to loading and to the catch-up. If
+	// finishMinute loaded such rows, they would be read twice and released before rows that are due
+	// earlier.
 	behind := min(t.scannedUntil, t.missedFrom, t.catchUpAgain)
 	if t.catchUpFrom < t.catchUpUntil {
 		behind = min(behind, t.catchUpFrom)

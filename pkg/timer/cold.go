@@ -40,7 +40,7 @@ func (k *housekeeper) promote(ctx context.Context) {
 				continue
 			}
 			if err := k.promoteShard(ctx, uint16(n)); err != nil {
-				k.complaints.report("cannot promote cold timers", err)
+				k.complaints.report("cannot move timers from the cold table to the hot table", err)
 				failed = true
 				continue
 			}
@@ -91,8 +91,8 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 			if _, owned := k.termOf(n); !owned {
 				return nil // the next owner begins again
 			}
-			// An overdue row is stored under the current minute and released at once. It must never
-			// be stored under its own minute. A scan could find it there long after its head was
+			// An overdue row is stored under the current minute and released at once. It must never be
+			// stored under its own minute. A scan could find the row there long after its head was
 			// purged, and would then release a cancelled timer.
 			spread, err := k.cfg.Spread()
 			if err != nil {
@@ -119,8 +119,9 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 	return nil
 }
 
-// promoted is a day whose rows were overdue when they were moved to the hot table. The rows are
-// stored under the current minutes of the move, up to minute, long after their fire times.
+// promoted is a day whose rows were overdue when they were moved to the hot table. The rows are stored
+// under the minutes in which they were moved, long after their fire times. The field minute is the
+// last of these minutes.
 type promoted struct {
 	shard       uint16
 	day, minute int64
@@ -136,17 +137,17 @@ func (k *housekeeper) notePromoted(n uint16, d int64) {
 	k.overdue = append(k.overdue, promoted{n, d, now/60_000 + 1})
 }
 
-// overdueBefore returns the time before which all overdue rows of a shard are released, at most the
-// parameter before. watermark is the current watermark of the shard. overdueBefore forgets days
-// whose rows are all released.
-func (k *housekeeper) overdueBefore(n uint16, watermark, before int64) int64 {
+// overdueBefore returns the time before which all overdue rows of a shard are released, but at most
+// limit. watermark is the current watermark of the shard. overdueBefore forgets days whose rows are
+// all released.
+func (k *housekeeper) overdueBefore(n uint16, watermark, limit int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.overdue = slices.DeleteFunc(k.overdue, func(p promoted) bool {
 		if p.shard == n && p.minute > watermark {
-			before = min(before, p.day*dayMs)
+			limit = min(limit, p.day*dayMs)
 		}
 		return p.shard == n && p.minute <= watermark
 	})
-	return before
+	return limit
 }

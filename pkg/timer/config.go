@@ -22,9 +22,9 @@ type Config struct {
 	// may use it. Without Queue, a near timer of a shard that this process does not own waits until
 	// its minute is closed. So Queue is needed if several processes share a store.
 	Queue engine.Queue
-	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes
-	// that no other engine uses its store. If that is wrong, terms prevent harm. An engine without
-	// Heartbeats keeps every shard that it owns.
+	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes that
+	// no other engine uses its store. If another engine uses the store, the terms of the shards prevent
+	// harm. An engine without Heartbeats keeps every shard that it owns.
 	Lease      engine.Lease
 	Heartbeats engine.Heartbeats
 	Owner      string // name of this engine; no two running engines may have the same name
@@ -33,9 +33,8 @@ type Config struct {
 	// durable there. The engine calls it again with the same timers until it succeeds. Several
 	// goroutines call it.
 	Publish func(ctx context.Context, ts []engine.Timer) error
-	// CaughtUp is called instead of Publish for timers that are caught up after an outage, so that
-	// they can be kept apart. If CaughtUp returns later, the catch-up is slower. nil: Publish is
-	// called.
+	// CaughtUp is called instead of Publish for timers that are caught up after an outage, so that they
+	// can be kept apart. A slow CaughtUp makes the catch-up slow. nil: Publish is called.
 	CaughtUp func(ctx context.Context, ts []engine.Timer) error
 	// Cancelled is called instead of Publish for timers whose schedule was cancelled. It records
 	// their outcome. If it returns nil, the outcome is durable. Without Cancelled such timers are
@@ -52,8 +51,8 @@ type Config struct {
 	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected; see lead
 	Skew         time.Duration `default:"500ms"` // largest difference between two clocks
 	Grace        time.Duration `default:"10s"`   // time from the end of a minute until it is closed
-	Batch        int           `default:"512"`   // most timers of a Publish, and most rows of a page
-	// Most payload bytes of a Publish. A single timer may have more.
+	Batch        int           `default:"512"`   // maximum number of timers in a Publish call, and of rows in a page
+	// Maximum number of payload bytes in a Publish call. A single timer may have more.
 	BatchSize  int `default:"4MiB"`
 	Publishers int `default:"4"` // concurrent Publish calls for timers that are on time
 
@@ -91,9 +90,9 @@ type Config struct {
 
 // Events are callbacks; each may be nil. They are called from many goroutines and must not block.
 type Events struct {
-	// Released is called for each batch after it was published. The lateness of a timer is the time
-	// at minus FireAt.
-	Released func(lane Lane, ts []engine.Timer, at time.Time)
+	// Released is called for each batch after it was published. The lateness of a timer is releasedAt
+	// minus FireAt.
+	Released func(lane Lane, ts []engine.Timer, releasedAt time.Time)
 	// Dropped is called for each timer that was not released because of the head of its schedule:
 	// the schedule was cancelled or has another generation.
 	Dropped func(t engine.Timer, head engine.ScheduleHead)
@@ -162,8 +161,8 @@ func (c *Config) lead() time.Duration {
 	return c.Lookahead + max(c.Poll, c.WriteTimeout) + c.Skew
 }
 
-// Guard returns how long before its fire time a schedule can be cancelled or moved for the last
-// time. If a hint is durable by that time, the release reads it together with its row.
+// Guard returns how long before its fire time a schedule can be cancelled or moved for the last time.
+// If a hint is durable by that time, the release reads the hint together with the row of the timer.
 func (c Config) Guard() time.Duration {
 	c = c.withDefaults()
 	return c.Lookahead + c.WriteTimeout + c.Skew

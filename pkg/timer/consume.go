@@ -11,8 +11,8 @@ import (
 
 const (
 	nearBatch = 64
-	// If a near timer cannot be decided after this many receives, its message is dropped. Its row
-	// is stored, so the scan at the close of its minute releases it.
+	// If nothing can be decided about a near timer after nearLooks receives, its message is dropped.
+	// The row of the timer is stored, so the scan at the close of its minute releases the timer.
 	nearLooks = 5
 )
 
@@ -65,7 +65,7 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	defer stop()
 	spread, err := l.cfg.Spread()
 	if err != nil { // the messages are received again
-		l.complaints.report("cannot tell the shards of near timers", err)
+		l.complaints.report("cannot read the number of timer shards", err)
 		return
 	}
 	now := l.now()
@@ -87,7 +87,7 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	}
 	if len(early) > 0 {
 		if err := l.cfg.Queue.Enqueue(ctx, early); err != nil {
-			l.complaints.report("cannot put near timers off", err)
+			l.complaints.report("cannot delay near timers", err)
 		} else {
 			done = append(done, waiting...)
 		}
@@ -110,18 +110,18 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 	n.parked = p
 	switch {
 	case err != nil:
-		l.cfg.Logger.Error("the message of a near timer is dropped; its row is released when its minute is closed", "bytes", len(body), "err", err)
+		l.cfg.Logger.Error("the message of a near timer cannot be read and is dropped; the timer is released when its minute is closed", "bytes", len(body), "err", err)
 		return fateForget
 	case p.due > now: // due later than one delay of the queue, or a clock was set back
 		return fateWait
 	}
 	if !whole {
-		there, err := l.readPayload(ctx, n, spread)
+		found, err := l.readPayload(ctx, n, spread)
 		if err != nil {
 			l.complaints.report("cannot read the rows of near timers", err)
 			return fateAgain
 		}
-		if !there { // its minute was closed, so the timer was released
+		if !found { // its minute was closed, so the timer was released
 			return fateForget
 		}
 	}
@@ -131,9 +131,9 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 	return fateRelease
 }
 
-// keepVisible extends the visibility timeout of deliveries, so that other consumers do not receive
-// them, until stop is called. It uses the same times as the shard leases. So if a consumer dies,
-// another consumer gets its near timers as soon as its shards.
+// keepVisible extends the visibility timeout of deliveries until the caller calls stop, so that other
+// consumers do not receive the messages. It uses the same times as the shard leases. So if a consumer
+// dies, another consumer gets its near timers as early as its shards.
 func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	receipts := make([]string, len(ds))
@@ -151,9 +151,9 @@ func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop 
 	return func() { cancel(); wg.Wait() }
 }
 
-// readPayload reads from the row a payload that was too large for the message. there is false if
-// the row does not exist any more.
-func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread notify.Spread) (there bool, err error) {
+// readPayload reads from the row a payload that was too large for the message. found is false if the
+// row does not exist any more.
+func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread notify.Spread) (found bool, err error) {
 	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, spread)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: timerIDBefore(n.ID)}
 	rows, err := l.cfg.Store.Scan(ctx, p, cursor, n.FireAt, 1)
@@ -178,32 +178,32 @@ func timerIDBefore(id []byte) []byte {
 	return out
 }
 
-// askHeads reads the heads of schedules that were cancelled or moved. It returns the timers to
-// release in due. It returns in done the receipts of timers that are discarded or left for the scan
-// of their minute.
-func (l *nearLine) askHeads(ctx context.Context, ns []nearDelivery, spread notify.Spread) (due []nearDelivery, done []string) {
+// askHeads reads the heads of schedules that were cancelled or moved. toRelease holds the timers that
+// must be released. receipts holds the receipts of timers that are discarded, or that are left for the
+// scan of their minute.
+func (l *nearLine) askHeads(ctx context.Context, ns []nearDelivery, spread notify.Spread) (toRelease []nearDelivery, receipts []string) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, n := range ns {
 		v, head, err := l.decideNear(ctx, &n, spread, read)
 		if err != nil && ctx.Err() == nil {
-			l.complaints.report("cannot decide about touched timers", err)
+			l.complaints.report("cannot find out whether to release cancelled or moved timers", err)
 		}
 		switch {
 		case v == verdictPublish:
-			due = append(due, n)
+			toRelease = append(toRelease, n)
 		case v == verdictDiscard:
 			l.counters.dropped.Add(1)
 			l.cfg.Events.Dropped(n.Timer, head)
-			done = append(done, n.receipt)
+			receipts = append(receipts, n.receipt)
 		case n.receives >= nearLooks:
-			done = append(done, n.receipt)
+			receipts = append(receipts, n.receipt)
 		default:
 			if err := l.cfg.Queue.Release(ctx, n.receipt, l.cfg.Poll); err != nil {
-				l.complaints.report("cannot put near timers off", err)
+				l.complaints.report("cannot delay near timers", err)
 			}
 		}
 	}
-	return due, done
+	return toRelease, receipts
 }
 
 func (l *nearLine) decideNear(ctx context.Context, n *nearDelivery, spread notify.Spread, read map[engine.TimerPartition]map[notify.Base]struct{}) (headVerdict, engine.ScheduleHead, error) {
@@ -225,9 +225,9 @@ func (l *nearLine) decideNear(ctx context.Context, n *nearDelivery, spread notif
 	return l.heads.decide(ctx, headDecision{n.Head, n.Gen}, n.due, func() bool { return true })
 }
 
-// publishDue publishes timers until that succeeds or ctx ends. It returns the receipts to
-// acknowledge. A timer that is refused for its content is acknowledged too: the scan at the close
-// of its minute tries it again.
+// publishDue publishes timers until the publish succeeds or ctx ends. It returns the receipts to
+// acknowledge. A timer that is refused for its content is acknowledged too, because the scan at the
+// close of its minute publishes it again.
 func (l *nearLine) publishDue(ctx context.Context, ns []nearDelivery) (done []string) {
 	if len(ns) == 0 {
 		return nil

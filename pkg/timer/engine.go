@@ -155,8 +155,8 @@ func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []e
 // except while a goroutine of the releaser has it in a batch.
 type entry struct {
 	timer engine.Timer
-	// timer.FireAt, or an earlier time if the row was stored again with a later fire time as its
-	// key.
+	// Time at which the timer is due. It is timer.FireAt, or earlier if the row was stored again under
+	// a later minute (see parked).
 	due     int64
 	minute  *minute
 	lane    Lane // OnTime or CatchUp: the lane whose room the entry uses
@@ -168,8 +168,8 @@ type headQuestion uint8
 
 const (
 	needNothing headQuestion = iota // nothing
-	// Whether the schedule has a hint. The entry went into the wheel without a scan, so its hints
-	// were not read.
+	// Whether the schedule has a hint. The entry went into the wheel without a scan, so the hints of
+	// its partition were not read.
 	needHints
 	needHead // what the head of its schedule says
 )

@@ -55,9 +55,9 @@ func (hs *headReader) questionOf(row *engine.Timer, hints map[notify.Base]struct
 	return needNothing
 }
 
-// askHeads reads the heads for the entries of a batch. It publishes, drops or records each entry as
-// its head says. If an entry cannot be decided now, askHeads tries it again after Poll, so that
-// other entries do not wait for it.
+// askHeads reads the heads for the entries of a batch. According to its head, each entry is published,
+// dropped, or passed to Config.Cancelled. If an entry cannot be decided now, askHeads tries it again
+// after Poll, so that other entries do not wait for it.
 func (r *releaser) askHeads(ctx context.Context, lane Lane, batch []*entry) {
 	if len(batch) == 0 {
 		return
@@ -139,8 +139,8 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	r.mu.Lock()
 	known, ok := x.minute.decided[d]
 	alive := x.minute.t.aliveLocked()
-	// Read this before the head. If a move swaps the head after this read, the move finds the
-	// minute closed and stores its row under the current minute.
+	// Read closed before the head. If a move swaps the head after this read, the move finds the minute
+	// closed and stores its row under the current minute.
 	closed := x.minute.t.state.Closed >= x.minute.number
 	r.mu.Unlock()
 	if ok && known == verdictPublish {
@@ -151,7 +151,7 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	}
 	v, h, err := r.heads.decide(ctx, d, x.due, x.minute.t.trusts)
 	if err != nil && ctx.Err() == nil {
-		r.complaints.report("cannot decide about touched timers", err)
+		r.complaints.report("cannot find out whether to release cancelled or moved timers", err)
 	}
 	if v == verdictOpen && err == nil && closed {
 		v = r.heads.fenceMove(ctx, d, h)
@@ -187,10 +187,10 @@ func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.Sc
 	return verdictDiscard
 }
 
-// decide finds out whether a timer of a cancelled or moved schedule is released. If the head is
-// still pending, it swaps the head to released. The function may reports whether this engine may
-// still swap. If decide returns an error, the timer must wait.
-func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may func() bool) (headVerdict, engine.ScheduleHead, error) {
+// decide finds out whether a timer of a cancelled or moved schedule is released. If the head is still
+// pending, decide swaps the head to released. mayAct reports whether this engine may still swap the
+// head. If decide returns an error, the timer must wait.
+func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, mayAct func() bool) (headVerdict, engine.ScheduleHead, error) {
 	h, ok, err := hs.head(ctx, d.base)
 	for tries := 0; err == nil; tries++ {
 		switch {
@@ -203,8 +203,8 @@ func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may
 		case ok && h.Gen < d.gen, !ok && d.gen > 0:
 			return verdictOpen, h, nil
 		case tries == 8:
-			return verdictOpen, h, fmt.Errorf("the head of %s changed %d times while it was released", d.base, tries)
-		case !may():
+			return verdictOpen, h, fmt.Errorf("the head of schedule %s changed %d times while its timer was being released", d.base, tries)
+		case !mayAct():
 			return verdictOpen, h, errExpired
 		}
 		next := h // a copy, so that it keeps when and by whom the schedule was moved
@@ -238,7 +238,7 @@ func (hs *headReader) head(ctx context.Context, base notify.Base) (engine.Schedu
 	return hs.cfg.Schedules.Head(ctx, base)
 }
 
-// discardEntry drops an entry because its head says so.
+// discardEntry drops an entry because its schedule was cancelled or has another generation.
 func (r *releaser) discardEntry(x *entry, h engine.ScheduleHead) {
 	r.mu.Lock()
 	over := x.minute.t.lost

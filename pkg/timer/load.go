@@ -88,33 +88,35 @@ func (t *tenure) loadAhead(ctx context.Context) error {
 	return nil
 }
 
-// skipLocked leaves rows that are overdue by more than CatchUpAfter for the catch-up. It returns
-// the fire time from which on-time loading begins. The caller holds mu.
-func (t *tenure) skipLocked(from, now int64) int64 {
+// skipLocked leaves rows that are overdue by more than CatchUpAfter to the catch-up. start is the fire
+// time from which rows are not loaded yet. skipLocked returns the fire time from which on-time loading
+// begins. The caller holds mu.
+func (t *tenure) skipLocked(start, now int64) int64 {
 	late := now - t.e.cfg.CatchUpAfter.Milliseconds()
-	if from >= late {
-		return from
+	if start >= late {
+		return start
 	}
 	if t.catchUpFrom >= t.catchUpUntil {
-		t.catchUpFrom = from // the catch-up has loaded all rows that are due before from
+		t.catchUpFrom = start // the catch-up has loaded all rows that are due before start
 		if t.lookBehindDue {
 			t.catchUpFrom = 0
 		}
 	} else {
-		t.catchUpAgain = min(t.catchUpAgain, from)
+		t.catchUpAgain = min(t.catchUpAgain, start)
 	}
 	t.catchUpUntil = max(t.catchUpUntil, late)
-	t.uncounted = append(t.uncounted, dueSpan{from, late - 1})
+	t.uncounted = append(t.uncounted, dueSpan{start, late - 1})
 	wakeUp(t.catchUpWake)
 	wakeUp(t.spansToCount)
 	return late
 }
 
-// scan loads the rows of the minute at with from <= FireAt <= until. reached is the fire time up to
-// which it loaded. It is less than until if the lane became full. loaded is how many rows were new.
-func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (reached int64, loaded int, err error) {
+// scan loads the rows of a minute with from <= FireAt <= until. bucket is the number of the minute.
+// reached is the fire time up to which scan has loaded rows. It is less than until if the lane became
+// full. loaded is how many rows were new.
+func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane) (reached int64, loaded int, err error) {
 	e := t.e
-	p := engine.TimerPartition{Bucket: at, Shard: t.shard}
+	p := engine.TimerPartition{Bucket: bucket, Shard: t.shard}
 	cursor := engine.TimerCursor{FireAt: from} // without an id, so before every row of that millisecond
 	var hints map[notify.Base]struct{}
 	for size := firstPage; ; {
@@ -150,8 +152,8 @@ func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (re
 // firstPage is the number of rows of a scan's first page.
 const firstPage = 16
 
-// nextPage returns how many rows the next page should have, by the average size of the last page.
-// Chunks are large, single notifications are small.
+// nextPage returns how many rows the next page should have. It computes this from the average size of
+// a row in the last page. Chunks are large, single notifications are small.
 func (c *Config) nextPage(rows, bytes int) int {
 	return min(max(c.BatchSize*rows/(bytes+1), 8), c.Batch)
 }

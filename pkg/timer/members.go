@@ -94,7 +94,7 @@ func (m *membership) runHeartbeats(ctx context.Context) {
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer stop()
 	if err := m.cfg.Heartbeats.Leave(call, group, m.cfg.Owner); err != nil {
-		m.complaints.report("cannot leave the timer engines", err)
+		m.complaints.log10s("cannot leave the group of timer engines; the heartbeat of this engine expires by itself", err)
 	}
 }
 
@@ -131,7 +131,7 @@ func (m *membership) planHandOvers(members []string) {
 	defer m.mu.Unlock()
 	clear(m.handOvers)
 	if !slices.Contains(members, m.cfg.Owner) {
-		return // the other engines do not see this engine, so it cannot know what they own
+		return // the other engines do not see this engine, so it cannot know which shards they own
 	}
 	may := (m.owned + 7) / 8
 	for n, t := range m.tenures {
@@ -174,24 +174,25 @@ func (m *membership) setStandbys(members []string) int {
 	return len(stands)
 }
 
-// isStandby reports whether this engine must try to acquire the lease of a shard. The channel
-// change is closed when the result may have changed.
-func (m *membership) isStandby(n uint16) (is bool, change <-chan struct{}) {
+// isStandby reports whether this engine must try to acquire the lease of a shard. The channel changed
+// is closed when the result may have changed.
+func (m *membership) isStandby(n uint16) (stands bool, changed <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// For a new shard every engine is a standby until the next setStandbys.
 	return int(n) >= len(m.standbyFor) || m.standbyFor[n], m.standbyChanged
 }
 
-// watchesLocked reports whether this engine must watch the watermark of a shard that it does not
-// own. Only the standbys of the shard watch it. If every engine did, the store would get one read
-// per engine and shard. While the members are not known, the last known standbys watch. The caller
-// holds mu.
+// watchesLocked reports whether this engine must watch the watermark of a shard that it does not own.
+// Only the standbys of the shard watch its watermark. If every engine watched all watermarks, the
+// store would get one read for each engine and shard. While the members are not known, the last known
+// standbys watch. The caller holds mu.
 func (m *membership) watchesLocked(n uint16) bool {
 	return int(n) >= len(m.lastStandbyFor) || m.lastStandbyFor[n]
 }
 
-// heir returns the engine to which this engine must hand over a shard, or "" if it must not.
+// heir returns the engine to which this engine must hand over a shard. "" means that it must keep the
+// shard.
 func (m *membership) heir(n uint16) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -210,11 +211,11 @@ func preferredMember(members []string, shard uint16) (best string) {
 	return best
 }
 
-// rankOf returns how many members have a higher rank for a shard than the member one.
-func rankOf(members []string, shard uint16, one string) (n int) {
-	mine := rendezvousWeight(one, shard)
+// rankOf returns how many of the members have a higher rank for a shard than member.
+func rankOf(members []string, shard uint16, member string) (n int) {
+	mine := rendezvousWeight(member, shard)
 	for _, m := range members {
-		if w := rendezvousWeight(m, shard); w > mine || w == mine && m < one {
+		if w := rendezvousWeight(m, shard); w > mine || w == mine && m < member {
 			n++
 		}
 	}

@@ -16,8 +16,8 @@ var (
 	errExpired    = errors.New("the lease could not be renewed in time")
 	errLeaseGone  = errors.New("another engine has the lease")
 	errStale      = errors.New("another engine has taken the shard over")
-	errClock      = errors.New("the clock is off by too much")
-	errHandedOver = errors.New("handed over to another engine")
+	errClock      = errors.New("this machine's clock differs too much from the servers' clocks")
+	errHandedOver = errors.New("the shard was handed over to another engine")
 	errNoStore    = errors.New("the store did not answer the take-over")
 )
 
@@ -68,8 +68,8 @@ func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 		return nil, err
 	}
 	if e.cfg.Heartbeats != nil {
-		// During a hand-over the shard is reserved for one engine. Without this check any other
-		// engine could acquire it, and the shard would move from engine to engine.
+		// During a hand-over the shard is reserved for one engine. Without this check any other engine
+		// could acquire the shard, and the shard would move from engine to engine.
 		mine, err := e.cfg.Lease.Acquire(call, handOverName(n), e.cfg.Owner, e.cfg.LeaseLook)
 		if err == nil && mine {
 			err = e.cfg.Lease.Release(call, handOverName(n), e.cfg.Owner)
@@ -136,16 +136,16 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	}
 	if errors.Is(cause, errHandedOver) {
 		if _, err := e.cfg.Lease.Acquire(ctx, handOverName(t.shard), t.heir, handOverReserve); err != nil {
-			e.complaints.report("cannot reserve a timer shard for its next owner", err)
+			e.complaints.log10s("cannot reserve a timer shard for its next owner; any engine may take the shard over", err)
 		}
 	}
 	if err := e.cfg.Lease.Release(ctx, lockName(t.shard), e.cfg.Owner); err != nil {
-		e.complaints.report("cannot release the lease of a timer shard", err)
+		e.complaints.log10s("cannot release the lease of a timer shard; the lease expires by itself", err)
 	}
 }
 
-// storePatience is how long an owner may fail to reach its store if other engines exist. These may
-// still reach the store.
+// storePatience is how long an owner may fail to reach its store if other engines exist. The other
+// engines may still reach the store.
 const storePatience = 30 * time.Second
 
 // storeUnreachable reports whether the owner should give back the shard, because another engine may

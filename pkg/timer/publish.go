@@ -25,12 +25,13 @@ type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// ToLog returns a Publish that appends envelopes to their topics. A single notification is keyed by
-// its user; a part of a fan-out goes to the partition of its chunk. So all records of a user are in
-// one partition. If a timer was written by a newer release, the Publish returns notify.ErrNewer and
-// appends nothing. The engine then delays that timer, so that other timers do not wait for it. A
-// process of the newer release publishes it when it owns the shard.
-func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
+// ToLog returns a function for Config.Publish that appends envelopes to their topics. A single
+// notification is keyed by its user; a part of a fan-out goes to the partition of its chunk. So all
+// records of a user are in one partition. If a timer was written by a newer release, the function
+// returns notify.ErrNewer and appends nothing. The engine then delays that timer, so that other timers
+// do not wait for it. A process of the newer release publishes the timer when that process owns the
+// shard.
+func ToLog(target Log) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]log.Record, 0, len(ts))
 		for i := range ts {
@@ -43,13 +44,13 @@ func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 				return err
 			}
 			if err != nil {
-				// Append it without decoding. The consumer stores it as poison, with its origin. An
-				// error here would stop the timers after it.
+				// Append the payload without decoding. The consumer stores it as poison, with its
+				// origin. An error here would stop the timers after it.
 				recs = append(recs, log.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
 				continue
 			}
 			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(env.Chunk.Partition), Key: env.LogKey(), Value: ts[i].Payload})
 		}
-		return to.Append(ctx, recs)
+		return target.Append(ctx, recs)
 	}
 }

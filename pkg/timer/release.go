@@ -20,7 +20,7 @@ const (
 	// If the wall clock goes back by less than this, the wheel just waits. Clocks are corrected by
 	// milliseconds all the time, and Rewind touches every timer of the wheel.
 	rewindFrom = 20 * time.Millisecond
-	// How often a timer is tried again that is refused each time.
+	// Pause between two attempts to publish a timer that is refused each time.
 	refusedPause = time.Minute
 )
 
@@ -132,9 +132,9 @@ func (r *releaser) batchLen(batch []*entry) int {
 	return n
 }
 
-// publishBatch publishes a batch. It retries until that succeeds, ctx ends or the shards are lost.
-// If a batch is refused for its content, publishBatch halves it, so that other timers do not wait
-// for a timer that is refused each time. Such a timer is tried again every minute.
+// publishBatch publishes a batch. It retries until the publish succeeds, ctx ends or the shards are
+// lost. If a batch is refused for its content, publishBatch halves it, so that other timers do not
+// wait for a timer that is refused each time. Such a timer is tried again every minute.
 func (r *releaser) publishBatch(ctx context.Context, lane Lane, batch []*entry) {
 	to := r.cfg.Publish
 	if lane == CatchUp {
@@ -169,7 +169,7 @@ func (r *releaser) publishTo(ctx context.Context, lane Lane, batch []*entry, to 
 			return
 		case isRefused(err):
 			r.counters.refused.Add(1)
-			r.cfg.Logger.Error("a timer is refused for its content; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
+			r.cfg.Logger.Error("a timer is refused because of its content; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
 			r.putOff(batch[0], refusedPause)
 			return
 		}
@@ -257,8 +257,8 @@ func (r *releaser) leaveToCatchUp(batch []*entry) []*entry {
 	})
 }
 
-// putOff puts a due entry back into the wheel for the time d. The entry's minute is not dropped
-// before the entry is released.
+// putOff puts a due entry back into the wheel, so that the entry is due again after d. The entry's
+// minute is not dropped before the entry is released.
 func (r *releaser) putOff(x *entry, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -46,7 +46,7 @@ type Stats struct {
 	LateRows        uint64    // rows found when their minute was closed
 	Rehomed         uint64    // rows stored again because their minute was closed
 	Dropped         uint64    // timers that were not released because of their head
-	HeadReads       uint64    // reads of heads; with HeadSwaps the cost of cancels and moves
+	HeadReads       uint64    // reads of heads; HeadReads and HeadSwaps are the cost of cancels and moves
 	HeadSwaps       uint64
 	NearQueued      uint64 // near timers sent to the queue
 	// Near timers that the queue did not accept. They are released when their minute is closed.
@@ -147,7 +147,7 @@ func (e *Engine) watchOthers(ctx context.Context) {
 			stop()
 			if err != nil {
 				if ctx.Err() == nil {
-					e.complaints.report("cannot look at timer shards", err)
+					e.complaints.report("cannot read the state of timer shards", err)
 				}
 				break // the failure shows as a growing watermark age
 			}
@@ -173,18 +173,22 @@ type complaints struct {
 	last map[string]time.Time
 }
 
-func (c *complaints) report(what string, err error) {
+// report logs an error after which the caller tries again.
+func (c *complaints) report(what string, err error) { c.log10s(what+"; trying again", err) }
+
+// log10s logs msg and err, unless it has logged msg in the last 10 s.
+func (c *complaints) log10s(msg string, err error) {
 	c.mu.Lock()
 	now := time.Now()
-	quiet := now.Sub(c.last[what]) < 10*time.Second
+	quiet := now.Sub(c.last[msg]) < 10*time.Second
 	if !quiet {
 		if c.last == nil {
 			c.last = map[string]time.Time{}
 		}
-		c.last[what] = now
+		c.last[msg] = now
 	}
 	c.mu.Unlock()
 	if !quiet && !errors.Is(err, context.Canceled) { // a cancelled call at shutdown is no error
-		c.log.Error(what+"; trying again", "err", err)
+		c.log.Error(msg, "err", err)
 	}
 }

@@ -23,8 +23,8 @@ type tenure struct {
 	// it.
 	heir string
 	// trustedUntil is the time of Engine.clock until which no other engine can own the shard. It is
-	// checked before every release and every write. A timer is not enough, because after a pause
-	// the process continues before the timer can fire.
+	// checked before every release and every write. A time.Timer alone is not enough: when a paused
+	// process continues, it may release timers before the time.Timer fires.
 	trustedUntil atomic.Int64
 
 	heirSet      chan struct{} // gets a token when there is an heir
@@ -81,8 +81,8 @@ type minute struct {
 
 type rowID struct{ a, b uint64 }
 
-// idOf returns 128 bits of hash. With fewer bits, two rows could get the same id, and one row would
-// be lost.
+// idOf returns a hash of 128 bits that identifies a row. With fewer bits, two rows could get the same
+// id, and one row would be lost.
 func idOf(t *engine.Timer) rowID {
 	h := notify.ColumnDigest(t.ID)
 	return rowID{h ^ uint64(t.FireAt)*0x9e3779b97f4a7c15, notify.HashUser(append([]byte{1}, t.ID...))}
@@ -153,7 +153,7 @@ func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask headQue
 	return true
 }
 
-// roomLocked returns the share of one shard in a limit, for a lane. The caller holds mu.
+// roomLocked returns how much of a limit one shard may use in a lane. The caller holds mu.
 func (e *Engine) roomLocked(lane Lane, limit int) int {
 	if lane == CatchUp {
 		limit /= 4
@@ -191,8 +191,8 @@ func (t *tenure) unloadLocked(x *entry) {
 }
 
 // forgetLocked drops an entry that could not be published. The catch-up will read its row again. So
-// memory stays bounded in an outage of any length, and timers that become due do not wait after it
-// in a queue. The caller holds mu.
+// memory stays bounded in an outage of any length, and timers that become due later do not wait behind
+// this entry in a queue. The caller holds mu.
 func (t *tenure) forgetLocked(x *entry) {
 	if t.lost {
 		return
@@ -209,8 +209,8 @@ func (t *tenure) forgetLocked(x *entry) {
 	wakeUp(t.catchUpWake)
 }
 
-// dropTenure ends the tenure at once. It removes its entries from the wheel and the backlog.
-// Batches that are not being published yet will leave its entries out. A second call does nothing.
+// dropTenure ends the tenure at once. It removes the tenure's entries from the wheel and the backlog.
+// Batches that are not being published yet will leave these entries out. A second call does nothing.
 func (e *Engine) dropTenure(t *tenure) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -308,10 +308,10 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	}
 }
 
-// waitRenew waits until the time at of Engine.clock or until there is an heir. It returns false
-// when ctx ends.
-func (t *tenure) waitRenew(ctx context.Context, at time.Duration) bool {
-	timer := time.NewTimer(max(at-t.e.clock(), 0))
+// waitRenew waits until Engine.clock reaches renewAt, or until there is an heir. It returns false when
+// ctx ends.
+func (t *tenure) waitRenew(ctx context.Context, renewAt time.Duration) bool {
+	timer := time.NewTimer(max(renewAt-t.e.clock(), 0))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -66,14 +66,14 @@ func (w *writer) splitCold(ts []engine.Timer) (hot []parked, cold []engine.Timer
 }
 
 // putHot stores rows in the hot table until every row is in a minute that is not closed. It uses
-// the function first for the first write.
-func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, first func(context.Context, notify.Spread, []engine.Timer) error) error {
+// firstWrite for the first write.
+func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, firstWrite func(context.Context, notify.Spread, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
 	}
 	// Do not try minutes that this process's own engine has closed.
 	moved, kept, err := w.rehome(ctx, ps, spread, w.knownClosed(ps, spread))
-	for ps, store := append(kept, moved...), first; err == nil && len(ps) > 0; ps, store = moved, w.cfg.Store.Put {
+	for ps, store := append(kept, moved...), firstWrite; err == nil && len(ps) > 0; ps, store = moved, w.cfg.Store.Put {
 		ts := make([]engine.Timer, len(ps))
 		for i := range ps {
 			ts[i] = ps[i].Timer
@@ -104,7 +104,7 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 			kept = append(kept, p)
 			continue
 		}
-		// The third value matters if a clock was set back.
+		// (last+1)*60_000 is the highest value only if a clock was set back.
 		p.FireAt = max(p.FireAt, now, (last+1)*60_000)
 		moved = append(moved, p)
 		if !p.Head.IsZero() {
@@ -120,9 +120,10 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 	return moved, kept, err
 }
 
-// handOn sends rows whose fire time a scan may have passed to the engine that releases them. If
-// this process owns the shard, its own engine gets the row, otherwise the queue. The rows are
-// durable already. If a row cannot be sent, it is released when its minute is closed.
+// handOn sends rows to the engine that releases them, if a scan may already have read past their fire
+// times. If this process owns the shard of a row, its own engine gets the row. Otherwise the queue
+// gets it. The rows are durable already. If a row cannot be sent, it is released when its minute is
+// closed.
 func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) {
 	ps = w.loadParked(ps, spread)
 	if w.cfg.Queue == nil {
@@ -141,7 +142,7 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 	}
 	if err := w.cfg.Queue.Enqueue(ctx, ms); err != nil {
 		w.counters.nearLost.Add(uint64(len(ms)))
-		w.complaints.report("cannot hand near timers on; they are released when their minutes are closed", err)
+		w.complaints.log10s("cannot queue near timers; they are released when their minutes are closed", err)
 		return
 	}
 	w.counters.nearQueued.Add(uint64(len(ms)))
@@ -161,10 +162,10 @@ func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64
 
 // readClosed returns the last closed minute of every shard of ps. It must be called after ps was
 // written. An owner scans a minute only after the store has answered the Advance that closed the
-// minute. If that was before this read, Store.Closed shows it, and the row is stored again under a
-// later minute. If it was after this read, the scan is later than the write and finds the row. Few
-// rows belong to minutes that are over. For these readClosed reads the state as the owner does
-// (Store.Shard).
+// minute. If the Advance was before this read, Store.Closed shows the closed minute, and the row is
+// stored again under a later minute. If the Advance was after this read, the scan is later than the
+// write and finds the row. Few rows belong to minutes that are over. For these rows readClosed reads
+// the state as the owner does (Store.Shard).
 func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spread) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
 	closed := w.knownClosed(ps, spread)

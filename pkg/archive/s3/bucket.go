@@ -55,7 +55,7 @@ func New(ctx context.Context, cfg Config) (*Bucket, error) {
 	var from []func(*config.LoadOptions) error
 	if cfg.Credentials != "" {
 		if _, err := os.Stat(cfg.Credentials); err != nil { // the SDK ignores a missing file without an error
-			return nil, fmt.Errorf("s3: credentials: %w", err)
+			return nil, fmt.Errorf("s3: archive.s3.credentials_file: %w", err)
 		}
 		from = append(from, config.WithSharedCredentialsFiles([]string{cfg.Credentials}))
 	}
@@ -112,7 +112,7 @@ func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("s3: storing %s in %s: %w", key, b.cfg.Bucket, err)
+		return fmt.Errorf("s3: storing %s in the bucket %s: %w", key, b.cfg.Bucket, err)
 	}
 	return nil
 }
@@ -131,9 +131,9 @@ func (b *Bucket) Has(ctx context.Context, name, sum string) (bool, error) {
 func (b *Bucket) hasSum(ctx context.Context, key, sum string) (bool, error) {
 	switch was, err := b.sumOf(ctx, key); {
 	case err != nil:
-		return false, fmt.Errorf("s3: looking for %s in %s: %w", key, b.cfg.Bucket, err)
+		return false, fmt.Errorf("s3: looking for %s in the bucket %s: %w", key, b.cfg.Bucket, err)
 	case was != "" && was != sum:
-		return false, fmt.Errorf("s3: %s is in %s already, with other content: %w", key, b.cfg.Bucket, fs.ErrExist)
+		return false, fmt.Errorf("s3: the bucket %s already has %s, but with other content: %w", b.cfg.Bucket, key, fs.ErrExist)
 	default:
 		return was != "", nil
 	}
@@ -179,9 +179,9 @@ func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 	return "unknown", nil
 }
 
-// Copy downloads the objects whose names begin with the parameter under and are not less than the
-// parameter from. It writes each object to a file with the same name in dir.
-func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
+// Copy downloads the objects whose names begin with namePrefix and are not less than firstName. It
+// writes each object to a file with the same name in dir.
+func (b *Bucket) Copy(ctx context.Context, namePrefix, firstName, dir string) error {
 	prefix := ""
 	if b.cfg.Prefix != "" {
 		prefix = b.cfg.Prefix + "/"
@@ -191,19 +191,19 @@ func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
 		return err
 	}
 	defer root.Close() // all files are closed already
-	begin := prefix + under
+	begin := prefix + namePrefix
 	for pages := s3.NewListObjectsV2Paginator(b.api, &s3.ListObjectsV2Input{Bucket: &b.cfg.Bucket, Prefix: &begin}); pages.HasMorePages(); {
 		page, err := pages.NextPage(ctx)
 		if err != nil {
-			return fmt.Errorf("s3: listing %s in %s: %w", begin, b.cfg.Bucket, err)
+			return fmt.Errorf("s3: listing %s in the bucket %s: %w", begin, b.cfg.Bucket, err)
 		}
 		for i := range page.Contents {
 			name, ours := strings.CutPrefix(*page.Contents[i].Key, prefix)
-			if !ours || name < from || strings.HasSuffix(name, "/") {
+			if !ours || name < firstName || strings.HasSuffix(name, "/") {
 				continue
 			}
 			if err := b.download(ctx, root, *page.Contents[i].Key, name); err != nil {
-				return fmt.Errorf("s3: reading %s in %s: %w", *page.Contents[i].Key, b.cfg.Bucket, err)
+				return fmt.Errorf("s3: reading %s in the bucket %s: %w", *page.Contents[i].Key, b.cfg.Bucket, err)
 			}
 		}
 	}

@@ -168,8 +168,8 @@ func TestStoreWithoutConditions(t *testing.T) {
 // A refusal is an error that names the object, and never taken for its absence.
 func TestRefused(t *testing.T) {
 	for method, want := range map[string]string{
-		http.MethodHead: "looking for notifyd/a/x in bucket",
-		http.MethodPut:  "storing notifyd/a/x in bucket",
+		http.MethodHead: "looking for notifyd/a/x in the bucket bucket",
+		http.MethodPut:  "storing notifyd/a/x in the bucket bucket",
 	} {
 		t.Run(method, func(t *testing.T) {
 			s := &s3test.Store{Fail: func(r *http.Request) int {

@@ -21,11 +21,12 @@ func (b *Broker) HoldTrim() (release func()) {
 	return b.trimming.Unlock
 }
 
-// CopyState copies the broker's files that are not records. The parameter to is the folder of the copy.
-// The most important of them holds the commits of the groups. Call CopyRecords after CopyState.
-// Otherwise a copied commit could be after the last copied record.
-func (b *Broker) CopyState(to string) error {
-	if err := os.MkdirAll(to, 0o700); err != nil {
+// CopyState copies the broker's files into target, a folder. It does not copy the records, nor files
+// that are useful only to this process. The most important copied file holds the committed offsets of
+// the groups. Call CopyRecords after CopyState. Otherwise a copied committed offset could be after the
+// last copied record.
+func (b *Broker) CopyState(target string) error {
+	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("embedded log: %w", err)
 	}
 	list, err := os.ReadDir(b.cfg.Dir)
@@ -37,19 +38,19 @@ func (b *Broker) CopyState(to string) error {
 		if d.IsDir() || d.Name() == "fsync.probe" || d.Name() == "port" || strings.HasSuffix(d.Name(), ".tmp") {
 			continue
 		}
-		if err := backup.Copy(filepath.Join(b.cfg.Dir, d.Name()), filepath.Join(to, d.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := backup.Copy(filepath.Join(b.cfg.Dir, d.Name()), filepath.Join(target, d.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("embedded log: %w", err)
 		}
 	}
 	return nil
 }
 
-// CopyRecords copies all records that were acknowledged before it began. The parameter to is the folder
-// of the copy. It copies full segments as hard links if the file system supports them. It copies the
-// growing segment byte by byte. If the end of the copy cuts a batch, the batch was not acknowledged.
-// Open removes such a batch, as it does after a crash. The caller must call HoldTrim before and must
-// still hold it.
-func (b *Broker) CopyRecords(to string) error {
+// CopyRecords copies all records that were acknowledged before it began into target, a folder. If the
+// file system supports hard links, full segments become hard links. CopyRecords copies the growing
+// segment byte by byte. The copy may end in the middle of a batch that was not acknowledged. Open
+// removes this part, as it does after a crash. The caller must call HoldTrim before CopyRecords, and
+// may call release only after CopyRecords has returned.
+func (b *Broker) CopyRecords(target string) error {
 	parts, err := os.ReadDir(filepath.Join(b.cfg.Dir, "partitions"))
 	if err != nil {
 		return fmt.Errorf("embedded log: %w", err)
@@ -58,7 +59,7 @@ func (b *Broker) CopyRecords(to string) error {
 		if !p.IsDir() {
 			continue
 		}
-		if err := copyPartition(filepath.Join(b.cfg.Dir, "partitions", p.Name()), filepath.Join(to, "partitions", p.Name())); err != nil {
+		if err := copyPartition(filepath.Join(b.cfg.Dir, "partitions", p.Name()), filepath.Join(target, "partitions", p.Name())); err != nil {
 			return fmt.Errorf("embedded log: %w", err)
 		}
 	}
@@ -85,8 +86,8 @@ func copyPartition(from, to string) error {
 	for _, d := range list {
 		last = max(last, base(d.Name()))
 	}
-	// Copy the index before its records. If the index is too short, Open completes it from the records.
-	// If it is too long, Open cuts it.
+	// Copy the index before its records. If the copied index is too short, Open completes it from the
+	// records. If the index is too long, Open cuts it.
 	slices.SortFunc(list, func(a, b fs.DirEntry) int {
 		return cmp.Compare(filepath.Ext(b.Name()), filepath.Ext(a.Name()))
 	})

@@ -13,16 +13,16 @@ import (
 // the bytes after the checksum:
 //
 //	 0  first offset   8 bytes, big-endian like the rest
-//	 8  length         4, of what follows
+//	 8  length         4: number of bytes after this field
 //	12  leader epoch   4
 //	16  magic          1: 2
-//	17  checksum       4, of all that follows
+//	17  checksum       4: CRC-32C of all bytes after this field
 //	21  attributes     2
-//	23  last offset    4, from the first
+//	23  last offset    4: difference to the first offset
 //	27  first time     8, ms since 1970
 //	35  latest time    8
 //	43  producer      14: id, epoch, sequence
-//	57  records        4
+//	57  records        4: number of records
 //	61  the records
 const (
 	atLength, atEpoch, atMagic, atSum, atCovered = 8, 12, 16, 17, 21
@@ -63,8 +63,8 @@ func readBatch(raw []byte, pos int) (b batch, ok bool) {
 	}, true
 }
 
-// readdress returns a copy of a batch. In the copy, the header fields that the checksum does not cover
-// are rewritten.
+// readdress returns a copy of a batch with a new first offset and leader epoch. It rewrites only
+// header fields that the checksum does not cover.
 func readdress(raw []byte, first int64, epoch int32) []byte {
 	out := append([]byte(nil), raw...)
 	binary.BigEndian.PutUint64(out, uint64(first))
@@ -79,23 +79,24 @@ func readdress(raw []byte, first int64, epoch int32) []byte {
 const maxMarker = 1 << 30
 
 // markers returns batches that occupy the offsets [from, to). Each batch holds one record with
-// log.LostHeader, at the last offset of the batch. With markers the offsets of a partition do not
-// change: no offset is used twice, and no committed offset is outside the log.
-func markers(from, to int64, epoch int32, at int64) (out []byte) {
+// log.LostHeader, at the last offset of the batch. ms is the time of these records, in ms since 1970.
+// With markers the offsets of a partition do not change: no offset is used twice, and no committed
+// offset is outside the log.
+func markers(from, to int64, epoch int32, ms int64) (out []byte) {
 	for from < to {
 		n := min(to-from, maxMarker)
-		out = append(out, marker(from, n, epoch, at)...)
+		out = append(out, marker(from, n, epoch, ms)...)
 		from += n
 	}
 	return out
 }
 
-func marker(first, n int64, epoch int32, at int64) []byte {
+func marker(first, n int64, epoch int32, ms int64) []byte {
 	rec := kmsg.Record{OffsetDelta: int32(n - 1), Headers: []kmsg.Header{{Key: log.LostHeader}}}
 	rec.Length = int32(len(rec.AppendTo(nil)) - 1) // Length does not count its own byte; a length of 0 takes one byte
 	b := kmsg.RecordBatch{
 		FirstOffset: first, PartitionLeaderEpoch: epoch, Magic: 2, LastOffsetDelta: int32(n - 1),
-		FirstTimestamp: at, MaxTimestamp: at, ProducerID: -1, ProducerEpoch: -1, FirstSequence: -1,
+		FirstTimestamp: ms, MaxTimestamp: ms, ProducerID: -1, ProducerEpoch: -1, FirstSequence: -1,
 		NumRecords: 1, Records: rec.AppendTo(nil),
 	}
 	raw := b.AppendTo(nil)
@@ -105,7 +106,7 @@ func marker(first, n int64, epoch int32, at int64) []byte {
 }
 
 // The index of a segment has 15 bytes for each batch: the version, the low byte of the checksum of the
-// bytes after it, the epoch, a time that the broker recomputes, and flags.
+// bytes that follow, the epoch, a time that the broker recomputes, and flags.
 const (
 	indexEntry   = 15
 	indexVersion = 1

@@ -28,7 +28,7 @@ type Broker struct {
 	watch     *watcher
 	checked   checkResult
 	cuts      []Truncation
-	endsMu    sync.Mutex // held while ends are written, and by a trim until it has removed the records below the new starts
+	endsMu    sync.Mutex // held while ends are written; a trim keeps it until it has removed the records
 	ends      ends       // content of the last written ends file
 
 	trimming sync.Mutex // held while records are removed, or while no record may be removed
@@ -36,12 +36,12 @@ type Broker struct {
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Truncation is a partition that the broker cut when it opened the log, because the broker did not
-// recognise the rest of the partition as batches.
+// Truncation is a partition whose end the broker cut when it opened the log. The broker did not
+// recognise the removed bytes as batches.
 type Truncation struct {
 	Topic     string
 	Partition int32
-	To, End   int64 // To: end of the partition now; End: end of the partition that the check had found
+	To, End   int64 // To: present end of the partition; End: end that the check had found
 }
 
 func (t Truncation) String() string {
@@ -122,7 +122,7 @@ func (b *Broker) startOnPort() error {
 	}
 	if err != nil {
 		b.stop()
-		return fmt.Errorf("embedded log: remembering the port: %w", err)
+		return fmt.Errorf("embedded log: storing the port for the next start: %w", err)
 	}
 	return nil
 }
@@ -137,7 +137,7 @@ func (b *Broker) startBehind(port int) error {
 	}
 	if name := b.cfg.Socket; name != "" {
 		if err := d.listenSocket(name); err != nil { // for example a path of more than 107 bytes
-			b.cfg.Logger.Warn("the log has no socket: tools cannot write to it", "socket", name, "err", err)
+			b.cfg.Logger.Warn("the log has no socket, so tools cannot write to the log", "socket", name, "err", err)
 		}
 	}
 	b.door, b.dial = d, d.dial
@@ -190,12 +190,12 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 			continue
 		}
 		if have > 0 {
-			b.cfg.Logger.Warn("topic keeps its partition count", "topic", topic, "partitions", have, "configured", n)
+			b.cfg.Logger.Warn("the topic keeps its number of partitions, although another number is configured", "topic", topic, "partitions", have, "configured", n)
 			continue
 		}
 		if err := c.CreateTopic(topic, int32(n), nil); err != nil {
 			c.Close()
-			return fmt.Errorf("embedded log: creating %s: %w", topic, err)
+			return fmt.Errorf("embedded log: creating topic %s: %w", topic, err)
 		}
 	}
 	b.ackedEnds = make(map[place]*ackedEnd)
@@ -239,7 +239,7 @@ func (b *Broker) Losses() []Loss { return b.checked.losses }
 // and partition.
 func (b *Broker) Committed() map[string]map[string]map[int32]int64 { return byGroup(b.checked.commits) }
 
-// CommittedNow reads the present committed offsets of each group, by group, topic and partition.
+// CommittedNow reads the committed offsets that each group has now, by group, topic and partition.
 func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 	now, err := readCommits(b.cfg.Dir)
 	return byGroup(now), err
@@ -249,14 +249,14 @@ func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 // no acknowledged record.
 func (b *Broker) Torn() []Torn { return b.checked.torn }
 
-// Truncated returns the partitions that the broker cut when it opened, although the check before had
-// found or made them undamaged. The list should be empty.
+// Truncated returns the partitions whose ends the broker cut when it opened. The list should be empty,
+// because the check before has repaired every damaged partition.
 func (b *Broker) Truncated() []Truncation { return b.cuts }
 
 // Partitions returns the number of partitions of topic, or 0 if the topic does not exist. For a
-// configured topic it is the number at the start. Partitions does not ask the broker for this number:
-// the broker answers only between two batches and their fsyncs, every request calls Partitions, and a
-// batch request calls it six times.
+// configured topic it is the number at the start. Partitions does not ask the broker for this number,
+// because the broker answers only between two batches and their fsyncs. Every intake request calls
+// Partitions, and a batch request calls it six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {
 		return n

@@ -95,7 +95,7 @@ func TestStoreID(t *testing.T) {
 	}
 	opens(dir, "")                                         // the first start was cut short
 	refuses(dir, "other", "belongs to log other")          // another log
-	refuses(t.TempDir(), id, "holds none")                 // the log is gone
+	refuses(t.TempDir(), id, "holds no log")               // the log is gone
 	open(t, Config{Dir: dir}).fillAndClose(t, "topic", 10) // now it has records
 	opens(dir, id)
 	refuses(dir, "", "new or was emptied")

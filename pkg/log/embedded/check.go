@@ -24,9 +24,9 @@ import (
 )
 
 // checker reads every batch of a log before the broker opens the log. Without the check, the broker
-// would cut a segment at its first bad checksum, log a warning, and give the offsets of the cut records
-// to new records. So the records after the damage would also be lost. Groups and the history have
-// positions after the damage, so they would treat new records as done.
+// would cut a segment at its first bad checksum, log a warning, and give the offsets of the cut
+// records to new records. So the records after the damage would also be lost. Groups and the history
+// have stored positions after the damage, so they would treat the new records as done.
 type checker struct {
 	cfg     Config
 	now     time.Time
@@ -83,11 +83,11 @@ func check(cfg Config) (_ checkResult, err error) {
 	}
 	for _, mend := range c.todo {
 		if err := mend(); err != nil {
-			return checkResult{}, fmt.Errorf("embedded log: mending: %w", err)
+			return checkResult{}, fmt.Errorf("embedded log: repairing the log: %w", err)
 		}
 	}
 	if c.healed > 0 {
-		cfg.Logger.Warn("the log had damaged batch headers, which were rewritten without a loss", "batches", c.healed)
+		cfg.Logger.Warn("rewrote damaged batch headers of the log; no record was lost", "batches", c.healed)
 	}
 	for _, l := range c.found {
 		cfg.Logger.Error("the log has lost records", "topic", l.Topic, "partition", l.Partition, "from", l.From, "to", l.To)
@@ -99,8 +99,8 @@ func check(cfg Config) (_ checkResult, err error) {
 }
 
 // partitions returns the partitions of the log, and the first offsets of their segments, ascending. It
-// also returns a partition without segments if the stored ends, a commit or Config.Kept show that the
-// partition had records.
+// also returns a partition without segments if the stored ends, a committed offset or Config.Kept show
+// that the partition had records.
 func (c *checker) partitions() (map[place][]int64, error) {
 	parts := map[place][]int64{}
 	for topic, bs := range c.ends.Parts {
@@ -161,8 +161,8 @@ func (c *checker) knownEnd(p place) int64 {
 	return max(end, snapshotEnd(p.folder(c.cfg.Dir)))
 }
 
-// readFile reads a file into a buffer that is used again for other files. Allocating memory for every
-// segment took longer than the check.
+// readFile reads a file into buf, which the caller uses again for other files. Allocating memory for
+// every segment took longer than the check.
 func readFile(buf *bytes.Buffer, name string) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -179,7 +179,8 @@ func readFile(buf *bytes.Buffer, name string) error {
 	return err
 }
 
-// snapshotEnd returns the end of the partition that a graceful stop stored. It may be outdated.
+// snapshotEnd returns the end of the partition that the broker stored at its last graceful stop. The
+// end may be outdated. It is 0 if no end is stored.
 func snapshotEnd(folder string) int64 {
 	raw, err := os.ReadFile(filepath.Join(folder, "snapshot.json"))
 	if err != nil {
@@ -217,7 +218,7 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 			s.knownEnd = known
 		}
 		if base < next {
-			return 0, fmt.Errorf("embedded log: %s/%d: segment %d begins before the one before it ends, at %d", p.topic, p.partition, base, next)
+			return 0, fmt.Errorf("embedded log: %s/%d: the segment that begins at offset %d overlaps the segment before it, which ends at offset %d", p.topic, p.partition, base, next)
 		}
 		if err := readFile(buf, filepath.Join(folder, fmt.Sprintf("%d.dat", base))); err != nil {
 			return 0, fmt.Errorf("embedded log: %w", err)
@@ -255,14 +256,15 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 	return next, nil
 }
 
-// checkStart finds missing segments at the start of a partition. Only a trim removes segments at the
-// start, and it stores the new first offset before it removes them.
-func (c *checker) checkStart(p place, first int64, raw []byte) {
+// checkStart finds missing segments at the start of a partition. raw is the first segment that exists,
+// and base is its first offset. Only a trim removes segments at the start of a partition, and it
+// stores the new first offset before the removal.
+func (c *checker) checkStart(p place, base int64, raw []byte) {
 	at, ok := c.ends.of(p)
-	if !ok || at.Start >= first || at.Start >= at.End {
+	if !ok || at.Start >= base || at.Start >= at.End {
 		return
 	}
-	g := gap{from: at.Start, to: first, before: c.now.UnixMilli()}
+	g := gap{from: at.Start, to: base, before: c.now.UnixMilli()}
 	epoch := int32(0)
 	if b, ok := readBatch(raw, 0); ok {
 		g.before, epoch = b.from, b.epoch
@@ -272,7 +274,7 @@ func (c *checker) checkStart(p place, first int64, raw []byte) {
 }
 
 // mendLast repairs the last segment of a partition. The tail of the segment is either a write that a
-// crash cut, or it is damaged records that were acknowledged.
+// crash cut, or acknowledged records that were damaged.
 func (c *checker) mendLast(p place, m *mended, base, known int64, index []byte) {
 	to := known
 	if len(m.tail) > 0 && m.next >= known && c.ends.sameBoot() && len(m.gaps) == 0 && m.healed == 0 {

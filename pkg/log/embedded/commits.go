@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// readCommits reads the committed offsets from the broker's list of groups. The result has the offset
-// of each group by partition and group.
+// readCommits reads the committed offsets from the broker's list of groups. The result holds one
+// offset for each partition and group.
 func readCommits(dir string) (map[place]map[string]int64, error) {
 	raw, err := os.ReadFile(filepath.Join(dir, "groups.log"))
 	if errors.Is(err, fs.ErrNotExist) {

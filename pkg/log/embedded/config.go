@@ -26,38 +26,39 @@ type Config struct {
 	Dir string
 	// Durability decides when an append is acknowledged.
 	Durability Durability `default:"fsync" oneof:"fsync page-cache"`
-	// Port is the port on Host for readers such as kcat. Through it no client can write. 0: the port of
-	// the last start if that port is free; otherwise any free port.
+	// Port is the port on Host for readers such as kcat. Clients of this port cannot write. 0: the port
+	// of the last start if that port is free; otherwise any free port.
 	Port int `min:"0" max:"65535"`
 	// Host is the loopback address of Port.
 	Host string `default:"127.0.0.1"`
 	// NoPort is true if the broker opens no port. Clients then use Broker.Dial or Socket.
 	NoPort bool
-	// Socket is the path of a unix socket of mode 0600. Through it, tools of the same user read and
-	// write. Only that user may have access to its folder. Empty: no socket.
+	// Socket is the path of a unix socket of mode 0600. Tools of the same user read and write through
+	// the socket. Only that user may have access to the folder of the socket. Empty: no socket.
 	Socket string
 	// Topics holds the number of partitions of each topic. Missing topics are created. If a topic
 	// already has another number of partitions, the number does not change, because a change would move
 	// keys to other partitions.
 	Topics map[string]int
-	// StoreID is the id of this log that the database holds. It is empty if the database is new. In
-	// this case the database must store Broker.StoreID before the first append.
+	// StoreID is the id of this log that the database holds. Empty: the database is new, and the caller
+	// must store Broker.StoreID in it before the first append.
 	StoreID string
-	// Kept[topic][partition] is an offset. All records below it were read and are stored elsewhere. So
-	// the log held them: if the log ends below this offset, it has lost records.
+	// Kept[topic][partition] is an offset. All records below this offset were read from the log and are
+	// stored elsewhere. So a log that ends below this offset has lost records.
 	Kept map[string]map[int32]int64
 	// CapBytes is the size on disk, in bytes, at which Guard returns log_full.
 	CapBytes int64 `default:"2048MiB" min:"0"`
-	// MinFreeBytes is a number of bytes. Guard returns disk_full if less space is free on the volume.
+	// MinFreeBytes is the minimum of free space on the volume, in bytes. If less space is free, Guard
+	// returns disk_full.
 	MinFreeBytes int64 `default:"256MiB" min:"0"`
-	// MaxBatchBytes is the size of the largest batch that the broker accepts.
+	// MaxBatchBytes is the size in bytes of the largest batch that the broker accepts.
 	MaxBatchBytes int `default:"8256KiB" min:"0"`
-	// SegmentBytes is the size at which a segment is closed. Only whole segments are trimmed. The
-	// default is 32 MiB. It is smaller if the open segments of all partitions together could otherwise
-	// hold more than half of CapBytes.
+	// SegmentBytes is the size in bytes at which a segment is closed. Only whole segments are trimmed.
+	// The default is 32 MiB. It is smaller if the open segments of all partitions together could
+	// otherwise hold more than half of CapBytes.
 	SegmentBytes int64
-	// Measure is the interval of the measurements of size and free space. At the same interval an fsync
-	// probes the volume.
+	// Measure is the interval of the measurements of size and free space. At the same interval the
+	// broker probes the volume with an fsync.
 	Measure time.Duration `default:"500ms" min:"0"`
 	// TrimEvery is the interval of Trim.
 	TrimEvery time.Duration `default:"1s" min:"0"`
@@ -85,7 +86,7 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	for t, n := range c.Topics {
 		if n < 1 {
-			return fmt.Errorf("embedded log: %d partitions for %s", n, t)
+			return fmt.Errorf("embedded log: topic %s must have at least 1 partition, not %d", t, n)
 		}
 	}
 	return setting.Err("log", &c)

@@ -25,7 +25,8 @@ type door struct {
 	loops  sync.WaitGroup // goroutines of serve
 }
 
-// unnamed is the address of a broker without a port. Clients need an address, although Dial ignores it.
+// unnamed is the address of a broker without a port. Clients need an address, although Dial ignores
+// the address.
 var unnamed = net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9092}
 
 func newDoor() *door {
@@ -52,7 +53,7 @@ func (d *door) listenPort(address string) error {
 }
 
 // listenSocket opens the unix socket. If a killed process has left a socket file, listenSocket removes
-// it. The folder belongs to us.
+// it. This is safe, because only this user has access to the folder.
 func (d *door) listenSocket(name string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -68,9 +69,9 @@ func (d *door) listenSocket(name string) error {
 	return nil
 }
 
-// serve accepts connections from l in a goroutine until the door is closed. use wraps a connection. If
-// use has closed the connection, it returns nil.
-func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
+// serve accepts connections from l in a goroutine until the door is closed. For each connection, wrap
+// returns the connection that the broker gets. If wrap has closed the connection, it returns nil.
+func (d *door) serve(l net.Listener, wrap func(net.Conn) net.Conn) {
 	d.ways = append(d.ways, l)
 	d.loops.Go(func() {
 		for {
@@ -83,7 +84,7 @@ func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 					continue
 				}
 			}
-			if c = use(c); c == nil {
+			if c = wrap(c); c == nil {
 				continue
 			}
 			select {

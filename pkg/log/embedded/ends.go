@@ -17,9 +17,9 @@ import (
 )
 
 // The broker stores the end of a partition only in the partition's last batch. If this batch is
-// damaged, it looks like a write that a crash cut and that was never acknowledged. So this file stores
-// the ends separately, twice a second while they move. It writes two files in turn, because a crash may
-// damage the file that is being written.
+// damaged, it looks like a write that a crash cut and that was never acknowledged. So the code below
+// stores the ends separately, twice a second while they move. It writes the files ends.0 and ends.1 in
+// turn, because a crash may damage the file that is being written.
 
 // bounds are the first offset of a partition and the offset after its last record.
 type bounds struct {
@@ -47,7 +47,7 @@ func (e *ends) of(p place) (b bounds, ok bool) {
 	return b, false
 }
 
-// sameBoot reports whether the machine was not restarted after e was written. In this case all bytes
+// sameBoot reports whether the machine has not restarted since e was written. In this case all bytes
 // that were written before a kill of the process are in the files, synced or not.
 func (e *ends) sameBoot() bool { return e.Boot != "" && e.Boot == bootID() }
 
@@ -116,9 +116,9 @@ func writeEnds(dir string, e *ends) error {
 	return err
 }
 
-// writeEndsEvery writes the ends at each interval until ctx ends, and then one last time. It gets the
-// ends from the broker, which answers only between two batches. So all records below these ends are
-// written, and in Fsync mode synced.
+// writeEndsEvery writes the ends every Config.Measure until ctx ends, and then one last time. It gets
+// the ends from the broker, which answers only between two batches. So all records below these ends
+// are written, and in Fsync mode synced.
 func writeEndsEvery(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()

@@ -12,7 +12,7 @@ import (
 
 // Guard decides whether the log accepts more records from outside. Only intake asks it. Workers must
 // append retries and dead letters even when the log is at its cap, because otherwise the log would
-// never become empty. The cap leaves room for them. A Guard may be used from any goroutine.
+// never become empty. The cap leaves room for these records. A Guard may be used from any goroutine.
 type Guard struct {
 	cap, minFree int64
 
@@ -44,7 +44,7 @@ func (g *Guard) Err() error {
 		return err
 	}
 	if g.size.Load()+g.appended.Load() >= g.cap {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is at its cap", RetryAfter: time.Second}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log has reached its maximum size; send the request again later", RetryAfter: time.Second}
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func (g *Guard) Bulk() error {
 		return err
 	}
 	if g.size.Load()+g.appended.Load() >= g.cap-g.cap/8 {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is nearly at its cap; the rest of it is for otp, alert and transactional", RetryAfter: time.Second}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log has nearly reached its maximum size; the remaining space is reserved for otp, alert and transactional", RetryAfter: time.Second}
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func (g *Guard) Disk() error {
 		return e
 	}
 	if g.noSpace.Load() {
-		return diskFull("the log's volume is full: a write failed for lack of room")
+		return diskFull("the log's volume is full: a write failed for lack of space")
 	}
 	if free := g.free.Load(); free >= 0 && free < g.minFree {
 		return diskFull(fmt.Sprintf("the log's volume is full: fewer than %d MiB are free", g.minFree>>20))
@@ -122,6 +122,6 @@ func (g *Guard) measureFailed(err error) bool {
 func (g *Guard) fail(err error) {
 	g.broken.CompareAndSwap(nil, &notify.Error{
 		Kind: notify.KindUnavailable, Code: "disk_error",
-		Msg: "the log's volume failed; intake is stopped until a restart", Err: err,
+		Msg: "an operation on the log's volume failed; intake is stopped until notifyd is restarted", Err: err,
 	})
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A consumer in this process reads the broker's files directly. Over the network every record was read,
-// copied and sent twice: for the workers and for the history. This work ran on the goroutine that also
-// appends, and took 11% of the cost of a receiver of a fan-out.
+// A consumer in this process reads the broker's files directly. When consumers used the network, every
+// record was read, copied and sent twice: for the workers and for the history. This work ran on the
+// goroutine that also appends, and took 11% of the cost of a receiver of a fan-out.
 //
 // The consumer sees the same batches as a fetch: batches below the high watermark, which are
 // acknowledged. It does not ask the broker for the high watermark, because the broker answers only
@@ -43,14 +43,14 @@ type ackedEnd struct {
 	reads reads
 }
 
-// raise sets end to the parameter to, unless end is higher already. It wakes the waiting readers.
-func (h *ackedEnd) raise(to int64) {
+// raise sets end to newEnd, unless end is already higher. It wakes the waiting readers.
+func (h *ackedEnd) raise(newEnd int64) {
 	for {
 		was := h.end.Load()
-		if to <= was {
+		if newEnd <= was {
 			return
 		}
-		if h.end.CompareAndSwap(was, to) {
+		if h.end.CompareAndSwap(was, newEnd) {
 			break
 		}
 	}
@@ -95,8 +95,8 @@ func (b *Broker) raiseAckedEnds(topic string, infos []*kfake.PartitionInfo) {
 	}
 }
 
-// Appended records that the records below next were acknowledged. Without it, readers of the partition
-// would wait until the broker is asked again.
+// Appended tells the readers of tp that all records below the offset next were acknowledged. Without
+// Appended, the readers would wait until this package asks the broker again.
 func (b *Broker) Appended(tp log.TopicPartition, next int64) {
 	if h := b.ackedEnds[place{tp.Topic, tp.Partition}]; h != nil {
 		h.raise(next)
@@ -118,7 +118,7 @@ type local struct{ b *Broker }
 func (l local) Open(tp log.TopicPartition, offset int64) (log.Tail, error) {
 	h := l.b.ackedEnds[place{tp.Topic, tp.Partition}]
 	if h == nil {
-		return nil, notify.Unavailable("log", time.Second, fmt.Errorf("%s: no such partition", tp))
+		return nil, notify.Unavailable("log", time.Second, fmt.Errorf("partition %s does not exist", tp))
 	}
 	if end := h.end.Load(); offset < 0 || offset > end {
 		// Another client may have appended after the broker was last asked.
@@ -134,7 +134,7 @@ func (l local) Open(tp log.TopicPartition, offset int64) (log.Tail, error) {
 }
 
 func errGone(tp log.TopicPartition, offset int64) error {
-	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold %s@%d", tp, offset), Err: kerr.OffsetOutOfRange}
+	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold offset %d of partition %s", offset, tp), Err: kerr.OffsetOutOfRange}
 }
 
 // tail implements log.Tail. When the broker removes the file of a tail, the file stays open, so the
@@ -225,7 +225,7 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	}
 	n, err := t.f.ReadAt(t.ahead, t.pos)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("embedded log: %s@%d: %w", t.tp, t.next, err)
+		return fmt.Errorf("embedded log: reading offset %d of partition %s: %w", t.next, t.tp, err)
 	}
 	if n == 0 {
 		return t.openNextFile()
@@ -244,12 +244,12 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	} else {
 		whole := sizeOf(t.ahead[:n])
 		if whole > maxRead {
-			return fmt.Errorf("embedded log: %s@%d: the batch at byte %d of %s says it has %d bytes", t.tp, t.next, t.pos, t.f.Name(), whole)
+			return fmt.Errorf("embedded log: reading offset %d of partition %s: the header of the batch at byte %d of %s states a size of %d bytes; the maximum is %d bytes", t.next, t.tp, t.pos, t.f.Name(), whole, maxRead)
 		}
 		raw = make([]byte, whole)
 		copy(raw, t.ahead[:n])
 		if _, err := t.f.ReadAt(raw[min(n, len(raw)):], t.pos+int64(n)); err != nil {
-			return fmt.Errorf("embedded log: %s@%d: %w", t.tp, t.next, err)
+			return fmt.Errorf("embedded log: reading offset %d of partition %s: %w", t.next, t.tp, err)
 		}
 	}
 	for at := 0; at < len(raw); {
@@ -272,13 +272,13 @@ func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	b, ok := readBatch(raw, 0)
 	switch {
 	case !ok:
-		return 0, fmt.Errorf("embedded log: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
+		return 0, fmt.Errorf("embedded log: reading offset %d of partition %s: the batch at byte %d of %s is damaged", t.next, t.tp, t.pos, t.f.Name())
 	case b.first > t.next:
 		return 0, errGone(t.tp, t.next)
 	case b.next() > t.next:
 		recs, err := appendRecords(f.Records, t.tp, raw[:b.size], t.next)
 		if err != nil {
-			return 0, fmt.Errorf("embedded log: %s@%d: %w", t.tp, b.first, err)
+			return 0, fmt.Errorf("embedded log: reading the batch at offset %d of partition %s: %w", b.first, t.tp, err)
 		}
 		f.Records = recs
 		f.Epoch, t.next, f.End = b.epoch, b.next(), max(f.End, b.next())
@@ -341,16 +341,19 @@ func (t *tail) open(base int64) error {
 	return nil
 }
 
-// openNextFile opens the next file. It begins at the offset at which this file ends.
+// openNextFile opens the next file of the partition. The next file begins at the offset at which the
+// present file ends.
 func (t *tail) openNextFile() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {
 		return err
 	}
 	if i, _ := slices.BinarySearch(bases, t.base+1); i < len(bases) {
-		return t.open(bases[i]) // if files between the two were removed, this file begins after next
+		// If files between the two were removed, the opened file begins after next. readBatch then
+		// returns errGone.
+		return t.open(bases[i])
 	}
-	return fmt.Errorf("embedded log: %s ends at byte %d, before %s@%d", t.f.Name(), t.pos, t.tp, t.next)
+	return fmt.Errorf("embedded log: the last file %s ends at byte %d and does not hold offset %d of partition %s", t.f.Name(), t.pos, t.next, t.tp)
 }
 
 const segmentSuffix = ".dat"

@@ -14,8 +14,9 @@ import (
 )
 
 // Loss is a range of records that the log held, and that a start found damaged or missing. A marker
-// (log.LostHeader) replaces the records in the log. So readers continue after it, and no new record
-// gets the offset of a lost record. The loss stays in losses.json until an operator removes that file.
+// (log.LostHeader) replaces the records in the log. So readers continue after the marker, and no new
+// record gets the offset of a lost record. The loss stays in losses.json until an operator removes
+// that file.
 type Loss struct {
 	Topic     string    `json:"topic"`
 	Partition int32     `json:"partition"`

@@ -147,15 +147,15 @@ func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 }
 
 // repairHeader adds raw as a batch with a rewritten header. It does so only if the header alone was
-// damaged and if the offset after the batch is next. If next is -1, any offset is right. It reports
-// whether it has added the batch.
-func (m *mended) repairHeader(raw []byte, next int64) bool {
+// damaged and if the offset after the batch equals wantNext. If wantNext is -1, any offset may follow.
+// repairHeader reports whether it has added the batch.
+func (m *mended) repairHeader(raw []byte, wantNext int64) bool {
 	if len(raw) < batchHeader {
 		return false
 	}
 	fixed := readdress(raw, m.next, m.epoch)
 	b, ok := readBatch(fixed, 0)
-	if !ok || next >= 0 && b.next() != next {
+	if !ok || wantNext >= 0 && b.next() != wantNext {
 		return false
 	}
 	m.addBatch(fixed, &b)
@@ -171,16 +171,16 @@ func (s segmentContext) maxFirst() int64 {
 	return math.MaxInt64
 }
 
-// findBatch finds the first undamaged batch at or after pos whose first offset is in [first, limit].
-// The data of a record may look like a batch. So findBatch prefers a batch that the next batch or the
-// end of the segment follows.
-func findBatch(raw []byte, pos int, first, limit int64) (b batch, found bool) {
+// findBatch finds the first undamaged batch at or after pos whose first offset is at least minFirst
+// and at most maxFirst. The data of a record may look like a batch. So findBatch prefers a batch that
+// another batch or the end of the segment follows directly.
+func findBatch(raw []byte, pos int, minFirst, maxFirst int64) (b batch, found bool) {
 	for ; pos+batchHeader <= len(raw); pos++ {
 		if raw[pos+atMagic] != 2 {
 			continue
 		}
 		c, ok := readBatch(raw, pos)
-		if !ok || c.first < first || c.first > limit || c.first-first > maxMarker {
+		if !ok || c.first < minFirst || c.first > maxFirst || c.first-minFirst > maxMarker {
 			continue
 		}
 		after, more := readBatch(raw, pos+c.size)

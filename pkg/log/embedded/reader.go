@@ -32,9 +32,10 @@ var readable = []kmsg.Key{
 }
 
 // readerConn is a connection through the port. The broker is not safe for clients: it would end the
-// process at an unknown request, allocate any length that a request states, and execute any request. So
-// the broker never sees the bytes of a client. readerConn parses each request, refuses it if it is not
-// in readable, limits it, and encodes it again. After a refused request the connection ends.
+// process at an unknown request, allocate any length that a request states, and execute any request.
+// So the broker never sees the bytes of a client. readerConn parses each request and refuses requests
+// that are not in readable. It limits an accepted request and encodes it again. After a refused
+// request the connection ends.
 type readerConn struct {
 	net.Conn
 	release func() // gives back the connection's slot
@@ -82,7 +83,7 @@ func (r *readerConn) readRequest() ([]byte, error) {
 	}
 	n := binary.BigEndian.Uint32(size[:])
 	if n > maxRequest {
-		return nil, fmt.Errorf("embedded log: a request of %d bytes: the port takes at most %d", n, maxRequest)
+		return nil, fmt.Errorf("embedded log: a request has %d bytes; through the port a request may have at most %d bytes", n, maxRequest)
 	}
 	if err := r.SetReadDeadline(time.Now().Add(readerSlow)); err != nil {
 		return nil, err
@@ -110,21 +111,21 @@ func admit(body []byte) (frame []byte, a pendingRequest, err error) {
 	a = pendingRequest{b.Int16(), b.Int16()}
 	corr, client := b.Int32(), b.NullableString()
 	if !slices.Contains(readable, kmsg.Key(a.key)) {
-		return nil, a, fmt.Errorf("%w: request %d is not known or changes something", errRefused, a.key)
+		return nil, a, fmt.Errorf("%w: the request with API key %d is unknown or changes data", errRefused, a.key)
 	}
 	req := kmsg.RequestForKey(a.key)
 	if a.version < 0 || a.version > req.MaxVersion() {
-		return nil, a, fmt.Errorf("%w: version %d of request %d is not known", errRefused, a.version, a.key)
+		return nil, a, fmt.Errorf("%w: version %d of the request with API key %d is unknown", errRefused, a.version, a.key)
 	}
 	req.SetVersion(a.version)
 	if req.IsFlexible() {
 		kmsg.SkipTags(&b)
 	}
 	if !b.Ok() {
-		return nil, a, fmt.Errorf("%w: damaged header", errRefused)
+		return nil, a, fmt.Errorf("%w: the header of a request is damaged", errRefused)
 	}
 	if err := req.ReadFrom(b.Src); err != nil {
-		return nil, a, fmt.Errorf("%w: damaged request %d: %w", errRefused, a.key, err)
+		return nil, a, fmt.Errorf("%w: a request with API key %d is damaged: %w", errRefused, a.key, err)
 	}
 	switch q := req.(type) {
 	case *kmsg.MetadataRequest:
@@ -176,7 +177,7 @@ func (r *readerConn) Write(p []byte) (int, error) {
 		v := kmsg.NewPtrApiVersionsResponse()
 		v.SetVersion(a.version)
 		if err := v.ReadFrom(p[8:]); err != nil {
-			return 0, fmt.Errorf("embedded log: the broker's versions: %w", err)
+			return 0, fmt.Errorf("embedded log: decoding the ApiVersions response of the broker: %w", err)
 		}
 		v.ApiKeys = slices.DeleteFunc(v.ApiKeys, func(k kmsg.ApiVersionsResponseApiKey) bool {
 			return kmsg.Key(k.ApiKey) != kmsg.Produce && !slices.Contains(readable, kmsg.Key(k.ApiKey))

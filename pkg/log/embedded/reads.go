@@ -21,7 +21,7 @@ type reads struct {
 // sharedRead is one read at a position. The reader that makes the read owns it until done is closed.
 // After that no goroutine changes it.
 type sharedRead struct {
-	at, behind readPos
+	at, behind readPos       // positions before and after the read
 	found      log.Fetched   // result; a read without records cannot be shared
 	done       chan struct{} // finishRead closes it after it has set the fields above
 }
@@ -45,9 +45,9 @@ func (r *reads) closed() {
 	}
 }
 
-// claimRead returns the read at a position. If another reader has made this read or is making it, mine
-// is false, and the caller must wait for done. Otherwise mine is true: the caller must make the read
-// and call finishRead.
+// claimRead returns the read at the position at. If another reader has made this read or is making it,
+// mine is false, and the caller must wait for done. Otherwise mine is true: the caller must make the
+// read and call finishRead.
 func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,9 +65,9 @@ func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	return e, true
 }
 
-// finishRead publishes the records of a read, and the parameter behind, which is the position after the
-// read. A read without records is not kept.
-func (r *reads) finishRead(e *sharedRead, behind readPos, found log.Fetched) {
+// finishRead publishes the result of a read: the records and end, the position after the read. A read
+// without records is not kept.
+func (r *reads) finishRead(e *sharedRead, end readPos, found log.Fetched) {
 	if len(found.Records) == 0 {
 		r.mu.Lock()
 		if i := slices.Index(r.latest[:], e); i >= 0 {
@@ -76,6 +76,6 @@ func (r *reads) finishRead(e *sharedRead, behind readPos, found log.Fetched) {
 		r.mu.Unlock()
 	}
 	found.Records = slices.Clip(found.Records) // a later append to the slice must copy it
-	e.behind, e.found = behind, found
+	e.behind, e.found = end, found
 	close(e.done)
 }

@@ -12,12 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-var errRecord = errors.New("a record of a batch cannot be read")
+var errRecord = errors.New("a record of the batch is damaged")
 
-// appendRecords appends records of an undamaged batch: the records whose offset is at least the
-// parameter from. If the batch is not compressed, the records alias raw. appendRecords skips control
-// batches.
-func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, from int64) ([]log.Record, error) {
+// appendRecords appends to dst the records of an undamaged batch whose offset is at least minOffset.
+// If the batch is not compressed, the records alias raw. appendRecords skips control batches.
+func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, minOffset int64) ([]log.Record, error) {
 	attributes := binary.BigEndian.Uint16(raw[atAttributes:])
 	if attributes&controlBatch != 0 {
 		return dst, nil
@@ -27,7 +26,7 @@ func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, from int
 	latest := int64(binary.BigEndian.Uint64(raw[atTo:]))
 	add := func(delta int32, ms int64, key, value []byte, headers []log.Header) {
 		offset := first + int64(delta)
-		if offset < from {
+		if offset < minOffset {
 			return
 		}
 		at := stamp + ms

@@ -46,7 +46,7 @@ func (b *Broker) Run(ctx context.Context) error {
 			smooth.flush()
 		case <-measured.C:
 			if err := b.measure(); err != nil && !b.guard.measureFailed(err) {
-				b.cfg.Logger.Warn("the log cannot be measured now; the last size counts", "err", err)
+				b.cfg.Logger.Warn("the size of the log cannot be measured now; the last measured size stays in use", "err", err)
 			}
 			smooth.findSegments()
 			b.watch.endOldSpans()
@@ -77,7 +77,7 @@ func (g *Guard) probe(f syncer) {
 	}
 }
 
-// measure measures the size of the log and the free space of its volume.
+// measure updates the guard's size of the log and free space of the volume.
 func (b *Broker) measure() error {
 	before := b.guard.appended.Load()
 	var size int64
@@ -123,7 +123,7 @@ func dirSize(dir string) (int64, error) {
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("embedded log: measuring: %w", err)
+		return 0, fmt.Errorf("embedded log: measuring the size of the log: %w", err)
 	}
 	return size, nil
 }
@@ -140,7 +140,7 @@ func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int6
 			return nil
 		case <-tick.C:
 			if err := b.TrimOnce(safe()); err != nil {
-				b.cfg.Logger.Warn("trimming the log", "err", err)
+				b.cfg.Logger.Warn("the log could not be trimmed", "err", err)
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 		for p, to := range ps {
 			info := b.cluster.PartitionInfo(topic, p)
 			if info == nil {
-				errs = append(errs, fmt.Errorf("embedded log: no partition %s/%d", topic, p))
+				errs = append(errs, fmt.Errorf("embedded log: trimming: partition %s/%d does not exist", topic, p))
 				continue
 			}
 			if to = min(to, info.HighWatermark-1); to > info.LogStartOffset {
@@ -180,7 +180,7 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	}
 	for p, to := range targets {
 		if err := b.cluster.DeleteRecords(p.topic, p.partition, to); err != nil {
-			errs = append(errs, fmt.Errorf("embedded log: trimming %s/%d to %d: %w", p.topic, p.partition, to, err))
+			errs = append(errs, fmt.Errorf("embedded log: trimming %s/%d to offset %d: %w", p.topic, p.partition, to, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -40,16 +40,16 @@ func storeID(dir, expected string) (string, error) {
 	case found == "" && records:
 		return "", mismatch("the log in %s has records but no store.id", dir)
 	case found == "" && expected != "":
-		return "", mismatch("the database belongs to log %s, but %s holds none", expected, dir)
+		return "", mismatch("the database belongs to log %s, but the folder %s holds no log", expected, dir)
 	case found == "":
 		found = strings.ToLower(rand.Text())
 		if err := atomicfile.WriteFile(file, []byte(found+"\n")); err != nil {
 			return "", fmt.Errorf("embedded log: writing store.id: %w", err)
 		}
 	case expected == "" && records:
-		return "", mismatch("%s holds log %s, but the database knows no log: it is new or was emptied", dir, found)
+		return "", mismatch("the folder %s holds log %s, but the database belongs to no log: the database is new or was emptied", dir, found)
 	case expected != "" && expected != found:
-		return "", mismatch("the database belongs to log %s, but %s holds log %s", expected, dir, found)
+		return "", mismatch("the database belongs to log %s, but the folder %s holds log %s", expected, dir, found)
 	}
 	return found, nil
 }
@@ -65,8 +65,8 @@ func hasRecords(dir string) (bool, error) {
 	return found, err
 }
 
-// eachSegment calls fn with the partition folder's name, the base offset and
-// the size of every segment of the log in dir.
+// eachSegment calls fn for every segment of the log in dir: with the name of the partition's folder,
+// the first offset of the segment, and the size of the segment in bytes.
 func eachSegment(dir string, fn func(partition string, base, size int64)) error {
 	root := filepath.Join(dir, "partitions")
 	parts, err := os.ReadDir(root)

@@ -19,10 +19,10 @@ func cutTornEntries(dir string, log *slog.Logger) error {
 	for _, name := range []string{"groups.log", "pids.log"} {
 		cut, err := cutTornEntry(filepath.Join(dir, name))
 		if err != nil {
-			return fmt.Errorf("embedded log: the end of %s: %w", name, err)
+			return fmt.Errorf("embedded log: removing an unfinished entry at the end of %s: %w", name, err)
 		}
 		if cut > 0 {
-			log.Warn("cut an unfinished write", "file", name, "bytes", cut)
+			log.Warn("removed an unfinished entry at the end of a file of the log", "file", name, "bytes", cut)
 		}
 	}
 	return nil

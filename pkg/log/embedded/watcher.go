@@ -71,12 +71,12 @@ func (w *watcher) logSuppressed(e *repeatedWarning) {
 	}
 }
 
-// endSpans ends the spans for which over returns true, and logs their suppressed warnings.
-func (w *watcher) endSpans(over func(began time.Time) bool) {
+// endSpans ends the spans for which isOver returns true, and logs their suppressed warnings.
+func (w *watcher) endSpans(isOver func(began time.Time) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for format, e := range w.warnings {
-		if over(e.began) {
+		if isOver(e.began) {
 			w.logSuppressed(e)
 			delete(w.warnings, format)
 		}

@@ -54,11 +54,11 @@ func New[T any](now int64) *Wheel[T] { return &Wheel[T]{now: inRange(now)} }
 // inRange returns the time nearest to ms that the levels can represent.
 func inRange(ms int64) int64 { return min(max(ms, 0), latest) }
 
-// Add adds a timer that is due at the time at, in ms since 1970. If that time is not after the
-// latest Advance, the timer fires in the next Advance.
-func (w *Wheel[T]) Add(at int64, v T) {
+// Add adds a timer with the value v. due is the time at which the timer fires, in ms since 1970. If
+// due is not after the latest Advance, the timer fires in the next Advance.
+func (w *Wheel[T]) Add(due int64, v T) {
 	w.pending++
-	w.placeTimer(timer[T]{inRange(at), v})
+	w.placeTimer(timer[T]{inRange(due), v})
 }
 
 func (w *Wheel[T]) placeTimer(t timer[T]) {
@@ -78,9 +78,9 @@ func (w *Wheel[T]) Len() int { return w.pending }
 func (w *Wheel[T]) Now() int64 { return w.now }
 
 // Next returns a time before which no timer fires, so that the caller can sleep until then. ok is
-// false if no timer is pending. The time is exact for timers of the current 256 ms. For later
-// timers it may be earlier than the first timer. Then Advance fires nothing, and the following Next
-// is more exact; that happens at most five times.
+// false if no timer is pending. The time is exact for timers of the current 256 ms. For later timers
+// the time may be earlier than the first timer. Then Advance fires nothing, and the following Next is
+// more exact. For each timer this happens at most five times.
 func (w *Wheel[T]) Next() (at int64, ok bool) {
 	if len(w.slots[lateSlot]) > 0 {
 		return w.now, true
@@ -89,9 +89,10 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 	return at, ok
 }
 
-// Advance fires every timer whose time is now or earlier, ordered by time. Timers with equal times
-// fire in the order in which they were added. If now is before the latest time (the clock was set
-// back), Advance does nothing; see Rewind. fire must not use the wheel.
+// Advance fires every timer whose time is not after now, ordered by time. It calls fire with the value
+// of each timer. Timers with equal times fire in the order in which they were added. If now is before
+// the latest time (the clock was set back), Advance does nothing; see Rewind. fire must not use the
+// wheel.
 func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 	if now = inRange(now); now < w.now {
 		return

@@ -67,7 +67,8 @@ func (s *Store) Put(key string, o Object) {
 	s.put(key, o)
 }
 
-// Took returns the requests so far. Each is the method and the names of its parameters.
+// Took returns the requests so far. Each text is the method of a request and the names of its
+// parameters.
 func (s *Store) Took() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,12 +167,11 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list answers with the keys that have the prefix and are greater than the parameter behind, two
-// per page.
-func (s *Store) list(w http.ResponseWriter, prefix, behind string) {
+// list answers with the keys that begin with prefix and are greater than afterKey, two keys per page.
+func (s *Store) list(w http.ResponseWriter, prefix, afterKey string) {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
-		if strings.HasPrefix(key, prefix) && key > behind {
+		if strings.HasPrefix(key, prefix) && key > afterKey {
 			keys = append(keys, key)
 		}
 	}
