@@ -22,7 +22,7 @@ var (
 	errAddressSize = fmt.Errorf("an address must be UTF-8 text of at most %d bytes", notify.MaxAddress)
 	errPushAddress = errors.New("a push address must be apns: or fcm: followed by a device token")
 	errAPNs        = errors.New("the token after apns: must consist of hexadecimal digits")
-	errFCM         = errors.New("the token after fcm: must consist of letters, digits and the characters -_.:")
+	errFCM         = errors.New("after fcm: the token may only have letters, digits and the characters - _ . and colon")
 	errPhone       = errors.New("a phone number must have the form E.164: + and 7 to 15 digits; the first digit must not be 0")
 	errMail        = errors.New("an e-mail address must be local@domain and have at most 254 bytes, without a name, spaces, quotes, brackets or a comment")
 	errLocal       = errors.New("the part before the @ must have 1 to 64 bytes: letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots only between them")

@@ -35,7 +35,7 @@ func printedIn(place string, retry ...string) func(Entry) bool {
 // catalogue on the first page that accepts the heading's first entry.
 var codePages = []codePage{
 	{"errors-requests.md", "Error codes of refused input", "what is wrong with a request, an item of a batch, or a file", printedIn("API answers, items of batches")},
-	{"errors-unavailable.md", "Error codes of a busy or absent server", "429 and 503: what to wait for; the same request may be sent again", printedIn("API answers", "yes")},
+	{"errors-unavailable.md", "Error codes of a busy or absent server", "the HTTP statuses 429 and 503: what to wait for before you send the same request again", printedIn("API answers", "yes")},
 	{"errors-access.md", "Error codes of tokens, ids and states", "tokens and scopes, things that do not exist, states that forbid a change, the operator page", func(e Entry) bool {
 		return printedIn("API answers, notifyctl")(e) && e.Where == "API answers, notifyctl" || printedIn("operator page")(e)
 	}},
@@ -102,7 +102,7 @@ func pagesOfCodes(t *testing.T) map[string]string {
 	for i, p := range codePages {
 		fmt.Fprintf(&index, "| [%s](%s) | %s |\n", p.title, p.file, p.content)
 		out[p.file] = fmt.Sprintf("# %s\n\nThis page covers %s.\n\n%s\nAll codes: [Codes](errors.md).\n%s", p.title, p.content,
-			"Each table states what to do and whether to try again. A row says so itself where its code differs.", bodies[i].String()) + "\n" + generated
+			"Each table states what to do and whether to try again. If another action is right for a code, its row says so.", bodies[i].String()) + "\n" + generated
 	}
 	index.WriteString("\n" + generated)
 	out["errors.md"] = index.String()
