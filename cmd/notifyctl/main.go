@@ -178,7 +178,7 @@ func topics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "What the exit codes mean", Long: `Exit codes are part of the interface:
 
-    0  done; an empty list is done as well
+    0  success, also if a list is empty
     1  something failed
     2  wrong flags or arguments, refused input, or a missing --yes
     3  some items failed; the output says which
