@@ -161,7 +161,7 @@ objective: {from: 50, most: 100, hold: 5s, confirm: 5s, within: 0.5, holds: [HOL
 	})
 	t.Run("capacity without a ledger", func(t *testing.T) { //nolint:paralleltest // see above
 		_, errs, code := w.ctl(t.Context(), "load", "capacity", holds(t, "lost == 0"), "--no-calibration", "--no-check")
-		if code != term.ExitUsage || !strings.Contains(errs, "lost == 0 has no value") {
+		if code != term.ExitUsage || !strings.Contains(errs, `"lost == 0" has no value`) {
 			t.Errorf("exit %d: %s", code, errs)
 		}
 	})

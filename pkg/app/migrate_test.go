@@ -41,7 +41,7 @@ func TestMigrateRaisesTimerShards(t *testing.T) {
 		}
 	}
 	cfg.Timers.Shards = 65
-	if _, err := metaRows(ctx, meta, &cfg, engine.Up, now); notify.KindOf(err) != notify.KindConflict || !strings.Contains(err.Error(), "64 at ") {
+	if _, err := metaRows(ctx, meta, &cfg, engine.Up, now); notify.KindOf(err) != notify.KindConflict || !strings.Contains(err.Error(), "to 64 takes effect at ") {
 		t.Errorf("raised twice at once: %v", err)
 	}
 	cfg.Timers.Shards = 8
@@ -50,7 +50,7 @@ func TestMigrateRaisesTimerShards(t *testing.T) {
 			t.Errorf("%s to 8, which never was: %v", to, err)
 		}
 	}
-	for shards, want := range map[int]string{16: "", 64: "", 256: "migrate up", 8: "is 8, and"} {
+	for shards, want := range map[int]string{16: "", 64: "", 256: "migrate up", 8: "is 8, but"} {
 		var out bytes.Buffer
 		cfg.Timers.Shards = shards
 		_, err := openShards(ctx, meta, &cfg, slog.New(slog.NewTextHandler(&out, nil)))

@@ -69,7 +69,7 @@ func (in *Input) savings() []Saving {
 		slices.Sort(shares)
 	}
 	nodes := func(share float64) int64 {
-		return ceil(in.rows(share)/in.DBNodeRate) * int64(in.DBReplication)
+		return times(ceil(in.rows(share)/in.DBNodeRate), in.DBReplication)
 	}
 	var out []Saving
 	for _, f := range shares {

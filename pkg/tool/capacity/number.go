@@ -52,10 +52,23 @@ func Number(v float64) string {
 
 func short(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
 
-// ceil rounds up, but ignores floating-point rounding errors. A positive v gives at least 1.
+// maxCount is the highest count of a sheet. A load that needs more of something cannot exist, and
+// an int64 could not hold all such counts.
+const maxCount = 1e15
+
+// ceil rounds up, but ignores floating-point rounding errors. A positive v gives at least 1. The
+// result is at most maxCount.
 func ceil(v float64) int64 {
 	if v <= 0 {
 		return 0
 	}
-	return int64(math.Max(1, math.Ceil(v*(1-1e-9))))
+	return int64(math.Min(math.Max(1, math.Ceil(v*(1-1e-9))), maxCount))
+}
+
+// times returns n times each, at most maxCount. each must be a whole number.
+func times(n int64, each float64) int64 {
+	if float64(n)*each > maxCount {
+		return maxCount
+	}
+	return n * int64(each)
 }

@@ -387,3 +387,14 @@ func TestBenchmarksWriteWhatIsRead(t *testing.T) {
 		}
 	}
 }
+
+// A count that an int64 cannot hold becomes maxCount, not a negative number.
+func TestCountsHaveALimit(t *testing.T) {
+	t.Parallel()
+	if n := times(ceil(1e30), 2630); n != maxCount {
+		t.Errorf("the product is %d", n)
+	}
+	if n := times(3, 2630); n != 7890 {
+		t.Errorf("3 times 2630 is %d", n)
+	}
+}

@@ -131,7 +131,7 @@ func (in *Input) lines() []Line {
 
 	each, how := in.pushWorker()
 	push := *addPart("push_workers", "push workers", in.calls(in.Push), each, how)
-	addCount("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", term.Count(push.Count), Number(in.PushConnections)))
+	addCount("push_connections", "push connections", times(push.Count, in.PushConnections), fmt.Sprintf("%s workers x %s", term.Count(push.Count), Number(in.PushConnections)))
 	each, how = in.smsWorker()
 	sms := *addPart("sms_workers", "SMS workers", in.smsCalls(), each, how)
 	addPart("sms_accounts", "SMS accounts", in.smsCalls(), in.SMSAccountRate, "an account's messages")
@@ -193,7 +193,7 @@ func (in *Input) database(addPart addPartFunc, addCount addCountFunc) {
 	shards := addPart("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
 	shards.OneLost = shards.HoldsTo // the other replicas of the shard do its work
 	nodes := *shards
-	addCount("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
+	addCount("db_nodes", "status nodes", times(nodes.Count, in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
 // scheduler adds the lines of the scheduler. The source has one partition per minute and one
@@ -206,7 +206,7 @@ func (in *Input) scheduler(addPart addPartFunc, addCount addCountFunc) {
 	}
 	addCount("scheduled_rows", "scheduled rows a second", ceil(rows), how)
 	nodes := addPart("scheduler_nodes", "scheduler nodes", rows, in.SchedulerNodeRate, "a node's rows")
-	nodes.Sustained = ceil(rows/in.SchedulerNodeRate) * int64(in.DBReplication)
+	nodes.Sustained = times(ceil(rows/in.SchedulerNodeRate), in.DBReplication)
 	nodes.SustainedHow = fmt.Sprintf("each row is stored %s times", Number(in.DBReplication))
 	nodes.HoldsTo, nodes.OneLost = nodes.HoldsTo/in.DBReplication, nodes.OneLost/in.DBReplication
 
