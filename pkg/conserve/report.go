@@ -96,7 +96,8 @@ func (r *Report) listFinding(f Finding, maxListed int) {
 	}
 }
 
-// addFinding lists a finding and adds n to the count of its class: n receivers, or 1 for a trigger.
+// addFinding lists a finding and adds n to the count of the finding's class. n is the number of
+// receivers, or 1 for a trigger.
 func (r *Report) addFinding(f Finding, n, maxListed int) {
 	r.Counts[f.Class] += n
 	r.listFinding(f, maxListed)
@@ -107,7 +108,7 @@ func (r *Report) addFinding(f Finding, n, maxListed int) {
 func parseReport(b []byte) (rep Report, err error) {
 	switch {
 	case json.Unmarshal(b, &rep) != nil || rep.Digest == "":
-		err = notify.Invalid("bad_report", "report", "must be a report that a plan of reconcile has returned")
+		err = notify.Invalid("bad_report", "report", "must be the unchanged report of a reconcile plan (\"notifyctl reconcile\" makes one)")
 	case rep.Digest != rep.digest():
 		err = notify.Invalid("bad_digest", "report", "the report was changed after it was made; use the report unchanged, or make a new report")
 	}
@@ -204,8 +205,8 @@ func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, onRe
 	return nil
 }
 
-// Mend repairs the findings of triggers that are still as they were found, and returns how many it
-// repaired by class. After an error the next report contains the remaining findings.
+// Mend repairs each finding of a trigger whose row has not changed since the report. It returns
+// the number of repairs by class. After an error, the remaining findings are in the next report.
 func (a *Auditor) Mend(ctx context.Context, fs []Finding) (map[string]int, error) {
 	mended := map[string]int{}
 	for page := range slices.Chunk(fs, a.cfg.Page) {
