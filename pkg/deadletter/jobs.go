@@ -56,7 +56,8 @@ type jobResult struct {
 	CanaryOK bool `json:"canary_ok"` // the canary after From was successful
 	// Guarded counts the outcomes of letters sent after From. The guard checks only these.
 	Guarded api.Outcomes `json:"guarded"`
-	// Known contains the counts at the last time when all letters before Known.To had an outcome.
+	// Known contains the counts of the latest save at which every letter before Known.To had an
+	// outcome.
 	Known knownOutcomes `json:"known"`
 }
 
