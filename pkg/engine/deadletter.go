@@ -84,9 +84,9 @@ type DeadLetters interface {
 	// Get returns one dead letter. It returns notify.KindNotFound if the dead letter does
 	// not exist.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
-	// Feed returns a caller's dead letters with Seq > afterSeq, in ascending order of Seq.
-	// Feed, Walk and Last return only durable dead letters and numbers. No failure undoes
-	// them, so a reader may store the last Seq or Ord that it has read.
+	// Feed returns a caller's dead letters with Seq > afterSeq, in ascending order of Seq. Feed,
+	// Walk and Last return only dead letters and numbers that are durable. So a reader may store
+	// the last Seq or Ord that it has read and continue there after a crash.
 	Feed(ctx context.Context, caller string, afterSeq uint64, max int) ([]DeadLetter, error)
 	// List returns dead letters that f selects, newest first, after the cursor. A nil
 	// cursor begins the listing. List returns a nil cursor at the end.

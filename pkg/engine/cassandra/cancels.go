@@ -93,10 +93,10 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-// Changes implements users.CancelStore. A scope may have several rows in the log, because
-// several calls of Put may have added one. Normally Changes returns only the valid row of a
-// scope. If the scope has no valid row yet, because its Put is not finished, Changes
-// returns the row of that Put instead.
+// Changes implements users.CancelStore. If several calls of Put ran at the same time, the log may
+// have several rows of one scope. Only the row whose number is in the table cancels is valid, and
+// Changes skips the others. While the table has no number for the scope, because a Put is not
+// finished, Changes returns every row of the scope.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))

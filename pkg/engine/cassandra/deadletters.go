@@ -46,14 +46,13 @@ func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok 
 	return r, true, nil
 }
 
-// serial reads a dead letter at SERIAL. The result includes every swap that returned before
-// the call.
+// serial reads one dead letter at SERIAL. So it sees every swap that returned before the call.
 func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
 	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }
 
-// letters reads several dead letters for listings. The result has writer 0 for a missing
-// dead letter.
+// letters reads several dead letters for listings. If a dead letter is missing, its row in the
+// result has writer 0.
 func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, error) {
 	return readEach(ids, func(id []byte) (letterRow, error) {
 		r, _, err := l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{id}, dest...) })

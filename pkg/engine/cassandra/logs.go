@@ -26,9 +26,8 @@ type logRow struct {
 
 func blockOf(n int64) int64 { return (n - 1) / logBlock }
 
-// last returns the last row. If the log is empty, the field n of the result is 0. The
-// result includes every append that returned before the call. last reads the notes of
-// blocks, beginning with the last block.
+// last returns the last row, or a row with n = 0 if the log is empty. The result includes every
+// append that returned before the call. last reads the notes of blocks, the last block first.
 func (l numbered) last(ctx context.Context) (r logRow, err error) {
 	err = eachBucket(ctx, l.s, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
 		// The last block may be empty, because a writer may have stored the note of the
@@ -39,11 +38,10 @@ func (l numbered) last(ctx context.Context) (r logRow, err error) {
 	return r, err
 }
 
-// append calls fill with the last row and appends the rows that fill returns. It appends
-// all of them or none. It returns the number of the first new row, and how many rows it
-// appended. room is how many rows still fit into the block. fill must not return more than
-// room rows, and the caller must append the rest with another call. If another process
-// appends rows at the same time and is faster, append calls fill again.
+// append appends the rows that fill returns: all of them or none. fill gets the last row and room,
+// the number of rows that still fit into the block. It must not return more than room rows; the
+// caller appends the rest with another call. append returns the number of the first new row and
+// how many rows it has appended. If another process appends first, append calls fill again.
 func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {

@@ -383,9 +383,9 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks has locks so that only one call of this process at a time swaps a row. The
-// reason: a swap that is not applied costs as much as a swap that is applied. Keys with the
-// same hash share a lock.
+// keyLocks has locks for keys of rows. With them, only one call of this process swaps a row at a
+// time. Without them, many swaps would not be applied, and such a swap costs as much as an applied
+// one. Keys with the same hash share a lock.
 type keyLocks struct {
 	seed  maphash.Seed
 	slots [256]chan struct{} // of size 1; contains a value while a caller has the lock

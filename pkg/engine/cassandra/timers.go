@@ -162,10 +162,10 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 		after.ID = []byte{}
 	}
 	s.counts.reads.Add(1)
-	// With prefetch the driver would request the next page when a quarter of the current
-	// page is left. The next page is not needed if maxRows rows have been read by then. A
-	// minute with 2,000 rows took 5.2 to 6.2 us of CPU a row with prefetch, and 3.4 to 5.6
-	// us without prefetch (make bench-engines, cassandra_fires, at a load of 25 to 40).
+	// Do not prefetch. With prefetch, the driver requests the next page before this page is read,
+	// although maxRows rows need only one page. A minute with 2,000 rows took 5.2 to 6.2 us of CPU
+	// for each row with prefetch, and 3.4 to 5.6 us without (make bench-engines, cassandra_fires,
+	// at a load of 25 to 40).
 	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(maxRows+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
@@ -274,8 +274,8 @@ func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, err
 	return st, err
 }
 
-// Closed reads at Config.Consistency. When an Advance has returned, its swap is committed
-// on a quorum of replicas. So each later read of a quorum includes it.
+// Closed reads at Config.Consistency, not at SERIAL. This is enough: when an Advance has returned,
+// its swap is committed on a quorum of replicas, so every later read of a quorum sees it.
 func (t timers) Closed(ctx context.Context, shard uint16) (closed int64, err error) {
 	_, err = t.s.get(ctx, `SELECT closed FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &closed)
 	return closed, err
