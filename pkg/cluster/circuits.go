@@ -58,8 +58,8 @@ type Circuits struct {
 	cfg   CircuitConfig
 	holds followed[int64]
 	pins  followed[circuitPin]
-	// applied contains, by caller, the pins that were applied in this process. Only applyPins uses
-	// it, with pins.mu held.
+	// applied contains, by caller, the operators' changes that this process has applied. Only
+	// applyPins uses it, with pins.mu held.
 	applied map[string]circuitPin
 }
 
@@ -194,8 +194,8 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 	return api.Circuit{}, notify.NotFound("circuit")
 }
 
-// storePin stores a pin, so that the other processes apply it. If other processes store pins at the
-// same time, no pin is lost.
+// storePin stores an operator's change of a caller's circuit, so that the other processes apply
+// it. If several processes store changes at the same time, no change is lost.
 func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 	if c.cfg.SingleProcess {
 		return nil

@@ -42,7 +42,7 @@ const MaxClockOffset = 500 * time.Millisecond
 // request took.
 type AskClock func(ctx context.Context) (ahead, took time.Duration, err error)
 
-// offsetReading says how far this machine's clock was ahead of another clock at the time at.
+// offsetReading says how far this machine's clock was ahead of another clock when both were compared.
 type offsetReading struct {
 	off  time.Duration
 	at   time.Time // with the monotonic clock; zero: there is no reading

@@ -56,10 +56,10 @@ type Tails struct {
 	wishesReadAt time.Time            // when the latest successful read of wishes began
 }
 
-// tailID identifies a wish.
+// tailID identifies a tailWish.
 type tailID struct{ owner, name string }
 
-// tailWish requests outcomes for a tail from the other processes.
+// tailWish asks the other processes for the outcomes of one tail.
 type tailWish struct {
 	Filter  api.TailFilter `json:"filter"`
 	Opened  int64          `json:"opened"`  // ms since 1970; if there are too many tails, the oldest are answered
@@ -109,7 +109,7 @@ type openTail struct {
 	crowded      atomic.Bool      // too many tails are open, and the other processes do not answer this tail
 }
 
-// NewTails returns the tails of the process with this name. own provides this process's outcomes.
+// NewTails returns the tails of the process with this name. own is the tail of this process alone.
 // NewTails also sets the tails of s, so it must be called before s.Share runs.
 func NewTails(own server.Tail, name string, wire engine.Broadcast, s *LaneStops, c *Cards) *Tails {
 	t := &Tails{own: own, wire: wire, standings: s, cards: c, owner: s.owner, name: name, changed: make(chan struct{}, 1), open: map[string]*openTail{}}
@@ -125,8 +125,8 @@ func (t *Tails) signalChange() {
 	}
 }
 
-// ownWishes returns the wishes of this process, by name. It returns no wishes until the number of
-// processes with workers is known.
+// ownWishes returns the wishes of this process: one for each of its open tails, by name. It
+// returns no wishes until the number of processes with workers is known.
 func (t *Tails) ownWishes() map[string]tailWish {
 	if t == nil {
 		return nil
@@ -202,9 +202,9 @@ func (t *Tails) answeredNow() (asked map[tailID]tailWish, shows bool) {
 	return asked, len(t.open) > 0
 }
 
-// Run answers the wishes of other processes if this process works on lanes. While this process
-// shows a tail, Run listens to the answers of the other processes. It runs until ctx ends, and
-// returns after all goroutines that it started have ended.
+// Run sends outcomes for the tails of other processes, if this process works on lanes. While this
+// process shows a tail, Run receives the outcomes of the other processes. It runs until ctx ends,
+// and returns after all goroutines that it started have ended.
 func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 	type answering struct {
 		wish atomic.Pointer[tailWish]
