@@ -20,8 +20,9 @@ const (
 	// repair writes the timer of a trigger. A scheduled notification loses its content with its
 	// timer, so a person must decide what to do.
 	Missing = "missing"
-	// Late: it has been due for longer than Grace. The repair enqueues a trigger again, with the
-	// next generation. A notification is sent once a scheduler releases its timer.
+	// Late: a trigger or notification has been due for longer than Grace. The repair enqueues a
+	// trigger again, with the next generation. A notification is sent once a scheduler releases
+	// its timer.
 	Late = "late"
 	// Stuck: a notification was deferred, and neither a timer nor a record contains it. The repair
 	// sends it to the log or the timer store again.
