@@ -171,7 +171,7 @@ func (b *letterBatch) moveLetters(ctx context.Context, newState string, want fun
 	return nil
 }
 
-// replay sends letters again. First it marks them in the index, which is the ledger of replays.
+// replay sends letters again. First it marks them in the index.
 // Then it publishes their envelopes with keys that are computed only from the letters. The caller
 // advances the cursor last. After a crash in between, the envelopes are published again, and the
 // worker drops them as duplicates.
@@ -207,7 +207,7 @@ func (b *letterBatch) replay(ctx context.Context) error {
 		if d.Channel == ChannelTrigger {
 			return !mine, nil
 		}
-		found, err := b.find(ctx, &last, d.ID)
+		found, err := b.findReceiver(ctx, &last, d.ID)
 		if err != nil {
 			switch notify.KindOf(err) {
 			case notify.KindNotFound, notify.KindGone:
@@ -310,10 +310,10 @@ func markedEpoch(d *engine.DeadLetter) uint16 {
 	return d.Epoch + 1
 }
 
-// find returns the receiver of the notification id. lastFound is the result of the previous call.
-// If its chunk also contains this notification, find reads nothing. Otherwise find reads the
-// history and replaces lastFound.
-func (b *letterBatch) find(ctx context.Context, lastFound *engine.Found, id notify.ID) (engine.Found, error) {
+// findReceiver returns the receiver of the notification id. lastFound is the result of the previous
+// call. If its chunk also contains this notification, findReceiver reads nothing. Otherwise it reads
+// the history and replaces lastFound.
+func (b *letterBatch) findReceiver(ctx context.Context, lastFound *engine.Found, id notify.ID) (engine.Found, error) {
 	if lastFound.ID.FanOut && lastFound.ID.Base == id.Base {
 		rd, rec := notify.ReadReceivers(lastFound.Envelope.Receivers), notify.Receiver{}
 		for pos := uint32(0); rd.Next(&rec) && rec.Index <= id.Index; pos++ {

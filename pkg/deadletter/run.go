@@ -39,7 +39,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		for i := range jobs {
 			switch j := &jobs[i]; {
 			case j.State == JobRunning:
-				m.start(ctx, &wg, *j)
+				m.startRunner(ctx, &wg, *j)
 			case j.State == JobCancelled && !free[j.ID]:
 				// Normally ChangeState has removed the marks. It has not if its request or its
 				// process ended before.
@@ -57,9 +57,8 @@ func (m *Manager) Run(ctx context.Context) error {
 
 func leaseOf(job string) string { return "ops-job/" + job }
 
-// start starts a runner for a job, unless this process or another process already has a runner for
-// it.
-func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
+// startRunner starts a runner for a job, unless this process or another process already has one.
+func (m *Manager) startRunner(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.running[j.ID] != nil {
@@ -95,8 +94,8 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	})
 }
 
-// runner runs one job. Its goroutine owns all fields. j is the runner's own copy of the job. The
-// runner writes the job by compare and swap, so it never overwrites an operator's change.
+// runner runs one job. Its goroutine owns all fields. j is a copy of the job. The runner writes
+// the job by compare and swap, so it never overwrites an operator's change.
 type runner struct {
 	m       *Manager
 	j       engine.Job // the job as it was last saved
