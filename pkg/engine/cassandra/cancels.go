@@ -31,7 +31,7 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 		e.Err = err
 		return 0, e
 	}
-	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
+	first, n, err := c.log.appendRows(ctx, func(logRow, int) ([][]byte, error) {
 		// Another caller may have stored the cancellation while this caller waited for the
 		// lock of the log.
 		if version, ok, err = c.version(ctx, in.Scope); err != nil || ok {
@@ -82,7 +82,7 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	if err != nil || !ok {
 		return engine.Cancel{}, false, err
 	}
-	page, err := c.log.page(ctx, v-1, v, 1)
+	page, err := c.log.readPage(ctx, v-1, v, 1)
 	if err != nil {
 		return engine.Cancel{}, false, err
 	}
@@ -99,7 +99,7 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 // finished, Changes returns every row of the scope.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
-		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))
+		page, err := c.log.readPage(ctx, since, math.MaxUint64, max-len(out))
 		if err != nil || len(page) == 0 {
 			return out, err
 		}

@@ -34,12 +34,11 @@ type Store struct {
 	tidyBehind time.Duration // the constant tidyBehind, except in tests
 }
 
-// Open connects to a cluster in which Migrate has created the keyspace. It returns
-// KindUnavailable if the cluster does not answer. It returns KindConflict
-// "keyspace_not_migrated" if the keyspace is missing or lacks tables of this release. It
-// returns KindConflict "keyspace_newer" if a newer release has migrated the keyspace and
-// this build does not work with its tables. The goroutines of the driver run until Close.
-// They reconnect to nodes that were down and work again.
+// Open connects to a cluster in which Migrate has created the keyspace. It returns KindUnavailable
+// if the cluster does not answer. It returns KindConflict "keyspace_not_migrated" if the keyspace
+// is missing or lacks tables of this release. It returns KindConflict "keyspace_newer" if a newer
+// release has migrated the keyspace and this build does not work with its tables. The driver
+// reconnects to nodes that come back, until Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -261,8 +260,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one batch with the timestamp at. All of them
-// are stored or none, and they become visible together.
+// write runs plain writes of one partition as one batch. at is the timestamp of the writes. Either
+// all of them are stored or none, and they become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
