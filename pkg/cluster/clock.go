@@ -25,8 +25,8 @@ type Clock struct {
 }
 
 // clockEvery is the time between two comparisons. An answer that takes longer than clockSlow is
-// ignored. If a server stops answering, its last answer is used for clockKept. clockRetry is the
-// Retry-After of a request that is refused because the clock is wrong.
+// ignored. If a server does not answer any more, its last answer counts for the time clockKept. If
+// a request is refused because the clock is wrong, clockRetry is its Retry-After.
 const (
 	clockEvery = 2 * time.Second
 	clockSlow  = 200 * time.Millisecond

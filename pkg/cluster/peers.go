@@ -25,8 +25,8 @@ type Peers struct {
 	group string
 	self  string
 
-	// version is the group's version from the last read. The goroutine of DelayStart owns it until DelayStart
-	// starts the goroutine of Run. From then on the goroutine of Run owns it.
+	// version is the group's version from the last read. Only one goroutine at a time uses it:
+	// first the goroutine of DelayStart, and then the goroutine of Run, which DelayStart starts.
 	version int64
 
 	mu       sync.Mutex           // guards the fields below

@@ -27,8 +27,8 @@ type Spread struct {
 	meta  engine.Meta
 	name  string // name of the row
 	alone bool
-	// countMade returns how many parts exist now; see MadeBefore. It is nil if nobody can count
-	// them.
+	// countMade returns how many parts exist now; see MadeBefore. It is nil if they cannot be
+	// counted.
 	countMade func(ctx context.Context) (int, error)
 
 	mu     sync.Mutex // guards the fields below
