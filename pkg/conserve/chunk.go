@@ -243,8 +243,9 @@ func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 }
 
 // findEvidence returns the place of the evidence that a receiver is pending, or "" if it finds no
-// evidence. It is cheap: it uses only the offsets that were read when the audit began, or the key
-// of the timer. So "" only makes the receiver a suspect.
+// evidence. To be cheap, it uses only the offsets that were read when the audit began, or the key
+// of the timer. So there may be evidence that it does not find, and "" makes the receiver only a
+// suspect.
 func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index uint32) (string, error) {
 	if !st.handedOn {
 		b, ok := r.bounds[st.tp]

@@ -151,7 +151,7 @@ type Config struct {
 }
 
 // Auditor audits, reports and repairs. It is safe for concurrent use. Only one audit runs at a
-// time; further audits wait. Two repairs may run at the same time. Then a record may be appended
+// time; other audits wait. Two repairs may run at the same time. They may append the same record
 // twice, which changes no outcome.
 type Auditor struct {
 	cfg           Config

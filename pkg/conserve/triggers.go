@@ -158,8 +158,9 @@ func (r *triggerRun) countTrigger(t *engine.Trigger, place string) {
 	}
 }
 
-// findTriggerEvidence returns the place of the evidence for a trigger, or "" if it finds no evidence.
-// It is cheap: it uses only the row and the key of the timer. So "" only makes the trigger a suspect.
+// findTriggerEvidence returns the place of the evidence for a trigger, or "" if it finds no
+// evidence. To be cheap, it uses only the row and the key of the timer. So there may be evidence
+// that it does not find, and "" makes the trigger only a suspect.
 func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger) (string, error) {
 	now := time.Now()
 	switch {
@@ -187,9 +188,9 @@ type generation struct {
 	gen  uint32
 }
 
-// confirmTriggers first reads every timer and the queue, and then the suspects' rows again. It
-// repeats this until each suspect is decided. A suspect is terminal, or has evidence, or is drift
-// because it stayed unchanged for Config.Rounds rounds.
+// confirmTriggers reads every timer and the queue, and then the rows of the suspects again. It
+// repeats this until each suspect is terminal, has evidence, or is drift. A suspect is drift if it
+// stayed unchanged for Config.Rounds rounds.
 func (r *triggerRun) confirmTriggers(ctx context.Context) error {
 	still := map[string]int{} // by id: number of rounds in a row in which the row did not change
 	for len(r.suspects) > 0 {
