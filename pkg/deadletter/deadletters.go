@@ -162,8 +162,8 @@ func OpenFeeds(ctx context.Context, store engine.DeadLetters, meta engine.Meta) 
 }
 
 // Put implements engine.DeadLetters. It stores a new caller before the caller's first dead letter.
-// So after a crash in between, a stored caller may have no letter, but no letter has an unknown
-// caller.
+// So even after a crash, the caller of each dead letter is stored. A stored caller may have no
+// dead letter.
 func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	if err := f.storeCallers(ctx, ds); err != nil {
 		return err

@@ -91,7 +91,7 @@ func checkSpec(s *api.JobSpec) error {
 	case s.Canary > maxCanary:
 		return notify.Invalid("out_of_range", "canary", fmt.Sprintf("must be at most 1,000 letters, not %d; a negative number means that there is no canary", s.Canary))
 	case s.AbortIf > 1:
-		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
+		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be a share of the letters, at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
 	case s.MaxReplays < 1 || s.MaxReplays > 1000:
 		return notify.Invalid("out_of_range", "max_replays", fmt.Sprintf("must be from 1 to 1,000, not %d", s.MaxReplays))
 	case !oneOf(&s.Expired, ExpiredSkip, ExpiredSend, ExpiredFail):
