@@ -49,10 +49,10 @@ func (s *Store) casOnce(ctx context.Context, stmts ...stmt) (applied bool, row m
 	return applied, row, err
 }
 
-// runConditional runs a conditional write until it is known whether the write was applied.
-// If an answer is lost or does not show the outcome, runConditional calls readBack.
-// readBack must read at SERIAL, because such a read completes a conditional write that is
-// still running, or makes it fail.
+// runConditional runs a conditional write until it is known whether the write was applied. If an
+// answer is lost or does not show the outcome, runConditional calls readBack. readBack must read
+// with the consistency SERIAL: such a read first ends a conditional write that is still running,
+// by completing it or making it fail.
 func (s *Store) runConditional(ctx context.Context, what string, readBack func() (swapOutcome, error), stmts ...stmt) (won bool, err error) {
 	unsure := false
 	for try := range swapTries {

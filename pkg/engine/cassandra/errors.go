@@ -59,7 +59,7 @@ func refused(err error) bool {
 // unknownOutcome returns the error of a conditional write that may or may not have been
 // applied.
 func unknownOutcome(what string) error {
-	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("it is unknown whether a write was applied: %s", what))
+	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("it is unknown whether this write was applied: %s", what))
 }
 
 // corrupt returns the error for a stored value that this package cannot read.

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partitions implements rows.Partitions with the table records. Get reads rows at SERIAL.
-// If a change compares a row (Expect), all other changes of that row must also compare it.
-// Otherwise plain writes and lightweight transactions of the same row would be mixed.
+// partitions implements rows.Partitions with the table records. Get reads with the consistency
+// SERIAL. If a change compares a row (Expect), every other change of that row must compare it too,
+// so that plain writes and lightweight transactions are not mixed.
 type partitions struct{ s *Store }
 
 const wherePart = ` WHERE kind = ? AND part = ?`

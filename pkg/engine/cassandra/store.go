@@ -246,9 +246,8 @@ func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (b
 	return s.scanOne(ctx, s.query(cql, args...), dest...)
 }
 
-// getSerial does what get does, but reads at SERIAL. The result includes every swap that
-// returned before the call. The read completes a swap that is still running, or makes it
-// fail.
+// getSerial does what get does, but reads with the consistency SERIAL. So it sees every swap that
+// returned before the call. If a swap is still running, the read completes it or makes it fail.
 func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.serial.Add(1)
 	return s.scanOne(ctx, s.query(cql, args...).Consistency(s.serial), dest...)

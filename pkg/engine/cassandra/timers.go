@@ -111,9 +111,9 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 	})
 }
 
-// noteTimers stores the note of a partition, so that Buckets finds the partition. It is
-// called before the partition gets rows. The note of a future minute may be in the cache,
-// because a future minute is not dropped while rows are added.
+// noteTimers stores the note of a partition, so that Buckets finds the partition. It is called
+// before the partition gets rows. It uses the cache only for the note of a minute in the future,
+// because no process removes that note while rows are added.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
