@@ -46,8 +46,8 @@ type CircuitConfig struct {
 	Routes  []string // routes of all providers
 	Health  *worker.Health
 	Callers *trigger.Dispatcher
-	// SingleProcess means that no other process makes callbacks. Then pins are not stored, and they are
-	// lost when the process ends.
+	// SingleProcess is true if only this process makes callbacks. Operators' changes of callers'
+	// circuits are then kept only in memory, and are lost when the process ends.
 	SingleProcess bool
 	Logger        *slog.Logger
 }
@@ -58,13 +58,13 @@ type Circuits struct {
 	cfg   CircuitConfig
 	holds followed[int64]
 	pins  followed[circuitPin]
-	// applied contains, by caller, the pins that were applied in this process. Only applyPins uses
-	// it, with pins.mu held.
+	// applied contains, by caller, the operators' changes that this process has applied. Only
+	// applyPins uses it, with pins.mu held.
 	applied map[string]circuitPin
 }
 
-// OpenCircuits returns the circuits. It applies the stored holds of routes. Follow also applies the
-// pins of callers.
+// OpenCircuits returns the circuits and applies the stored holds of routes. It does not apply the
+// pins of callers; the first call of Follow does.
 func OpenCircuits(ctx context.Context, cfg CircuitConfig) (*Circuits, error) {
 	c := &Circuits{cfg: cfg, applied: map[string]circuitPin{}}
 	c.holds.meta, c.holds.name, c.holds.apply = cfg.Meta, routeHoldsMeta, c.applyHolds
@@ -148,8 +148,8 @@ func (c *Circuits) Set(ctx context.Context, name, to string) (api.Circuit, error
 	caller, isCaller := strings.CutPrefix(name, callerPrefix)
 	switch {
 	case isRoute && to != "open" && to != "reset":
-		// If a provider's circuit were held closed, calls to a provider that refuses them would
-		// continue.
+		// A provider's circuit cannot be held closed: notifyd would continue to call a provider
+		// that refuses the calls.
 		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit can be held open or reset, but not held closed")
 	case isRoute && !slices.Contains(c.cfg.Routes, route), !isRoute && (!isCaller || caller == ""):
 		return api.Circuit{}, notify.NotFound("circuit")
@@ -194,8 +194,8 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 	return api.Circuit{}, notify.NotFound("circuit")
 }
 
-// storePin stores a pin, so that the other processes apply it. If other processes store pins at the
-// same time, no pin is lost.
+// storePin stores an operator's change of a caller's circuit, so that the other processes apply
+// it. If several processes store changes at the same time, no change is lost.
 func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 	if c.cfg.SingleProcess {
 		return nil
@@ -214,7 +214,7 @@ func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 func (c *Circuits) applyToCaller(caller, to string) (now trigger.Circuit) {
 	switch to {
 	case "open":
-		// HoldCircuit fails only for other values of its second argument.
+		// HoldCircuit returns an error only for a state other than HeldOpen and HeldClosed.
 		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen)
 	case "closed":
 		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldClosed)

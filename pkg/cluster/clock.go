@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Clock measures the difference between this machine's clock and the clocks of the servers that all
-// processes use. It uses the median, so that one server with a wrong clock stops no process. A process
-// without servers has a nil Clock. The methods of a nil Clock report that the clock is right.
+// Clock measures the difference between this machine's clock and the clocks of the servers of the
+// cluster. It uses the median of the differences, so one server with a wrong clock stops no
+// process. A process without servers has a nil Clock; its methods report that the clock is right.
 type Clock struct {
 	Servers []AskClock // empty: there is no other clock
 	Log     *slog.Logger
@@ -25,8 +25,8 @@ type Clock struct {
 }
 
 // clockEvery is the time between two comparisons. An answer that takes longer than clockSlow is
-// ignored. If a server stops answering, its last answer is used for clockKept. clockRetry is the
-// Retry-After of a request that is refused because the clock is wrong.
+// ignored. If a server does not answer any more, its last answer counts for the time clockKept. If
+// a request is refused because the clock is wrong, clockRetry is its Retry-After.
 const (
 	clockEvery = 2 * time.Second
 	clockSlow  = 200 * time.Millisecond
@@ -42,22 +42,22 @@ const MaxClockOffset = 500 * time.Millisecond
 // request took.
 type AskClock func(ctx context.Context) (ahead, took time.Duration, err error)
 
-// offsetReading is how far this machine's clock was ahead of another clock at a moment.
+// offsetReading says how far this machine's clock was ahead of another clock when both were compared.
 type offsetReading struct {
 	off  time.Duration
 	at   time.Time // with the monotonic clock; zero: there is no reading
 	wall time.Time // the same moment, only by the wall clock
 }
 
-// newReading returns a reading with the current time.
+// newReading returns a reading of the offset off. The time of the reading is now.
 func newReading(off time.Duration) offsetReading {
 	now := time.Now()
 	return offsetReading{off, now, now.Round(0)}
 }
 
-// aheadNow returns how far this machine's clock is ahead now. If the clock was set after the
-// reading, the wall time has changed by another amount than the monotonic time. aheadNow adds this
-// difference.
+// aheadNow returns how far this machine's clock is ahead now. The clock may have been set since
+// the reading. Then the wall time has advanced by more or less than the monotonic time, and
+// aheadNow adds this difference to the offset.
 func (r *offsetReading) aheadNow() time.Duration {
 	now := time.Now()
 	return r.off + now.Round(0).Sub(r.wall) - now.Sub(r.at)
@@ -103,10 +103,10 @@ func (c *Clock) Run(ctx context.Context) error {
 	return nil
 }
 
-// Ask compares the clock once with each server and keeps the median. The error of a comparison is
-// at most half of the round trip. An offset within that error counts as 0. If a server does not
-// answer, its last answer is used for clockKept. So if one server has a wrong clock and the other
-// servers are slow, that server does not decide alone.
+// Ask compares the clock once with each server and keeps the median offset. The error of a
+// comparison is at most half of the round trip; a smaller offset counts as 0. If a server does not
+// answer, Ask uses its last answer for clockKept. So one server with a wrong clock does not decide
+// alone while the other servers are slow.
 func (c *Clock) Ask(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
@@ -134,9 +134,9 @@ func (c *Clock) Ask(ctx context.Context) {
 	}
 }
 
-// medianOffset sorts offs and returns the median. If the number of offsets is even, there are two
-// middle offsets, and medianOffset returns the offset nearer to 0. So if two servers disagree, this
-// machine's clock decides which server is right.
+// medianOffset sorts offs and returns the median. If there are two middle offsets, it returns the
+// one nearer to 0. So if two servers disagree, the server that is closer to this machine's clock
+// counts.
 func medianOffset(offs []time.Duration) time.Duration {
 	slices.Sort(offs)
 	low, high := offs[(len(offs)-1)/2], offs[len(offs)/2]

@@ -2,7 +2,7 @@
 // interfaces of pkg/engine and depends on no particular engine.
 //
 //	roles.go                   the roles of a process, and the tasks of each role
-//	alone.go                   parts that one process at a time runs, under a lease
+//	alone.go                   work that only one process at a time does, under a lease
 //	peers.go                   the processes that share a limit
 //	clock.go                   the difference between this machine's clock and the servers' clocks
 //	spread.go                  a number on which all processes agree, such as the number of timer shards

@@ -15,11 +15,10 @@ const (
 	figureTTL      = time.Minute     // TTL of the published value, which is published again long before
 )
 
-// Figure is a value that one process reads for all processes, such as the lag of the consumer groups.
-// If each process asked the servers itself, the load without requests would grow with the number of
-// processes times the number of partitions. The process that holds the lease with the figure's name
-// reads the value and publishes it as a heartbeat. The other processes read the heartbeat when it has
-// changed.
+// Figure is a value that one process reads for all processes, such as the lag of the consumer
+// groups. The process that holds the lease with the figure's name reads the value and publishes it
+// as a heartbeat. The other processes read the heartbeat when it has changed. So the load on the
+// servers does not grow with the number of processes.
 type Figure[T any] struct {
 	Beats engine.Heartbeats
 	Lease engine.Lease
@@ -30,9 +29,9 @@ type Figure[T any] struct {
 
 func (f *Figure[T]) groupName() string { return "figure:" + f.Name }
 
-// Find returns a function that every process runs. In one process at a time, it calls readValue, with
-// a pause between two calls, and publishes the result to the other processes. After an error of
-// readValue, the other processes keep the last value.
+// Find returns a function that every process runs. It calls readValue again and again, but only in
+// the process that holds the lease, and publishes each value to the other processes. pause is the
+// time between two calls. If readValue returns an error, the other processes keep the last value.
 func (f *Figure[T]) Find(pause time.Duration, readValue func(context.Context) (T, error)) func(context.Context) error {
 	return Exclusive(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
 		for ctx.Err() == nil {
@@ -69,8 +68,8 @@ func (f *Figure[T]) Follow(onValue func(T)) func(context.Context) error {
 				continue // while Redis is unreachable, the last value is kept
 			}
 			known = version
-			// last is the youngest heartbeat. An earlier process with the lease may have been
-			// paused and may have sent a heartbeat too.
+			// last is the most recent heartbeat. There may also be a heartbeat of a process that
+			// held the lease earlier.
 			var last *engine.Heartbeat
 			for i := range told {
 				if last == nil || told[i].Age < last.Age {

@@ -27,16 +27,16 @@ const (
 	listGrants  = 500                // grants in the stored row, including ended grants; every process decodes the row
 )
 
-// Grants contains the load grants of the cluster. A grant is stored, so that every process gets its
-// revocation. Its token is signed, so that a load generator cannot forge a token. A grant for real
-// providers becomes active when a second operator approves it. All methods are safe for concurrent
-// use.
+// Grants contains the load grants of the cluster. Grants are stored, so every process learns when
+// a grant is revoked. A grant's token is signed, so a load generator cannot forge it. A grant for
+// real providers becomes active only when a second operator approves it. All methods are safe for
+// concurrent use.
 type Grants struct {
 	followed[api.LoadGrant]
 	cluster string
 	key     ed25519.PrivateKey
-	// providers returns the worst kind of provider that any process calls, one of
-	// api.ProviderModes.
+	// providers returns the most harmful kind of provider that any process of the cluster calls:
+	// one of api.ProviderModes.
 	providers func(context.Context) string
 	log       *slog.Logger
 
@@ -73,9 +73,9 @@ func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, err
 	}
 }
 
-// Create makes a grant for operator. It returns notify.KindInvalid if the request breaks a rule. It
-// returns notify.KindConflict with code load_providers if a process calls a worse kind of providers
-// than the request names.
+// Create makes a grant in the name of operator. It returns notify.KindInvalid if a field of the
+// request is not allowed. It returns notify.KindConflict (load_providers) if a process calls a
+// more harmful kind of provider than the request names.
 func (g *Grants) Create(ctx context.Context, operator string, in api.LoadGrantRequest) (api.LoadGrant, error) {
 	if err := checkGrant(&in); err != nil {
 		return api.LoadGrant{}, err
@@ -111,8 +111,8 @@ func (g *Grants) Create(ctx context.Context, operator string, in api.LoadGrantRe
 	return made, nil
 }
 
-// forgetGrants removes grants that expired more than keepGrant ago. While listGrants or more grants
-// remain, it also removes the oldest ended grants.
+// forgetGrants removes grants that expired more than keepGrant ago. If there are still listGrants
+// or more, it also removes expired and revoked grants, the oldest first.
 func forgetGrants(all map[string]api.LoadGrant, now time.Time) {
 	for _, id := range slices.Sorted(maps.Keys(all)) { // ids sort by age
 		one := all[id]
@@ -153,8 +153,8 @@ func checkGrant(in *api.LoadGrantRequest) error {
 	return nil
 }
 
-// checkProviders returns an error if a process calls a worse kind of providers than the grant x
-// names.
+// checkProviders returns an error if a process calls a more harmful kind of provider than the grant
+// x names.
 func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	if has := g.providers(ctx); slices.Index(api.ProviderModes, has) > slices.Index(api.ProviderModes, x.Providers) {
 		return &notify.Error{
@@ -233,9 +233,9 @@ func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
 	return out, nil
 }
 
-// Check returns the grant of a token, from the last read of this process. host is the host to which
-// the request was sent. It returns notify.KindForbidden, with a code that begins with load_, if the
-// grant is not active or does not contain this host.
+// Check returns the grant of a token, from the last read of this process. host is the host to
+// which the request was sent. Check returns notify.KindForbidden if the grant is not active or is
+// not valid for this host. The code of this error begins with load_.
 func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	claimed, err := api.ReadLoadToken(token, g.key.Public().(ed25519.PublicKey))
 	if err != nil {
@@ -259,8 +259,8 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	return x, nil
 }
 
-// CheckStored reads the stored grants and then does the same as Check. It also returns an error if a
-// process calls a worse kind of providers than the grant names.
+// CheckStored reads the stored grants and then does the same as Check. It also returns an error if
+// a process calls a more harmful kind of provider than the grant names.
 func (g *Grants) CheckStored(ctx context.Context, token, host string) (api.LoadGrant, error) {
 	if err := g.Follow(ctx); err != nil {
 		return api.LoadGrant{}, err

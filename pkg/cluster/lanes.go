@@ -30,8 +30,8 @@ type Lanes struct {
 	addStatus func(notify.Lane, *api.Lane)
 }
 
-// OpenLanes returns the lanes with the stored pauses applied. It must be called before the workers
-// run. addStatus adds this process's other data about a lane.
+// OpenLanes returns the lanes with the stored pauses applied. Call it before the workers run. List
+// and Set call addStatus to fill the other fields of an api.Lane.
 func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, addStatus func(notify.Lane, *api.Lane)) (*Lanes, error) {
 	l := &Lanes{gates: map[notify.Lane]*worker.Gate{}, log: log, addStatus: addStatus}
 	for _, lane := range notify.Lanes() {

@@ -25,8 +25,8 @@ type Peers struct {
 	group string
 	self  string
 
-	// version is the group's version from the last read. The goroutine of DelayStart owns it until DelayStart
-	// starts the goroutine of Run. From then on the goroutine of Run owns it.
+	// version is the group's version from the last read. Only one goroutine at a time uses it:
+	// first the goroutine of DelayStart, and then the goroutine of Run, which DelayStart starts.
 	version int64
 
 	mu       sync.Mutex           // guards the fields below
@@ -72,14 +72,15 @@ func (p *Peers) beatAndRead(ctx context.Context) error {
 	return nil
 }
 
-// update applies the result of a read. now is the time of the read. If changed is true, members are
-// the processes that are alive. Otherwise the members are the same as in the previous read.
+// update applies the result of a read at the time now. If changed is true, members are the
+// processes that are alive. If changed is false, members is not used: the same processes are alive
+// as before.
 func (p *Peers) update(members []engine.Heartbeat, changed bool, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := p.lastRead
-	// If Redis was unreachable, no process could be seen. So the time of each disappeared process
-	// starts again.
+	// While Redis was unreachable, this process could see no other process. So each disappeared
+	// process counts for peerTTL from now on.
 	if now.Sub(last) > 3*peerBeat {
 		last = now
 		for owner := range p.gone {
@@ -125,10 +126,10 @@ func (p *Peers) Share(limit int) int {
 	return max(part, 1)
 }
 
-// DelayStart wraps a part that uses shares of a limit. If there are other processes, it delays run
-// until two conditions hold: all other processes have seen this process, and the calls that they began
-// with larger shares have ended. longestCall is the longest time of a call. If there are no other
-// processes, DelayStart starts run at once.
+// DelayStart wraps run, which uses a share of a limit. If there are other processes, DelayStart
+// waits before it starts run: first every other process must see this process, and the calls that
+// were begun with the larger shares must end. longestCall is the longest time of a call. Without
+// other processes, run starts at once.
 func (p *Peers) DelayStart(longestCall time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {

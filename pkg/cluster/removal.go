@@ -11,28 +11,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// How removal continues if this machine's clock is ahead of the last removal time. This happens if
-// the clock jumped, or if notifyd was down.
+// These constants say how removal catches up after the clock has moved far ahead of the last
+// removal time. This happens if the clock jumped, or if notifyd was down.
 const (
 	// If the clock is ahead by removalNear or less, removal follows the clock at once.
 	removalNear = time.Hour
 	// removalHold is how long notifyd must run before removal starts to catch up. During this time
 	// an operator can correct the clock.
 	removalHold = 24 * time.Hour
-	// removalCatchUp is the longest running time until removal has caught up.
+	// Removal has caught up after notifyd has run for at most removalCatchUp more.
 	removalCatchUp = 5 * 24 * time.Hour
 	// removalPace is the lowest speed of catching up. The difference between the clock and the last
 	// removal time shrinks by at least removalPace seconds per second.
 	removalPace = 7
 )
 
-// RemovalEvery is the time between two removals of a part. It is also the time between two writes
-// of the removal time to the store.
+// RemovalEvery is the time between two removals of old data. It is also the time between two
+// writes of the removal time to the store.
 const RemovalEvery = 10 * time.Minute
 
-// Removal is the time that decides which old data a part removes. It is never later than the clock.
-// It advances with the time that passes while notifyd runs, not with the clock. If it followed the
-// clock, a clock that jumps forward by more than a retention would remove everything at once. Its
+// Removal is the time that decides which data is old enough to be removed. It is never later than
+// the clock. Normally it advances with the time that passes while notifyd runs, not with the
+// clock. Otherwise a clock that jumps forward could make notifyd remove everything at once. The
 // methods are safe for concurrent use.
 type Removal struct {
 	part  string
@@ -121,7 +121,8 @@ func (r *Removal) load(ctx context.Context, wall time.Time, uptime time.Duration
 	return nil
 }
 
-// storeRow stores the removal time. If the next start finds an older row, it only removes less data.
+// storeRow stores the removal time. If a crash loses the last write, the next start uses an
+// earlier time and only removes less data.
 func (r *Removal) storeRow(ctx context.Context) error {
 	raw, err := json.Marshal(removalRow{At: r.removeUpTo.UnixMilli(), Held: r.heldFor.Milliseconds()})
 	if err != nil {
@@ -188,8 +189,8 @@ func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.
 	}
 }
 
-// Ahead returns the part whose removal time is furthest from the clock, and the difference. It
-// returns 0 if all parts follow the clock.
+// Ahead returns the part whose removal time is furthest behind the clock, and the difference. It
+// returns 0 if the removal times of all parts follow the clock.
 func (rs *Removals) Ahead() (part string, ahead time.Duration) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

@@ -12,11 +12,12 @@ import (
 )
 
 const (
-	// spreadTrust is how long a process may use a number of parts after it has read the number.
+	// spreadTrust is how long a process may use a stored number, such as the number of timer
+	// shards, after it has read it.
 	spreadTrust = 30 * time.Second
-	// A raise takes effect spreadLead after it is stored. By then every process has read the new
-	// number, or has stopped using the old number. The clocks of two processes may differ by
-	// spreadLead-spreadTrust.
+	// A new number takes effect spreadLead after it is stored. By then every process has read it
+	// or no longer uses the old number. This is true if the clocks of any two processes differ by
+	// less than spreadLead-spreadTrust.
 	spreadLead = 2 * spreadTrust
 )
 
@@ -26,7 +27,8 @@ type Spread struct {
 	meta  engine.Meta
 	name  string // name of the row
 	alone bool
-	// countMade returns how many parts exist; see MadeBefore. nil: this cannot be counted.
+	// countMade returns how many parts exist now; see MadeBefore. It is nil if they cannot be
+	// counted.
 	countMade func(ctx context.Context) (int, error)
 
 	mu     sync.Mutex // guards the fields below
@@ -34,9 +36,9 @@ type Spread struct {
 	readAt time.Time // when the read of stored began; monotonic
 }
 
-// OpenSpread reads the number of parts that is stored in meta under name. If there is none, it stores
-// the number initial. alone means that no other process uses the store. Then the number that was read
-// never becomes too old to use.
+// OpenSpread reads the number of parts that is stored in meta under name. If no number is stored,
+// it stores the number initial. If alone is true, no other process uses the store, and so the
+// number that was read stays valid for any time.
 func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int, alone bool) (*Spread, error) {
 	s := &Spread{meta: meta, name: name, alone: alone}
 	for {
@@ -50,10 +52,10 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int,
 	}
 }
 
-// MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue. It
-// is for parts that a raise creates before it stores their new number. If the row cannot be read, s
-// continues to use the last number, as long as the number of existing parts is not greater. MadeBefore
-// must be called before s is used.
+// MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue.
+// Use it only for parts that are created before their new number is stored. Follow calls the
+// function if it cannot read the stored number. If no new parts exist, Follow keeps the last
+// number and returns nil. Call MadeBefore before s is used.
 func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
 // Follow reads the stored number.
@@ -107,10 +109,9 @@ func (s *Spread) Now() (notify.Spread, error) {
 	return s.stored, nil
 }
 
-// RaiseSpread raises the number of parts that is stored in meta under name. The new number takes
-// effect for requests that are made spreadLead after now or later. now must be the time by the
-// clocks of the processes. It returns the stored Spread after the change. If parts is not greater
-// than the stored number, nothing changes. It returns raised_lately if an earlier raise has not
+// RaiseSpread raises the number of parts that is stored in meta under name, and returns the stored
+// Spread. Requests use the new number from now + spreadLead on. If parts is not greater than the
+// stored number, nothing changes. RaiseSpread returns raised_lately if an earlier raise has not
 // taken effect yet.
 func RaiseSpread(ctx context.Context, meta engine.Meta, name string, parts int, now time.Time) (notify.Spread, error) {
 	for {

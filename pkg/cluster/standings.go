@@ -19,11 +19,11 @@ const (
 	standingTTL   = 10 * time.Second
 )
 
-// LaneStops tells the other processes which lanes are stopped in this process and which tails it
-// shows. Each process has its own circuit breakers. If the breakers of all routes of a lane are
-// open in a process that works on the lane, that process sends heartbeats with the reason. A
-// process without a stopped lane or a tail sends no heartbeat, and only reads the heartbeats of
-// other processes.
+// LaneStops tells the other processes which lanes are stopped in this process, because each
+// process has its own circuit breakers. A process that works on a lane stops it while the breakers
+// of all its routes are open, and then sends heartbeats with the reason. The heartbeats also
+// contain the tails that this process shows. A process without stopped lanes and tails only reads
+// the heartbeats of others.
 type LaneStops struct {
 	beats    engine.Heartbeats
 	owner    string
@@ -34,8 +34,9 @@ type LaneStops struct {
 	othersHeld map[string]lanesHeld // by owner, from the last read; replaced, never changed
 }
 
-// lanesHeld contains, by lane, why the lane is stopped. It is the JSON value of a process's
-// heartbeat. That value also contains the wishes of its tails, under names that no lane has.
+// lanesHeld contains, by lane, why the lane is stopped. It is part of the JSON value of a
+// process's heartbeat. The value also contains the process's tails, under names that begin with
+// tailPrefix.
 type lanesHeld map[string]server.LaneStop
 
 // NewStandings returns the LaneStops of the process owner.
@@ -43,7 +44,8 @@ func NewStandings(beats engine.Heartbeats, owner string) *LaneStops {
 	return &LaneStops{beats: beats, owner: owner, beatSoon: make(chan struct{}, 1)}
 }
 
-// requestBeat makes Share send a heartbeat now, or standingLeast after its last heartbeat.
+// requestBeat makes Share send a heartbeat soon. Share sends it now, or standingLeast after the
+// last heartbeat if that is later.
 func (s *LaneStops) requestBeat() {
 	select {
 	case s.beatSoon <- struct{}{}:
@@ -52,8 +54,8 @@ func (s *LaneStops) requestBeat() {
 }
 
 // Share sends heartbeats for the lanes of this process and reads the heartbeats of the other
-// processes, until ctx ends. own returns whether and why a lane is stopped in this process. While
-// Redis is unreachable, each process keeps the values of its last read.
+// processes, until ctx ends. The function own returns the reason and true if a lane is stopped in
+// this process. While Redis is unreachable, each process keeps the values of its last read.
 func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) error {
 	sent, version := false, int64(0)
 	for ctx.Err() == nil {
@@ -78,10 +80,9 @@ func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(not
 	return nil
 }
 
-// beat sends one heartbeat with the stopped lanes of this process and the tails that it shows, and
-// returns true. If there are neither stopped lanes nor tails, it sends no heartbeat and returns false.
-// sentLast is the result of the previous beat. If it is true and this beat sends no heartbeat, beat
-// leaves the group.
+// beat sends one heartbeat if this process has a stopped lane or shows a tail. It returns true if
+// it sent a heartbeat. sentLast is the result of the previous beat. If sentLast is true and there
+// is nothing to send now, beat leaves the group, so that the old heartbeat disappears.
 func (s *LaneStops) beat(ctx context.Context, sentLast bool, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) bool {
 	held := map[string]any{}
 	for _, l := range lanes {
@@ -142,9 +143,9 @@ func (s *LaneStops) readOthers(ctx context.Context, known int64) int64 {
 	return version
 }
 
-// Find returns why a lane is stopped in another process at the time now. One such process is enough:
-// if a provider is down, processes that have not called the provider do not notice. If several
-// processes have stopped the lane, Find returns the stop of the process that will try again first.
+// Find returns why a lane is stopped in another process at the time now. If several processes have
+// stopped it, Find returns the stop that ends first. One stopped process is enough, because only a
+// process that has called a provider notices that the provider is down.
 func (s *LaneStops) Find(l notify.Lane, now time.Time) (earliest server.LaneStop, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

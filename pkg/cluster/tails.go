@@ -33,10 +33,10 @@ const (
 	tailPrefix      = "tail:"
 )
 
-// Tails shows the outcomes of all processes to a client of one process. The process with the client
-// tells the other processes its wish through LaneStops, and listens to a broadcast channel while
-// the tail is open. Each process with workers sends the outcomes that match the filter, in batches,
-// as long as it sees the wish. While no tail is open, no message is sent, and there is no
+// Tails shows the outcomes of all processes to a client of one process. While the client's tail is
+// open, its process asks the other processes for outcomes: it adds a tailWish to its heartbeat
+// (see LaneStops) and listens to a broadcast channel. Each process with workers then sends the
+// outcomes that match the filter, in batches. Without an open tail there are no messages and no
 // connection. The methods are safe for concurrent use.
 type Tails struct {
 	own       server.Tail // outcomes of this process
@@ -56,10 +56,10 @@ type Tails struct {
 	wishesReadAt time.Time            // when the latest successful read of wishes began
 }
 
-// tailID identifies a wish.
+// tailID identifies a tailWish.
 type tailID struct{ owner, name string }
 
-// tailWish requests outcomes for a tail from the other processes.
+// tailWish asks the other processes for the outcomes of one tail.
 type tailWish struct {
 	Filter  api.TailFilter `json:"filter"`
 	Opened  int64          `json:"opened"`  // ms since 1970; if there are too many tails, the oldest are answered
@@ -74,8 +74,8 @@ func (w *tailWish) pace() (every time.Duration, most int) {
 	return every, max(int(tailOutcomes*every/time.Second/n), 1)
 }
 
-// answeredWishes returns the wishes that are answered: at most mostTails, and for each caller at most
-// mostCallerTails. All processes choose the same wishes.
+// answeredWishes returns the wishes that the processes answer: at most mostTails, and at most
+// mostCallerTails for one caller, the oldest first. All processes choose the same wishes.
 func answeredWishes(wishes map[tailID]tailWish) []tailID {
 	order := slices.SortedFunc(maps.Keys(wishes), func(a, b tailID) int {
 		return cmp.Or(cmp.Compare(wishes[a].Opened, wishes[b].Opened), strings.Compare(a.owner, b.owner), strings.Compare(a.name, b.name))
@@ -109,8 +109,8 @@ type openTail struct {
 	crowded      atomic.Bool      // too many tails are open, and the other processes do not answer this tail
 }
 
-// NewTails returns the tails of the process with this name. own provides this process's outcomes.
-// NewTails stores the result as the tails of s. So it must be called before s.Share runs.
+// NewTails returns the tails of the process with this name. own is the tail of this process alone.
+// NewTails also sets the tails of s, so it must be called before s.Share runs.
 func NewTails(own server.Tail, name string, wire engine.Broadcast, s *LaneStops, c *Cards) *Tails {
 	t := &Tails{own: own, wire: wire, standings: s, cards: c, owner: s.owner, name: name, changed: make(chan struct{}, 1), open: map[string]*openTail{}}
 	s.tails = t
@@ -125,8 +125,8 @@ func (t *Tails) signalChange() {
 	}
 }
 
-// ownWishes returns the wishes of this process, by name. It returns no wishes until the number of
-// processes with workers is known.
+// ownWishes returns the wishes of this process: one for each of its open tails, by name. It
+// returns no wishes until the number of processes with workers is known.
 func (t *Tails) ownWishes() map[string]tailWish {
 	if t == nil {
 		return nil
@@ -157,8 +157,9 @@ func (t *Tails) ownWishes() map[string]tailWish {
 	return out
 }
 
-// setOthersWishes gets the wishes of all processes, including this process. It keeps those wishes of
-// other processes that are answered. It also stores which tails of this process are not answered.
+// setOthersWishes stores those wishes of other processes that this process must answer. The
+// argument all contains the wishes of all processes, including this process. For each tail of this
+// process it also stores in crowded whether other processes do not answer it.
 func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	if t == nil {
 		return
@@ -190,8 +191,8 @@ func (t *Tails) noteWishesRead(began time.Time) {
 	t.wishesReadAt = began
 }
 
-// answeredNow returns the wishes that this process answers now, and whether it shows a tail. If the
-// wishes were not read for the TTL of their heartbeats, it returns no wishes.
+// answeredNow returns the wishes that this process answers now, and whether it shows a tail. If
+// the last read of the wishes is older than standingTTL, it returns no wishes.
 func (t *Tails) answeredNow() (asked map[tailID]tailWish, shows bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -201,9 +202,9 @@ func (t *Tails) answeredNow() (asked map[tailID]tailWish, shows bool) {
 	return asked, len(t.open) > 0
 }
 
-// Run answers the wishes of other processes if this process works on lanes. While this process
-// shows a tail, Run listens to the answers of the other processes. It runs until ctx ends, and
-// returns after all goroutines that it started have ended.
+// Run sends outcomes for the tails of other processes, if this process works on lanes. While this
+// process shows a tail, Run receives the outcomes of the other processes. It runs until ctx ends,
+// and returns after all goroutines that it started have ended.
 func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 	type answering struct {
 		wish atomic.Pointer[tailWish]
@@ -395,21 +396,21 @@ func (t *Tails) Subscribe(ctx context.Context, f api.TailFilter) (<-chan api.Eve
 	return out, func() int64 { return missed() + o.missedEvents.Load() }
 }
 
-// shownTail merges the outcomes of all processes for one client. The goroutine that Subscribe
-// starts owns it.
+// shownTail merges the outcomes of all processes for one client. Only the goroutine that Subscribe
+// starts uses it.
 type shownTail struct {
 	t       *Tails
 	o       *openTail
 	out     chan<- api.Event
 	names   map[string]string       // names of processes, by owner
 	answers map[string]*tailAnswers // by owner
-	// dropped contains, by owner, outcomes that were dropped because of the limits and that are not
-	// reported to the client yet.
+	// dropped contains the number of outcomes by owner that were dropped because of the limits and
+	// that the client was not told about yet.
 	dropped       map[string]int64
 	toldProcesses string // the processes in the last message to the client
 }
 
-// tailAnswers says when a process that should answer has answered.
+// tailAnswers says when a process last sent outcomes for a tail, and whether it has sent any.
 type tailAnswers struct {
 	last         time.Time // time of its last message; before the first message, when the process was first listed
 	answeredOnce bool
@@ -503,8 +504,8 @@ func (s *shownTail) tellProcesses() {
 	}
 }
 
-// addProcesses adds to e the processes that answer and the processes that do not answer. It returns
-// false while it is unknown for a process whether the process answers.
+// addProcesses adds to e the processes that answer and the processes that do not answer. It
+// returns false if for some process this is not yet known.
 func (s *shownTail) addProcesses(e *api.Event) bool {
 	s.t.mu.Lock()
 	workers, deaf := s.t.workers, s.t.listenErr

@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Apply repairs the findings [first, first+n) of a report. Check must have accepted the report
-// before, at any time. Apply returns the result for each finding. It checks each finding again, and
-// repairs it only if it is still as in the report. After an error or a crash, Apply may be repeated
-// for the same findings.
+// Apply repairs the findings [first, first+n) of a report that Check has accepted. It checks each
+// finding again, and repairs it only if nothing has changed since the report. It returns one
+// result for each finding. After an error or a crash, the caller may repeat Apply for the same
+// findings.
 func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, first, n int) ([]deadletter.Repair, error) {
 	rep, err := parseReport(report)
 	if err != nil {
@@ -67,9 +67,9 @@ type repairRecord struct {
 // batchSize is the largest number of records in one append. A chunk has up to 1 MiB.
 const batchSize = 16
 
-// appendRepairs repairs findings of notifications: fs[i] for each index i in the slice indexes. The
-// parameter made is the time of the report (ms since 1970); the claims that appendRepairs writes have
-// this time. For each finding that it repairs, it sets results[i].Why to "".
+// appendRepairs repairs the findings of notifications fs[i], for each i in indexes, and sets
+// results[i].Why of each repaired finding to "". made is the time of the report (ms since 1970).
+// It is also the time of the claims that appendRepairs writes.
 func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int, made int64, results []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(indexes))
 	for _, i := range indexes {
@@ -97,8 +97,8 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int,
 	claims := map[repairRecord][]notify.ID{} // receivers to be claimed before the record
 	for k, i := range indexes {
 		f, now := &fs[i], still[fs[i].ID]
-		// An earlier Apply of this report may have crashed after the claim and before the record.
-		// Then the claim has the time of this report, and only the record is missing.
+		// An earlier Apply of this report may have crashed after it stored the claim and before it
+		// appended the record. Such a claim has the time of this report. It needs only the record.
 		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
 			continue
 		}
@@ -141,8 +141,8 @@ func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecor
 	return out, true, nil
 }
 
-// appendRecords stores the rows that claim the receivers in claims, and then appends the records
-// that list names.
+// appendRecords first stores the rows that claim the receivers in claims, and then appends the
+// records in list.
 func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims map[repairRecord][]notify.ID, made int64) error {
 	rowsToPut := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))
@@ -178,10 +178,10 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 	return a.cfg.Producer.Append(ctx, recs)
 }
 
-// claimRow returns a row that claims every receiver of e that has no outcome. The row is a changed
-// copy of the existing row that does not have the receiver's outcome, or a new row. claimRow
-// returns nil if the receivers are already claimed, or if the row belongs to a copy of the chunk
-// with other receivers.
+// claimRow returns a row that claims every receiver of e that has no outcome. It changes a copy of
+// the latest row that contains the receiver with this index but not its outcome; without such a
+// row it makes a new one. It returns nil if the receivers are already claimed, or if the row
+// belongs to another copy of the chunk with other receivers.
 func claimRow(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
 	pos := columnPosition(&f.Envelope, index)
 	var last *notify.Row // the latest row that has the receiver but not its outcome

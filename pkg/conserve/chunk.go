@@ -26,8 +26,9 @@ const (
 // because an earlier receiver of the same user waits.
 const codeBehind = "behind"
 
-// countOriginal counts the receivers of an original chunk. A receiver is terminal by its rows, or
-// pending by evidence. All other receivers become suspects.
+// countOriginal counts the receivers of an original chunk (not a retry or a replay). A receiver is
+// terminal if its rows say so. It is pending if there is evidence of its record or timer. Every
+// other receiver becomes a suspect.
 func (r *run) countOriginal(ctx context.Context, f *engine.Found) error {
 	repeated, err := r.isRepeatedCopy(f)
 	if err != nil {
@@ -62,9 +63,9 @@ func (r *run) countOriginal(ctx context.Context, f *engine.Found) error {
 	return nil
 }
 
-// isRepeatedCopy reports whether another copy of the chunk is counted instead of f. The history
-// chooses the copy to count. If that copy was appended after the audit began, the audit does not
-// read it. Then the audit counts the first copy that it reads.
+// isRepeatedCopy reports whether the audit counts another copy of the chunk instead of f. Normally
+// it counts the copy that the history has chosen. If that copy was appended after the audit began,
+// the audit does not see it and counts the first copy that it reads instead.
 func (r *run) isRepeatedCopy(f *engine.Found) (bool, error) {
 	at, err := r.cfg.History.Counted(f)
 	if err != nil || at == f.Offset {
@@ -98,7 +99,7 @@ func (r *run) countReceiver(ctx context.Context, f *engine.Found, c *chunk, l *a
 	return nil
 }
 
-// countOne counts the receiver of one notification in the same way as countOriginal.
+// countOne counts the receiver of one notification, like countOriginal does for a whole chunk.
 func (r *run) countOne(ctx context.Context, id notify.ID) error {
 	f, rows, ok, err := r.a.findWithRows(ctx, id)
 	if !ok || err != nil {
@@ -123,16 +124,16 @@ type chunk struct {
 	parked map[parkedKey]map[uint32]bool // what parkedIndexes has read so far
 }
 
-// newChunk returns the chunk of an original that was found, with the rows that belong to it.
+// newChunk returns the original chunk in f, with those of rows that belong to it.
 func newChunk(f *engine.Found, rows []notify.Row) *chunk {
 	c := ownRows(rows, notify.ColumnDigest(f.Envelope.Receivers))
 	c.env = f.Envelope
 	return c
 }
 
-// ownRows returns the chunk with its rows, but without the rows of another copy of the chunk whose
-// receivers have another digest. A repeated request may have been split differently the second time.
-// Then the positions in such a row mean other receivers.
+// ownRows returns a chunk with the rows that belong to the copy with this digest of its receivers.
+// A repeated request may have been split into chunks differently. In the rows of the other copy, a
+// position means another receiver.
 func ownRows(rows []notify.Row, digest uint64) *chunk {
 	c := &chunk{}
 	for i := range rows {
@@ -167,21 +168,22 @@ type whereabouts struct {
 	key         envelopeKey
 	wakeAt      int64 // ms since 1970
 	waitsBehind bool  // it waits for another receiver of its user
-	// answeredAt contains, by envelope key, the record whose row has settled the receiver. That
-	// record and earlier copies of it are no evidence, because a worker drops them.
+	// answeredAt contains, by envelope key, the record that gave the receiver its outcome. This
+	// record and earlier copies of it do not prove that the receiver is pending: a worker drops
+	// them.
 	answeredAt  map[envelopeKey]logPosition
 	lastUpdated int64 // when its latest row was written, ms since 1970
 }
 
-// envelopeKey identifies an envelope within its chunk. It is a RowKey without the first index: if a
-// row only shows that an envelope follows, the first index of that envelope is unknown.
+// envelopeKey identifies an envelope within its chunk. It is a RowKey without the first index. A
+// row says that a later envelope exists, but not the first index of that envelope.
 type envelopeKey struct{ epoch, attempt, deferrals uint16 }
 
 func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt, k.Deferrals} }
 
-// locate returns where a receiver must be. It reads the receiver's rows in order of time. Each row
-// is the result of the envelope that the row before it produced. original is the record of the
-// original chunk.
+// locate returns where a receiver must be. original is the position of the original chunk's
+// record. locate reads the receiver's rows from the first to the latest: each row gives the
+// outcome of one envelope, and so tells which envelope follows.
 func (c *chunk) locate(index, pos uint32, original logPosition) whereabouts {
 	st := whereabouts{logPosition: original, answeredAt: map[envelopeKey]logPosition{}}
 	epoch := uint16(0)
@@ -241,16 +243,17 @@ func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 }
 
 // findEvidence returns the place of the evidence that a receiver is pending, or "" if it finds no
-// evidence. It is cheap: it uses only the offsets that were read when the audit began, or the key
-// of the timer. So "" only makes the receiver a suspect.
+// evidence. To be cheap, it uses only the offsets that were read when the audit began, or the key
+// of the timer. So there may be evidence that it does not find, and "" makes the receiver only a
+// suspect.
 func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index uint32) (string, error) {
 	if !st.handedOn {
 		b, ok := r.bounds[st.tp]
 		switch {
 		case !ok || st.offset < max(b.Committed, b.Start) || r.cfg.Log.Lost(st.tp, st.offset):
 			return "", nil
-		// The record is older than the audit, but its offset is at or after the end that the audit
-		// has read. So the log has lost the record.
+		// The record is older than the audit, but its offset is not below the end of the partition
+		// that the audit has read. So the log has lost the record.
 		case st.offset >= b.End && st.lastUpdated < r.now.UnixMilli():
 			return "", nil
 		case st.claimed:
@@ -275,8 +278,8 @@ type parkedKey struct {
 }
 
 // parkedIndexes returns the indexes of the receivers in the timers of k. For a chunk of one
-// receiver it reads one shard. For a larger chunk it reads every shard, once for each k: the shard
-// depends on the envelope's first index, which is unknown.
+// receiver it reads one shard. For a larger chunk it reads every shard, because the shard depends
+// on the envelope's first index, which is unknown. It reads the timers of each k only once.
 func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index uint32) (map[uint32]bool, error) {
 	if got, ok := c.parked[k]; ok {
 		return got, nil
@@ -339,8 +342,8 @@ func timersAt(fireAt int64, prefix []byte, n int, scan func(after engine.TimerCu
 	}
 }
 
-// timerPrefix returns the beginning of the ids that the worker gives to the timers of derived
-// envelopes. It ends before the first index.
+// timerPrefix returns the beginning of the ids of a chunk's timers: the part before the first
+// index. The worker gives such ids to the timers of retries and deferrals.
 func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
 	b := c.TimerID(0)
 	return append(b, byte(k.epoch>>8), byte(k.epoch), byte(k.attempt>>8), byte(k.attempt), byte(k.deferrals>>8), byte(k.deferrals))

@@ -53,8 +53,8 @@ type Schedules interface {
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 }
 
-// Triggers contains the methods of trigger.Mender that this package uses. These methods say to
-// which trigger a timer or a message belongs, and repair rows.
+// Triggers contains the methods of trigger.Mender that this package uses. They decode the payloads
+// of timers and messages, and repair rows of triggers.
 type Triggers interface {
 	// TriggerOf returns the trigger and the generation of the payload of a timer, or of a message of the
 	// delay queue.
@@ -79,8 +79,8 @@ type Spill interface {
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
 }
 
-// Config configures an Auditor. A field without a default is required. But an Auditor that only
-// checks triggers needs only Rows, Triggers, Timers and Shards.
+// Config configures an Auditor. Fields without a default are required. For an Auditor that only
+// checks triggers, Rows, Triggers, Timers and Shards are enough.
 type Config struct {
 	Log       Log
 	History   History
@@ -97,9 +97,9 @@ type Config struct {
 	// Queue calls fn with the body of every message of the delay queue, including messages that a
 	// dispatcher has received. nil: the engine cannot list its messages.
 	Queue func(ctx context.Context, fn func(body []byte) error) error
-	// Held returns how many messages are in the delay queue. It is required if Queue is nil. While
-	// there are messages, each could belong to the trigger being checked. Then the evidence of that
-	// trigger is unknown.
+	// Held returns how many messages are in the delay queue. It is required if Queue is nil. If
+	// there are messages, one of them may belong to the checked trigger, so it is unknown whether
+	// the trigger has a message.
 	Held func(ctx context.Context) (int, error)
 	// Away returns an error while this process cannot audit. nil: this process can always audit.
 	Away func() error
@@ -111,14 +111,13 @@ type Config struct {
 
 	// First contains the topics of first attempts.
 	First []string
-	// Apart means that a schedule and its timers are not stored in one commit. After a crash
-	// between the two writes, a schedule has no timers, and its request was never answered. If such
-	// a schedule was made before Born, it is not counted as drift. Born is the start of this
-	// process.
+	// Apart is true if a schedule and its timers are stored in two writes. After a crash between
+	// the two writes, a schedule has no timers, and the caller got no answer. The audit does not
+	// count such a schedule as drift if it was made before Born, the start of this process.
 	Apart bool
 	Born  time.Time
-	// Settle is the time between two checks of a suspect. It must be longer than the time of a
-	// commit of offsets.
+	// Settle is the time between two checks of a suspect. It must be longer than a worker needs to
+	// commit its offsets.
 	Settle time.Duration `default:"2s"`
 	// Rounds is how many rounds in a row a suspect must stay unchanged before it counts as drift.
 	Rounds int `default:"3"`
@@ -130,15 +129,16 @@ type Config struct {
 	// further groups are added up as "(others)".
 	MaxGroups int `default:"10_000"`
 
-	// Grace is how long a trigger, or the timer of a notification, may stay after its due time. After
-	// that it becomes a finding. In the same way a claim becomes a finding if it stays for Grace
-	// after the end of its lease. Grace must be longer than any deferral.
+	// Grace is how late something may be before it becomes a finding: a trigger or a timer of a
+	// notification after its due time, and a claim after the end of its lease. Grace must be
+	// longer than any deferral.
 	Grace time.Duration `default:"15m"`
-	// Ahead is how far into the future timers of triggers are checked. It must be at least twice
-	// the time between runs, and less than the cold tier's border.
+	// Ahead is how far into the future the timers of triggers are checked. It must be at least
+	// twice the time between two checks, and so short that none of these timers is still in the
+	// cold tier.
 	Ahead time.Duration `default:"2h"`
-	// Open is how long a minute may contain timers after its end. After that the minute becomes a
-	// finding.
+	// Open is how long after a minute its timers may still be stored. After that, the minute
+	// becomes a finding.
 	Open time.Duration `default:"5m"`
 	// MaxListed is how many findings a report lists. The report counts all findings.
 	MaxListed int `default:"10_000"`
@@ -151,7 +151,7 @@ type Config struct {
 }
 
 // Auditor audits, reports and repairs. It is safe for concurrent use. Only one audit runs at a
-// time; further audits wait. Two repairs may run at the same time. Then a record may be appended
+// time; other audits wait. Two repairs may run at the same time. They may append the same record
 // twice, which changes no outcome.
 type Auditor struct {
 	cfg           Config

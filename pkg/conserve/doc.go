@@ -14,9 +14,9 @@
 // is evidence: a record or a timer from which the work on it will continue:
 //
 //	log        its record; the group of its lane has not committed an offset after it
-//	claimed    the same, and a worker has claimed it
+//	claimed    as log, and a worker has claimed the receiver
 //	parked     a timer that contains it until a retry or the end of a wait
-//	behind     the same, in a lane of strict order: it waits for another receiver of its user
+//	behind     as parked, in a strict lane: it waits for another receiver of its user
 //	scheduled  a timer of its schedule
 //	spilled    its record in the spill buffer
 //
@@ -38,13 +38,13 @@
 // This package decides which triggers need repair and why. Package trigger repairs them
 // (Triggers.Mend).
 //
-// A notification is repaired by one more record of its original envelope, in the topic and
-// partition of the first record. The worker finds the outcome row under the same key, and does the
-// remaining work of that row. It resumes an unfinished claim by the policy for ambiguous receivers.
-// For a finished row it hands on the retries and deferrals of the row again, with the same keys,
-// and the worker that reads those records does the same. Receivers that have an outcome are dropped
-// as duplicates. So a receiver is called again only if the row of its own call is missing or
-// unfinished.
+// The repair of a notification appends its original envelope once more, to the topic and
+// partition of the first record. A worker reads this record and finds the outcome row under the
+// same key. If the row has an unfinished claim, the worker resumes the claim by the policy for
+// ambiguous receivers. If the row is finished, the worker writes the row's retries and deferrals
+// again, with the same keys. A worker that reads one of these does the same with its row. Workers
+// drop receivers that have an outcome. So a provider is called again for a receiver only if the
+// row of the receiver's call is missing or unfinished.
 //
 // The offset of a record is committed only after the worker has stored its row durably. So if the
 // group has committed an offset after a record, and no row has its outcome, the row was lost. Then

@@ -14,8 +14,8 @@ import (
 // triggerSource finds errors of triggers, and repairs them.
 type triggerSource interface {
 	findDrift(ctx context.Context, rep *Report) error
-	// mendFindings checks each finding again. It repairs the findings that are still as they were
-	// found, however long ago that was. It returns which findings it repaired.
+	// mendFindings checks each finding again, and repairs it only if its row has not changed since
+	// it was found. It returns true for each finding that it repaired.
 	mendFindings(ctx context.Context, fs []Finding) ([]bool, error)
 }
 
@@ -52,11 +52,11 @@ func (a triggerChecks) findDrift(ctx context.Context, rep *Report) error {
 	return err
 }
 
-// dueMargin is longer than a trigger may be in the queue without a timer. A dispatcher keeps a
-// message for up to engine.MaxQueueDelay.
+// dueMargin is longer than the time for which a trigger may be only in the delay queue, without a
+// timer. A dispatcher keeps a message for up to engine.MaxQueueDelay.
 const dueMargin = engine.MaxQueueDelay + time.Minute
 
-// classify returns the class of the error of a row, or "" if the row is right.
+// classify returns the class of the drift that a trigger's row shows, or "" if the row is right.
 func (a triggerChecks) classify(ctx context.Context, t *engine.Trigger, now time.Time) (string, error) {
 	tm, ok := a.cfg.Triggers.Timer(t)
 	if !ok {
@@ -127,8 +127,8 @@ func (a triggerChecks) mendFindings(ctx context.Context, fs []Finding) ([]bool, 
 	return done, err
 }
 
-// findTimers reads the timers that are overdue or due within the time Ahead. It adds findings to
-// rep for minutes that no scheduler has released and for timers whose trigger is missing. If
+// findTimers reads the timers that are overdue, or due within Config.Ahead. It adds findings to
+// rep for minutes that no scheduler has released, and for timers whose trigger is missing. If
 // notifications is true, it also adds notifications whose timer no scheduler has released.
 func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
@@ -205,9 +205,8 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 	}
 }
 
-// findLateTimer adds a finding for a timer of a notification that no scheduler has released. It
-// adds no finding if the schedule was cancelled or has another timer now. Such an old timer is
-// removed together with its minute.
+// findLateTimer adds a finding for the overdue timer t of a notification. It adds none if the
+// schedule was cancelled or has another timer now: then t is removed together with its minute.
 func findLateTimer(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Report) error {
 	var e notify.Envelope
 	if notify.DecodeEnvelope(t.Payload, &e) != nil {

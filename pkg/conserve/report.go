@@ -20,8 +20,9 @@ const (
 	// repair writes the timer of a trigger. A scheduled notification loses its content with its
 	// timer, so a person must decide what to do.
 	Missing = "missing"
-	// Late: it has been due for longer than Grace. The repair enqueues a trigger again, with the
-	// next generation. A notification is sent once a scheduler releases its timer.
+	// Late: a trigger or notification has been due for longer than Grace. The repair enqueues a
+	// trigger again, with the next generation. A notification is sent once a scheduler releases
+	// its timer.
 	Late = "late"
 	// Stuck: a notification was deferred, and neither a timer nor a record contains it. The repair
 	// sends it to the log or the timer store again.
@@ -96,7 +97,8 @@ func (r *Report) listFinding(f Finding, maxListed int) {
 	}
 }
 
-// addFinding lists a finding and adds n to the count of its class: n receivers, or 1 for a trigger.
+// addFinding lists a finding and adds n to the count of the finding's class. n is the number of
+// receivers, or 1 for a trigger.
 func (r *Report) addFinding(f Finding, n, maxListed int) {
 	r.Counts[f.Class] += n
 	r.listFinding(f, maxListed)
@@ -107,7 +109,7 @@ func (r *Report) addFinding(f Finding, n, maxListed int) {
 func parseReport(b []byte) (rep Report, err error) {
 	switch {
 	case json.Unmarshal(b, &rep) != nil || rep.Digest == "":
-		err = notify.Invalid("bad_report", "report", "must be a report that a plan of reconcile has returned")
+		err = notify.Invalid("bad_report", "report", "must be the unchanged report of a reconcile plan (\"notifyctl reconcile\" makes one)")
 	case rep.Digest != rep.digest():
 		err = notify.Invalid("bad_digest", "report", "the report was changed after it was made; use the report unchanged, or make a new report")
 	}
@@ -204,8 +206,8 @@ func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, onRe
 	return nil
 }
 
-// Mend repairs the findings of triggers that are still as they were found, and returns how many it
-// repaired by class. After an error the next report contains the remaining findings.
+// Mend repairs each finding of a trigger whose row has not changed since the report. It returns
+// the number of repairs by class. After an error, the remaining findings are in the next report.
 func (a *Auditor) Mend(ctx context.Context, fs []Finding) (map[string]int, error) {
 	mended := map[string]int{}
 	for page := range slices.Chunk(fs, a.cfg.Page) {

@@ -42,8 +42,8 @@ type run struct {
 	listed       map[string]int // how many findings are listed, by class
 	suspects     map[originalRecord]*suspect
 	suspectCount int // receivers of all suspects
-	// countedLate contains chunks of which the history counts a copy that was appended after the
-	// audit began. The audit counts another copy.
+	// countedLate contains chunks that have a second copy, appended after the audit began. The
+	// history counts the second copy, so the audit counts the first copy that it reads.
 	countedLate map[notify.Chunk]bool
 }
 
@@ -120,7 +120,7 @@ func (r *run) addDrift(n int64, d api.Drift) {
 	r.rep.Findings = append(r.rep.Findings, d)
 }
 
-// sumUp adds the groups and the sums of groups and classes to the result.
+// sumUp adds the groups to the report, and computes the totals of all groups and of all classes.
 func (r *run) sumUp() {
 	for g, l := range r.groups {
 		r.rep.Groups = append(r.rep.Groups, api.ConservationGroup{Caller: g.caller, Channel: g.channel, Hour: time.UnixMilli(g.hour).UTC(), Ledger: *l})
@@ -229,7 +229,9 @@ func (r *run) countOriginals(ctx context.Context) error {
 			if ok, err := decode(rec.Value, &f.Envelope); !ok || f.Envelope.Derived() {
 				return err
 			}
-			// The record of a scheduled notification is appended long after its request.
+			// The id of a scheduled notification has the time of the request, and its record has
+			// the time of the release. The notification is too old only if both times are before
+			// r.since.
 			if max(f.Envelope.Chunk.Base.Time().UnixMilli(), rec.Time.UnixMilli()) < r.since {
 				return nil
 			}
@@ -245,8 +247,9 @@ func (r *run) countOriginals(ctx context.Context) error {
 	}
 }
 
-// readLostPart reads records that the log lost before they were sealed, if the history still has
-// them in its tails. Trimming never removes unsealed records.
+// readLostPart reads records that the log lost before the history sealed them. The history may
+// still have them in its unsealed tails. It is called after a read of the log found records
+// missing.
 func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Part]int64) error {
 	now, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {

@@ -137,10 +137,10 @@ func totalWeight(ts []engine.Timer) (n int64) {
 	return n
 }
 
-// countMissing counts receivers of a schedule as lost if they are neither in its timers nor in the
-// log. There is one exception, if schedules are stored apart from their timers (Config.Apart). If
-// such a schedule was made before this process started and was never moved, it is listed as
-// unanswered instead. A crash happened between the two writes, so its request was never answered.
+// countMissing counts receivers of a schedule that are neither in its timers nor in the log.
+// Normally it counts them as lost. If Config.Apart is set and the schedule was made before this
+// process started and was never moved, it lists the schedule as unanswered instead: a crash
+// between the two writes lost the timers, and the caller got no answer.
 func (r *run) countMissing(v *schedule.View, missing int64) {
 	id := notify.ID{Base: v.Base}.String()
 	if missing == 0 {
@@ -211,9 +211,9 @@ type pendingEnvelope struct {
 	indexes  map[uint32]bool // request indexes of the suspects in it
 }
 
-// answeredBy reports whether the receiver's rows have already answered the envelope. An answered
-// envelope is no evidence. A later copy in the log, after the answered record, is still evidence:
-// the worker that reads it sends the remaining work of the row again.
+// answeredBy returns true if the receiver's rows have already answered the envelope, so that the
+// envelope is no evidence. A copy in the log after the answered record is still evidence: the
+// worker that reads it sends the remaining work of the row again.
 func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
 	by, ok := st.answeredAt[l.key]
 	return ok && (l.where != inLog || l.position.tp != by.tp || l.position.offset <= by.offset)
@@ -223,9 +223,8 @@ func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
 // these rounds the suspect counts as pending, because a worker is working on it.
 const maxRounds = 12
 
-// confirmSuspects checks the suspects again, round by round, until each suspect is decided. A
-// suspect is terminal, or has evidence, or is drift because it stayed unchanged for Config.Rounds
-// rounds.
+// confirmSuspects checks the suspects again, round by round, until each suspect is terminal, has
+// evidence, or is drift. A suspect is drift if it stayed unchanged for Config.Rounds rounds.
 func (r *run) confirmSuspects(ctx context.Context) error {
 	for round := 1; len(r.suspects) > 0; round++ {
 		if err := r.waitSettle(ctx); err != nil {

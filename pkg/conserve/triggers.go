@@ -15,16 +15,16 @@ const (
 	triggerTimer = "trigger_timer" // it has a timer
 	triggerQueue = "trigger_queue" // it has a message in the delay queue
 	triggerClaim = "trigger_claim" // a dispatcher has claimed it
-	// triggerUnknown: no evidence was found. But the queue contains messages and cannot list them, so
-	// one of them may be the evidence.
+	// triggerUnknown: no evidence was found, but this queue has messages and cannot list them. One
+	// of them may be the evidence.
 	triggerUnknown = "trigger_unknown"
 	triggerEnded   = "ended" // it is terminal and needs no evidence
 )
 
 const (
-	// idSlack is how much earlier than the row's creation the time in a trigger's id may be. Clocks
-	// differ. And the id of a trigger that the server makes itself has the time of the event that
-	// the trigger reports.
+	// idSlack is how much earlier than the row's creation the time in a trigger's id may be. The
+	// clocks of two machines differ. Also, a trigger that the server makes for an event has the
+	// time of the event in its id.
 	idSlack = time.Hour
 	// releaseGrace is how long after its fire time a timer counts as evidence. A released timer
 	// stays stored until its minute is closed. So a timer that is still stored later proves
@@ -100,8 +100,8 @@ func (r *triggerRun) countTriggers(ctx context.Context) error {
 	return r.countState(ctx, engine.TriggerOpen, func(t *engine.Trigger) (mine, more bool) { return t.Created < r.since, true })
 }
 
-// countState counts the triggers in a state for which choose returns mine = true. It stops at the
-// first trigger for which choose returns more = false.
+// countState counts triggers in a state. It calls choose with each trigger. It skips the trigger
+// if mine is false. It stops if more is false.
 func (r *triggerRun) countState(ctx context.Context, state engine.TriggerState, choose func(*engine.Trigger) (mine, more bool)) error {
 	err := eachTriggerPage(ctx, r.a, state, func(rows []engine.Trigger) (bool, error) {
 		for i := range rows {
@@ -158,8 +158,9 @@ func (r *triggerRun) countTrigger(t *engine.Trigger, place string) {
 	}
 }
 
-// findTriggerEvidence returns the place of the evidence for a trigger, or "" if it finds no evidence.
-// It is cheap: it uses only the row and the key of the timer. So "" only makes the trigger a suspect.
+// findTriggerEvidence returns the place of the evidence for a trigger, or "" if it finds no
+// evidence. To be cheap, it uses only the row and the key of the timer. So there may be evidence
+// that it does not find, and "" makes the trigger only a suspect.
 func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger) (string, error) {
 	now := time.Now()
 	switch {
@@ -187,9 +188,9 @@ type generation struct {
 	gen  uint32
 }
 
-// confirmTriggers first reads every timer and the queue, and then the suspects' rows again. It
-// repeats this until each suspect is decided. A suspect is terminal, or has evidence, or is drift
-// because it stayed unchanged for Config.Rounds rounds.
+// confirmTriggers reads every timer and the queue, and then the rows of the suspects again. It
+// repeats this until each suspect is terminal, has evidence, or is drift. A suspect is drift if it
+// stayed unchanged for Config.Rounds rounds.
 func (r *triggerRun) confirmTriggers(ctx context.Context) error {
 	still := map[string]int{} // by id: number of rounds in a row in which the row did not change
 	for len(r.suspects) > 0 {
@@ -235,8 +236,8 @@ func (r *triggerRun) confirmTriggers(ctx context.Context) error {
 	return nil
 }
 
-// readTriggerLeads reads all evidence for the suspects. It returns a function that returns the place
-// of the evidence for a trigger, or "".
+// readTriggerLeads reads all evidence for the suspects. The returned function looks up a trigger
+// and returns the place of its evidence, or "" if there is none.
 func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger) string, error) {
 	generationOf := func(t *engine.Trigger) (g generation, ok bool) {
 		tm, ok := r.cfg.Triggers.Timer(t)
@@ -258,7 +259,7 @@ func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger
 		}
 		return nil
 	}
-	// Read the timers before the queue, because a release moves work in that direction.
+	// Read the timers before the queue, because a release moves work from a timer to the queue.
 	err := r.eachTimer(ctx, func(t *engine.Timer) error {
 		if t.Kind != engine.TimerOfTrigger || t.FireAt <= time.Now().Add(-releaseGrace).UnixMilli() {
 			return nil

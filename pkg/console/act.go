@@ -83,8 +83,8 @@ func (m *model) targetKey() string {
 	return m.chosen[m.tab]
 }
 
-// whyNotOffered returns why a change is not offered. Either the server would refuse the change, or
-// the change would not match the list that is shown. It returns "" if the change is offered.
+// whyNotOffered returns why a change is not possible now, or "" if it is possible. A change is not
+// possible if the server would refuse it, or if it would not match the list that is shown.
 func (m *model) whyNotOffered(h paint.Hint) string {
 	key := m.targetKey()
 	switch m.tab {
@@ -124,8 +124,8 @@ func (m *model) askConfirmation(q *confirmation) {
 	m.input.Focus()
 }
 
-// planReplay requests a plan for all letters that the list selects. On a detail page it requests a
-// plan for that one letter. The person confirms this plan, and the job does exactly what the plan
+// planReplay requests a plan for all dead letters that the list selects, or for the one dead
+// letter of a detail page. The person confirms this plan, and the job does exactly what the plan
 // says.
 func (m *model) planReplay(key string) tea.Cmd {
 	f := replayFilter(m.query)
@@ -244,8 +244,8 @@ func circuitState(c *api.Circuit) string {
 	return c.State
 }
 
-// keyConfirm handles a key during a confirmation. Only y confirms, or the word and enter if a word
-// must be typed.
+// keyConfirm handles a key while the person is asked for confirmation. Normally the key y
+// confirms. If q.word is set, the person must type this word and press enter instead.
 func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	q := m.confirming
 	if name == "esc" || q.word == "" && (name == "n" || name == "q") {
@@ -280,7 +280,8 @@ func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	}
 }
 
-// finishChange shows the result of a change. It makes the feeds that the change affects due.
+// finishChange shows the result of a change. It then requests the feeds again that the change may
+// have affected.
 func (m *model) finishChange(d changeMsg) tea.Cmd {
 	if d.err != nil {
 		m.showRefusal(d.err)

@@ -228,8 +228,8 @@ func (m *model) body(w, h int) []string {
 	return schedulesPage(m, w, h)
 }
 
-// ageNote returns why a panel is empty. If the panel has data that are too old, it returns their
-// age.
+// ageNote returns a note for the title of a panel: "asking" or "refused" if the panel has no data,
+// or the age of the data if they are too old. Otherwise it returns "".
 func (m *model) ageNote(f feed) string {
 	s := &m.states[f]
 	if s.lastAnswer.IsZero() {

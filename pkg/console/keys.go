@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// tab is one of the pages.
+// tab is the number of a page.
 type tab int
 
 const (

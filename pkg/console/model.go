@@ -82,7 +82,7 @@ type (
 	}
 )
 
-// newModel returns the model before the first answer. Requests end when ctx ends.
+// newModel returns a model without any data of the server. Its requests end when ctx ends.
 func newModel(ctx context.Context, o Options) *model {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -104,7 +104,7 @@ func newModel(ctx context.Context, o Options) *model {
 // Init implements tea.Model.
 func (m *model) Init() tea.Cmd { return tea.Batch(tick(), m.poll()) }
 
-// tick wakes the page every 250 ms, to send due requests and to update its clock.
+// tick makes Update run every 250 ms, to send due requests and to show the new time.
 func tick() tea.Cmd {
 	return tea.Tick(250*time.Millisecond, func(t time.Time) tea.Msg { return tickMsg(t) })
 }

@@ -252,7 +252,7 @@ func filterFlags(f *api.LetterFilter) (words []string) {
 	return words
 }
 
-// matches reports whether a row contains every word of a filter. Upper and lower case are equal.
+// matches reports whether a row contains every word of a filter. It ignores the case of letters.
 func matches(row []cell, filter string) bool {
 	text := ""
 	for _, c := range row {

@@ -16,8 +16,8 @@ import (
 )
 
 // AuditLog records the actions of operators as a hash chain: the hash of each row also covers the
-// hash of the row before it. Verify finds a row that was changed, removed or inserted. It finds
-// that rows at the end were removed only if the caller passes the hash of a removed row.
+// hash of the row before it. Verify finds a row that was changed, removed or inserted. If rows at
+// the end were removed, it finds this only if the caller passes the hash of one of them.
 type AuditLog struct {
 	Store *store.Audit
 	Now   func() time.Time // nil: time.Now
@@ -50,8 +50,8 @@ func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, er
 
 type witnessKey struct{}
 
-// Witness returns a context with which Record calls fn with each row that Record has stored. A
-// handler uses it to report the audit row of a change to an operator.
+// Witness returns a context for Record: after Record has stored a row, it calls fn with the row. A
+// handler uses this to show the operator the audit row of a change.
 func Witness(ctx context.Context, fn func(api.AuditRow)) context.Context {
 	return context.WithValue(ctx, witnessKey{}, fn)
 }
@@ -88,14 +88,15 @@ func (l *AuditLog) Last(ctx context.Context) (uint64, error) {
 	return row.Seq, err
 }
 
-// Verify reads the whole chain and reports the first row that breaks it. expect may be empty.
-// Otherwise it is "<seq>:<hash>" of an earlier last row, and that row must still be in the chain.
+// Verify reads the whole chain and reports the first row that does not fit into it. expect is
+// "<seq>:<hash>" of a row that was once the last row; this row must still be in the chain. If
+// expect is empty, Verify does not check this.
 func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, error) {
 	return verifyChain(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
 }
 
-// verifyChain does the work of Verify for the rows that readAfter returns. readAfter returns some
-// of the rows with a Seq greater than seq, or no rows at the end of the log.
+// verifyChain does the work of Verify. It gets the rows from readAfter. readAfter returns some
+// rows with a Seq greater than seq, or no rows at the end of the log.
 func verifyChain(expect string, readAfter func(seq uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
 	var v api.AuditCheck
 	var prev []byte

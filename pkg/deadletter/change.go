@@ -19,7 +19,7 @@ type By struct {
 // Change is an operator's change of a job's state.
 type Change string
 
-// The changes.
+// Values of Change.
 const (
 	Pause   Change = "pause"
 	Resume  Change = "resume"
@@ -40,7 +40,8 @@ var changeRules = map[Change]struct{ to, whyNo string }{
 }
 
 // nextState returns the state of the job after the change c. It returns notify.KindConflict if the
-// job's state does not allow c, and notify.KindForbidden if operators approve their own job.
+// job's current state does not allow c. It returns notify.KindForbidden if c is Approve and the
+// operator has made the job.
 func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	step, ok := changeRules[c]
 	switch {
@@ -54,8 +55,9 @@ func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	return step.to, nil
 }
 
-// ChangeState changes the state of a job. It returns notify.KindConflict if the job's state does
-// not allow the change c, and notify.KindForbidden if operators approve their own job.
+// ChangeState changes the state of a job. It returns notify.KindConflict if the job's current
+// state does not allow the change c. It returns notify.KindForbidden if operators approve a job
+// that they have made.
 func (m *Manager) ChangeState(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
@@ -109,7 +111,8 @@ func (m *Manager) ChangeState(ctx context.Context, id string, c Change, by By) (
 	}
 }
 
-// giveBackAfterRun removes the marks of a cancelled job once its runner has ended.
+// giveBackAfterRun waits until the runner of a cancelled job has ended. Then it calls
+// giveBackMarks.
 func (m *Manager) giveBackAfterRun(ctx context.Context, j *engine.Job) error {
 	if ended := m.runnerEnded(j.ID); ended != nil {
 		select {
@@ -130,8 +133,8 @@ func (m *Manager) runnerEnded(id string) <-chan struct{} {
 	return m.running[id]
 }
 
-// freeMarks removes the marks of a cancelled job unless the job still runs. It returns true once no
-// letter has the job's mark.
+// freeMarks calls giveBackMarks unless the cancelled job still runs in this process. It returns
+// true when no dead letter has the job's mark any more.
 func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 	if m.runnerEnded(j.ID) != nil {
 		return false // when the runner ends, it wakes Run
@@ -143,10 +146,10 @@ func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 	return done && err == nil
 }
 
-// giveBackMarks changes letters back to dead. These are letters that a cancelled job has marked as
-// replayed but may not have published, because the process died in between or the log was
-// unreachable. The result done is false while another process runs the job. giveBackMarks may be
-// repeated.
+// giveBackMarks changes the state of dead letters from replayed back to dead. A cancelled job has
+// marked these letters, but may not have published them: its process died in between, or the log
+// was unreachable. done is false while another process runs the job. The caller may call
+// giveBackMarks again.
 func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, err error) {
 	if j.Kind != KindReplay {
 		return true, nil
@@ -161,9 +164,9 @@ func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, 
 	return true, m.unmarkBatch(ctx, j)
 }
 
-// unmarkBatch changes letters after the job's cursor back to dead if they have the job's mark. At
-// most one batch after the cursor can be marked. The caller holds the job's lease, so that no
-// runner marks letters at the same time.
+// unmarkBatch changes letters that have the job's mark back to dead. It reads only one batch after
+// the job's cursor, because only this batch can have marks. The caller holds the job's lease, so
+// that no runner marks letters at the same time.
 func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
 	if err != nil || !ok {
@@ -188,10 +191,10 @@ func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	return err
 }
 
-// Purge deletes ended jobs, with their reports. It deletes jobs that ended more than Keep ago; the
-// parameter now is the current time. Of the other ended jobs it keeps only the newest ones, at most
-// ManagerConfig.Most. A job that still runs or can be resumed is not deleted. Purge records its
-// action in one row of the audit log, and returns how many jobs it deleted.
+// Purge deletes ended jobs and their reports. It deletes a job that ended more than Keep before
+// now, and then the oldest ended jobs until at most ManagerConfig.Most remain. It never deletes a
+// job that runs or can be resumed. Purge writes one row to the audit log and returns the number of
+// deleted jobs.
 func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20) // newest first
 	if err != nil {

@@ -117,11 +117,11 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	part, block, _ := strings.Cut(f.Chunk, ".")
 	p, err := strconv.ParseUint(part, 10, 16)
 	if err != nil {
-		return engine.DeadLetter{}, fmt.Errorf("the chunk %q is not PARTITION.BLOCK: %w", f.Chunk, err)
+		return engine.DeadLetter{}, fmt.Errorf("the chunk %q must have the form PARTITION.BLOCK: %w", f.Chunk, err)
 	}
 	b, err := strconv.ParseUint(block, 10, 32)
 	if err != nil {
-		return engine.DeadLetter{}, fmt.Errorf("the chunk %q is not PARTITION.BLOCK: %w", f.Chunk, err)
+		return engine.DeadLetter{}, fmt.Errorf("the chunk %q must have the form PARTITION.BLOCK: %w", f.Chunk, err)
 	}
 	return engine.DeadLetter{
 		ID: id, Epoch: uint16(f.Epoch), Caller: f.Caller, Campaign: f.Campaign, Channel: f.Channel,
@@ -142,11 +142,10 @@ const (
 	feedPages = 10
 )
 
-// Feeds wraps the dead letters. For each caller it stores the position of the last letter that the
-// caller has read in its feed. The caller has not seen the letters after this position. Within a
-// process the indexer and the server of feeds must share one Feeds. A process that saves its
-// positions merges them with the positions that other processes have saved. Feeds is safe for
-// concurrent use.
+// Feeds adds to the dead letters the position up to which each caller has read its feed. A caller
+// has not seen the letters after its position. In one process, the indexer and the server of feeds
+// must share one Feeds. Several processes may save positions: saving keeps the greater position of
+// each caller. Feeds is safe for concurrent use.
 type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta
@@ -163,8 +162,8 @@ func OpenFeeds(ctx context.Context, store engine.DeadLetters, meta engine.Meta) 
 }
 
 // Put implements engine.DeadLetters. It stores a new caller before the caller's first dead letter.
-// So after a crash in between, a stored caller may have no letter, but no letter has an unknown
-// caller.
+// So even after a crash, the caller of each dead letter is stored. A stored caller may have no
+// dead letter.
 func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	if err := f.storeCallers(ctx, ds); err != nil {
 		return err
@@ -236,8 +235,8 @@ func (f *Feeds) saveLocked(ctx context.Context) error {
 	return err
 }
 
-// Join merges the positions that other processes have saved into f. A process that only counts
-// unseen dead letters calls Join from time to time.
+// Join reads the positions that other processes have saved. A process that only counts unseen dead
+// letters calls Join from time to time.
 func (f *Feeds) Join(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

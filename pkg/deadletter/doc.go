@@ -10,8 +10,8 @@
 //
 // A crash loses no letter and repeats only actions that are safe to repeat. A batch first marks its
 // letters in the index. Then it publishes records whose keys are computed from the letters. Last,
-// it advances the job's cursor. The state of a letter changes only by compare and swap, so the
-// index is the ledger of replays.
+// it advances the job's cursor. The state of a letter changes only by compare and swap, so two jobs
+// never replay the same letter.
 //
 // A caller writes the filter's expression as a jq program. The program runs in this process, so
 // where.go and wherefuncs.go limit its time and memory.

@@ -28,8 +28,8 @@ func (r *runner) batchSize(at int) int {
 // of a second.
 func batchSizeAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
 
-// resetPace starts the rate limit again with an empty bucket. The bucket holds at most one batch.
-// With a larger bucket, a job that has waited would send the letters of several seconds at once.
+// resetPace starts the rate limit again. It allows no letter at once, and never more than one
+// batch at once. So a job that has waited does not send the letters of several seconds together.
 func (r *runner) resetPace() {
 	burst := batchSizeAt(r.spec.Spec.Rate)
 	r.pace = rate.NewLimiter(rate.Limit(r.currentRate()), burst)
@@ -171,9 +171,8 @@ func countState(o *api.Outcomes, state notify.State) {
 	}
 }
 
-// missedOutcomes returns how many letters reached no receiver, and the counts of their states in
-// words. With the policy ExpiredFail, letters are sent so that they become EXPIRED. So with this
-// policy missedOutcomes does not count EXPIRED.
+// missedOutcomes returns how many letters reached no receiver, and the numbers by state as a text.
+// With the policy ExpiredFail, a letter is expected to become EXPIRED, so EXPIRED is not counted.
 func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 	if expired == ExpiredFail {
 		o.Expired = 0
@@ -259,9 +258,9 @@ func (r *runner) awaitCanary(ctx context.Context) error {
 	return r.saveCursor(ctx, cursorPosition(r.j.Cursor), nil)
 }
 
-// rewatch follows letters again that were published before this runner started and may still have
-// no outcome. Without rewatch their outcomes would not be counted. The saved counts include all
-// letters before Known.To. rewatch counts the outcomes of all later letters again.
+// rewatch counts the outcomes of letters that earlier runners of this job have published. The
+// saved counts include all letters before Known.To. For later letters it sets the counts back and
+// follows these letters again.
 func (r *runner) rewatch(ctx context.Context) error {
 	at, known := cursorPosition(r.j.Cursor), &r.res.Known
 	if r.spec.Spec.Kind != KindReplay {

@@ -56,7 +56,8 @@ type jobResult struct {
 	CanaryOK bool `json:"canary_ok"` // the canary after From was successful
 	// Guarded counts the outcomes of letters sent after From. The guard checks only these.
 	Guarded api.Outcomes `json:"guarded"`
-	// Known contains the counts at the last time when all letters before Known.To had an outcome.
+	// Known contains the counts of the latest save at which every letter before Known.To had an
+	// outcome.
 	Known knownOutcomes `json:"known"`
 }
 
@@ -100,9 +101,9 @@ type ManagerConfig struct {
 	// Standing returns why no call can be made in a lane now, or "" if a call can be made. nil:
 	// replays ignore circuit breakers.
 	Standing func(notify.Lane) string
-	// Unreachable returns the code with which a letter's receiver would be suppressed if the letter
-	// were sent now. It returns "" if no reason is known. A plan calls it for every letter, so it
-	// must not block. nil: plans do not count unreachable receivers.
+	// Unreachable returns why notifyd would not send to a letter's receiver now, as a code, or ""
+	// if it knows no reason. A plan calls it for every letter, so it must not block. nil: plans do
+	// not count unreachable receivers.
 	Unreachable func(*engine.DeadLetter) string
 	// ApproveAbove is a number of entries. If a plan has more entries, another operator must
 	// approve it. 0: no plan needs approval.

@@ -91,7 +91,7 @@ func checkSpec(s *api.JobSpec) error {
 	case s.Canary > maxCanary:
 		return notify.Invalid("out_of_range", "canary", fmt.Sprintf("must be at most 1,000 letters, not %d; a negative number means that there is no canary", s.Canary))
 	case s.AbortIf > 1:
-		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
+		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be a share of the letters, at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
 	case s.MaxReplays < 1 || s.MaxReplays > 1000:
 		return notify.Invalid("out_of_range", "max_replays", fmt.Sprintf("must be from 1 to 1,000, not %d", s.MaxReplays))
 	case !oneOf(&s.Expired, ExpiredSkip, ExpiredSend, ExpiredFail):
@@ -140,8 +140,8 @@ type setEntry struct {
 	collapsed bool   // a later entry has the same who: this entry is skipped
 }
 
-// frozenSet is the set of letters of a job, and the plan with its counts. An entry takes up to 32
-// bytes, only while the job is made.
+// frozenSet contains the letters of a job, and the plan with its counts. It is in memory only
+// while the job is made; each entry takes up to 32 bytes.
 type frozenSet struct {
 	plan    api.Plan
 	entries []setEntry
@@ -303,8 +303,9 @@ const (
 	setPagesFrom = uint64(1) << 63
 )
 
-// pages encodes the set. An entry is a varint: the difference to the ord of the entry before it,
-// shifted left by one. The lowest bit means that the entry is collapsed.
+// pages encodes the set. Each entry becomes one varint. Its lowest bit is 1 if the entry is
+// collapsed. The other bits are the difference between the ord of the entry and the ord of the
+// entry before it.
 func (s *frozenSet) pages() (out []engine.JobEntry) {
 	if s.report != nil {
 		return []engine.JobEntry{{At: setPagesFrom + 1, Doc: s.report}}

@@ -18,10 +18,9 @@ type Reconciler interface {
 	// Check decodes a report. It returns notify.KindInvalid if the report was changed, and
 	// notify.KindConflict if the report is too old.
 	Check(report json.RawMessage) (Findings, error)
-	// Apply repairs n findings of a report, beginning with the finding at index first. Check must
-	// have accepted the report before, at any time. Apply returns the result for each of these
-	// findings. It repairs a finding only if the finding is still as in the report. So Apply may be
-	// repeated.
+	// Apply repairs n findings of a report that Check has accepted, beginning with the finding at
+	// index first. It repairs a finding only if nothing has changed since the report, so the
+	// caller may repeat Apply. It returns one result for each finding.
 	Apply(ctx context.Context, report json.RawMessage, first, n int) ([]Repair, error)
 }
 

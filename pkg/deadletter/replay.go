@@ -25,9 +25,9 @@ type reportLine struct {
 	Why    string `json:"why"`
 }
 
-// runBatch acts on entries and returns their lines of the report. It may be repeated, also by
-// another process after a crash. It recognizes the letters that it has marked before, and publishes
-// them again with the same keys.
+// runBatch handles the entries es of a job and returns their lines of the report. The caller may
+// repeat it, even in another process after a crash: runBatch recognizes letters that it has
+// already marked, and publishes them again with the same keys.
 func (r *runner) runBatch(ctx context.Context, at int, es []setEntry) ([]engine.JobEntry, error) {
 	letters, err := readLetters(ctx, r.m, es)
 	if err != nil {
@@ -114,8 +114,8 @@ func markedByJob(d *engine.DeadLetter, job string) bool {
 	return d.Job == job || strings.HasPrefix(d.Job, job+"@")
 }
 
-// checkState returns why the letter's state forbids the action, or "". The result mine is true if
-// this job has marked the letter before.
+// checkState returns why the letter's state forbids the action, or "". mine is true if this job
+// has already marked the letter.
 func (b *letterBatch) checkState(d *engine.DeadLetter) (why string, mine bool) {
 	switch {
 	case d == nil:
@@ -138,8 +138,9 @@ func (b *letterBatch) discard(ctx context.Context) error {
 	}, nil)
 }
 
-// moveLetters changes the letters for which want returns true to the given state, with this job's
-// mark. epoch returns the epoch with which a letter is sent. epoch is nil if letters are not sent.
+// moveLetters changes letters to newState and marks them with this job. It changes the letters for
+// whose index want returns true. epoch returns the epoch with which a letter is sent. It is nil if
+// the job sends no letters.
 func (b *letterBatch) moveLetters(ctx context.Context, newState string, want func(int) (bool, error), epoch func(int) uint16) error {
 	var moves []engine.LetterMove
 	var places []int // index in b.letters, by move
@@ -170,7 +171,7 @@ func (b *letterBatch) moveLetters(ctx context.Context, newState string, want fun
 	return nil
 }
 
-// replay sends letters again. First it marks them in the index, which is the ledger of replays.
+// replay sends letters again. First it marks them in the index.
 // Then it publishes their envelopes with keys that are computed only from the letters. The caller
 // advances the cursor last. After a crash in between, the envelopes are published again, and the
 // worker drops them as duplicates.
@@ -206,7 +207,7 @@ func (b *letterBatch) replay(ctx context.Context) error {
 		if d.Channel == ChannelTrigger {
 			return !mine, nil
 		}
-		found, err := b.find(ctx, &last, d.ID)
+		found, err := b.findReceiver(ctx, &last, d.ID)
 		if err != nil {
 			switch notify.KindOf(err) {
 			case notify.KindNotFound, notify.KindGone:
@@ -298,7 +299,8 @@ func replayEpoch(d *engine.DeadLetter, out *notify.Outcome, force bool) (why str
 	return "", max(d.Epoch, out.Epoch) + 1
 }
 
-// markedEpoch returns the epoch with which the job that marked a letter sends it.
+// markedEpoch returns the epoch with which a marked letter is sent. The job that marked the letter
+// has chosen this epoch.
 func markedEpoch(d *engine.DeadLetter) uint16 {
 	if _, at, ok := strings.Cut(d.Job, "@"); ok {
 		if n, err := strconv.ParseUint(at, 10, 16); err == nil {
@@ -308,10 +310,10 @@ func markedEpoch(d *engine.DeadLetter) uint16 {
 	return d.Epoch + 1
 }
 
-// find returns the receiver of a notification. lastFound is the result of the previous call. If the
-// notification is in the same chunk, find uses lastFound. Otherwise it reads the history and
-// replaces lastFound.
-func (b *letterBatch) find(ctx context.Context, lastFound *engine.Found, id notify.ID) (engine.Found, error) {
+// findReceiver returns the receiver of the notification id. lastFound is the result of the previous
+// call. If its chunk also contains this notification, findReceiver reads nothing. Otherwise it reads
+// the history and replaces lastFound.
+func (b *letterBatch) findReceiver(ctx context.Context, lastFound *engine.Found, id notify.ID) (engine.Found, error) {
 	if lastFound.ID.FanOut && lastFound.ID.Base == id.Base {
 		rd, rec := notify.ReadReceivers(lastFound.Envelope.Receivers), notify.Receiver{}
 		for pos := uint32(0); rd.Next(&rec) && rec.Index <= id.Index; pos++ {

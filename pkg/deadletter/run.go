@@ -39,9 +39,10 @@ func (m *Manager) Run(ctx context.Context) error {
 		for i := range jobs {
 			switch j := &jobs[i]; {
 			case j.State == JobRunning:
-				m.start(ctx, &wg, *j)
+				m.startRunner(ctx, &wg, *j)
 			case j.State == JobCancelled && !free[j.ID]:
-				// ChangeState has removed the marks, unless its request or its process ended first.
+				// Normally ChangeState has removed the marks. It has not if its request or its
+				// process ended before.
 				free[j.ID] = m.freeMarks(ctx, j)
 			}
 		}
@@ -56,16 +57,15 @@ func (m *Manager) Run(ctx context.Context) error {
 
 func leaseOf(job string) string { return "ops-job/" + job }
 
-// start starts a runner for a job, unless this process or another process already has a runner for
-// it.
-func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
+// startRunner starts a runner for a job, unless this process or another process already has one.
+func (m *Manager) startRunner(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.running[j.ID] != nil {
 		return
 	}
-	// The owner contains the job's id. So two jobs of this process that use the same lease exclude
-	// each other too.
+	// The owner contains the job's id, so that two jobs of this process cannot hold the same lease
+	// at the same time.
 	lease, owner := leaseOf(j.ID), m.cfg.Owner+"/"+j.ID
 	if j.Kind == KindReconcile {
 		lease = repairLease
@@ -94,8 +94,8 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	})
 }
 
-// runner runs one job. Its goroutine owns all fields. j is the runner's own copy of the job. The
-// runner writes the job by compare and swap, so it never overwrites an operator's change.
+// runner runs one job. Its goroutine owns all fields. j is a copy of the job. The runner writes
+// the job by compare and swap, so it never overwrites an operator's change.
 type runner struct {
 	m       *Manager
 	j       engine.Job // the job as it was last saved
@@ -114,8 +114,8 @@ var (
 	errLeft = errors.New("the job is not running any more, or another process runs it")
 )
 
-// guardStop is an error that stops a job: the guard or an open circuit breaker demands it. The text
-// why is stored as the job's Why.
+// guardStop is an error of the guard or of an open circuit breaker. It stops the job, and its text
+// becomes the job's Why.
 type guardStop struct{ why string }
 
 func (s guardStop) Error() string { return s.why }

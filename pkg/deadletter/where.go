@@ -27,7 +27,7 @@ const (
 	maxRegexp = 256 // bytes; a longer one may need many megabytes when compiled
 
 	whereTime = 100 * time.Millisecond // for one letter
-	// For all letters of a walk together, an expression may take whereStart, plus whereEach for
+	// The time limit of an expression for all letters of a walk: whereStart, plus whereEach for
 	// each letter.
 	whereStart = 5 * time.Second
 	whereEach  = time.Millisecond

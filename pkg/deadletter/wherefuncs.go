@@ -21,8 +21,8 @@ const (
 	maxWhereAtOnce   = 4        // expressions that run at the same time in the process
 )
 
-// whereSlots contains a token for each running expression. It is global because it protects the
-// cores, which the whole process shares.
+// whereSlots contains a token for each running expression. It is global because it limits the
+// cores that expressions use in the whole process.
 var whereSlots = make(chan struct{}, maxWhereAtOnce)
 
 // enterWhere waits for a slot of whereSlots. leave frees the slot.
@@ -35,10 +35,9 @@ func enterWhere(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// boundedFuncs contains functions that replace some operators and functions of jq. The originals
-// split, join, repeat or compare whole values. The replacements accept only numbers and texts.
-// Their names are not valid in the grammar of jq. So an expression calls them only through the
-// operator or function that they replace.
+// boundedFuncs contains functions that replace some operators and functions of jq. Those of jq
+// split, join, repeat or compare values of any size. The replacements accept only numbers and
+// texts. An expression cannot call a replacement by its name, because the name is not valid in jq.
 var boundedFuncs = map[string]func(v any, args []any) any{
 	"where/tostring": func(v any, _ []any) any {
 		switch v.(type) {
@@ -166,11 +165,10 @@ func containsWithin(v, part any) any {
 	return yes
 }
 
-// contains reports whether v contains wanted, as jq's contains does. A text contains its
-// substrings. The array v contains the array wanted if, for each element of wanted, an element of v
-// contains this element. The object v contains the object wanted if, for each key of wanted, v's
-// value of the key contains wanted's value of the key. budget is how many more values may be
-// compared.
+// contains reports whether v contains wanted, with the rules of jq. A text contains its
+// substrings. For arrays, each element of wanted must be contained in some element of v. For
+// objects, the value of each key of wanted must be contained in v's value of the same key. budget
+// is how many more values may be compared.
 func contains(v, wanted any, budget *int) (bool, error) {
 	if *budget--; *budget < 0 {
 		return false, errors.New(`the functions "contains" and "inside" can compare at most 10,000 values`)

@@ -40,8 +40,7 @@ type Caller struct {
 	Version uint64 `json:"version,omitempty"`
 }
 
-// Values of Caller.OutcomesOf. They select the ended notifications about which OutcomesURL
-// is called.
+// Values of Caller.OutcomesOf. They say for which ended notifications the OutcomesURL is called.
 const (
 	OutcomesFailed = "failed" // only failed notifications
 	OutcomesAll    = "all"    // all ended notifications, and receipts that change one of them
@@ -49,9 +48,9 @@ const (
 
 // CallerSecret is one signing key.
 type CallerSecret struct {
-	// Secret is "whsec_" and 24 to 64 bytes in base64. The store contains the secret in
-	// sealed form (users.SealedCallers). A process without the key cannot open the secret,
-	// so it reads the sealed form.
+	// Secret is "whsec_" and 24 to 64 bytes in base64. The store contains it in encrypted (sealed)
+	// form; see users.SealedCallers. If a process does not have the sealing key, Secret has the
+	// sealed form.
 	Secret  string `json:"secret"`
 	Created int64  `json:"created"`           // ms since 1970
 	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: never

@@ -74,8 +74,8 @@ type LetterMove struct {
 	To, Job       string // the new State, and the job that sets it
 }
 
-// DeadLetters is the index of dead letters. It is also the ledger of replays: if several
-// jobs move a dead letter out of LetterDead, only one job succeeds.
+// DeadLetters is the index of dead letters. It also prevents that a dead letter is replayed twice:
+// if several jobs move it out of LetterDead, only one job succeeds.
 type DeadLetters interface {
 	// Put stores dead letters. Storing the same (ID, Epoch) again changes nothing. Each new
 	// dead letter gets the next Seq of its caller and the next Ord of the index. No Seq of
@@ -84,9 +84,9 @@ type DeadLetters interface {
 	// Get returns one dead letter. It returns notify.KindNotFound if the dead letter does
 	// not exist.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
-	// Feed returns a caller's dead letters with Seq > afterSeq, in ascending order of Seq.
-	// Feed, Walk and Last return only durable dead letters and numbers. No failure undoes
-	// them, so a reader may store the last Seq or Ord that it has read.
+	// Feed returns a caller's dead letters with Seq > afterSeq, in ascending order of Seq. Feed,
+	// Walk and Last return only dead letters and numbers that are durable. So a reader may store
+	// the last Seq or Ord that it has read and continue there after a crash.
 	Feed(ctx context.Context, caller string, afterSeq uint64, max int) ([]DeadLetter, error)
 	// List returns dead letters that f selects, newest first, after the cursor. A nil
 	// cursor begins the listing. List returns a nil cursor at the end.
@@ -100,12 +100,12 @@ type DeadLetters interface {
 	// Last returns the greatest Ord that any dead letter has ever had. It returns 0 if no
 	// dead letter was ever stored.
 	Last(ctx context.Context) (uint64, error)
-	// Move applies each move whose From and FromJob match the stored dead letter. moved[i]
-	// is true if ms[i] was applied. If two moves name the same dead letter, only one of the
-	// two is applied. In an engine of one process all moves are one durable step. In an
-	// engine of many machines some moves may be applied although Move returns an error. The
-	// caller must then call Move again with the same moves. A dead letter that already has
-	// the Job of its move counts as moved.
+	// Move applies each move whose From and FromJob match the stored dead letter. moved[i] is true
+	// if ms[i] was applied. If two moves name the same dead letter, only one of the two is
+	// applied. In an engine of one process, all moves are one durable step. In an engine of many
+	// machines, some moves may be applied although Move returns an error. The caller must then
+	// call Move again with the same moves: if the dead letter already has the Job of its move, the
+	// move counts as applied.
 	Move(ctx context.Context, ms []LetterMove) (moved []bool, err error)
 	// Purge removes dead letters with Until <= nowMs (ms since 1970) and returns how many it
 	// removed.

@@ -12,15 +12,14 @@ type Heartbeat struct {
 	Age   time.Duration // time since the member's last Beat
 }
 
-// Heartbeats lists the live members of a group, so that the members can divide work among
-// them. Membership does not prove that a member owns anything: leases and terms decide
-// which member may do which work.
+// Heartbeats lists the live members of a group, so that the members can divide work among them.
+// Membership does not prove that a member owns anything: leases and terms decide which member may
+// do which work.
 //
-// A group has a version greater than 0. The version changes whenever a member joins,
-// leaves, expires or changes its value, and no version is used twice. So a member needs to
-// read the list only after the version has changed. In a group without changes, the cost of
-// all members together therefore grows with their number, not with the square of their
-// number.
+// A group has a version greater than 0. The version changes whenever a member joins, leaves,
+// expires or changes its value, and no version is used twice. So a member reads the list only
+// after the version has changed. While nothing changes, each member only sends its Beats, and the
+// cost of a member does not grow with the size of the group.
 type Heartbeats interface {
 	// Beat makes owner a member of group for ttl from now, with value. It returns the
 	// version of the group.

@@ -26,14 +26,14 @@ type HistoryQuery struct {
 	Limit  int // 1..1000
 }
 
-// ListQuery selects notifications of all users by the envelopes of their chunks.
+// ListQuery selects notifications of all users, chunk by chunk.
 type ListQuery struct {
 	// Since and Until select requests that were accepted in [Since, Until), ms since 1970.
 	// 0 means no bound.
 	Since, Until int64
 	After        HistoryCursor
-	// Want returns false for a chunk that contains no notification to list. If Want is nil,
-	// every chunk may contain such a notification. Want must not keep the envelope after
-	// Want returns.
+	// Want returns true if the listing may need a notification of the chunk with this envelope. If
+	// Want is nil, the listing reads every chunk. Want must not keep the envelope after it
+	// returns.
 	Want func(*notify.Envelope) bool
 }

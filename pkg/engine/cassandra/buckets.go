@@ -12,14 +12,14 @@ import (
 
 const (
 	hourMs = 3_600_000
-	// A note is a row of the table buckets. It says that a bucket may have rows until a
-	// time, the end of the note. The end is rounded up to a multiple of noteRounding, so
-	// that a bucket has few notes.
+	// A note is a row of the table buckets. It says that a bucket may have rows until the end of
+	// the note, which is a time. The end is rounded up to a multiple of noteRounding, so that a
+	// bucket has few notes.
 	noteRounding = 16 * engine.DayMs
 )
 
-// insertBucket stores a note. The column keeps contains the end of the note. It is part of
-// the key, so a note with an earlier end does not replace an existing note.
+// insertBucket stores a note. The column keeps is the end of the note. It is part of the key, so
+// the note does not replace another note of the bucket that ends later.
 const insertBucket = `INSERT INTO buckets (scope, n, keeps) VALUES (?, ?, ?) USING TTL ?`
 
 // bucketCache contains the notes that this process has stored recently. So noteBucket need
@@ -62,12 +62,12 @@ func (c *bucketCache) add(k bucketKey, endMs int64) {
 	c.noted[k] = bucketNote{time.Now().Add(bucketsKept), endMs}
 }
 
-// noteBucket stores a note: bucket n of a scope may have rows until endMs, ms since 1970.
-// If endMs is 0, the note has no end. A writer calls noteBucket before it acknowledges the
-// rows, because readers do not find rows whose bucket has no note. A note of a bucket
-// without rows causes no harm. If useCache is true, noteBucket does not store a note that
-// is in the cache. useCache may be true only if no process removes the note while rows are
-// added.
+// noteBucket stores a note: bucket n of a scope may have rows until endMs, ms since 1970. If endMs
+// is 0, the note has no end. Readers do not find rows whose bucket has no note. So a writer calls
+// noteBucket before it acknowledges the rows. A note of a bucket without rows causes no harm.
+//
+// If useCache is true, noteBucket does not store a note again that is in the cache. The caller may
+// set useCache only if no process can remove the note while rows are added.
 func noteBucket(ctx context.Context, s *Store, scope string, n, endMs int64, useCache bool) error {
 	k := bucketKey{scope, n}
 	if endMs != 0 {

@@ -31,7 +31,7 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 		e.Err = err
 		return 0, e
 	}
-	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
+	first, n, err := c.log.appendRows(ctx, func(logRow, int) ([][]byte, error) {
 		// Another caller may have stored the cancellation while this caller waited for the
 		// lock of the log.
 		if version, ok, err = c.version(ctx, in.Scope); err != nil || ok {
@@ -82,7 +82,7 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	if err != nil || !ok {
 		return engine.Cancel{}, false, err
 	}
-	page, err := c.log.page(ctx, v-1, v, 1)
+	page, err := c.log.readPage(ctx, v-1, v, 1)
 	if err != nil {
 		return engine.Cancel{}, false, err
 	}
@@ -93,13 +93,13 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-// Changes implements users.CancelStore. A scope may have several rows in the log, because
-// several calls of Put may have added one. Normally Changes returns only the valid row of a
-// scope. If the scope has no valid row yet, because its Put is not finished, Changes
-// returns the row of that Put instead.
+// Changes implements users.CancelStore. If several calls of Put ran at the same time, the log may
+// have several rows of one scope. Only the row whose number is in the table cancels is valid, and
+// Changes skips the others. While the table has no number for the scope, because a Put is not
+// finished, Changes returns every row of the scope.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
-		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))
+		page, err := c.log.readPage(ctx, since, math.MaxUint64, max-len(out))
 		if err != nil || len(page) == 0 {
 			return out, err
 		}

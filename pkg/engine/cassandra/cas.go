@@ -23,9 +23,8 @@ const (
 	swapUnknown                    // another write changed the row last: this write may have been applied before
 )
 
-// casOnce sends a conditional write once. The driver neither retries the write nor sends it
-// to several nodes. If the write was not applied, row contains the columns of the
-// condition.
+// casOnce sends a conditional write once. The driver neither retries it nor sends it to several
+// nodes. If the write was not applied, row has the stored values of the columns in its condition.
 func (s *Store) casOnce(ctx context.Context, stmts ...stmt) (applied bool, row map[string]any, err error) {
 	s.counts.swaps.Add(1)
 	row = map[string]any{}
@@ -50,10 +49,10 @@ func (s *Store) casOnce(ctx context.Context, stmts ...stmt) (applied bool, row m
 	return applied, row, err
 }
 
-// runConditional runs a conditional write until it is known whether the write was applied.
-// If an answer is lost or does not show the outcome, runConditional calls readBack.
-// readBack must read at SERIAL, because such a read completes a conditional write that is
-// still running, or makes it fail.
+// runConditional runs a conditional write until it is known whether the write was applied. If an
+// answer is lost or does not show the outcome, runConditional calls readBack. readBack must read
+// with the consistency SERIAL: such a read first ends a conditional write that is still running,
+// by completing it or making it fail.
 func (s *Store) runConditional(ctx context.Context, what string, readBack func() (swapOutcome, error), stmts ...stmt) (won bool, err error) {
 	unsure := false
 	for try := range swapTries {
@@ -93,17 +92,17 @@ type versionSwap struct {
 	from, to int64  // versions before and after the write; 0: no row
 	writer   int64  // the nonce that the write stores; 0 if the write removes the row
 	readBack stmt   // reads the version and the writer of the row
-	// elseLost says what swapVersion returns if the answer was lost and the row has neither
-	// of the two versions. If elseLost is true, the write counts as not applied. If
-	// elseLost is false, swapVersion returns an error. elseLost is true in two cases. Either
-	// the row would still show the write if the write had been applied. Or the caller need
-	// not know whether its write was applied.
+	// elseLost says what swapVersion returns if the answer was lost and the row now has neither of
+	// the two versions. If elseLost is true, swapVersion returns false: the write counts as not
+	// applied. If elseLost is false, it returns an error. Set elseLost only if an applied write
+	// would still be visible in the row, or if the caller need not know whether its write was
+	// applied.
 	elseLost bool
 }
 
-// swapVersion runs a conditional write until it is known whether the write was applied. If
-// the answer was lost and the row has neither of the two versions of w, the row does not
-// show whether this write was applied. swapVersion then returns an error, or false if
+// swapVersion runs a conditional write until it is known whether the write was applied. This stays
+// unknown if the answer was lost and another write has changed the row since: then the row has
+// neither of the two versions of w. In that case swapVersion returns an error, or false if
 // w.elseLost is true.
 func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (won bool, err error) {
 	return s.runConditional(ctx, w.what, func() (swapOutcome, error) {

@@ -20,9 +20,9 @@ type combiner struct {
 	runs sync.WaitGroup // goroutines of handOver
 }
 
-// combined contains the statements of several callers, one set for each caller. combiner.mu
-// guards sets until takeNext removes the combined from the combiner. After that, the
-// goroutine that called takeNext owns sets. err may be read after done is closed.
+// combined contains the statements of several callers, one set for each caller. combiner.mu guards
+// sets until takeNext takes this value out of the combiner. After that, the goroutine that called
+// takeNext owns sets. err may be read after done is closed.
 type combined struct {
 	sets [][]stmt
 	done chan struct{}

@@ -71,10 +71,9 @@ func (c Config) withDefaults() (Config, error) {
 	return c, err
 }
 
-// learnDC sets LocalDC if the cluster has one data centre. If the cluster has several data
-// centres and LocalDC is not set, it returns an error. Without LocalDC, requests would go
-// to nodes of all data centres in turn, and a LOCAL_QUORUM in each data centre counts
-// different replicas.
+// learnDC sets LocalDC if the cluster has only one data centre. If the cluster has several and
+// LocalDC is not set, it returns an error. LocalDC is necessary there: without it, requests go to
+// nodes of all data centres, and LOCAL_QUORUM uses other replicas in each data centre.
 func (c *Config) learnDC(dcs []string) error {
 	slices.Sort(dcs)
 	dcs = slices.Compact(dcs)

@@ -16,7 +16,7 @@ type deadLetters struct {
 
 const (
 	letterPage = 200
-	// letterBatch is the greatest number of rows that one call of append adds to a log.
+	// letterBatch is the greatest number of rows that one appendRows adds to a log.
 	letterBatch = 100
 
 	listLetters    = "dead_letters"
@@ -46,14 +46,13 @@ func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok 
 	return r, true, nil
 }
 
-// serial reads a dead letter at SERIAL. The result includes every swap that returned before
-// the call.
+// serial reads one dead letter at SERIAL. So it sees every swap that returned before the call.
 func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
 	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }
 
-// letters reads several dead letters for listings. The result has writer 0 for a missing
-// dead letter.
+// letters reads several dead letters for listings. If a dead letter is missing, its row in the
+// result has writer 0.
 func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, error) {
 	return readEach(ids, func(id []byte) (letterRow, error) {
 		r, _, err := l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{id}, dest...) })
@@ -103,7 +102,7 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 	number := func(log numbered, ps []*put, set func(*put, uint64)) error {
 		for len(ps) > 0 {
-			first, n, err := log.append(ctx, func(_ logRow, room int) ([][]byte, error) {
+			first, n, err := log.appendRows(ctx, func(_ logRow, room int) ([][]byte, error) {
 				var rows [][]byte
 				for _, p := range ps[:min(len(ps), room, letterBatch)] {
 					rows = append(rows, p.id)
@@ -180,7 +179,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	return r, err
 }
 
-// Get reads at SERIAL. If the Put of a dead letter is not finished, it returns
+// Get reads with the consistency SERIAL. If the Put of a dead letter is not finished, Get returns
 // notify.KindNotFound.
 func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
 	r, ok, err := l.serial(ctx, store.LetterID(id, epoch))
@@ -201,7 +200,7 @@ func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engin
 // and eachNumbered skips the row.
 func (l deadLetters) eachNumbered(ctx context.Context, log numbered, after, upTo uint64, max int, numberOf func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
 	for {
-		page, err := log.page(ctx, after, upTo, min(max, letterPage))
+		page, err := log.readPage(ctx, after, upTo, min(max, letterPage))
 		if err != nil || len(page) == 0 {
 			return err
 		}
@@ -252,7 +251,7 @@ func (l deadLetters) Walk(ctx context.Context, after, upTo uint64, fn func(*engi
 }
 
 func (l deadLetters) Last(ctx context.Context) (uint64, error) {
-	r, err := l.log.last(ctx)
+	r, err := l.log.lastRow(ctx)
 	return uint64(r.n), err
 }
 

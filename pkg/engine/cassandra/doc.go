@@ -20,10 +20,10 @@
 // partitions.go implements rows.Partitions with that table. pkg/store uses rows.Partitions
 // to implement the contracts of these four.
 //
-// The rows of one call are normally in one partition, where a batch is atomic and becomes
-// visible as a whole. If they are in several partitions, the row that is written last
-// normally names the other rows. For the contracts without this rule, the comment of the
-// method in store.go says what the contract promises instead.
+// Normally all rows of one call are in one partition. There a batch is atomic, and its rows
+// become visible together. If the rows are in several partitions, the row that is written last
+// normally contains the keys of the other rows, so a reader that begins at that row finds all rows.
+// A few calls do not work in this way; their methods in store.go say what the caller can rely on.
 //
 // Outcomes and history are partitioned by the minute in which a request was made. Each
 // minute has few partitions. So the rows of many single sends become one write to each of

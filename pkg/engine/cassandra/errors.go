@@ -34,8 +34,8 @@ func translate(err error) error {
 	case gocql.ErrCodeUnauthorized:
 		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the cassandra role does not have the permission for a request in the keyspace", Err: err}
 	case gocql.ErrCodeInvalid, gocql.ErrCodeSyntax, gocql.ErrCodeConfig, gocql.ErrCodeAlreadyExists, gocql.ErrCodeProtocol:
-		// This package writes the statements. So an operator can repair the error only if a
-		// table or keyspace is missing.
+		// The text of a statement comes from this package and not from an operator. So the only
+		// cause that an operator can repair is a missing table or keyspace.
 		return &notify.Error{Kind: notify.KindInternal, Code: "cassandra_statement", Msg: "cassandra refuses a statement: run notifyd migrate up if the keyspace is not migrated", Err: err}
 	}
 	return notify.Unavailable("cassandra", retryAfter, err)
@@ -59,7 +59,7 @@ func refused(err error) bool {
 // unknownOutcome returns the error of a conditional write that may or may not have been
 // applied.
 func unknownOutcome(what string) error {
-	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("it is unknown whether a write was applied: %s", what))
+	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("it is unknown whether this write was applied: %s", what))
 }
 
 // corrupt returns the error for a stored value that this package cannot read.

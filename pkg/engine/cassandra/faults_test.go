@@ -536,7 +536,7 @@ func TestInterruptedPutOfADeadLetter(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, log := range []numbered{l.log, l.feed(d.Caller)} {
-		if _, _, err := log.append(ctx, func(logRow, int) ([][]byte, error) { return [][]byte{id}, nil }); err != nil {
+		if _, _, err := log.appendRows(ctx, func(logRow, int) ([][]byte, error) { return [][]byte{id}, nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Head reads at SERIAL.
+// Head reads with the consistency SERIAL.
 func (t schedules) Head(ctx context.Context, base notify.Base) (h engine.ScheduleHead, ok bool, err error) {
 	var at int64
 	var v []byte

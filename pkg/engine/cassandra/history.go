@@ -31,8 +31,8 @@ type HistoryConfig struct {
 	MaxWait time.Duration
 }
 
-// History implements history.Reader. It finds the notifications of a receiver and the
-// receivers of a notification.
+// History implements history.Reader. It finds the notifications of a user and the receivers of a
+// notification.
 type History struct {
 	s   *Store
 	cfg HistoryConfig
@@ -53,8 +53,8 @@ type chunkRef struct {
 
 const chunkColumns = `part, block, first, last, fan, topic, log_part, log_offset, data`
 
-// scanRef reads one row into r. The row begins with the columns that are read into leading.
-// The columns of chunkColumns follow.
+// scanRef reads one row: first the columns for leading, then the columns of chunkColumns, which it
+// stores in r.
 func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, leading ...any) bool {
 	var part int
 	var block, first, last int64

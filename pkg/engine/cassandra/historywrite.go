@@ -20,26 +20,25 @@ type HistoryRecord struct {
 	Time      int64  // when the record was appended to the log, ms since 1970
 }
 
-// released returns when a notification was released to its receivers, ms since 1970. The
-// result is the time of the request, or the scheduled time, or the time of the cancellation
-// if the notification was cancelled. The result is the same for each copy of an envelope.
+// released returns when a notification was released, ms since 1970: the time of the request, the
+// scheduled time, or the time of the cancellation if it was cancelled. The result is the same for
+// each copy of an envelope.
 func released(env *notify.Envelope, appended int64) int64 {
 	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }
 
-// historyNext contains one offset for each partition of the log. This process has appended
-// all records before this offset.
+// historyNext contains, for each partition of the log, the offset up to which this process has
+// appended the records to the history.
 type historyNext struct {
 	mu   sync.Mutex
 	next map[HistoryPart]int64 // the offset of the next record to append
 }
 
-// AppendHistory stores records in the history. The records of a partition must be in the
-// order of their offsets. AppendHistory skips records that this Store has already appended,
-// so the caller may append the same records again. It also skips records that it cannot
-// read, and derived envelopes. When it returns nil, the records can be found, and
-// HistoryOffsets returns offsets that are greater than the offsets of the records. After an
-// error the caller must append the same records again.
+// AppendHistory stores records in the history. The records of a partition must be in the order of
+// their offsets. AppendHistory skips records that this Store has already appended, records that it
+// cannot read, and derived envelopes. When it returns nil, readers find the records, and
+// HistoryOffsets returns greater offsets than theirs. After an error, the caller must append the
+// same records again.
 func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error {
 	s.history.mu.Lock()
 	var todo []HistoryRecord
@@ -127,9 +126,9 @@ type original struct {
 // a receiver.
 const usersAtOnce = 4096
 
-// userRows creates the rows of the table notifications, one row for each receiver with a
-// user. Such a row is called a row by user, because the rows of one user and month are in
-// one partition. userRows calls store with at most usersAtOnce rows at a time.
+// userRows makes the rows of the table notifications: one row for each receiver with a user. They
+// are called rows by user, because a partition has the rows of one user and month. userRows calls
+// store with at most usersAtOnce rows at a time.
 type userRows struct {
 	store func([]stmt) error
 	rows  []stmt
@@ -236,10 +235,10 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	return nil
 }
 
-// EachHistory calls selected with the position of each chunk in the log. It calls fn with
-// the chunks for which selected returns true, in no particular order. It reads the rows of
-// all chunks, but reads the content only of selected chunks. It leaves out a chunk whose
-// content was removed because its retention is over.
+// EachHistory calls fn with the chunks for which selected returns true, in no particular order. It
+// calls selected for every chunk, with the position of the chunk in the log. It reads the content
+// of selected chunks only. It leaves out a chunk whose content was removed because its retention
+// is over.
 func (s *Store) EachHistory(ctx context.Context, selected func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
 	var refs []chunkRef
 	err := s.rows(ctx, func(scan func(...any) bool) error {

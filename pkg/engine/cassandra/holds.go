@@ -9,7 +9,8 @@ import (
 
 type holdQueues struct{ s *Store }
 
-// Turn lets only one Update of this process run at a time, because Swap compares nothing.
+// Turn lets only one Update of this process run at a time. This is needed because Swap does not
+// compare the stored values.
 func (h holdQueues) Turn(ctx context.Context) (func(), error) { return h.s.locks.lock(ctx, "holds") }
 
 // emptyQueueTTL is the TTL of the row of an empty queue. When a queue becomes empty, its

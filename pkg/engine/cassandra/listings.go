@@ -10,16 +10,17 @@ import (
 	"time"
 )
 
-// A list contains the keys of rows. It is read from the highest key down. A list has one
-// bucket for each period of listLength, and each bucket has listShards partitions. The
-// table buckets has a note for each partition that may have entries.
+// A list contains the keys of rows. It is read from the highest key down. A list has one bucket
+// for each period of listLength, and each bucket has listShards partitions. The table buckets has
+// a note for each partition that may have entries.
 //
-// Entries are removed one by one. The tombstone of each removed entry stays for listGrace
-// (gc_grace_seconds of the table). Cassandra refuses a read that finds 100,000 tombstones.
-// So a list can have at most 2,600 removals a second: 100,000 in each of its listShards
-// partitions within listGrace. If a node misses a removal for longer than listGrace, the
-// entry may appear again. So an entry does not prove that its row exists. The reader of a
-// list also reads the row of each entry, and removes an entry that has no row.
+// Entries are removed one by one. Each removal leaves a tombstone for listGrace (gc_grace_seconds
+// of the table). Cassandra refuses a read that finds 100,000 tombstones in a partition. So at most
+// 2,600 entries of a list can be removed in a second.
+//
+// If a node misses a removal for longer than listGrace, the entry may appear again. So an entry
+// does not prove that its row exists. A reader of a list also reads the row of each entry, and
+// removes an entry that has no row.
 const (
 	listLength = 6 * hourMs
 	listShards = 16
@@ -32,7 +33,7 @@ const (
 	tidyBehind = time.Minute
 )
 
-// listEntry is one entry of a list. An entry with a greater key must not have a smaller ms.
+// listEntry is one entry of a list. The order of the keys must be the order of their times ms.
 type listEntry struct {
 	list string
 	ms   int64 // determines the bucket
@@ -79,8 +80,8 @@ func addToList(ctx context.Context, s *Store, endMs int64, es ...listEntry) erro
 		})
 	})
 	if err == nil && time.Since(began) > tidyBehind/2 {
-		// After the note was stored and before the entry was stored, a walk may have found
-		// the bucket empty and removed the note. So the note is stored again.
+		// Storing the note and the entry took long. In between, a walk may have found the bucket
+		// empty and removed the note. So the note is stored again.
 		err = parallel(len(es), func(i int) error { return note(&es[i], false) })
 	}
 	return err
@@ -158,10 +159,10 @@ func (p *partSet) forgetEmpty(ctx context.Context, s *Store) error {
 	return nil
 }
 
-// walkList calls fn with the keys of a list, highest key first, several keys in each call.
-// It stops when fn returns false. It begins after lastKey, the last key that the caller
-// already has. ms is the time of lastKey. If lastKey is nil, walkList begins at the highest
-// key. The caller needs about wanted keys.
+// walkList calls fn with the keys of a list, highest key first, several keys in each call. It
+// stops when fn returns false. It continues after lastKey, the last key of an earlier walk, whose
+// time is ms. If lastKey is nil, it begins at the highest key. wanted is about how many keys the
+// caller needs.
 func walkList(ctx context.Context, s *Store, list string, lastKey []byte, ms int64, wanted int, fn func(keys [][]byte) (bool, error)) error {
 	upTo := int64(math.MaxInt64)
 	if lastKey != nil {

@@ -8,9 +8,9 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 )
 
-// driverLog writes the log messages of the driver to Config.Logger. It logs errors as
-// warnings: the errors are about nodes that do not answer, and the calls return the same
-// errors. The fields of the messages contain no values of statements.
+// driverLog writes the log messages of the driver to Config.Logger. It logs errors of the driver
+// only as warnings, because the calls also return these errors. The messages contain no values of
+// statements.
 type driverLog struct{ to *slog.Logger }
 
 func (l driverLog) log(level slog.Level, msg string, fields []gocql.LogField) {

@@ -26,10 +26,9 @@ type logRow struct {
 
 func blockOf(n int64) int64 { return (n - 1) / logBlock }
 
-// last returns the last row. If the log is empty, the field n of the result is 0. The
-// result includes every append that returned before the call. last reads the notes of
-// blocks, beginning with the last block.
-func (l numbered) last(ctx context.Context) (r logRow, err error) {
+// lastRow returns the last row, or a row with n = 0 if the log is empty. The result includes every
+// appendRows that returned before the call.
+func (l numbered) lastRow(ctx context.Context) (r logRow, err error) {
 	err = eachBucket(ctx, l.s, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
 		// The last block may be empty, because a writer may have stored the note of the
 		// block and then no row.
@@ -39,19 +38,18 @@ func (l numbered) last(ctx context.Context) (r logRow, err error) {
 	return r, err
 }
 
-// append calls fill with the last row and appends the rows that fill returns. It appends
-// all of them or none. It returns the number of the first new row, and how many rows it
-// appended. room is how many rows still fit into the block. fill must not return more than
-// room rows, and the caller must append the rest with another call. If another process
-// appends rows at the same time and is faster, append calls fill again.
-func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
+// appendRows appends the rows that fill returns: all of them or none. fill gets the last row and
+// room, the number of rows that still fit into the block. It must not return more than room rows; the
+// caller appends the rest with another call. appendRows returns the number of the first new row and
+// how many rows it has appended. If another process appends first, appendRows calls fill again.
+func (l numbered) appendRows(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer unlock()
 	for try := 0; ; try++ {
-		last, err := l.last(ctx)
+		last, err := l.lastRow(ctx)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -83,9 +81,9 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 	}
 }
 
-// each calls fn with the rows whose numbers are in (after, upTo], in order. It stops when
-// fn returns false.
-func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow) (bool, error)) error {
+// eachRow calls fn with the rows whose numbers are in (after, upTo], in order. It stops when fn
+// returns false.
+func (l numbered) eachRow(ctx context.Context, after, upTo uint64, fn func(r logRow) (bool, error)) error {
 	const most = math.MaxInt64 / 2
 	from, to := int64(min(after, most))+1, int64(min(upTo, most))
 	if from > to {
@@ -117,12 +115,12 @@ func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow
 	return nil
 }
 
-// page returns up to max rows whose numbers are in (after, upTo].
-func (l numbered) page(ctx context.Context, after, upTo uint64, max int) (out []logRow, err error) {
+// readPage returns up to max rows whose numbers are in (after, upTo].
+func (l numbered) readPage(ctx context.Context, after, upTo uint64, max int) (out []logRow, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
-	err = l.each(ctx, after, upTo, func(r logRow) (bool, error) {
+	err = l.eachRow(ctx, after, upTo, func(r logRow) (bool, error) {
 		out = append(out, r)
 		return len(out) < max, nil
 	})

@@ -169,10 +169,9 @@ func (m *migrator) addWorksWith(ctx context.Context) error {
 }
 
 // readApplied sets the field Applied of the known migrations. The keyspace may also have
-// migrations of a newer release. If this build works with the tables of all of them,
-// readApplied returns the greatest version among them, or 0 if the keyspace has no such
-// migration. If this build does not work with one of them, readApplied returns KindConflict
-// "keyspace_newer".
+// migrations of a newer release. readApplied returns the greatest version of these, or 0 if there
+// are none. It returns KindConflict "keyspace_newer" if this build cannot work with the tables of
+// one of them.
 func (m *migrator) readApplied(ctx context.Context, known []engine.Migration) (later int, err error) {
 	// SELECT * is used because an earlier release may have made the table, without the
 	// column works_with.

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partitions implements rows.Partitions with the table records. Get reads rows at SERIAL.
-// If a change compares a row (Expect), all other changes of that row must also compare it.
-// Otherwise plain writes and lightweight transactions of the same row would be mixed.
+// partitions implements rows.Partitions with the table records. Get reads with the consistency
+// SERIAL. If a change compares a row (Expect), every other change of that row must compare it too,
+// so that plain writes and lightweight transactions are not mixed.
 type partitions struct{ s *Store }
 
 const wherePart = ` WHERE kind = ? AND part = ?`
@@ -108,11 +108,11 @@ func (p partitions) Scan(ctx context.Context, part rows.Partition, in rows.Range
 	}, cql, args...)
 }
 
-// Swap implements rows.Partitions. A change with a comparison (Expect) is one lightweight
-// transaction. A change must not have a Clear prefix that matches a row in its Set.
+// Swap implements rows.Partitions. A change that compares rows (Expect) is one lightweight
+// transaction. The caller must not store a row (Set) whose key begins with a prefix in Clear.
 func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if len(cs) != 1 || len(cs[0].Insert) > 0 || cs[0].Numbers > 0 {
-		return false, errors.New("cassandra applies only one change at a time, and none with Insert or Number")
+		return false, errors.New("cassandra: a Swap must have exactly one change, and the change must not use Insert or Number")
 	}
 	c, me := &cs[0], nonce()
 	stmts := p.statements(c, me)
@@ -154,8 +154,7 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	return stmts
 }
 
-// maxReadBack limits how many rows of Set readOutcome reads: as many rows as the change has
-// in Expect, plus maxReadBack.
+// readOutcome reads at most as many rows of Set as the change has in Expect, plus maxReadBack.
 const maxReadBack = 4
 
 // readOutcome is called for a change whose answer was lost. It reads rows of the change to

@@ -38,11 +38,10 @@ func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, endMs
 	return addToList(ctx, s, endMs, e.listed(index))
 }
 
-// purgeListed calls purgeOne for the entries whose time is earlier than beforeMs. Several
-// calls run at the same time. purgeOne returns gone = true if it removed the row, and again
-// = true if the entry must stay for the next purge. purgeListed removes the entries for
-// which again is false. It stops when maxRows rows are removed. It returns how many rows
-// were removed.
+// purgeListed calls purgeOne for the entries whose time is earlier than beforeMs, several at the
+// same time. purgeOne returns gone = true if it removed the row. It returns again = true if the
+// entry must stay for the next purge; purgeListed removes all other entries. It stops after
+// maxRows removed rows, and returns the number of removed rows.
 func purgeListed(ctx context.Context, s *Store, index string, beforeMs int64, maxRows int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
 	if maxRows <= 0 || beforeMs == math.MinInt64 {
 		return 0, nil
@@ -66,8 +65,8 @@ func purgeListed(ctx context.Context, s *Store, index string, beforeMs int64, ma
 	return gone, nil
 }
 
-// purgeListPart does what purgeListed does, for one partition and the entries with keys
-// less than end.key. The result left is true if the partition may still have entries.
+// purgeListPart does what purgeListed does, for one partition. It handles the entries before end.
+// left is true if the partition may still have entries.
 func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, maxRows int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
 	bucket, shard := listPart(part)
 	behind := []byte{}

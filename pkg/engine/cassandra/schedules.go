@@ -26,8 +26,8 @@ func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// indexSchedule adds a schedule to the lists of schedules. It also adds an entry with the
-// time fireAt to the list of Purge.
+// indexSchedule adds a schedule to the lists of schedules. It also adds the schedule to the list
+// of Purge, with the time fireAt.
 func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
 	es := append(scheduleEntries(x), purgeEntry{fireAt, x.Base[:]}.listed(purgeOfSchedules))
 	return addToList(ctx, s, scheduleKeeps(s, fireAt), es...)

@@ -96,9 +96,9 @@ func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
 	return stmt{insertRow, append(keyArgs(&r.Key), data, int(t.s.cfg.StatusTTL/time.Second), at)}
 }
 
-// splitBatches splits statements into batches of at most maxBatch bytes, because Cassandra
-// limits the size of a mutation. A call is split only if it has more than 4 MiB of outcomes
-// of one request or of timers of one minute.
+// splitBatches splits statements into batches of at most maxBatch bytes, because Cassandra limits
+// the size of a mutation. This is rare: one request or one minute of timers must have more than 4
+// MiB of data.
 func splitBatches(stmts []stmt) (out [][]stmt) {
 	from, size := 0, 0
 	for i := range stmts {

@@ -34,12 +34,11 @@ type Store struct {
 	tidyBehind time.Duration // the constant tidyBehind, except in tests
 }
 
-// Open connects to a cluster in which Migrate has created the keyspace. It returns
-// KindUnavailable if the cluster does not answer. It returns KindConflict
-// "keyspace_not_migrated" if the keyspace is missing or lacks tables of this release. It
-// returns KindConflict "keyspace_newer" if a newer release has migrated the keyspace and
-// this build does not work with its tables. The goroutines of the driver run until Close.
-// They reconnect to nodes that were down and work again.
+// Open connects to a cluster in which Migrate has created the keyspace. It returns KindUnavailable
+// if the cluster does not answer. It returns KindConflict "keyspace_not_migrated" if the keyspace
+// is missing or lacks tables of this release. It returns KindConflict "keyspace_newer" if a newer
+// release has migrated the keyspace and this build does not work with its tables. The driver
+// reconnects to nodes that come back, until Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -247,9 +246,8 @@ func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (b
 	return s.scanOne(ctx, s.query(cql, args...), dest...)
 }
 
-// getSerial does what get does, but reads at SERIAL. The result includes every swap that
-// returned before the call. The read completes a swap that is still running, or makes it
-// fail.
+// getSerial does what get does, but reads with the consistency SERIAL. So it sees every swap that
+// returned before the call. If a swap is still running, the read completes it or makes it fail.
 func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.serial.Add(1)
 	return s.scanOne(ctx, s.query(cql, args...).Consistency(s.serial), dest...)
@@ -261,8 +259,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one batch with the timestamp at. All of them
-// are stored or none, and they become visible together.
+// write runs plain writes of one partition as one batch. at is the timestamp of the writes. Either
+// all of them are stored or none, and they become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
@@ -383,9 +381,9 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks has locks so that only one call of this process at a time swaps a row. The
-// reason: a swap that is not applied costs as much as a swap that is applied. Keys with the
-// same hash share a lock.
+// keyLocks has locks for keys of rows. With them, only one call of this process swaps a row at a
+// time. Without them, many swaps would not be applied, and such a swap costs as much as an applied
+// one. Keys with the same hash share a lock.
 type keyLocks struct {
 	seed  maphash.Seed
 	slots [256]chan struct{} // of size 1; contains a value while a caller has the lock

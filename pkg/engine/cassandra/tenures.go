@@ -53,11 +53,11 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 	}
 }
 
-// Resume implements engine.Status. If a row is Done and was written before the previous
-// tenure, Resume writes the row again with a timestamp of this tenure. The reason: the
-// owner of the previous tenure may have read the row before it was Done. That owner could
-// then send a claim that arrives late and would replace the row. A Done row of the previous
-// tenure itself is not written again, because it is the last write of that owner.
+// Resume implements engine.Status. If a row is Done and is older than the previous tenure, Resume
+// writes the row again with a timestamp of this tenure. This protects the row from a late write of
+// the previous owner: that owner may have read the row before it was Done, and its claim may still
+// arrive. A Done row of the previous owner itself needs no protection, because an owner writes
+// nothing after a Done row.
 func (t status) Resume(ctx context.Context, tenure engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return t.readRows(ctx, keys, true, func(r *notify.Row, data []byte, at int64) error {
 		if !r.Done || at >= tenure.Before {

@@ -50,10 +50,10 @@ type timerPart struct {
 
 func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p.bucket, "/", p.shard) }
 
-// timerStmts returns the inserts of timers by partition, in the order of ts. timestamp is
-// stored in the column at of the rows and is also the timestamp of the writes. The owner of
-// the shard reads the column at and calls clock.observe with its value. So when the owner
-// deletes the partition, the delete has a greater timestamp, even if the clocks differ.
+// timerStmts returns the inserts of timers by partition, in the order of ts. timestamp is the
+// timestamp of these writes. It is also stored in the column "at" of the rows: the owner of the
+// shard reads this column and calls clock.observe with its value. So the owner's later delete of
+// the partition has a greater timestamp, even if the clocks differ.
 func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, timestamp int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
@@ -72,7 +72,7 @@ func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer
 		if of[p] == nil {
 			parts = append(parts, p)
 		}
-		// The column at is part of the key. If a timer is stored again, its second row comes
+		// The column "at" is part of the key. If a timer is stored again, its second row comes
 		// after its first row, and readers use the first row.
 		of[p] = append(of[p], stmt{t.insert, []any{
 			p.bucket, p.shard, x.FireAt, x.ID, timestamp,
@@ -111,9 +111,9 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 	})
 }
 
-// noteTimers stores the note of a partition, so that Buckets finds the partition. It is
-// called before the partition gets rows. The note of a future minute may be in the cache,
-// because a future minute is not dropped while rows are added.
+// noteTimers stores the note of a partition, so that Buckets finds the partition. It is called
+// before the partition gets rows. It uses the cache only for the note of a minute in the future,
+// because no process removes that note while rows are added.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
@@ -162,10 +162,10 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 		after.ID = []byte{}
 	}
 	s.counts.reads.Add(1)
-	// With prefetch the driver would request the next page when a quarter of the current
-	// page is left. The next page is not needed if maxRows rows have been read by then. A
-	// minute with 2,000 rows took 5.2 to 6.2 us of CPU a row with prefetch, and 3.4 to 5.6
-	// us without prefetch (make bench-engines, cassandra_fires, at a load of 25 to 40).
+	// Do not prefetch. With prefetch, the driver requests the next page before this page is read,
+	// and normally the next page is not needed. A minute with 2,000 rows took 5.2 to 6.2 us of CPU
+	// for each row with prefetch, and 3.4 to 5.6 us without (make bench-engines, cassandra_fires,
+	// at a load of 25 to 40).
 	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(maxRows+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
@@ -267,15 +267,15 @@ func (t timerRows) Pending(ctx context.Context, fn func(*engine.Timer) error) er
 	}, `SELECT fire_at, id, at, data, payload FROM `+t.t.name)
 }
 
-// Shard reads at SERIAL. The result includes every TakeOver and Advance that returned
+// Shard reads with the consistency SERIAL. So it sees every TakeOver and Advance that returned
 // before the call.
 func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
 	st, _, err := t.readShard(ctx, shard)
 	return st, err
 }
 
-// Closed reads at Config.Consistency. When an Advance has returned, its swap is committed
-// on a quorum of replicas. So each later read of a quorum includes it.
+// Closed reads at Config.Consistency, not at SERIAL. This is enough: when an Advance has returned,
+// its swap is committed on a quorum of replicas, so every later read of a quorum sees it.
 func (t timers) Closed(ctx context.Context, shard uint16) (closed int64, err error) {
 	_, err = t.s.get(ctx, `SELECT closed FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &closed)
 	return closed, err

@@ -159,8 +159,8 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 	return won, nil
 }
 
-// swapRow replaces the state of a row if the row is PENDING or IN_FLIGHT and its request is
-// unchanged. If that swap is not applied, swapRow tries swapWhole.
+// swapRow replaces the state of a row, but not its request. The swap is applied only if the row is
+// PENDING or IN_FLIGHT and has the same request. Otherwise swapRow tries swapWhole.
 func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
 	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
 	data := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })
@@ -187,9 +187,9 @@ func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (b
 	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // an entry that is added when the trigger opens again is later than at, so it stays
 }
 
-// swapWhole does what swapRow does and also replaces the request. It is for the few swaps
-// whose first try is not applied: another writer was faster, the swap changes the request,
-// or the swap opens a row that had ended.
+// swapWhole does what swapRow does and also replaces the request. It is for the few swaps that the
+// first try does not apply: the swap changes the request, it opens an ended row, or another writer
+// was faster.
 func (t triggers) swapWhole(ctx context.Context, w versionSwap, x *engine.Trigger, at int64, request, data []byte) (bool, error) {
 	was, err := t.serialRow(ctx, x.ID)
 	if err != nil || was.ID == "" || int64(was.Version) != w.from {

@@ -71,8 +71,8 @@ func (h *History[I, O]) Operations(selected func(in I) bool) (out []porcupine.Op
 	return out
 }
 
-// ByKey returns a function for the field Partition of a porcupine.Model whose keys are
-// independent. The function groups operations by key.
+// ByKey returns a function for the field Partition of a porcupine.Model. The function groups
+// operations by key. It may be used only if operations on different keys do not affect each other.
 func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]porcupine.Operation {
 	return func(history []porcupine.Operation) (out [][]porcupine.Operation) {
 		by := map[K][]porcupine.Operation{}
@@ -107,9 +107,9 @@ func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation
 	t.Fatalf("the history %s is not linearizable; the result of the check is %v", name, res)
 }
 
-// CheckHistories creates n histories from the seeds 0 to n-1. It fails the test if a
-// history is not linearizable. It also fails the test if no history has an operation of one
-// of the kinds in want.
+// CheckHistories creates n histories from the seeds 0 to n-1, and fails the test if one of them is
+// not linearizable. It also fails the test if a kind in want is missing: some history must have an
+// operation of each of these kinds.
 func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, history func(seed uint64) []porcupine.Operation, kind func(in, out any) string, want ...string) {
 	t.Helper()
 	total, kinds := 0, map[string]int{}

@@ -224,7 +224,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 					newer = max(newer, p.Version)
 					return nil
 				})
-				// Each user is put once, so exactly v profiles have versions up to v.
+				// Each user is put only once. So v profiles must have a version of v or less.
 				if err != nil || uint64(n) != v {
 					t.Errorf("Version is %d, but Scan returned %d profiles with versions up to it (the newest has version %d); the error is %v", v, n, newer, err)
 				}

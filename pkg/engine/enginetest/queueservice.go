@@ -32,8 +32,7 @@ func gather(t T, q engine.Queue, n int, visibility time.Duration) (out []engine.
 	return out
 }
 
-// receiveNone receives for the given time. It fails the test if it receives a message. A
-// request that is still running after that may receive a message and release it.
+// receiveNone fails the test if it receives a message within the given time.
 func receiveNone(t T, q engine.Queue, duration time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(bg, duration)

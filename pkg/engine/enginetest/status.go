@@ -256,8 +256,8 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(engine.TenureStamps-1), 2000)}))
 		finished.Stamp = 0
 		same(t, "after a late write", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
-		// Put two rows of the same key in one call, once in each order, the first time with
-		// a row of another key.
+		// In two calls, Put gets two rows with the same key: first with the row of the later owner
+		// first, then in the reverse order. The first call also has a row of another key.
 		other := retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{stamped(other, old.Stamp(5), 1), stamped(r, now.Stamp(2), 8000), stamped(r, old.Stamp(6), 3000)}))
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(7), 3000), stamped(r, now.Stamp(3), 8100)}))
@@ -268,7 +268,8 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		r := chunkRow(1000, 1)
 		first := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
 		second := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
-		// The second owner has read the row before the write of the first owner arrived.
+		// The second owner has read the row. After that, the late write of the first owner
+		// arrives.
 		must(t, s.Put(bg, []notify.Row{stamped(r, first.Stamp(9), r.Count)}))
 		third := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
 		finished := stamped(r, 0, r.Count)

@@ -47,8 +47,8 @@ func must(t T, err error) {
 	}
 }
 
-// val returns a function. The returned function fails the test if err is not nil. Otherwise
-// it returns v. A call looks like this: val(s.Get(bg, key))(t).
+// val is for a call that returns a value and an error: val(s.Get(bg, key))(t). It returns v, or
+// fails the test if err is not nil.
 func val[V any](v V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()

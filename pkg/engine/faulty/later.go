@@ -103,9 +103,8 @@ type queue struct {
 	plan *Plan
 }
 
-// NewQueue wraps inner. If a rule loses the answer of a Receive (Applied), the messages are
-// in flight although no caller has them. They can be received again when their visibility
-// ends.
+// NewQueue wraps inner. If a rule with the Loss Applied lets a Receive fail, the messages are in
+// flight although no caller has them. They can be received again when their visibility ends.
 func NewQueue(inner engine.Queue, p *Plan) engine.Queue { return queue{inner, p} }
 
 func (w queue) Enqueue(ctx context.Context, ms []engine.Message) error {

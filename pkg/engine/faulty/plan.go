@@ -1,8 +1,8 @@
 // Package faulty wraps contracts of pkg/engine and makes their calls fail as a plan says. A
-// call is refused, its answer is lost, it is slow, or it hangs until the test releases it.
-// Tests use the package to check what a worker or the intake does while a store fails. A
-// wrapper overrides only the methods that some test makes fail. Calls of all other methods
-// go straight to the wrapped engine.
+// call may be refused, lose its answer, be slow, or hang until the test releases it. Tests use
+// the package to check what a worker or the intake does while a store fails. A wrapper
+// changes only the methods that some test makes fail. Calls of all other methods go straight
+// to the wrapped engine.
 //
 //	plan := faulty.NewPlan(seed)
 //	plan.Add(faulty.Rule{Method: "Status.Put", Times: 3, Err: faulty.ErrDown})

@@ -11,8 +11,8 @@ type partitions struct {
 	plan *Plan
 }
 
-// NewPartitions wraps inner. If pkg/store uses the result, a contract of pkg/store fails
-// when a Swap of the rows fails.
+// NewPartitions wraps inner. A contract of pkg/store that uses the result fails when a Swap of the
+// rows fails.
 func NewPartitions(inner rows.Partitions, p *Plan) rows.Partitions { return partitions{inner, p} }
 
 func (w partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {

@@ -10,11 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Filter is a Bloom filter of one process with two generations. Add puts ids into the newer
-// generation. At the end of each window the older generation is emptied and becomes the
-// newer generation. So an id is remembered for one to two windows. A filter is complete
-// since a time: it contains every id that was added after that time. A new filter is
-// complete since its creation.
+// Filter is a Bloom filter of one process. It has two generations, and Add puts ids into the newer
+// one. At the end of each window, the older generation is emptied and becomes the newer one. So
+// the filter remembers an id for one to two windows.
+//
+// Seen also returns the time since which the filter is complete: the filter contains every id that
+// was added after that time. A new filter is complete since its creation.
 type Filter struct {
 	window time.Duration
 	hashes int // bits that an id sets
