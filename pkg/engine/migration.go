@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Direction says what a run of migrations does.
+// Direction tells Migrate whether to apply or to undo migrations.
 type Direction string
 
 // Directions of a run of migrations.

@@ -129,10 +129,9 @@ type Schedules interface {
 	// head, it is instead the FireAt of the schedule. Purge removes at most max schedules
 	// and returns how many it removed.
 	Purge(ctx context.Context, beforeMs int64, max int) (int, error)
-	// PutScheduled stores what Put and Timers.Put would store: all rows or none. In an
-	// engine of many machines an error may leave some rows stored; schedules are stored
-	// before timers. Calling PutScheduled again with the same arguments stores the missing
-	// rows.
+	// PutScheduled stores what Put and Timers.Put would store: normally all rows or none. Only
+	// in an engine with several machines an error may leave some rows stored. There, schedules
+	// are stored before timers. A second call with the same arguments stores the missing rows.
 	PutScheduled(ctx context.Context, ss []Schedule, shards notify.Spread, ts []Timer) error
 	// ForgetTimers removes the rows (FireAt, ID) of ts from Timers and ColdTimers. It
 	// ignores a row that is not stored. Hints stay until their partition is dropped.

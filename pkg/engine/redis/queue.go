@@ -39,11 +39,11 @@ type queue struct {
 	wake        wake
 }
 
-// queueScript returns a script that uses all keys of a queue. ARGV[2] is maxReceives. A
-// script that may make a message visible earlier returns the id of the entry that it added
-// to the stream wake; empty if it added no entry. Where possible, a script runs one command
-// for many messages. With one command for each field of each message, a message took 43 us
-// of the server's CPU. Now it takes 26 us (BenchmarkQueue, at a load of 25).
+// queueScript returns a script that uses all keys of a queue. ARGV[2] is maxReceives. A script
+// that may make a message visible earlier returns the id of the entry that it added to the
+// stream wake; empty if it added no entry. Where possible, a script runs one command for many
+// messages. So a message takes 26 us of the server's CPU. With one command for each field of
+// each message it took 43 us (BenchmarkQueue, on a busy machine).
 func queueScript(lua string) *client.Script {
 	return newScript(`
 local lanes = {[0] = KEYS[1], [1] = KEYS[2]}

@@ -18,8 +18,8 @@ const (
 	// maxInFlight is how many messages of a queue may be in flight. When that many messages
 	// are in flight, SQS returns no more messages.
 	maxInFlight = 120_000
-	// maxClockSkew is the allowed difference between the clocks of SQS and of this process.
-	// At five minutes SQS refuses every request.
+	// maxClockSkew is the allowed difference between the clocks of SQS and of this process. If
+	// they differ by five minutes, SQS refuses every request.
 	maxClockSkew = time.Minute
 )
 
