@@ -7,9 +7,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Schedule describes the timers of one request, or of one item of a batch, whose fire time
-// is in the future. The API finds the timers of an id through the schedule of the id. A
-// schedule is stored before its timers and never changed.
+// Schedule describes the timers of one request, or of one item of a batch, that is to be sent
+// at a later time. The API finds the timers of an id through the schedule of the id. A schedule
+// is stored before its timers and never changed.
 type Schedule struct {
 	Base       notify.Base
 	Caller     string

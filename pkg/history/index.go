@@ -40,8 +40,8 @@ func (c *chain) room() int { return cap(c.hashes) - len(c.hashes) }
 
 // grow makes room for at least n more hashes.
 func (c *chain) grow(n int) {
-	// Grow by a factor of four. append would grow by a quarter. It copied a tail of a million
-	// entries four times, which took as much time as everything else in this file.
+	// Grow by a factor of four. append would grow by only a quarter. So it would copy a tail of
+	// a million entries four times, which took as much time as everything else in this file.
 	room := max(len(c.hashes)+n, min(4*cap(c.hashes), 1<<20))
 	c.hashes = append(make([]uint64, 0, room), c.hashes...)
 	c.next = append(make([]uint32, 0, room), c.next...)

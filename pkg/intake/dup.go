@@ -31,8 +31,9 @@ type userSieve struct {
 	longest     []uint64
 	users       int // number of different users so far
 	walkedBytes int // bytes of partitions that were searched
-	// By hash: partition in the high 16 bits, offset in the low 48 bits. nil until many users occur
-	// twice.
+	// places is a map of all users, from the hash of a user to the place of the user: the
+	// partition in the high 16 bits, the offset in the low 48 bits. It is nil until many users
+	// occur twice.
 	places map[uint64]uint64
 }
 

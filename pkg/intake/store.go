@@ -64,8 +64,8 @@ type storePlan struct {
 	timers    []engine.Timer
 	schedules []engine.Schedule // schedules of timers
 	campaign  *campaignPart
-	// The topic of a fan-out. Its recs are split over as many partitions as the field parts says.
-	// Empty: the request is not a fan-out.
+	// fanoutTopic is the topic of a fan-out. The records of the fan-out are split over as many
+	// partitions as the field parts contains. Empty: the request is not a fan-out.
 	fanoutTopic string
 
 	// answer is called once, after Store has stored what it could. failed has, for each class, the
@@ -215,8 +215,8 @@ func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, fai
 	return true
 }
 
-// gateOf returns the gate for the records of p. The bulk gate closes first, so that bulk records
-// leave the last room to other records.
+// gateOf returns the gate for the records of p. When the log is nearly full, the gate for bulk
+// records closes first. So the last free space stays for other records.
 func (s *Service) gateOf(p *storePlan) Gate {
 	if s.stores.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c storeClass) bool { return c != classBulk }) {
 		return s.stores.BulkGate

@@ -254,8 +254,8 @@ func (a *Admission) expectedWait(now time.Time) (wait time.Duration) {
 		wait = seconds(float64(a.pendingBytes) / a.rate)
 	}
 	for _, l := range []*admissionLine{&a.decode, &a.append, &a.store} {
-		// If no request finishes any more, the rate says nothing. The time that the first request
-		// has waited still grows.
+		// If no request finishes any more, the measured rate is out of date. So the wait is
+		// also at least as long as the first request in each queue has waited.
 		if first := l.queue.First(); first != nil {
 			wait = max(wait, now.Sub(first.Value.since))
 		}
@@ -329,10 +329,10 @@ func (a *Admission) overload(now time.Time) Overload {
 	return Overload{Since: a.overloadSince, Refused: a.refused, Wait: a.expectedWait(now), Ahead: a.pendingBytes, Append: a.append.limit}
 }
 
-// Decode waits until a processor is free to decode a large body. More urgent categories are served
-// first; requests of one category are served in order of arrival. The caller must call done when
-// the body is decoded, so that the next request can begin. Decode returns ctx's error, or refuses
-// the request as acquire does.
+// Decode waits until a processor is free to decode a large body. More urgent categories are
+// served first; requests of one category are served in order of arrival. The caller must call
+// done when the body is decoded, so that the next request can begin. Decode returns ctx's error
+// when ctx ends. After a wait of 2*MaxWait it refuses the request with the error of Enter.
 func (a *Admission) Decode(ctx context.Context, cat notify.Category) (done func(), err error) {
 	if a == nil {
 		return func() {}, nil
@@ -352,8 +352,8 @@ func (a *Admission) processors(now time.Time) int64 {
 	return n
 }
 
-// Append waits until a bulk append of this many bytes may begin. The caller must call done with the
-// error of the append, or nil. Append returns errors as Decode does.
+// Append waits until a bulk append of this many bytes may begin. The caller must call done with
+// the error of the append, or nil. Append returns the same errors as Decode.
 func (a *Admission) Append(ctx context.Context, cat notify.Category, bytes int64) (done func(error), err error) {
 	return a.enterLine(ctx, func(a *Admission) *admissionLine { return &a.append }, cat, bytes)
 }

@@ -79,8 +79,8 @@ func (c PoolConfig) validate() error {
 type Want struct {
 	Lane Lane
 	N    int // messages, at least 1
-	// The smallest number of messages that is worth a call; default 1. Pick lowers Min to the
-	// number that an account's full buckets hold.
+	// Min is the smallest number of messages that is worth a call; default 1. If an account's
+	// full buckets contain fewer messages, Pick uses their number instead of Min.
 	Min int
 }
 

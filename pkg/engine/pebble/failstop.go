@@ -51,11 +51,11 @@ func (l *latch) cause() error {
 	return l.err
 }
 
-// freeze blocks its goroutine for ever. Without freeze, Pebble would end the process after
-// a failure of its log or manifest. After a failed rotation of the log it would even end
-// the process with a throw that recover cannot stop. Pebble would also retry a failed flush
-// at once and without end. A blocked goroutine can neither change data nor acknowledge a
-// write. Reads continue, and the process can report the failure and stop normally.
+// freeze blocks its goroutine for ever. Without freeze, Pebble would end the process after a
+// failure of its log or manifest. After a failed rotation of the log this would be a fatal
+// error of the Go runtime, which recover cannot stop. Pebble would also retry a failed flush at
+// once and without end. A blocked goroutine can neither change data nor acknowledge a write.
+// Reads continue, and the process can report the failure and stop normally.
 func (l *latch) freeze() { select {} }
 
 // failStopFS watches writes to the store's folder. The first failed write trips the latch.

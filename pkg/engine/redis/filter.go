@@ -71,9 +71,9 @@ type Filter struct {
 	bits   uint64
 	hashes int    // bits that an id sets
 	size   string // stored in the mark
-	// newestWindow is the number of the newer generation's window that the last Add got
-	// from Redis. Add uses this number to choose the bitmap, because it learns the current
-	// number only from the answer of its script.
+	// newestWindow is the number of the newest window, as the last Add learned it from Redis.
+	// Add uses it to guess which bitmap is the newer one, because Redis returns the current
+	// number only in its answer.
 	newestWindow atomic.Int64
 }
 

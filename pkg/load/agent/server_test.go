@@ -258,7 +258,7 @@ func TestMutualTLS(t *testing.T) {
 	if _, err := Dial(t.Context(), Options{Agents: []string{a.Listener.Addr().String()}, TLS: connect}); err == nil {
 		t.Error("an agent passes for a controller")
 	}
-	if _, err := Dial(t.Context(), Options{Agents: []string{"192.0.2.1:7431"}}); err == nil || !strings.Contains(err.Error(), "agents elsewhere need TLS") {
+	if _, err := Dial(t.Context(), Options{Agents: []string{"192.0.2.1:7431"}}); err == nil || !strings.Contains(err.Error(), "agents on other machines need TLS") {
 		t.Errorf("elsewhere without TLS: %v", err)
 	}
 }
