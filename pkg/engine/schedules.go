@@ -124,10 +124,9 @@ type Schedules interface {
 	// version differs, Swap changes nothing and returns the stored head and false. After an
 	// error h may or may not be stored; the caller must read the head.
 	Swap(ctx context.Context, oldVersion uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
-	// Purge removes schedules, with their heads, whose fire time is earlier than beforeMs
-	// (ms since 1970). The fire time is normally the FireAt of the head. If there is no
-	// head, it is instead the FireAt of the schedule. Purge removes at most max schedules
-	// and returns how many it removed.
+	// Purge removes each schedule, and its head, if its fire time is earlier than beforeMs (ms
+	// since 1970). The fire time is the FireAt of the head, or the FireAt of the schedule if
+	// there is no head. Purge removes at most max schedules and returns how many it removed.
 	Purge(ctx context.Context, beforeMs int64, max int) (int, error)
 	// PutScheduled stores what Put and Timers.Put would store: normally all rows or none. Only
 	// in an engine with several machines an error may leave some rows stored. There, schedules

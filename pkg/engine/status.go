@@ -65,14 +65,13 @@ type Tenure struct {
 const (
 	// TenureStamps is how many stamps a tenure has.
 	TenureStamps = 1_000_000
-	// tenureSpan is the least distance between the starts of two tenures. Stamps are even,
-	// so that rows with StampBeside can use the odd numbers between two stamps.
+	// tenureSpan is the least distance between the starts of two tenures. The stamps of a
+	// tenure are even numbers. The odd numbers between them are for rows with StampBeside.
 	tenureSpan = 2 * TenureStamps
 )
 
-// StampBeside is the stamp of a row whose writer does not own the partition. Such a row
-// replaces the stored row. Every row that an owner writes after that replaces the row with
-// StampBeside.
+// StampBeside is the stamp of a row from a writer that does not own the partition. The row
+// replaces the stored row. The owner's next write then replaces the row.
 const StampBeside = -1
 
 // NextTenure returns the tenure that follows a tenure whose Start is previousStart. If

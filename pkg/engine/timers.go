@@ -10,8 +10,8 @@ import (
 // Timer is work for a later time: an envelope to append, or a trigger to call.
 type Timer struct {
 	FireAt int64 // ms since 1970
-	// ID has at most 64 bytes. It determines the shard. (FireAt, ID) is the key in a
-	// partition.
+	// ID has at most 64 bytes. It determines the shard of the timer. FireAt and ID together are
+	// the key of the timer in its partition.
 	ID      []byte
 	Kind    uint8  // the kind of Payload; the timer engine does not read Payload
 	Target  string // the topic to append an envelope to

@@ -58,9 +58,9 @@ func (s *Store) Chunks(ctx context.Context, starts map[Part]int64, since int64, 
 	return sealed, nil
 }
 
-// Unsealed calls fn with the unsealed original chunks of a partition whose records have the offsets
-// [start, end). It is for ranges that are no longer in the log. It keeps a copy of the tails' rows in
-// memory.
+// Unsealed calls fn with the original chunks of a partition that are not sealed and have an
+// offset in [start, end). Callers use it for records that are no longer in the log. Unsealed
+// keeps a copy of the tails' rows in memory.
 func (s *Store) Unsealed(p Part, start, end int64, fn func(*engine.Found) error) error {
 	var found []chunk
 	l := s.beginLookup(func(q *partition, t *tail) bool {

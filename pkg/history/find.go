@@ -195,9 +195,9 @@ func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	return engine.Found{}, s.notFoundError(id.Base, l.damaged)
 }
 
-// notFoundError returns the error for a request of which nothing was found. The error says that the
-// notification was not found, that its retention has passed, that it may be lost, or that the
-// history is damaged.
+// notFoundError returns the error for a request of which nothing was found. The error says
+// which case it is: there is no such notification, its retention is over, it may be lost, or
+// the history is damaged.
 func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	switch {
 	case damaged != nil:

@@ -194,8 +194,8 @@ const CodeRecordLost = "record_lost"
 // 1970.
 type lostTime struct{ from, to int64 }
 
-// lostSlack is how much the acceptance time of a request may differ from the times of the records
-// before and after a lost record.
+// lostSlack is a margin. A request may have been accepted this much before or after the times
+// that Lost gets, which are the times of the records before and after the lost records.
 const lostSlack = time.Minute
 
 // Lost reports to the Store that the log lost records. The records were written between earliest and

@@ -63,7 +63,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		}
 		b.ids = l.Base.Items()
 		b.writer = s.notes.Get().(*noteWriter)
-		b.writer.lend(b.plan, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
+		b.writer.lendBuffers(b.plan, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
 		b.items = b.writer.items[:0]
 		b.plan.done = func() {
 			clear(b.items) // so that their errors can be freed
@@ -83,7 +83,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	})
 }
 
-// batch builds the storePlan of one batch.
+// batch is one batch while its storePlan is built.
 type batch struct {
 	s               *Service
 	m               *request.Meta
@@ -162,7 +162,7 @@ func (b *batch) addNote(n *note) error {
 		}
 	}
 	it.base, it.channel, it.category, it.class = b.ids.Item(i), n.channel, n.category, classOf(n.category)
-	fire := b.s.rules.fire(&n.terms, it.base, b.basis.Accepted)
+	fire := b.s.rules.fireTime(&n.terms, it.base, b.basis.Accepted)
 	if fire != 0 {
 		it.class = classLater
 		b.plan.fire = max(b.plan.fire, fire)
@@ -171,9 +171,9 @@ func (b *batch) addNote(n *note) error {
 	return nil
 }
 
-// answer makes the answer with the results of all items. If some items could not be stored, their
-// results are errors. If no item was stored, and at least one failed in a store, the whole request
-// fails.
+// answer makes the answer with the results of all items. An item that could not be stored has
+// an error as its result. If no item was stored and a store failed, answer returns the error
+// for the whole request.
 func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {

@@ -247,9 +247,10 @@ func (f *splitter) fittingBlock(room int) uint32 {
 
 func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
-// records makes one record per chunk. e holds the fields common to all records; records overwrites
-// its other fields. The records are valid until the splitter begins its next request.
-func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
+// makeRecords makes one record per chunk. e contains the fields that all records share;
+// makeRecords overwrites its other fields. The records are valid until the splitter begins its
+// next request.
+func (f *splitter) makeRecords(e *notify.Envelope, topic string) []log.Record {
 	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
 	for _, c := range f.chunks {

@@ -217,9 +217,9 @@ func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText 
 	})
 }
 
-// check returns the reason for refusing a receiver with these own variables, or noReason. own is a
-// checked JSON object, or nil. For an accepted receiver the time grows with the size of own, not
-// with the number of names in the texts.
+// check returns the reason to refuse a receiver with the variables in own, or noReason. own is
+// a checked JSON object, or nil. For an accepted receiver the time of check grows with the size
+// of own, not with the number of names in the texts.
 func (n *textVariables) check(own []byte) reason {
 	if len(n.order) == 0 || len(own) == 0 {
 		return n.bareReason

@@ -60,9 +60,9 @@ func switchOf(ch notify.Channel, cat notify.Category) switches {
 	return 1 << (uint(ch-1)*uint(len(notify.Categories)) + uint(cat-1))
 }
 
-// refusing returns the switches that apply to a single request or a fan-out: none for a resumed
+// switchesFor returns the switches that apply to a single request or a fan-out: none for a resumed
 // request.
-func refusing(s *Service, l request.Basis) switches {
+func switchesFor(s *Service, l request.Basis) switches {
 	if l.Resumed {
 		return 0
 	}
@@ -128,10 +128,10 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 	return checkContent(t.channel, &t.content)
 }
 
-// fire returns the time at which an admitted request is due, in ms since 1970; 0 means now. Jitter
-// only makes the time later, by at most a tenth of the delay, and never later than the expiry. The
-// same base and the same time now always give the same result.
-func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
+// fireTime returns the time at which an admitted request is due, in ms since 1970; 0 means now.
+// Jitter only makes the time later, by at most a tenth of the delay, and never later than the
+// expiry. The same base and the same time now always give the same result.
+func (r *rules) fireTime(t *terms, base notify.Base, now int64) int64 {
 	if t.scheduled <= now {
 		return 0
 	}

@@ -39,7 +39,8 @@ func classOf(cat notify.Category) storeClass {
 	return classPrompt
 }
 
-// failures has, for each class, the error with which the records of a request could not be stored.
+// failures contains for each class the error with which its records could not be stored, or
+// nil.
 type failures [classCount]error
 
 func (f *failures) any() bool {
@@ -68,8 +69,9 @@ type storePlan struct {
 	// partitions as the field parts contains. Empty: the request is not a fan-out.
 	fanoutTopic string
 
-	// answer is called once, after Store has stored what it could. failed has, for each class, the
-	// error with which it could not be stored, or nil.
+	// answer makes the answer of the request. It is called once, after Store has stored what it
+	// could. failed contains for each class the error with which its records could not be
+	// stored, or nil.
 	answer func(failed *failures) (a request.Answer, final bool, err error)
 	// done returns buffers to their pools. It is called only when no store refers to the buffers
 	// any more. done may be nil.
@@ -224,7 +226,7 @@ func (s *Service) gateOf(p *storePlan) Gate {
 	return s.stores.Gate
 }
 
-// appendBulk waits for the turn of these bulk records and appends them.
+// appendBulk waits for a turn in the Admission and then appends these bulk records.
 func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	size := int64(0)
 	for i := range recs {
@@ -240,7 +242,7 @@ func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 }
 
 // storeLater stores schedules and timers. If all of them are for bulk lanes, it first waits for
-// their turn.
+// a turn in the Admission.
 func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	if slices.ContainsFunc(p.schedules, func(one engine.Schedule) bool { return !one.Category.Bulk() }) {
 		return s.stores.Later.Put(ctx, p.schedules, p.timers)

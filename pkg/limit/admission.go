@@ -10,22 +10,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Admission bounds the work on large requests, so that single requests stay fast under any load and
-// large requests are refused at once instead of timing out. Batches and fan-outs pass these steps:
+// Admission bounds the work on large requests, so that single requests stay fast under any load
+// and large requests are refused at once instead of timing out. Batches and fan-outs pass these
+// steps:
 //
 //	Enter    before the body is read: refuses a request that would wait too long
-//	Decode   a processor to decode the body; one is left for single requests
-//	Append   room in the log, in bytes; Store is the same for the timer store
+//	Decode   waits for a processor to decode the body; one is left for single requests
+//	Append   waits for room in the log, in bytes; Store does so for the timer store
 //
-// Decode, Append and Store each have a queue of waiting requests. Admission adapts the bound of the
-// bytes in flight to the log and to the store (AIMD): the bound grows while the latency is below a
-// target, and is cut while the latency is above the target. Single requests of otp, alert and
-// transactional never wait in a queue and are never refused.
+// Decode, Append and Store each have a queue of waiting requests. Admission bounds the bytes in
+// flight to the log and to the timer store. It adapts the bound to their latency (AIMD): it
+// raises the bound while the latency is below a target, and cuts it while the latency is above
+// the target. Single requests of otp, alert and transactional never wait in a queue and are
+// never refused.
 //
-// The expected wait is the bytes that are admitted and not finished, divided by the rate at which
-// bytes are finished. Admission measures this rate only while a request waits. Retry-After assumes
-// that all earlier refused requests are sent again first. So each refused request gets a later turn
-// than the refused request before it, and callers do not all repeat at the same time.
+// The expected wait is the bytes that are admitted and not finished, divided by the rate at
+// which bytes are finished. Admission measures this rate only while a request waits.
+// Retry-After assumes that all earlier refused requests are sent again first. So each refused
+// request gets a later turn than the refused request before it, and callers do not all repeat
+// at the same time.
 //
 // A nil Admission admits everything. Its methods may be called from any goroutine.
 type Admission struct {

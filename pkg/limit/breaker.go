@@ -183,8 +183,8 @@ func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	return true, time.Time{}
 }
 
-// newRound begins a round of probes. The round lets through as many probes as healthy answers are
-// still missing. At least one is missing, because the breaker closes at the last healthy answer.
+// newRound begins a round of probes. The breaker needs cfg.Probes healthy answers to close. The
+// round allows one probe for each answer that is still missing, which is at least one.
 func (b *Breaker) newRound(now time.Time) {
 	b.granted, b.until = b.healthy, now.Add(b.cfg.ProbeTimeout)
 }

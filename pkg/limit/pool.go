@@ -171,8 +171,8 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) 
 	return ok, retryAt
 }
 
-// Ready reports whether at least one account is not blocked and its breaker is not open. It does
-// not check the tokens. If no account is ready, earliest is the first time at which an account may
+// Ready returns true if an account is not blocked and its breaker is not open. It does not
+// check the tokens. If no account is ready, earliest is the first time at which an account may
 // be ready. A lane stops reading while none of its pools is ready.
 func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	p.mu.Lock()

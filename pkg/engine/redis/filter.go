@@ -77,13 +77,13 @@ type Filter struct {
 	newestWindow atomic.Int64
 }
 
-// filterUpdate works on one part. It removes bitmaps whose window is over, creates the
-// bitmap of the newer generation, and updates the mark. KEYS: mark, a, b. ARGV: window in
-// µs, size, part, and 1 if Incomplete calls it, otherwise 0. It returns the number of the
-// newer window, and the time in µs since which the filter is complete.
+// filterUpdate works on one part of the filter. It removes bitmaps whose window is over,
+// creates the bitmap of the newer generation, and updates the mark. KEYS: mark, a, b. ARGV:
+// window in µs, size, part, and 1 if Incomplete calls it, otherwise 0. It returns the number of
+// the newer window, and the time in µs since which the filter is complete.
 //
-// The script does not read or set the bits of ids. Plain commands in the same transaction
-// do that, because thousands of bits in a Lua script take four times as long.
+// The script does not read or set the bits of ids. Plain commands in the same transaction do
+// that, because thousands of bits in a Lua script take four times as long.
 var filterUpdate = newScript(`
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local of, window, part = run .. ' ' .. ARGV[3], tonumber(ARGV[2]), ARGV[4]

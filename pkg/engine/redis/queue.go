@@ -25,10 +25,10 @@ import (
 //	wake           stream: gets an entry when a message becomes visible earlier than all other
 //	               messages; receivers wait for an entry
 //
-// An id has 16 digits, so that sorting ids as text sorts them as numbers. If messages
-// become visible at the same time, the oldest message is received first. Every script first
-// moves the messages whose time in the sorted sets held and last is over. Such a message
-// becomes visible again, or dead if it was received maxReceives times.
+// An id has 16 digits, so that sorting ids as text sorts them as numbers. If messages become
+// visible at the same time, the oldest message is received first. Every script first moves the
+// messages in "held" and "last" whose time is over. They become visible again, or dead after
+// maxReceives receives.
 
 // queue implements engine.Queue.
 type queue struct {

@@ -38,7 +38,7 @@ func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings
 		url, err := q.queueURL(ctx, l)
 		var got *api.GetQueueAttributesOutput
 		if err == nil {
-			got, err = call(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
+			got, err = withTimeout(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
 				return s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}})
 			})
 		}

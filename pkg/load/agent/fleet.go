@@ -126,7 +126,7 @@ func (f *Fleet) Run(ctx context.Context, feed func(i int, fr *load.Frame) error)
 	var wg sync.WaitGroup
 	for _, l := range f.links {
 		wg.Go(func() { l.follow(ctx, feed) })
-		wg.Go(func() { l.order(ctx) })
+		wg.Go(func() { l.sendOrders(ctx) })
 	}
 	wg.Wait()
 }
@@ -241,9 +241,9 @@ func (f *Fleet) wait(ctx context.Context, condition func(*link) bool) error {
 	}
 }
 
-// tell calls the function change while it holds mu. Then it wakes the goroutines that wait for a
-// change.
-func (f *Fleet) tell(change func()) {
+// update calls the function change while it holds mu. Then it wakes the goroutines that wait
+// for a change.
+func (f *Fleet) update(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()

@@ -132,7 +132,7 @@ func TestRefusals(t *testing.T) {
 		refused := func(job Start, want string) {
 			t.Helper()
 			resp := c.do(ctx, http.MethodPost, runsPath, &job)
-			if err := refused(resp, json.NewDecoder(resp.Body)); !strings.Contains(err.Error(), want) || resp.StatusCode < 400 {
+			if err := refusalError(resp, json.NewDecoder(resp.Body)); !strings.Contains(err.Error(), want) || resp.StatusCode < 400 {
 				t.Errorf("%s: %v, not %q", resp.Status, err, want)
 			}
 		}
