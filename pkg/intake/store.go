@@ -260,12 +260,14 @@ func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	return err
 }
 
-// The time limit of a read of the spill buffer, and how long no read is made after a failure.
+// spillReadTimeout is the time limit of a read of the spill buffer. After a failed read, no
+// read is made for spillRetryPause.
 const (
 	spillReadTimeout = 250 * time.Millisecond
 	spillRetryPause  = 500 * time.Millisecond
-	// spillTrust is how long the last known state of the buffer counts while the buffer cannot be
-	// read. A slow buffer must not be a reason to overtake the records in it.
+	// spillTrust is how long the last known state of the buffer counts while the buffer cannot
+	// be read. Without it, a new message could overtake spilled messages when the buffer is
+	// only slow.
 	spillTrust = 30 * time.Second
 )
 

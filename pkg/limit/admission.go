@@ -39,16 +39,16 @@ type Admission struct {
 	mu            sync.Mutex
 	decode        admissionLine
 	append, store admissionLine
-	// Body bytes of requests that are admitted and not finished. A body that is still arriving is
-	// counted for MaxWait at most (see forgetSlow).
+	// pendingBytes counts the body bytes of requests that are admitted and not finished. A body
+	// that is still arriving is counted for MaxWait at most (see forgetSlow).
 	pendingBytes  int64
 	arriving      []*Admitted // requests whose bodies are still arriving, oldest first
 	rate          float64     // bytes finished a second while requests wait; 0: not measured yet
 	measuredSince time.Time   // zero: no request waits and the rate is not measured
 	doneBytes     int64       // bytes finished since measuredSince
 	lastRetryAt   time.Time   // when the turn of the latest refused request would begin
-	// First and last refusal of the current overload. overloadSince is zero while there is no
-	// overload.
+	// These are the times of the first and the last refusal in the current overload.
+	// overloadSince is zero while there is no overload.
 	overloadSince, lastRefusal time.Time
 	refused                    int64 // refusals in this overload
 	watching                   bool  // a timer runs checkOverloadEnd

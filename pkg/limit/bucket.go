@@ -37,7 +37,7 @@ func ratePerSecond(rate float64) float64 {
 	return max(rate, 0)
 }
 
-// refill brings level up to now.
+// refill adds to level the tokens that the bucket has gained until now.
 func (t *tokens) refill(now time.Time) {
 	if !now.After(t.levelAsOf) {
 		return

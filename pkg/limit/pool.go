@@ -89,8 +89,8 @@ type Want struct {
 type Grant struct {
 	Account string
 	N       int
-	// The account's breaker is not closed, and this call tests whether the account works again. N
-	// is then 1.
+	// Probe is true if the account's breaker is not closed and this call tests whether the
+	// account works again. N is then 1.
 	Probe bool
 }
 

@@ -79,9 +79,9 @@ func (l *link) compareClocks(ctx context.Context) error {
 	}
 	switch a := &l.agent; {
 	case a.Uncertainty > uncertaintyMost:
-		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("its difference from this machine's clock is known only within %v, but must be known within %v: the shortest of %d round trips took %v", a.Uncertainty, uncertaintyMost, roundTrips, best))
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("cannot be compared with this machine's clock: the shortest of %d round trips took %v, but may take at most %v", roundTrips, best, 2*uncertaintyMost))
 	case a.Offset.Abs() > offsetMost:
-		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("differs from this machine's clock by %v, but may differ by at most %v: set the clocks right", a.Offset.Round(time.Millisecond), offsetMost))
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("differs from this machine's clock by %v, but may differ by at most %v; synchronize the clocks", a.Offset.Round(time.Millisecond), offsetMost))
 	}
 	return nil
 }
