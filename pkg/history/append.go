@@ -64,7 +64,7 @@ func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) err
 		if errors.Is(err, notify.ErrCorrupt) || errors.Is(err, notify.ErrNewer) {
 			// There is nothing to store, because the receivers are unknown. A worker puts a
 			// damaged record into the poison topic. A record of a newer release normally stops
-			// the worker first, so it gets here only after manual changes.
+			// the worker first, so such a record gets here only after manual changes.
 			s.cfg.Log.Warn("history cannot read a record and skips it", "part", p.Part, "offset", r.Offset, "err", err)
 		} else if err != nil {
 			return err
