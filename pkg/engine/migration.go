@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Direction says what a run of migrations does.
+// Direction tells Migrate whether to apply or to undo migrations.
 type Direction string
 
 // Directions of a run of migrations.
@@ -24,10 +24,9 @@ type Migration struct {
 	Version int       // 1, 2, 3 and so on, without gaps
 	Name    string    // the part after the number in the names of its files
 	Applied time.Time // zero: not applied
-	// WorksWith is the oldest version whose builds still work with the tables of this
-	// migration. The first line of an up script may set WorksWith: "-- works with 2".
-	// Without such a line WorksWith equals Version, and builds without this migration
-	// refuse its tables.
+	// WorksWith is the oldest version of the schema whose builds can still use the tables after
+	// this migration. An up script sets it in its first line: "-- works with 2". Without such a
+	// line WorksWith equals Version, and builds without this migration refuse the tables.
 	WorksWith int
 
 	Script map[Direction]string // the scripts of Up and Down

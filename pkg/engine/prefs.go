@@ -26,7 +26,7 @@ type Change struct {
 	Profile Profile // the profile at Version or at a later version
 }
 
-// CodeRegressed is the code of an error that Changes returns. The store has lost versions
+// CodeRegressed is the code of an error of Changes. It means that the store has lost versions
 // that Changes had returned before.
 const CodeRegressed = "store_regressed"
 

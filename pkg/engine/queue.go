@@ -89,15 +89,16 @@ type Queue interface {
 	// error any of the messages may be stored. If a delay is out of range, Enqueue returns
 	// notify.KindInvalid and stores no message.
 	Enqueue(ctx context.Context, ms []Message) error
-	// Receive waits until a message is ready or ctx ends. It returns up to max messages,
-	// from both lanes as BacklogShare says. No other Receive returns these messages until
-	// the duration visibility is over. If ctx ends, Receive returns no message and no error.
+	// Receive waits until a message is ready or ctx ends. It returns up to max messages.
+	// BacklogShare limits how many of them come from the backlog lane. No other Receive returns
+	// these messages until the duration visibility is over. If ctx ends, Receive returns no
+	// message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
 	// Extend sets the end of visibility of the deliveries to now plus visibility. It
 	// ignores receipts that are not valid any more.
 	Extend(ctx context.Context, receipts []string, visibility time.Duration) error
-	// Ack removes messages. It ignores receipts that are not valid any more. The messages
-	// of such receipts are received again.
+	// Ack removes messages. If a receipt is not valid any more, Ack ignores it, and the message
+	// is received again.
 	Ack(ctx context.Context, receipts []string) error
 	// Release makes a message ready again after delay. The receive still counts towards
 	// MaxReceives. Release ignores a receipt that is not valid any more.

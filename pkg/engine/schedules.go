@@ -7,9 +7,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Schedule describes the timers of one request, or of one item of a batch, whose fire time
-// is in the future. The API finds the timers of an id through the schedule of the id. A
-// schedule is stored before its timers and never changed.
+// Schedule describes the timers of one request, or of one item of a batch, that is to be sent
+// at a later time. The API finds the timers of an id through the schedule of the id. A schedule
+// is stored before its timers and never changed.
 type Schedule struct {
 	Base       notify.Base
 	Caller     string
@@ -124,15 +124,13 @@ type Schedules interface {
 	// version differs, Swap changes nothing and returns the stored head and false. After an
 	// error h may or may not be stored; the caller must read the head.
 	Swap(ctx context.Context, oldVersion uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
-	// Purge removes schedules, with their heads, whose fire time is earlier than beforeMs
-	// (ms since 1970). The fire time is normally the FireAt of the head. If there is no
-	// head, it is instead the FireAt of the schedule. Purge removes at most max schedules
-	// and returns how many it removed.
+	// Purge removes each schedule, and its head, if its fire time is earlier than beforeMs (ms
+	// since 1970). The fire time is the FireAt of the head, or the FireAt of the schedule if
+	// there is no head. Purge removes at most max schedules and returns how many it removed.
 	Purge(ctx context.Context, beforeMs int64, max int) (int, error)
-	// PutScheduled stores what Put and Timers.Put would store: all rows or none. In an
-	// engine of many machines an error may leave some rows stored; schedules are stored
-	// before timers. Calling PutScheduled again with the same arguments stores the missing
-	// rows.
+	// PutScheduled stores what Put and Timers.Put would store: normally all rows or none. Only
+	// in an engine with several machines an error may leave some rows stored. There, schedules
+	// are stored before timers. A second call with the same arguments stores the missing rows.
 	PutScheduled(ctx context.Context, ss []Schedule, shards notify.Spread, ts []Timer) error
 	// ForgetTimers removes the rows (FireAt, ID) of ts from Timers and ColdTimers. It
 	// ignores a row that is not stored. Hints stay until their partition is dropped.

@@ -8,13 +8,13 @@ import (
 
 // Status stores the outcome rows of notifications, by chunk.
 type Status interface {
-	// Put stores rows. If a key is written several times, the row with the greatest
-	// Row.Stamp wins, in whatever order the writes arrive. For a short time an engine may
-	// still return an older row; see Resume. If the writes have no stamps, the last write
-	// wins.
-	// Put stores all rows of one request (Base) or none, and they become visible together.
-	// If Put refuses a row (notify.KindInvalid), it stores no row of the call. In an engine
-	// of many machines an error may leave the rows of some requests of the call stored.
+	// Put stores rows. If a key is written several times, the row with the greatest Row.Stamp
+	// wins, even if it arrives first. For a short time an engine may still return an older row;
+	// see Resume. Between rows without stamps, the last write wins.
+	//
+	// Put stores all rows of one request (Base) or none, and they become visible together. If
+	// Put refuses a row (notify.KindInvalid), it stores no row of the call. In an engine with
+	// several machines an error may leave the rows of some requests stored.
 	Put(ctx context.Context, rows []notify.Row) error
 	// TakeOver begins a tenure of a partition of a topic. The stamps of the tenure are
 	// greater than the stamps of all earlier tenures. TakeOver does not stop an earlier
@@ -22,15 +22,14 @@ type Status interface {
 	// after TakeOver has returned.
 	TakeOver(ctx context.Context, topic string, partition int32) (Tenure, error)
 	// Resume returns the rows of keys as Get does. The owner of t uses them to continue the
-	// work of earlier owners. If Resume returns a row in which Done is true, the row is
-	// final: no row of an earlier tenure that arrives later replaces it. Until the owner
-	// has written a row itself, a row of an earlier tenure may still replace any other row.
-	// So an owner acts only on rows that it has written itself and on rows in which Done is
-	// true.
+	// work of earlier owners. A returned row in which Done is true is final: no late row of an
+	// earlier tenure replaces it. Any other returned row may still be replaced by a late row of
+	// an earlier tenure, until the owner itself writes the row. So an owner acts only on rows
+	// that it has written itself and on rows in which Done is true.
 	//
-	// If Resume cannot decode a stored row, it returns the Key of the row and the stored
-	// bytes in Damaged. The owner's next write replaces the damaged row. All other methods
-	// return notify.ErrCorrupt for such a row.
+	// If Resume cannot decode a stored row, it returns the Key of the row and the stored bytes
+	// in Damaged. The owner's next write replaces the damaged row. All other methods return
+	// notify.ErrCorrupt for such a row.
 	Resume(ctx context.Context, t Tenure, keys []notify.RowKey) ([]notify.Row, error)
 	// Get returns the rows of keys, in the order of keys. For a key without a row it
 	// returns a Row whose Key is the zero RowKey.
@@ -66,14 +65,13 @@ type Tenure struct {
 const (
 	// TenureStamps is how many stamps a tenure has.
 	TenureStamps = 1_000_000
-	// tenureSpan is the least distance between the starts of two tenures. Stamps are even,
-	// so that rows with StampBeside can use the odd numbers between two stamps.
+	// tenureSpan is the least distance between the starts of two tenures. The stamps of a
+	// tenure are even numbers. The odd numbers between them are for rows with StampBeside.
 	tenureSpan = 2 * TenureStamps
 )
 
-// StampBeside is the stamp of a row whose writer does not own the partition. Such a row
-// replaces the stored row. Every row that an owner writes after that replaces the row with
-// StampBeside.
+// StampBeside is the stamp of a row from a writer that does not own the partition. The row
+// replaces the stored row. The owner's next write then replaces the row.
 const StampBeside = -1
 
 // NextTenure returns the tenure that follows a tenure whose Start is previousStart. If

@@ -10,8 +10,8 @@ import (
 // Timer is work for a later time: an envelope to append, or a trigger to call.
 type Timer struct {
 	FireAt int64 // ms since 1970
-	// ID has at most 64 bytes. It determines the shard. (FireAt, ID) is the key in a
-	// partition.
+	// ID has at most 64 bytes. It determines the shard of the timer. FireAt and ID together are
+	// the key of the timer in its partition.
 	ID      []byte
 	Kind    uint8  // the kind of Payload; the timer engine does not read Payload
 	Target  string // the topic to append an envelope to
@@ -136,8 +136,9 @@ type Timers interface {
 	// Shard returns the state of a shard. It returns the zero state if the shard never had
 	// an owner.
 	Shard(ctx context.Context, shard uint16) (ShardState, error)
-	// Closed returns the field Closed of a shard's state. The result includes every Advance
-	// that returned before the call. It may include an Advance that is still running.
+	// Closed returns the last closed minute of a shard (ShardState.Closed). The result includes
+	// every Advance that returned before the call. It may include an Advance that is still
+	// running.
 	Closed(ctx context.Context, shard uint16) (int64, error)
 	// TakeOver raises the term of a shard by 1 and stores the new owner, if the stored term
 	// is oldTerm. If the stored term differs, it returns notify.KindConflict.

@@ -10,10 +10,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Append adds records in offset order. It skips records below the offset that Append has reached
-// before. So the caller may safely append a range again. When Append returns, queries find the
-// records. The records are not durable here yet: until Sealed has passed them, only the log has a
-// durable copy. If two full tails of the partition wait to be sealed, Append waits.
+// Append adds records in offset order. If the Store already has a record, Append skips it, so
+// the caller may safely append a range again. When Append returns, queries find the records.
+// But the records are not durable here yet: until Sealed has passed a record, only the log has
+// a durable copy. If two full tails of the partition wait to be sealed, Append waits.
 //
 // After an error the caller must append the same records again.
 func (s *Store) Append(ctx context.Context, recs ...Record) error {
@@ -30,8 +30,9 @@ func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	return nil
 }
 
-// Advance reports to the Store that all records of the partition below offset have been appended. It
-// is for partitions whose log begins at a later offset or has no records.
+// Advance tells the Store that it will get no more records of the partition below offset. The
+// pump calls it for records that do not exist: before the first record of the log, or lost by the
+// log.
 func (s *Store) Advance(tp Part, offset int64) {
 	p := s.partOf(tp)
 	p.appendMu.Lock()
@@ -61,10 +62,9 @@ func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) err
 			err = s.addChunk(ctx, p, r, &env)
 		}
 		if errors.Is(err, notify.ErrCorrupt) || errors.Is(err, notify.ErrNewer) {
-			// A worker puts such a record into the poison topic. Its receivers are unknown, so
-			// there is nothing to store. A record of a newer release reaches this point only after
-			// manual changes: such a record stops a worker, and an older release does not open the
-			// store that belongs to this history.
+			// There is nothing to store, because the receivers are unknown. A worker puts a
+			// damaged record into the poison topic. A record of a newer release normally stops
+			// the worker first, so such a record gets here only after manual changes.
 			s.cfg.Log.Warn("history cannot read a record and skips it", "part", p.Part, "offset", r.Offset, "err", err)
 		} else if err != nil {
 			return err

@@ -8,9 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Settled returns an offset for each partition. Every record below that offset is in a sealed
-// segment, and the youngest record of that segment is older than cutoff (ms since 1970). Below this
-// offset only merges still rewrite records.
+// Settled returns an offset for each partition. All records below it are in sealed segments whose
+// youngest record is older than cutoff (ms since 1970). Only merges still rewrite these records.
 func (s *Store) Settled(cutoff int64) map[Part]int64 {
 	out := s.Sealed() // before the view is acquired: a segment sealed in between is younger
 	v := s.acquireView()

@@ -9,16 +9,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Chunks calls fn with the sealed original chunks that meet two conditions. The offset of the
-// chunk's record is at least starts[partition] (missing: 0). The chunk's request was accepted at or
-// after since (ms since 1970). There is one exception to the second condition: if all records of a
-// segment were appended at or after since, fn gets all chunks of the segment. So fn gets the chunks
-// of scheduled notifications too, whose records are appended long after the request. Chunks returns
-// the offset up to which each partition is sealed. Later records are only in the log. The Found
-// contains no receiver. fn must not keep the Found, but may keep its slices. A damaged segment is
-// an error, because with an incomplete history an audit proves nothing.
+// Chunks calls fn with the sealed original chunks at or above the offset starts[partition]
+// (missing: 0), for requests that were accepted at or after since (ms since 1970). A scheduled
+// notification may be appended long after its request was accepted. So if all records of a
+// segment were appended at or after since, fn also gets the chunks of earlier requests in that
+// segment.
 //
-// Only one chunk is in memory at a time.
+// Chunks returns the offset up to which each partition is sealed. Later records are only in the
+// log. The Found contains no receiver. fn must not keep the Found, but may keep its slices. A
+// damaged segment is an error, because with an incomplete history an audit proves nothing. Only
+// one chunk is in memory at a time.
 func (s *Store) Chunks(ctx context.Context, starts map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	sealed := s.Sealed() // before the view is acquired, so that the view has everything below these offsets
 	l := &lookup{s: s, view: s.acquireView()}
@@ -58,9 +58,9 @@ func (s *Store) Chunks(ctx context.Context, starts map[Part]int64, since int64, 
 	return sealed, nil
 }
 
-// Unsealed calls fn with the unsealed original chunks of a partition whose records have the offsets
-// [start, end). It is for ranges that are no longer in the log. It keeps a copy of the tails' rows in
-// memory.
+// Unsealed calls fn with the original chunks of a partition that are not sealed and have an
+// offset in [start, end). Callers use it for records that are no longer in the log. Unsealed
+// keeps a copy of the tails' rows in memory.
 func (s *Store) Unsealed(p Part, start, end int64, fn func(*engine.Found) error) error {
 	var found []chunk
 	l := s.beginLookup(func(q *partition, t *tail) bool {
@@ -91,9 +91,9 @@ func damagedHistory(err error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "part of the history is damaged", Err: err}
 }
 
-// Counted returns the offset of the copy of a chunk that an audit counts. A repeated request writes
-// the same chunks again. If a partition has several copies with the same receivers, the audit
-// counts the first copy.
+// Counted returns the offset of the copy of a chunk that an audit counts. A repeated request
+// writes the same chunks again, so a partition may have several copies of f with the same
+// receivers. The audit counts only the first copy.
 func (s *Store) Counted(f *engine.Found) (int64, error) {
 	p := Part{f.Topic, f.LogPart}
 	first, last := indexBounds(f.Envelope.Receivers)
@@ -201,7 +201,8 @@ func (s *Store) Has(base notify.Base) (bool, error) {
 	return len(chunks) > 0, nil
 }
 
-// Kept returns the time after which notifications are still kept.
+// Kept returns the beginning of the retention period. Notifications that are older may have
+// been removed.
 func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }
 
 // Oldest returns the time of the oldest record in a sealed segment, in ms since 1970. If there is no

@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// lookup is one query, with the tails and the view that it reads. It collects from the tails first
-// and acquires the view afterwards. So if a segment is sealed in between, the lookup finds it at
-// least once.
+// lookup is one query, with the tails and the view that it reads. It first collects candidates
+// from the tails and then acquires the view. So if a tail is sealed in between, the lookup
+// finds its chunks at least once.
 type lookup struct {
 	s       *Store
 	view    *segmentView
@@ -109,7 +109,8 @@ func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 	return true
 }
 
-// chunksOf returns the chunks of a request for whose rows want returns true.
+// chunksOf returns the chunks of a request. It calls want with the row of each chunk and skips
+// the chunk if want returns false.
 func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	var found []chunk
 	h := hashBase(base)
@@ -194,9 +195,9 @@ func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	return engine.Found{}, s.notFoundError(id.Base, l.damaged)
 }
 
-// notFoundError returns the error for a request of which nothing was found. The error says that the
-// notification was not found, that its retention has passed, that it may be lost, or that the
-// history is damaged.
+// notFoundError returns the error for a request of which nothing was found. The error says
+// which case it is: there is no such notification, its retention is over, it may be lost, or
+// the history is damaged.
 func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	switch {
 	case damaged != nil:

@@ -60,7 +60,8 @@ type bodyRecord struct {
 	value  []byte
 }
 
-// appendBodyRecord appends a body record. Its checksum covers everything after itself.
+// appendBodyRecord appends a body record. The checksum covers all bytes that follow the
+// checksum.
 func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 	start := len(b)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(s.value)))

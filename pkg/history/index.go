@@ -40,15 +40,15 @@ func (c *chain) room() int { return cap(c.hashes) - len(c.hashes) }
 
 // grow makes room for at least n more hashes.
 func (c *chain) grow(n int) {
-	// Grow by a factor of four. append would grow by a quarter. It copied a tail of a million
-	// entries four times, which took as much time as everything else in this file.
+	// Grow by a factor of four. append would grow by only a quarter. So it would copy a tail of
+	// a million entries four times, which took as much time as everything else in this file.
 	room := max(len(c.hashes)+n, min(4*cap(c.hashes), 1<<20))
 	c.hashes = append(make([]uint64, 0, room), c.hashes...)
 	c.next = append(make([]uint32, 0, room), c.next...)
 }
 
-// extend indexes the next hashCount hashes. The caller has already copied these hashes into the free
-// room.
+// extend adds the next hashCount hashes to the index. The caller has already copied these
+// hashes to the end of c.hashes, where the free room is.
 func (c *chain) extend(hashCount int) {
 	n := len(c.hashes)
 	c.hashes = c.hashes[:n+hashCount]
@@ -60,7 +60,7 @@ func (c *chain) extend(hashCount int) {
 	c.link(n)
 }
 
-// link adds the entries whose ordinals are at least minOrdinal to the head table.
+// link adds to the head table all entries with an ordinal of minOrdinal or more.
 func (c *chain) link(minOrdinal int) {
 	hashes := c.hashes[minOrdinal:]
 	next := c.next[minOrdinal:][:len(hashes)]

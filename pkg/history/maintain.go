@@ -80,8 +80,8 @@ func (s *Store) expireNow(ctx context.Context) error {
 	return s.expire(now)
 }
 
-// expire removes segments whose youngest record has passed its retention. It first stores the
-// sealed offsets, because the remaining segments may not contain these offsets.
+// expire removes segments if the retention of their youngest record is over. It first stores
+// the sealed offsets, because the remaining segments may not contain these offsets.
 func (s *Store) expire(now time.Time) error {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()

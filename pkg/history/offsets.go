@@ -31,8 +31,8 @@ type offsetsContent struct {
 	Parts json.RawMessage `json:"parts"` // []partRange, From unused
 }
 
-// due reports whether the last write was at least age ago. Before the first write, the time of the
-// first call counts as the last write.
+// due returns true if the last write was at least age ago. If there was no write yet, the first
+// call of due counts as the last write.
 func (o *offsetsFile) due(age time.Duration) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

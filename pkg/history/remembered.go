@@ -163,19 +163,21 @@ func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 	}
 }
 
-// Chunks implements conserve.History. An audit reads the log itself. Chunks adds the records that
-// are no longer in the log. There are two kinds of them. First, records of any age that were
-// removed before their consumer group had read them. Second, other removed records whose request
-// was accepted at or after since. If the log still contains all records after since, there are no
-// records of the second kind. Chunks returns the offsets at which the audit begins to read the log.
+// Chunks implements conserve.History. An audit reads the log itself and needs the history only
+// for records that the log no longer contains. Chunks calls fn with two kinds of such records:
+//   - records of any age that were removed before their consumer group had read them;
+//   - other removed records whose request was accepted at or after since. There are none if the
+//     log still contains all records after since.
+//
+// Chunks returns the offsets at which the audit begins to read the log.
 func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	admin := h.Admin
 	starts, err := admin.StartOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return nil, err
 	}
-	// A record is appended after its request was accepted. The minute is a margin, because clocks
-	// differ a little.
+	// A record is appended after its request was accepted, so no record before since is needed.
+	// Begin one minute earlier, because clocks differ a little.
 	young := starts
 	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
 		if young, err = admin.OffsetsSince(ctx, at, notify.FirstTopics()...); err != nil {
@@ -258,8 +260,8 @@ func (h *Remembered) ChunksOf(base notify.Base) ([]Held, error) {
 	return out, err
 }
 
-// errFound ends an iteration that has found what it searched for.
-var errFound = errors.New("one is enough")
+// errFound is returned by the callback of Each to stop at the first chunk.
+var errFound = errors.New("a chunk was found")
 
 // Has implements conserve.History.
 func (h *Remembered) Has(base notify.Base) (bool, error) {

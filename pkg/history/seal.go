@@ -18,7 +18,8 @@ type frozenTail struct {
 	tail *tail
 }
 
-// sealQueue contains full tails, first in, first out. The slots of the partitions limit its length.
+// sealQueue contains full tails, first in, first out. At most maxFrozen of them belong to the
+// same partition.
 type sealQueue struct {
 	mu    sync.Mutex
 	tails []frozenTail

@@ -53,7 +53,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	return seg, nil
 }
 
-// newSegment makes a segment of b. The segment owns the caller's reference to b.
+// newSegment makes a segment of the file b. It takes over the caller's reference to b.
 func newSegment(b *blob, m *segmentMeta, size int64) (*segment, error) {
 	s := &segment{
 		blob: b, size: size, meta: m,
@@ -179,9 +179,9 @@ func (s *Store) acquireView() *segmentView {
 	return s.view
 }
 
-// replaceView makes a new view and replaces the current view by it. The new view has the segments of
-// the current view and of the parameter added, without the segments of the parameter removed. The
-// caller keeps its own references.
+// replaceView replaces the current view. The new view has the segments of the current view and
+// those in "added", but not those in "removed". The caller keeps its references to these
+// segments.
 func (s *Store) replaceView(added, removed []*segment) {
 	gone := map[*segment]bool{}
 	for _, d := range removed {

@@ -20,8 +20,9 @@ func (s *Store) Snapshot(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return unavailable(err)
 	}
-	// Copy the offsets before the segments. If an offset counts a segment as sealed, that segment
-	// must be in the copy. A segment that is sealed later only makes the offsets higher.
+	// Copy the offsets before the segments. Every segment below the copied offsets must be in
+	// the copy, and now all of these segments exist. In the other order, a segment that is
+	// sealed between the two steps would be counted in the offsets but missing in the copy.
 	err := backup.Copy(filepath.Join(s.cfg.Dir, offsetsName), filepath.Join(dir, offsetsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return unavailable(err)

@@ -99,10 +99,10 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Run seals, merges and removes segments until ctx ends, and then returns nil. Without Run, Append
-// waits once two full tails of a partition exist. An error means that a sync failed and the content
-// of the disk is unknown. Then the process must restart. Everything above Sealed is still in the
-// log.
+// Run seals, merges and removes segments until ctx ends, and then returns nil. While Run does
+// not run, Append waits when a partition has two full tails. An error of Run means that a sync
+// failed and the content of the disk is unknown. The process must then restart. No record is
+// lost: everything above Sealed is still in the log.
 func (s *Store) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.sealAll(ctx) })
@@ -194,8 +194,8 @@ const CodeRecordLost = "record_lost"
 // 1970.
 type lostTime struct{ from, to int64 }
 
-// lostSlack is how much the acceptance time of a request may differ from the times of the records
-// before and after a lost record.
+// lostSlack is a margin. A request may have been accepted this much before or after the times
+// that Lost gets, which are the times of the records before and after the lost records.
 const lostSlack = time.Minute
 
 // Lost reports to the Store that the log lost records. The records were written between earliest and

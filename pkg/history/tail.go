@@ -51,7 +51,8 @@ type tail struct {
 	minBase, maxBase notify.Base
 	minTime, maxTime int64
 
-	// The bodies are, in order: [0, flushed) in the file, writing, buf.
+	// The bodies are in three places, in this order: the first "flushed" bytes are in the file,
+	// then come the bytes in writing, then the bytes in buf.
 	flushed int64
 	writing []byte
 }

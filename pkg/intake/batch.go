@@ -15,13 +15,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Batch answers POST /v1/notifications:batch with status 200 and one result per item, in order. A
-// bad item does not fail the other items. Batch refuses the whole body only if the items cannot be
-// separated.
+// Batch answers POST /v1/notifications:batch with status 200 and one result per item, in order.
+// A bad item does not fail the other items. Batch refuses the whole body only if the items
+// cannot be separated.
 //
-// While the log is down, items of otp and alert are accepted into the spill buffer, and the results
-// of all other items are errors. The reservation of the key does not keep such an answer, so a
-// repeat tries the other items again.
+// While the log is down, items of otp and alert are accepted into the spill buffer, and the
+// results of all other items are errors. Such an answer is not stored with the Idempotency-Key.
+// So a repeat of the request tries the failed items again.
 func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
@@ -57,13 +57,13 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		}
 		b.plan = &storePlan{s: s, m: &m, basis: l, block: s.partitionsSum(l.Base), parts: uint16(b.refusedSwitches | frozenSwitches)}
 		if l.Resumed && l.Block != b.plan.block {
-			// The same records cannot be made again. A clear error is better than items that are
-			// sent twice.
+			// With other partitions the same records cannot be made again. Return an error,
+			// because otherwise items could be sent twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the partitions of the log have changed since this request was first sent, and some of its items may have been accepted; check the items before you send the request with another key"}
 		}
 		b.ids = l.Base.Items()
 		b.writer = s.notes.Get().(*noteWriter)
-		b.writer.lend(b.plan, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
+		b.writer.lendBuffers(b.plan, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
 		b.items = b.writer.items[:0]
 		b.plan.done = func() {
 			clear(b.items) // so that their errors can be freed
@@ -83,7 +83,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	})
 }
 
-// batch builds the storePlan of one batch.
+// batch is one batch while its storePlan is built.
 type batch struct {
 	s               *Service
 	m               *request.Meta
@@ -162,7 +162,7 @@ func (b *batch) addNote(n *note) error {
 		}
 	}
 	it.base, it.channel, it.category, it.class = b.ids.Item(i), n.channel, n.category, classOf(n.category)
-	fire := b.s.rules.fire(&n.terms, it.base, b.basis.Accepted)
+	fire := b.s.rules.fireTime(&n.terms, it.base, b.basis.Accepted)
 	if fire != 0 {
 		it.class = classLater
 		b.plan.fire = max(b.plan.fire, fire)
@@ -171,9 +171,9 @@ func (b *batch) addNote(n *note) error {
 	return nil
 }
 
-// answer makes the answer with the results of all items. If some items could not be stored, their
-// results are errors. If no item was stored, and at least one failed in a store, the whole request
-// fails.
+// answer makes the answer with the results of all items. An item that could not be stored has
+// an error as its result. If no item was stored and a store failed, answer returns the error
+// for the whole request.
 func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {

@@ -60,8 +60,8 @@ func newSplitter() *splitter {
 	return &splitter{rejects: map[string]int{}, users: newSeen()}
 }
 
-// reset begins a request with about this many users. It also begins the same request again with
-// another block size.
+// reset prepares f for a request with about this many users. It is called again for the same
+// request if the request needs another block size.
 func (f *splitter) reset(ch notify.Channel, partitions uint16, block uint32, maxRejected, users int) {
 	f.channel, f.block, f.nextBlockIndex = ch, block, block
 	f.index, f.blockNumber, f.accepted = 0, 0, 0
@@ -199,11 +199,10 @@ func (f *splitter) largestChunk() (n int) {
 	return n
 }
 
-// fittingBlock returns the largest block size that is smaller than the current size and with which
-// no chunk is larger than room bytes. If no size fits, it returns 1. It must be called after
-// largestChunk. It computes the chunks of all block sizes in one pass over the receivers. An
-// earlier version made one pass for each size; for a body chosen to be slow it took ten times as
-// long.
+// fittingBlock returns the largest block size that is smaller than the current size and with
+// which no chunk is larger than room bytes. If no size fits, it returns 1. It must be called
+// after largestChunk. It computes the chunks of all block sizes in one pass over the receivers.
+// With one pass for each size, a body that a client made to be slow took ten times as long.
 func (f *splitter) fittingBlock(room int) uint32 {
 	type level struct {
 		shift uint
@@ -248,9 +247,10 @@ func (f *splitter) fittingBlock(room int) uint32 {
 
 func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
-// records makes one record per chunk. e holds the fields common to all records; records overwrites
-// its other fields. The records are valid until the splitter begins its next request.
-func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
+// makeRecords makes one record per chunk. e contains the fields that all records share;
+// makeRecords overwrites its other fields. The records are valid until the splitter begins its
+// next request.
+func (f *splitter) makeRecords(e *notify.Envelope, topic string) []log.Record {
 	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
 	for _, c := range f.chunks {

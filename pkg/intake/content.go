@@ -107,7 +107,7 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 	for i := skipSpace(object, bytes.IndexByte(object, '{')+1); object[i] == '"'; {
 		name, end, err := stringAt(object, i)
 		if err != nil {
-			return fmt.Errorf("intake: a checked object: %w", err)
+			return fmt.Errorf("intake: a name in a JSON object that was checked before is not valid: %w", err)
 		}
 		at := skipSpace(object, skipSpace(object, end)+1) // after the colon
 		end, _ = skipValue(object, at)
@@ -129,12 +129,13 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 type textVariables struct {
 	names map[string]int // by name: its index in order
 	order []string
-	// missingShared has the indexes of the names for which the shared variables have no text value,
-	// ascending. bareReason is the reason for refusing a receiver without own variables.
+	// missingShared has the indexes of the names, ascending, for which the shared variables
+	// contain no text value. A receiver without own variables is then refused with bareReason.
 	missingShared []int
 	bareReason    reason
 
-	// By index: the receiverCount of the latest receiver whose own variables contain the name.
+	// givenBy[i] tells which receiver was the latest with a text value for order[i] in its own
+	// variables. It is the value of receiverCount at that receiver.
 	givenBy       []uint64
 	receiverCount uint64
 }
@@ -216,9 +217,9 @@ func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText 
 	})
 }
 
-// check returns the reason for refusing a receiver with these own variables, or noReason. own is a
-// checked JSON object, or nil. For an accepted receiver the time grows with the size of own, not
-// with the number of names in the texts.
+// check returns the reason to refuse a receiver with the variables in own, or noReason. own is
+// a checked JSON object, or nil. For an accepted receiver the time of check grows with the size
+// of own, not with the number of names in the texts.
 func (n *textVariables) check(own []byte) reason {
 	if len(n.order) == 0 || len(own) == 0 {
 		return n.bareReason

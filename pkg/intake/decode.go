@@ -79,8 +79,8 @@ func parseLane(channel, category string) (notify.Channel, notify.Category, error
 	return ch, cat, nil
 }
 
-// millis returns t in ms since 1970, and 0 for nil. For the time 0 it returns 1, because 0 means no
-// time. Both times are in the past, so the difference does not matter.
+// millis returns t in ms since 1970, and 0 for nil. If t is the first millisecond of 1970, it
+// returns 1, because 0 means no time. The difference does not matter: both times are long past.
 func millis(t *time.Time) int64 {
 	if t == nil {
 		return 0
@@ -132,8 +132,8 @@ type protoField struct {
 	num  *uint64
 }
 
-// path copies the name. If the name itself were used in errors, the compiler would move all
-// variables of the fields to the heap (3 allocations an item).
+// path returns prefix and a copy of the name. If errors used the name itself, the compiler
+// would move all variables of the fields to the heap (3 allocations an item).
 func (f *protoField) path(prefix string) string { return prefix + strings.Clone(f.name) }
 
 // readMessage decodes b into fields. A field's index in fields is its field number minus 1. prefix

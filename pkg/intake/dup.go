@@ -24,15 +24,16 @@ import (
 type userSieve struct {
 	seed   maphash.Seed
 	k0, k1 uint64
-	// The tags. The length is a power of two. A tag of 0 is free, and a word is filled from its
-	// lowest tag.
+	// sieve contains the tags. Its length is a power of two. A tag of 0 is free, and a word is
+	// filled from its lowest tag.
 	sieve []uint64
-	// The longest sieve so far. sieve is the beginning of longest.
+	// longest is the memory of the longest sieve so far. sieve is the beginning of longest.
 	longest     []uint64
 	users       int // number of different users so far
 	walkedBytes int // bytes of partitions that were searched
-	// By hash: partition in the high 16 bits, offset in the low 48 bits. nil until many users occur
-	// twice.
+	// places is a map of all users, from the hash of a user to the place of the user: the
+	// partition in the high 16 bits, the offset in the low 48 bits. It is nil until many users
+	// occur twice.
 	places map[uint64]uint64
 }
 

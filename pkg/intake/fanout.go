@@ -71,7 +71,7 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 	return a, err
 }
 
-// fanBody is a fan-out whose head was decoded and whose receivers were not.
+// fanBody is a fan-out with a decoded head. Its receivers are not decoded yet.
 type fanBody struct {
 	fanHead
 	guess int // estimated number of receivers, computed from the size of the first receiver
@@ -85,7 +85,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 	if err != nil {
 		return nil, err
 	}
-	if err := s.rules.admit(&b.terms, l.Accepted, refusing(s, l)); err != nil {
+	if err := s.rules.admit(&b.terms, l.Accepted, switchesFor(s, l)); err != nil {
 		return nil, err
 	}
 	block := l.Block
@@ -94,7 +94,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 	}
 	fire := l.Fire
 	if !l.Resumed {
-		fire = s.rules.fire(&b.terms, l.Base, l.Accepted)
+		fire = s.rules.fireTime(&b.terms, l.Base, l.Accepted)
 	}
 	e := notify.Envelope{
 		Chunk: notify.Chunk{Base: l.Base}, FanOut: true,
@@ -140,7 +140,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 }
 
 func (s *Service) addChunks(p *storePlan, f *splitter, e *notify.Envelope, topic string) {
-	recs := f.records(e, topic)
+	recs := f.makeRecords(e, topic)
 	if e.NotBefore == 0 {
 		p.recs, p.classes = recs, slices.Repeat([]storeClass{classOf(e.Category)}, len(recs))
 		return

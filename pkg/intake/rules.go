@@ -45,9 +45,10 @@ type rules struct {
 }
 
 // switches has one bit for each pair of channel and category that the configuration refuses. A
-// batch stores its switches in its reservation. So a repeat refuses and accepts the same items as
-// the first request, even if the configuration has changed. A single request or a fan-out stores no
-// switches. If it is resumed, all of it was accepted, so nothing is refused.
+// batch stores its switches in its reservation. So a repeat refuses and accepts the same items
+// as the first request, even if the configuration has changed. A single request or a fan-out
+// needs no stored switches. If it has a reservation, it was accepted, so its repeat refuses
+// nothing.
 type switches uint16
 
 // frozenSwitches is set in stored switches, so that the stored value is never 0.
@@ -59,8 +60,9 @@ func switchOf(ch notify.Channel, cat notify.Category) switches {
 	return 1 << (uint(ch-1)*uint(len(notify.Categories)) + uint(cat-1))
 }
 
-// refusing returns the switches that apply to a single request or a fan-out.
-func refusing(s *Service, l request.Basis) switches {
+// switchesFor returns the switches that apply to a single request or a fan-out: none for a resumed
+// request.
+func switchesFor(s *Service, l request.Basis) switches {
 	if l.Resumed {
 		return 0
 	}
@@ -88,13 +90,14 @@ func newRules(cfg Config) rules {
 }
 
 // admit checks the terms of a request that is accepted at the time now (ms since 1970). The
-// parameter off has the switches that refuse. For a resumed request these are the switches of its
-// first acceptance, because some of its records may already be in the log.
+// parameter off contains the pairs of channel and category to refuse. For a resumed request
+// these are the pairs of its first acceptance, because some of its records may already be in
+// the log.
 //
-// With a wrong clock, admit could send at once a notification that is due later, or refuse for good
-// a notification that another process would accept. So if the result depends on the clock, admit
-// returns the error of the clock gate (notify.KindUnavailable). A notification that is due now and
-// expires later does not depend on the clock.
+// If the result depends on a clock that is not reliable, admit returns the error of the clock
+// gate (notify.KindUnavailable). Otherwise a wrong clock could make a later notification due at
+// once, or make admit refuse a notification that another process would accept. For a
+// notification that is due now and expires later, admit does not check the clock.
 func (r *rules) admit(t *terms, now int64, off switches) error {
 	if t.scheduled != 0 || t.expires != 0 && t.expires <= now {
 		if err := checkGate(r.clock); err != nil {
@@ -125,10 +128,10 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 	return checkContent(t.channel, &t.content)
 }
 
-// fire returns the time at which an admitted request is due, in ms since 1970; 0 means now. Jitter
-// only makes the time later, by at most a tenth of the delay, and never later than the expiry. The
-// same base and the same time now always give the same result.
-func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
+// fireTime returns the time at which an admitted request is due, in ms since 1970; 0 means now.
+// Jitter only makes the time later, by at most a tenth of the delay, and never later than the
+// expiry. The same base and the same time now always give the same result.
+func (r *rules) fireTime(t *terms, base notify.Base, now int64) int64 {
 	if t.scheduled <= now {
 		return 0
 	}

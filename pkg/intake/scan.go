@@ -329,7 +329,8 @@ func fastString(b []byte, i int) (s []byte, end int, ok bool) {
 	return s, end, err == nil
 }
 
-// fastObject reads an object that is enclosed in two values.
+// fastObject reads a JSON object or null. Two other values enclose the object, which counts for
+// the limit of nesting.
 func fastObject(b []byte, i int) (v []byte, end int, ok bool) {
 	if isNull(b, i) {
 		return nil, i + 4, true

@@ -146,8 +146,8 @@ type Service struct {
 	once             request.Once
 	spillUnreadUntil atomic.Int64 // the spill buffer is not read before this time, ns since 1970
 	spillLooks       sharedLooks  // shared reads of the spill buffer
-	// Before this time the buffer counts as filled while it cannot be read; ns since 1970. 0: the
-	// last read found the buffer empty.
+	// If the spill buffer cannot be read, it counts as filled until this time, ns since 1970.
+	// 0: the last read found the buffer empty.
 	spillHeldUntil atomic.Int64
 	fans           sync.Pool // *splitter
 	notes          sync.Pool // *noteWriter

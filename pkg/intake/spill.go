@@ -61,8 +61,7 @@ func (l *sharedLooks) await(ctx context.Context, read func(ctx context.Context) 
 	}
 }
 
-// runNext starts a goroutine for the reads for which requests wait. The goroutine ends when no
-// request waits.
+// runNext starts a goroutine that reads the buffer as long as requests wait for a read.
 func (l *sharedLooks) runNext(read func(ctx context.Context) bool) {
 	if next := l.takeNext(); next != nil {
 		go func() {
@@ -74,7 +73,8 @@ func (l *sharedLooks) runNext(read func(ctx context.Context) bool) {
 	}
 }
 
-// takeNext returns the read for which requests wait, or nil if no request waits.
+// takeNext returns the next read, for which requests already wait. It returns nil if no request
+// waits.
 func (l *sharedLooks) takeNext() *sharedLook {
 	l.mu.Lock()
 	defer l.mu.Unlock()

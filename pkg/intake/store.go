@@ -39,7 +39,8 @@ func classOf(cat notify.Category) storeClass {
 	return classPrompt
 }
 
-// failures has, for each class, the error with which the records of a request could not be stored.
+// failures contains for each class the error with which its records could not be stored, or
+// nil.
 type failures [classCount]error
 
 func (f *failures) any() bool {
@@ -64,12 +65,13 @@ type storePlan struct {
 	timers    []engine.Timer
 	schedules []engine.Schedule // schedules of timers
 	campaign  *campaignPart
-	// The topic of a fan-out. Its recs are split over as many partitions as the field parts says.
-	// Empty: the request is not a fan-out.
+	// fanoutTopic is the topic of a fan-out. The records of the fan-out are split over as many
+	// partitions as the field parts contains. Empty: the request is not a fan-out.
 	fanoutTopic string
 
-	// answer is called once, after Store has stored what it could. failed has, for each class, the
-	// error with which it could not be stored, or nil.
+	// answer makes the answer of the request. It is called once, after Store has stored what it
+	// could. failed contains for each class the error with which its records could not be
+	// stored, or nil.
 	answer func(failed *failures) (a request.Answer, final bool, err error)
 	// done returns buffers to their pools. It is called only when no store refers to the buffers
 	// any more. done may be nil.
@@ -215,8 +217,8 @@ func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, fai
 	return true
 }
 
-// gateOf returns the gate for the records of p. The bulk gate closes first, so that bulk records
-// leave the last room to other records.
+// gateOf returns the gate for the records of p. When the log is nearly full, the gate for bulk
+// records closes first. So the last free space stays for other records.
 func (s *Service) gateOf(p *storePlan) Gate {
 	if s.stores.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c storeClass) bool { return c != classBulk }) {
 		return s.stores.BulkGate
@@ -224,7 +226,7 @@ func (s *Service) gateOf(p *storePlan) Gate {
 	return s.stores.Gate
 }
 
-// appendBulk waits for the turn of these bulk records and appends them.
+// appendBulk waits for a turn in the Admission and then appends these bulk records.
 func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	size := int64(0)
 	for i := range recs {
@@ -240,7 +242,7 @@ func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 }
 
 // storeLater stores schedules and timers. If all of them are for bulk lanes, it first waits for
-// their turn.
+// a turn in the Admission.
 func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	if slices.ContainsFunc(p.schedules, func(one engine.Schedule) bool { return !one.Category.Bulk() }) {
 		return s.stores.Later.Put(ctx, p.schedules, p.timers)
@@ -258,12 +260,14 @@ func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	return err
 }
 
-// The time limit of a read of the spill buffer, and how long no read is made after a failure.
+// spillReadTimeout is the time limit of a read of the spill buffer. After a failed read, no
+// read is made for spillRetryPause.
 const (
 	spillReadTimeout = 250 * time.Millisecond
 	spillRetryPause  = 500 * time.Millisecond
-	// spillTrust is how long the last known state of the buffer counts while the buffer cannot be
-	// read. A slow buffer must not be a reason to overtake the records in it.
+	// spillTrust is how long the last known state of the buffer counts while the buffer cannot
+	// be read. Without it, a new message could overtake spilled messages when the buffer is
+	// only slow.
 	spillTrust = 30 * time.Second
 )
 

@@ -35,10 +35,10 @@ func (a Account) validate() error {
 
 // account is the running state of an Account. The lock of its Pool guards it.
 //
-// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate, and the total
-// bucket. Fast messages use only the total bucket. So in any t seconds bulk uses at most share of
-// burst + rate*t, and the rest is always free for the fast lane. If each lane sends no more than
-// its share, neither lane waits for the other.
+// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate, and the
+// total bucket. Fast messages use only the total bucket. So in any t seconds bulk uses at most
+// share*(burst + rate*t) tokens, and all other tokens are always free for the fast lane. If
+// each lane sends no more than its share, neither lane waits for the other.
 type account struct {
 	name    string
 	total   tokens

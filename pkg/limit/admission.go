@@ -10,22 +10,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Admission bounds the work on large requests, so that single requests stay fast under any load and
-// large requests are refused at once instead of timing out. Batches and fan-outs pass these steps:
+// Admission bounds the work on large requests, so that single requests stay fast under any load
+// and large requests are refused at once instead of timing out. Batches and fan-outs pass these
+// steps:
 //
 //	Enter    before the body is read: refuses a request that would wait too long
-//	Decode   a processor to decode the body; one is left for single requests
-//	Append   room in the log, in bytes; Store is the same for the timer store
+//	Decode   waits for a processor to decode the body; one is left for single requests
+//	Append   waits for room in the log, in bytes; Store does so for the timer store
 //
-// Decode, Append and Store each have a queue of waiting requests. Admission adapts the bound of the
-// bytes in flight to the log and to the store (AIMD): the bound grows while the latency is below a
-// target, and is cut while the latency is above the target. Single requests of otp, alert and
-// transactional never wait in a queue and are never refused.
+// Decode, Append and Store each have a queue of waiting requests. Admission bounds the bytes in
+// flight to the log and to the timer store. It adapts the bound to their latency (AIMD): it
+// raises the bound while the latency is below a target, and cuts it while the latency is above
+// the target. Single requests of otp, alert and transactional never wait in a queue and are
+// never refused.
 //
-// The expected wait is the bytes that are admitted and not finished, divided by the rate at which
-// bytes are finished. Admission measures this rate only while a request waits. Retry-After assumes
-// that all earlier refused requests are sent again first. So each refused request gets a later turn
-// than the refused request before it, and callers do not all repeat at the same time.
+// The expected wait is the bytes that are admitted and not finished, divided by the rate at
+// which bytes are finished. Admission measures this rate only while a request waits.
+// Retry-After assumes that all earlier refused requests are sent again first. So each refused
+// request gets a later turn than the refused request before it, and callers do not all repeat
+// at the same time.
 //
 // A nil Admission admits everything. Its methods may be called from any goroutine.
 type Admission struct {
@@ -36,16 +39,16 @@ type Admission struct {
 	mu            sync.Mutex
 	decode        admissionLine
 	append, store admissionLine
-	// Body bytes of requests that are admitted and not finished. A body that is still arriving is
-	// counted for MaxWait at most (see forgetSlow).
+	// pendingBytes counts the body bytes of requests that are admitted and not finished. A body
+	// that is still arriving is counted for MaxWait at most (see forgetSlow).
 	pendingBytes  int64
 	arriving      []*Admitted // requests whose bodies are still arriving, oldest first
 	rate          float64     // bytes finished a second while requests wait; 0: not measured yet
 	measuredSince time.Time   // zero: no request waits and the rate is not measured
 	doneBytes     int64       // bytes finished since measuredSince
 	lastRetryAt   time.Time   // when the turn of the latest refused request would begin
-	// First and last refusal of the current overload. overloadSince is zero while there is no
-	// overload.
+	// These are the times of the first and the last refusal in the current overload.
+	// overloadSince is zero while there is no overload.
 	overloadSince, lastRefusal time.Time
 	refused                    int64 // refusals in this overload
 	watching                   bool  // a timer runs checkOverloadEnd
@@ -254,8 +257,8 @@ func (a *Admission) expectedWait(now time.Time) (wait time.Duration) {
 		wait = seconds(float64(a.pendingBytes) / a.rate)
 	}
 	for _, l := range []*admissionLine{&a.decode, &a.append, &a.store} {
-		// If no request finishes any more, the rate says nothing. The time that the first request
-		// has waited still grows.
+		// If no request finishes any more, the measured rate is out of date. So the wait is
+		// also at least as long as the first request in each queue has waited.
 		if first := l.queue.First(); first != nil {
 			wait = max(wait, now.Sub(first.Value.since))
 		}
@@ -329,10 +332,10 @@ func (a *Admission) overload(now time.Time) Overload {
 	return Overload{Since: a.overloadSince, Refused: a.refused, Wait: a.expectedWait(now), Ahead: a.pendingBytes, Append: a.append.limit}
 }
 
-// Decode waits until a processor is free to decode a large body. More urgent categories are served
-// first; requests of one category are served in order of arrival. The caller must call done when
-// the body is decoded, so that the next request can begin. Decode returns ctx's error, or refuses
-// the request as acquire does.
+// Decode waits until a processor is free to decode a large body. More urgent categories are
+// served first; requests of one category are served in order of arrival. The caller must call
+// done when the body is decoded, so that the next request can begin. Decode returns ctx's error
+// when ctx ends. After a wait of 2*MaxWait it refuses the request with the error of Enter.
 func (a *Admission) Decode(ctx context.Context, cat notify.Category) (done func(), err error) {
 	if a == nil {
 		return func() {}, nil
@@ -352,8 +355,8 @@ func (a *Admission) processors(now time.Time) int64 {
 	return n
 }
 
-// Append waits until a bulk append of this many bytes may begin. The caller must call done with the
-// error of the append, or nil. Append returns errors as Decode does.
+// Append waits until a bulk append of this many bytes may begin. The caller must call done with
+// the error of the append, or nil. Append returns the same errors as Decode.
 func (a *Admission) Append(ctx context.Context, cat notify.Category, bytes int64) (done func(error), err error) {
 	return a.enterLine(ctx, func(a *Admission) *admissionLine { return &a.append }, cat, bytes)
 }

@@ -22,11 +22,10 @@ func (b Backoff) withDefaults() Backoff {
 	return b
 }
 
-// Delay returns how long to wait after an attempt. Attempts are numbered from 0. The wait is the
-// longer of two values, plus jitter: the provider's retryAfter (0: none given), and Base doubled
-// once for each earlier attempt. Jitter is only ever added, to a Retry-After too, so that messages
-// that were throttled together are not sent again together. random returns numbers in [0, 1), e.g.
-// rand.Float64.
+// Delay returns how long to wait after an attempt. Attempts are numbered from 0. Base is
+// doubled once for each earlier attempt. If the provider's retryAfter is longer, Delay uses it
+// instead (0: none given). Then Delay adds jitter, so that messages that were throttled
+// together are not sent again together. random returns numbers in [0, 1), e.g. rand.Float64.
 func (b Backoff) Delay(attempt int, retryAfter time.Duration, random func() float64) time.Duration {
 	b = b.withDefaults()
 	step := b.Base

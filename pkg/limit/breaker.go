@@ -75,19 +75,19 @@ const holdRecheck = 30 * time.Second
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
 	Window time.Duration `default:"30s"` // period over which errors are counted
-	// Calls that the window must contain before Ratio may open the breaker. Without MinVolume the
-	// first calls of a process could open the breaker by chance.
+	// MinVolume is how many calls the window must contain before Ratio may open the breaker.
+	// Without MinVolume the first calls of a process could open the breaker by chance.
 	MinVolume int `default:"20"`
-	// The breaker also opens if the window contains at least this many failures and no success. So
-	// one message that is retried opens the breaker before its attempts are used up.
+	// If the window contains no success, the breaker also opens at AllBad failures. So one
+	// message that is retried opens the breaker before its attempts are used up.
 	AllBad        int           `default:"3"`
 	Ratio         float64       `default:"0.5"` // the breaker opens at this share of errors, 0 to 1
 	OpenFor       time.Duration `default:"5s"`  // time until the first probes; doubles each time the probes fail
 	MaxOpenFor    time.Duration `default:"30s"`
 	ConfigOpenFor time.Duration `default:"5m"` // OpenFor after a config error; does not double
 	Probes        int           `default:"3"`  // calls let through in the half-open state; all must be healthy
-	// If probes are not answered within this time, new probes pass. Healthy answers that already
-	// arrived still count.
+	// ProbeTimeout is how long the breaker waits for the answers of probes before it allows new
+	// probes. Healthy answers that already arrived still count.
 	ProbeTimeout time.Duration `default:"30s"`
 }
 
@@ -183,8 +183,8 @@ func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	return true, time.Time{}
 }
 
-// newRound begins a round of probes. The round lets through as many probes as healthy answers are
-// still missing. At least one is missing, because the breaker closes at the last healthy answer.
+// newRound begins a round of probes. The breaker needs cfg.Probes healthy answers to close. The
+// round allows one probe for each answer that is still missing, which is at least one.
 func (b *Breaker) newRound(now time.Time) {
 	b.granted, b.until = b.healthy, now.Add(b.cfg.ProbeTimeout)
 }

@@ -37,7 +37,7 @@ func ratePerSecond(rate float64) float64 {
 	return max(rate, 0)
 }
 
-// refill brings level up to now.
+// refill adds to level the tokens that the bucket has gained until now.
 func (t *tokens) refill(now time.Time) {
 	if !now.After(t.levelAsOf) {
 		return
@@ -78,8 +78,8 @@ func (t *tokens) wait(now time.Time, n float64) time.Duration {
 	return penalty + time.Duration(ns)
 }
 
-// wholeTokens returns the smaller of n and the number of whole tokens in the bucket. During a
-// penalty it returns 0.
+// wholeTokens returns the smaller of n and the number of whole tokens in the bucket. It returns
+// 0 before penaltyEnd.
 func (t *tokens) wholeTokens(now time.Time, n int) int {
 	t.refill(now)
 	if t.penaltyEnd.After(now) {
@@ -97,8 +97,8 @@ func (t *tokens) take(n float64) {
 	}
 }
 
-// giveBack puts back n tokens that take subtracted. During a penalty it does nothing, because a
-// throttled account must start with an empty bucket.
+// giveBack puts back n tokens that take subtracted. Before penaltyEnd it does nothing, because
+// a throttled account must start with an empty bucket.
 func (t *tokens) giveBack(now time.Time, n float64) {
 	t.refill(now)
 	if t.penaltyEnd.After(now) || math.IsInf(t.rate, 1) {

@@ -79,8 +79,8 @@ func (c PoolConfig) validate() error {
 type Want struct {
 	Lane Lane
 	N    int // messages, at least 1
-	// The smallest number of messages that is worth a call; default 1. Pick lowers Min to the
-	// number that an account's full buckets hold.
+	// Min is the smallest number of messages that is worth a call; default 1. If an account's
+	// full buckets contain fewer messages, Pick uses their number instead of Min.
 	Min int
 }
 
@@ -89,8 +89,8 @@ type Want struct {
 type Grant struct {
 	Account string
 	N       int
-	// The account's breaker is not closed, and this call tests whether the account works again. N
-	// is then 1.
+	// Probe is true if the account's breaker is not closed and this call tests whether the
+	// account works again. N is then 1.
 	Probe bool
 }
 
@@ -171,8 +171,8 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) 
 	return ok, retryAt
 }
 
-// Ready reports whether at least one account is not blocked and its breaker is not open. It does
-// not check the tokens. If no account is ready, earliest is the first time at which an account may
+// Ready returns true if an account is not blocked and its breaker is not open. It does not
+// check the tokens. If no account is ready, earliest is the first time at which an account may
 // be ready. A lane stops reading while none of its pools is ready.
 func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	p.mu.Lock()

@@ -58,8 +58,8 @@ func (s *Shared) Stats(now time.Time) SharedStats {
 
 func (s *Shared) resting(now time.Time) bool { return now.UnixNano() < s.restUntil.Load() }
 
-// callShared calls fn with the time limit. If fn fails, calls are paused, except if fn failed
-// because the caller's ctx ended.
+// callShared calls fn with the time limit. If fn fails, callShared pauses further calls. It
+// does not pause them if fn failed because the caller's ctx ended.
 func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx context.Context) error) error {
 	call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer stop()

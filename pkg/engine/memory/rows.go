@@ -26,8 +26,8 @@ type part struct {
 	lastNumber uint64     // the n of the last call of rows.Change.Number
 }
 
-// part returns a partition. It creates the partition if it is missing. The caller must hold
-// mu.
+// part returns the partition with this name. It creates the partition if it is missing. The
+// caller must hold mu.
 func (p *partRows) part(name rows.Partition) *part {
 	if p.parts[name] == nil {
 		p.parts[name] = &part{}
@@ -136,8 +136,9 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return true, nil
 }
 
-// applyChanges applies cs and returns true if every row of every Expect is stored with its
-// value. Otherwise it changes nothing and returns false.
+// applyChanges applies the changes cs and returns true if the stored rows are as expected: each
+// row in Expect must be stored with exactly its value. Otherwise applyChanges changes nothing
+// and returns false.
 func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,7 +168,7 @@ func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 	return true
 }
 
-// Turn implements rows.Partitions.
+// Turn implements rows.Partitions. It does not wait, because only this process uses the rows.
 func (p *partRows) Turn(context.Context, rows.Partition) (func(), error) { return func() {}, nil }
 
 func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {

@@ -22,7 +22,8 @@ type Config struct {
 	// Logger receives messages about failures and about work in the background.
 	Logger *slog.Logger `default:"discard"`
 
-	// writes are the options of commits. Only the power-loss test sets writes. It turns
-	// fsync off to prove that the test detects a store that does not sync.
+	// writes contains the options of each commit; nil: every commit is synced. Only the
+	// power-loss test sets writes: it turns fsync off to prove that it detects a store that
+	// does not sync.
 	writes *pebbledb.WriteOptions
 }

@@ -39,7 +39,7 @@ func (l *latch) trip(err error) {
 		return
 	}
 	l.err = err
-	// err.Error() leaves out the stack that some errors carry.
+	// Log only err.Error(): if the logger formatted err itself, it could add a stack.
 	l.log.Error("the store has failed; it accepts no writes until the process is started again", "err", err.Error())
 	close(l.failed)
 }
@@ -51,11 +51,11 @@ func (l *latch) cause() error {
 	return l.err
 }
 
-// freeze blocks its goroutine for ever. Without freeze, Pebble would end the process after
-// a failure of its log or manifest. After a failed rotation of the log it would even end
-// the process with a throw that recover cannot stop. Pebble would also retry a failed flush
-// at once and without end. A blocked goroutine can neither change data nor acknowledge a
-// write. Reads continue, and the process can report the failure and stop normally.
+// freeze blocks its goroutine for ever. Without freeze, Pebble would end the process after a
+// failure of its log or manifest. After a failed rotation of the log this would be a fatal
+// error of the Go runtime, which recover cannot stop. Pebble would also retry a failed flush at
+// once and without end. A blocked goroutine can neither change data nor acknowledge a write.
+// Reads continue, and the process can report the failure and stop normally.
 func (l *latch) freeze() { select {} }
 
 // failStopFS watches writes to the store's folder. The first failed write trips the latch.
@@ -73,8 +73,9 @@ func (f *failStopFS) isWatched(name string) bool {
 	return f.l.armed.Load() && (name == f.dir || f.PathDir(name) == f.dir)
 }
 
-// guard calls write, which writes to the file with this name. guard never returns if the
-// file is watched and either write fails or the store has failed before.
+// guard calls write, which writes to the file with this name. If the file is watched, guard
+// returns only after success. After a failure of write, or an earlier failure of the store, it
+// blocks for ever.
 func (f *failStopFS) guard(name string, write func() error) error {
 	if !f.isWatched(name) {
 		return write()
@@ -188,9 +189,9 @@ func (p pebbleLog) Errorf(format string, args ...any) {
 	p.l.log.Error(fmt.Sprintf(format, args...))
 }
 
-// Pebble calls Fatalf when it cannot continue. Fatalf trips the latch and blocks the
-// goroutine for ever. If the latch is not armed, Fatalf returns, and Pebble returns the
-// error to its caller.
+// Pebble calls Fatalf when it cannot continue. Fatalf trips the latch and blocks the goroutine
+// for ever. Only if the latch is not armed, because the store is not open yet, Fatalf returns.
+// Pebble then returns the error to its caller.
 func (p pebbleLog) Fatalf(format string, args ...any) {
 	err := fmt.Errorf(format, args...)
 	for _, a := range args {

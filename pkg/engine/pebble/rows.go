@@ -21,8 +21,9 @@ type partRows struct {
 	s *Store
 
 	mu sync.Mutex
-	// lastNumbers contains, by partition, the n of the last call of rows.Change.Number. The
-	// field mu guards the map. The mu of the committer guards the numbers.
+	// lastNumbers contains, for each partition, the last number that was given to
+	// rows.Change.Number. The field mu guards the map. The mu of the committer guards the
+	// numbers.
 	lastNumbers map[rows.Partition]*uint64
 }
 
@@ -106,9 +107,10 @@ func appendKeys(keys []string, p rows.Partition, rs []rows.Row) []string {
 	return keys
 }
 
-// compare reports whether every row of every Expect is stored with its value. It also
-// returns the counter of the partition for each change with Numbers > 0. keys contains, for
-// each change in order, the database keys of its Expect and then of its Set.
+// compare reads every row in the Expect of the changes and sets matches to true if each is
+// stored with its value. For each change with Numbers > 0, it also returns the counter of the
+// change's partition. keys contains the database keys of the changes in order: for each change
+// the keys of Expect, then the keys of Set.
 func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint64, matches bool, err error) {
 	for i := range cs {
 		c := &cs[i]
@@ -136,8 +138,8 @@ func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint
 	return lastNumbers, true, nil
 }
 
-// fillBatch puts changes into a batch and raises the counters. The caller must hold the mu
-// of the committer, except if all changes have only rows in Insert.
+// fillBatch puts changes into a batch and raises the counters. The caller must hold the mu of
+// the committer, unless the changes contain nothing but Insert.
 func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 	key := make([]byte, 0, 128)
 	for i := range cs {
@@ -159,7 +161,7 @@ func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 	}
 }
 
-// Turn implements rows.Partitions.
+// Turn implements rows.Partitions. It does not wait, because only this process uses the rows.
 func (r *partRows) Turn(context.Context, rows.Partition) (func(), error) { return func() {}, nil }
 
 func (r *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {

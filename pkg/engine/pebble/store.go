@@ -109,9 +109,9 @@ func (s *Store) open() error {
 	if err != nil {
 		return err
 	}
-	// Pebble retries a failed flush at once and without end, also while it opens a
-	// database. The latch prevents these retries: it blocks the goroutine for ever, and
-	// open returns the failure.
+	// Pebble retries a failed flush at once and without end, also while it opens a database.
+	// The armed latch prevents this: it blocks Pebble's goroutine for ever at the first
+	// failure. open does not wait for that goroutine and returns the failure.
 	s.latch.armed.Store(true)
 	defer s.latch.armed.Store(false)
 	done := make(chan error, 1)
@@ -188,9 +188,9 @@ func (s *Store) options() *pebbledb.Options {
 	o := &pebbledb.Options{
 		FS:   &failStopFS{FS: s.fs, dir: s.cfg.Dir, l: s.latch},
 		Lock: s.lock,
-		// Pebble subtracts the size of three memtables from the cache: one that is being
-		// filled, one that is being flushed, and a spare. When CacheSize did not include
-		// the three memtables, a lookup in the cache took 26 us.
+		// Pebble subtracts the size of three memtables from CacheSize: one that is being
+		// filled, one that is being flushed, and a spare. So add these three memtables. Without
+		// them a lookup in the cache took 26 us.
 		CacheSize:                   s.cfg.CacheBytes + 3*s.cfg.MemTableBytes,
 		MemTableSize:                uint64(s.cfg.MemTableBytes),
 		MemTableStopWritesThreshold: 4,

@@ -109,8 +109,8 @@ func (c Config) withTLS() string {
 	return dsn
 }
 
-// checkVerified returns an error if a host is not on this machine and its certificate would
-// not be verified.
+// checkVerified returns an error if the DSN has a host on another machine and the connection
+// would not check the certificate of that host.
 func checkVerified(cc *pgconn.Config) error {
 	hosts := []*pgconn.FallbackConfig{{Host: cc.Host, TLSConfig: cc.TLSConfig}}
 	for _, h := range append(hosts, cc.Fallbacks...) {

@@ -63,13 +63,13 @@ func translate(err error) error {
 
 const schemaRepair = "PostgreSQL does not have the tables of this release: run notifyd migrate up"
 
-// schemaError returns the error of Check.
+// schemaError makes the error that Check returns if this build does not work with the schema.
 func schemaError(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-// regressedError returns the error of Changes when the server has lost versions that Changes
-// had returned.
+// regressedError makes the error that Changes returns if the server has lost versions that
+// Changes had returned.
 func regressedError(seen, now int64) error {
 	return &notify.Error{
 		Kind: notify.KindUnavailable, Code: engine.CodeRegressed, RetryAfter: retryAfter,

@@ -137,10 +137,10 @@ func checkSchema(applied []engine.Migration) error {
 	return err
 }
 
-// knownMigrations returns the applied migrations that this build has too. It returns an
-// error if the database has a migration of a newer release and this build does not work
-// with its tables. It also returns an error if an applied migration has another name than
-// in this build.
+// knownMigrations returns the applied migrations that this build has too. It returns an error
+// if the database has a migration of a newer release and this build does not work with the
+// tables of that migration. It also returns an error if an applied migration has a different
+// name in this build.
 func knownMigrations(applied []engine.Migration) ([]engine.Migration, error) {
 	for i, m := range applied {
 		switch {

@@ -81,9 +81,8 @@ func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) erro
 	return s.handleError(err)
 }
 
-// handleError translates an error. If the server refused a write because the server is a
-// standby, it is not the primary any more. handleError then closes all connections, so that
-// new connections go to the new primary.
+// handleError translates an error. If the server refused a write because it is now a standby,
+// handleError also closes all connections. New connections then go to the new primary.
 func (s *Store) handleError(err error) error {
 	if readOnly(err) {
 		s.pool.Reset()
@@ -145,9 +144,8 @@ func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	})
 }
 
-// SwapMeta implements engine.Meta. If the answer of the statement is lost and the caller
-// tries again, the second statement finds that newValue is stored, and SwapMeta returns
-// true.
+// SwapMeta implements engine.Meta. A caller whose answer was lost may call SwapMeta again.
+// SwapMeta then finds newValue already stored and returns true.
 func (m meta) SwapMeta(ctx context.Context, name string, oldValue, newValue []byte) (stored bool, err error) {
 	if newValue == nil {
 		newValue = []byte{}

@@ -42,8 +42,8 @@ func (b broadcast) Listen(ctx context.Context, channel string, onReady func(), f
 		_ = ps.Close() // also ends a ReceiveTimeout that is running
 	})
 	err := ps.Subscribe(ctx, b.channel(channel))
-	// pinged is true while Redis has not answered Subscribe or Ping. While pinged is true,
-	// Redis must answer within the timeout.
+	// pinged is true while the answer to a Subscribe or Ping is missing. Redis must send this
+	// answer within the timeout.
 	for wait, pinged := b.s.cfg.Timeout, true; err == nil; {
 		var m any
 		m, err = ps.ReceiveTimeout(ctx, wait)

@@ -78,8 +78,8 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// nodeForKey returns a client of the node on which a key is. All commands of one pipeline
-// of that client reach the same server.
+// nodeForKey returns a client of the node that stores a key. All commands of one pipeline of
+// that client reach the same server.
 func (s *Store) nodeForKey(ctx context.Context, key string) (*client.Client, error) {
 	switch c := s.c.(type) {
 	case *client.Client:

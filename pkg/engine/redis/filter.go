@@ -16,16 +16,18 @@ import (
 
 // A filter has these keys, all with one hash tag:
 //
-//	mark        hash: since (µs), of (the server's run id and the filter's size), turn
-//	            (number of the newer window), and the window of each bitmap
+//	mark        hash with the fields
+//	            "since"  µs
+//	            "of"     the server's run id and the filter's size
+//	            "turn"   the number of the newer window
+//	            and one field for each bitmap: the window of the bitmap
 //	<part>a, b  two bitmaps, one for each generation. Add sets bits in the newer bitmap.
 //	            At the end of a window the older bitmap is removed, and an empty bitmap
 //	            with its key becomes the newer bitmap.
 //
-// The filter is complete since a time: it contains every id that was added after that time.
-// This time is the later of two times: the time in the field "since" of the mark, and the
-// time at which the older generation began. A script sets the field "since" to the current
-// time
+// For each filter a time is known since which it is complete: it contains every id that was
+// added after that time. This is the time at which the older generation began, or the time in
+// the field "since" if that is later. A script sets the field "since" to the current time
 //   - if the mark is missing: Redis was emptied;
 //   - if the mark has the run id of another process of the server. The server was restarted
 //     and may have lost the writes of the last second. Or a replica is now the master and
@@ -33,9 +35,9 @@ import (
 //   - if the mark has another size: a process with other settings has set other bits;
 //   - if a bitmap of the mark is missing: Redis evicted it.
 //
-// So an id that was lost in one of these ways was added before the time since which the
-// filter is complete. For such an id callers do not rely on the filter. One case remains:
-// the Add of an id fails, and the worker dies before it calls Incomplete, while the server
+// So if an id was lost in one of these ways, it was added before the time since which the
+// filter is complete. Callers do not rely on the filter for such an id. One case remains: the
+// Add of an id fails, and the worker dies before it calls Incomplete, while the server
 // continues to run. The filter then wrongly reports that the id was never added.
 
 // FilterConfig determines the size of a filter. All processes that share a filter must use
@@ -69,19 +71,19 @@ type Filter struct {
 	bits   uint64
 	hashes int    // bits that an id sets
 	size   string // stored in the mark
-	// newestWindow is the number of the newer generation's window that the last Add got
-	// from Redis. Add uses this number to choose the bitmap, because it learns the current
-	// number only from the answer of its script.
+	// newestWindow is the number of the newest window, as the last Add learned it from Redis.
+	// Add uses it to guess which bitmap is the newer one, because Redis returns the current
+	// number only in its answer.
 	newestWindow atomic.Int64
 }
 
-// filterUpdate works on one part. It removes bitmaps whose window is over, creates the
-// bitmap of the newer generation, and updates the mark. KEYS: mark, a, b. ARGV: window in
-// µs, size, part, and 1 if Incomplete calls it, otherwise 0. It returns the number of the
-// newer window, and the time in µs since which the filter is complete.
+// filterUpdate works on one part of the filter. It removes bitmaps whose window is over,
+// creates the bitmap of the newer generation, and updates the mark. KEYS: mark, a, b. ARGV:
+// window in µs, size, part, and 1 if Incomplete calls it, otherwise 0. It returns the number of
+// the newer window, and the time in µs since which the filter is complete.
 //
-// The script does not read or set the bits of ids. Plain commands in the same transaction
-// do that, because thousands of bits in a Lua script take four times as long.
+// The script does not read or set the bits of ids. Plain commands in the same transaction do
+// that, because thousands of bits in a Lua script take four times as long.
 var filterUpdate = newScript(`
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local of, window, part = run .. ' ' .. ARGV[3], tonumber(ARGV[2]), ARGV[4]
@@ -183,8 +185,9 @@ func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 			if err != nil || window&1 == guess&1 {
 				return err
 			}
-			// The bits were set in the older generation, where they only raise the share of
-			// false positives. Set them again in the newer generation.
+			// Redis has begun a new window since the last Add of this process, so the bits were
+			// set in the older bitmap. There they do no harm except more false positives. Set
+			// them again in the newer bitmap.
 			f.newestWindow.Store(window)
 		}
 	})

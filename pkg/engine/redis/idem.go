@@ -40,9 +40,10 @@ func newToken() string {
 
 var (
 	// KEYS: reservation, ends. ARGV: token, member, now, ttl, then the 13 values of
-	// reservationFields. It returns 1 if it stored the reservation, or the stored fields if
-	// the key is in use. Each call also removes up to two members of ends whose keys have
-	// expired in the server. So ends does not grow without limit if no process calls Purge.
+	// reservationFields. It returns 1 if it stored the reservation, or the stored fields if the
+	// key is in use. Each call also removes up to two expired members from the sorted set
+	// "ends": members whose reservation keys have expired in the server. So "ends" does not
+	// grow without limit if no process calls Purge.
 	idemReserve = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
 if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then

@@ -59,7 +59,7 @@ return 1`)
 // is negative, burst is less than 1 or rate is not a number.
 func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
-		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("a bucket must have a burst of at least 1, a rate that is a number, and a request of at least 0 tokens; the burst is %d, the rate %g, the request %d", burst, rate, n))
+		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("the burst of a bucket must be at least 1, its rate a number, and n at least 0; the burst is %d, the rate %g, n is %d", burst, rate, n))
 	}
 	rate = min(max(rate, 0), 1e15) // tonumber of Lua cannot read an infinite rate
 	v, err := l.s.run(ctx, takeTokens, []string{l.s.key("bucket:" + bucket)}, n, strconv.FormatFloat(rate, 'g', -1, 64), burst)

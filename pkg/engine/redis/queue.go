@@ -25,10 +25,10 @@ import (
 //	wake           stream: gets an entry when a message becomes visible earlier than all other
 //	               messages; receivers wait for an entry
 //
-// An id has 16 digits, so that sorting ids as text sorts them as numbers. If messages
-// become visible at the same time, the oldest message is received first. Every script first
-// moves the messages whose time in the sorted sets held and last is over. Such a message
-// becomes visible again, or dead if it was received maxReceives times.
+// An id has 16 digits, so that sorting ids as text sorts them as numbers. If messages become
+// visible at the same time, the oldest message is received first. Every script first moves the
+// messages in "held" and "last" whose time is over. They become visible again, or dead after
+// maxReceives receives.
 
 // queue implements engine.Queue.
 type queue struct {
@@ -39,11 +39,11 @@ type queue struct {
 	wake        wake
 }
 
-// queueScript returns a script that uses all keys of a queue. ARGV[2] is maxReceives. A
-// script that may make a message visible earlier returns the id of the entry that it added
-// to the stream wake; empty if it added no entry. Where possible, a script runs one command
-// for many messages. With one command for each field of each message, a message took 43 us
-// of the server's CPU. Now it takes 26 us (BenchmarkQueue, at a load of 25).
+// queueScript returns a script that uses all keys of a queue. ARGV[2] is maxReceives. A script
+// that may make a message visible earlier returns the id of the entry that it added to the
+// stream wake; empty if it added no entry. Where possible, a script runs one command for many
+// messages. So a message takes 26 us of the server's CPU. With one command for each field of
+// each message it took 43 us (BenchmarkQueue, on a busy machine).
 func queueScript(lua string) *client.Script {
 	return newScript(`
 local lanes = {[0] = KEYS[1], [1] = KEYS[2]}

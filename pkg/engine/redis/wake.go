@@ -14,7 +14,7 @@ import (
 // stream entry that would wake the receiver.
 const longestWait = 5 * time.Second
 
-// followFor is how long one XREAD of the follower waits.
+// followFor is how long one XREAD of the goroutine follow waits.
 const followFor = time.Second
 
 // wake wakes the receivers of this process that wait for messages of a queue. While any
@@ -68,9 +68,10 @@ func (w *wake) advanceLocked(id string) {
 func (w *wake) wait(ctx context.Context, maxMicros int64, lastID string) {
 	w.mu.Lock()
 	if streamIDAfter(w.streamEnd, lastID) {
-		// There are two possible reasons. The stream got an entry after the script ran, so
-		// the receiver must check the queue again. Or Redis was emptied, and lastID is the
-		// last id of the new stream, so streamEnd must be set back to lastID.
+		// streamEnd can be later than lastID for two reasons. Either the stream got an entry
+		// after the script ran, so the receiver must check the queue again. Or Redis was
+		// emptied, and lastID is the last id of the new stream, so streamEnd must be set back
+		// to lastID.
 		w.streamEnd = lastID
 		w.mu.Unlock()
 		return

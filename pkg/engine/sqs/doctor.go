@@ -18,8 +18,8 @@ const (
 	// maxInFlight is how many messages of a queue may be in flight. When that many messages
 	// are in flight, SQS returns no more messages.
 	maxInFlight = 120_000
-	// maxClockSkew is the allowed difference between the clocks of SQS and of this process.
-	// At five minutes SQS refuses every request.
+	// maxClockSkew is the allowed difference between the clocks of SQS and of this process. If
+	// they differ by five minutes, SQS refuses every request.
 	maxClockSkew = time.Minute
 )
 
@@ -38,7 +38,7 @@ func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings
 		url, err := q.queueURL(ctx, l)
 		var got *api.GetQueueAttributesOutput
 		if err == nil {
-			got, err = call(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
+			got, err = withTimeout(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
 				return s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}})
 			})
 		}

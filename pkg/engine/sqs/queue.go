@@ -192,8 +192,8 @@ func (q *queue) pollWait(ctx context.Context) time.Duration {
 	return 0
 }
 
-// receiveReady receives ready messages without waiting, from both lanes as
-// engine.BacklogShare says.
+// receiveReady receives ready messages without waiting. It divides max between the two lanes as
+// engine.BacklogShare requires.
 func (q *queue) receiveReady(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	fromBacklog := q.backlogPart(max)
 	var out []engine.Delivery

@@ -161,7 +161,7 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 			if err != nil {
 				return err
 			}
-			out, err := call(ctx, q.s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
+			out, err := withTimeout(ctx, q.s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
 				return q.s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: url, AttributeNames: names[:]})
 			})
 			if err != nil {

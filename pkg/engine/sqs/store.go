@@ -123,7 +123,7 @@ func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	redrive := ""
 	for _, l := range []int{dead, onTime, backlog} {
 		lane := &q.lanes[l]
-		created, err := call(ctx, s, func(ctx context.Context) (*api.CreateQueueOutput, error) {
+		created, err := withTimeout(ctx, s, func(ctx context.Context) (*api.CreateQueueOutput, error) {
 			return s.api.CreateQueue(ctx, &api.CreateQueueInput{QueueName: &lane.name})
 		})
 		if err != nil {
@@ -135,7 +135,7 @@ func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 		if l != dead {
 			attributes[string(types.QueueAttributeNameRedrivePolicy)] = redrive
 		}
-		if _, err := call(ctx, s, func(ctx context.Context) (*api.SetQueueAttributesOutput, error) {
+		if _, err := withTimeout(ctx, s, func(ctx context.Context) (*api.SetQueueAttributesOutput, error) {
 			return s.api.SetQueueAttributes(ctx, &api.SetQueueAttributesInput{QueueUrl: created.QueueUrl, Attributes: attributes})
 		}); err != nil {
 			return err
@@ -143,7 +143,7 @@ func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 		if l != dead {
 			continue
 		}
-		got, err := call(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
+		got, err := withTimeout(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
 			return s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: created.QueueUrl, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn}})
 		})
 		if err != nil {
@@ -158,8 +158,8 @@ func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	return nil
 }
 
-// call calls fn with a context that ends after Timeout, and translates the error of fn.
-func call[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V, error)) (V, error) {
+// withTimeout calls fn with a context that ends after Timeout, and translates the error of fn.
+func withTimeout[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V, error)) (V, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	v, err := fn(ctx)
@@ -180,7 +180,7 @@ func (q *queue) queueURL(ctx context.Context, l int) (*string, error) {
 	lane.mu.Lock()
 	defer lane.mu.Unlock()
 	if lane.url == "" {
-		got, err := call(ctx, q.s, func(ctx context.Context) (*api.GetQueueUrlOutput, error) {
+		got, err := withTimeout(ctx, q.s, func(ctx context.Context) (*api.GetQueueUrlOutput, error) {
 			return q.s.api.GetQueueUrl(ctx, &api.GetQueueUrlInput{QueueName: &lane.name})
 		})
 		if err != nil {

@@ -287,8 +287,8 @@ func TestClocks(t *testing.T) {
 			t.Errorf("a began at %v, b at %v", a, b)
 		}
 		for why, now := range map[string]func() time.Time{
-			"clock: differs from this machine's clock by -2s":                            func() time.Time { return time.Now().Add(-2 * time.Second) },
-			"clock: its difference from this machine's clock is known only within 150ms": func() time.Time { time.Sleep(300 * time.Millisecond); return time.Now() },
+			"clock: differs from this machine's clock by -2s":                                               func() time.Time { return time.Now().Add(-2 * time.Second) },
+			"clock: cannot be compared with this machine's clock: the shortest of 8 round trips took 300ms": func() time.Time { time.Sleep(300 * time.Millisecond); return time.Now() },
 		} {
 			w.agents["b"].Now = now
 			s := scenario(1, time.Second)

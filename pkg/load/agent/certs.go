@@ -30,11 +30,12 @@ const (
 // certificatesFor is how long the certificates of WriteCertificates are valid.
 const certificatesFor = 90 * 24 * time.Hour
 
-// WriteCertificates makes a certificate authority and two certificates that the authority signs.
-// All certificates are valid for 90 days. The first certificate is for agents. It is valid on the
-// hosts, which are names or addresses. The second certificate is for the controller.
-// WriteCertificates does not store the key of the authority, so the authority can sign no further
-// certificate. WriteCertificates returns an error if one of the files exists.
+// WriteCertificates makes a certificate authority and two certificates that the authority
+// signs. All certificates are valid for 90 days. The first certificate is for agents. It is
+// valid on the hosts, which are names or addresses. The second certificate is for the
+// controller. WriteCertificates does not store the private key of the authority, so the
+// authority can sign no further certificate. WriteCertificates returns an error if one of the
+// files exists.
 func WriteCertificates(dir string, hosts []string, now time.Time) error {
 	if len(hosts) == 0 {
 		return notify.Invalid("bad_agents", "hosts", "must have at least one name or address by which controllers reach the agents")
@@ -148,7 +149,7 @@ func pool(file string) (*x509.CertPool, error) {
 	}
 	p := x509.NewCertPool()
 	if !p.AppendCertsFromPEM(b) {
-		return nil, fmt.Errorf("%s holds no certificate in PEM", file)
+		return nil, fmt.Errorf("%s contains no certificate in PEM format", file)
 	}
 	return p, nil
 }

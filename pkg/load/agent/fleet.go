@@ -29,9 +29,9 @@ type Options struct {
 	now  func() time.Time                                                  // the controller's clock; for tests
 }
 
-// offsetMost is the most by which an agent's clock may differ from the controller's clock.
-// uncertaintyMost is the largest error with which this difference may be known. An agent computes
-// the times of scheduled messages with its own clock.
+// offsetMost is the largest allowed difference between an agent's clock and the controller's
+// clock. uncertaintyMost is the largest allowed error of the measured difference. An agent
+// computes the times of scheduled messages with its own clock.
 const (
 	offsetMost      = time.Second
 	uncertaintyMost = 100 * time.Millisecond
@@ -80,7 +80,7 @@ func Dial(ctx context.Context, o Options) (*Fleet, error) {
 		if o.TLS == nil {
 			scheme = "http://"
 			if !notify.LoopbackHost(name) {
-				return nil, notify.Invalid("bad_agents", "agents", name+" is not on this machine: agents elsewhere need TLS")
+				return nil, notify.Invalid("bad_agents", "agents", name+" is not on this machine: agents on other machines need TLS")
 			}
 		}
 		f.links = append(f.links, &link{
@@ -97,7 +97,7 @@ func Dial(ctx context.Context, o Options) (*Fleet, error) {
 	for i, err := range errs {
 		if err != nil {
 			f.Close()
-			return nil, of(f.links[i].agent.Name, err)
+			return nil, agentError(f.links[i].agent.Name, err)
 		}
 	}
 	return f, nil
@@ -106,8 +106,8 @@ func Dial(ctx context.Context, o Options) (*Fleet, error) {
 // Close closes the connections of a Fleet whose Run was not called.
 func (f *Fleet) Close() { f.client.CloseIdleConnections() }
 
-// of adds the agent's name to an error.
-func of(name string, err error) error { return fmt.Errorf("agent %s: %w", name, err) }
+// agentError adds the agent's name to an error.
+func agentError(name string, err error) error { return fmt.Errorf("agent %s: %w", name, err) }
 
 // Agents implements load.Remote.
 func (f *Fleet) Agents() []load.Agent {
@@ -126,7 +126,7 @@ func (f *Fleet) Run(ctx context.Context, feed func(i int, fr *load.Frame) error)
 	var wg sync.WaitGroup
 	for _, l := range f.links {
 		wg.Go(func() { l.follow(ctx, feed) })
-		wg.Go(func() { l.order(ctx) })
+		wg.Go(func() { l.sendOrders(ctx) })
 	}
 	wg.Wait()
 }
@@ -145,12 +145,12 @@ func (f *Fleet) Begin(ctx context.Context, phase int, planned time.Time) (time.T
 	lost, uncertain := 0, time.Duration(0)
 	for _, l := range f.links {
 		if l.ready < phase && phase == 0 {
-			return time.Time{}, of(l.agent.Name, l.err)
+			return time.Time{}, agentError(l.agent.Name, l.err)
 		}
 		if l.agent.State == load.AgentLost {
 			lost++
 		}
-		l.agent.State = runs(l.agent.State)
+		l.agent.State = afterAnnounce(l.agent.State)
 		uncertain = max(uncertain, l.agent.Uncertainty)
 	}
 	if lost == len(f.links) {
@@ -168,9 +168,9 @@ func (f *Fleet) Begin(ctx context.Context, phase int, planned time.Time) (time.T
 	return at, nil
 }
 
-// runs returns the state of an agent after a phase was announced: a ready agent becomes a running
-// agent.
-func runs(s load.AgentState) load.AgentState {
+// afterAnnounce returns the new state of an agent when a phase is announced: a ready agent
+// becomes a running agent.
+func afterAnnounce(s load.AgentState) load.AgentState {
 	if s == load.AgentReady {
 		return load.AgentRunning
 	}
@@ -191,7 +191,7 @@ func (f *Fleet) Sent(ctx context.Context, phase int) error {
 		defer stop()
 		if err := f.wait(limit, (*link).ended); err != nil {
 			for _, l := range f.links {
-				l.lose(fmt.Errorf("it did not stop within %v after it was told to", stopWithin))
+				l.lose(fmt.Errorf("it did not stop within %v after the order to stop", stopWithin))
 			}
 		}
 	}
@@ -241,9 +241,9 @@ func (f *Fleet) wait(ctx context.Context, condition func(*link) bool) error {
 	}
 }
 
-// tell calls the function change while it holds mu. Then it wakes the goroutines that wait for a
-// change.
-func (f *Fleet) tell(change func()) {
+// update calls the function change while it holds mu. Then it wakes the goroutines that wait
+// for a change.
+func (f *Fleet) update(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()

@@ -36,7 +36,7 @@ func (l *link) ended() bool {
 
 // lose marks the agent as lost, unless it has already ended.
 func (l *link) lose(why error) {
-	l.fleet.tell(func() {
+	l.fleet.update(func() {
 		if l.ended() {
 			return
 		}
@@ -79,9 +79,9 @@ func (l *link) compareClocks(ctx context.Context) error {
 	}
 	switch a := &l.agent; {
 	case a.Uncertainty > uncertaintyMost:
-		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("its difference from this machine's clock is known only within %v, but must be known within %v: the shortest of %d round trips took %v", a.Uncertainty, uncertaintyMost, roundTrips, best))
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("cannot be compared with this machine's clock: the shortest of %d round trips took %v, but may take at most %v", roundTrips, best, 2*uncertaintyMost))
 	case a.Offset.Abs() > offsetMost:
-		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("differs from this machine's clock by %v, but may differ by at most %v: set the clocks right", a.Offset.Round(time.Millisecond), offsetMost))
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("differs from this machine's clock by %v, but may differ by at most %v; synchronize the clocks", a.Offset.Round(time.Millisecond), offsetMost))
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (l *link) get(ctx context.Context, into any) error {
 	defer resp.Body.Close()
 	dec := json.NewDecoder(resp.Body)
 	if resp.StatusCode != http.StatusOK {
-		return refused(resp, dec)
+		return refusalError(resp, dec)
 	}
 	if err := dec.Decode(into); err != nil {
 		return notify.Invalid("bad_answer", "", "it is not a load agent: its answer is not the JSON expected")
@@ -110,9 +110,9 @@ func away(err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "agent_away", Msg: "cannot be reached; start it with notifyctl load agent", Err: err}
 }
 
-// refused returns the error that an agent's answer contains. If the answer contains no error,
-// refused returns an error with the code bad_answer.
-func refused(resp *http.Response, dec *json.Decoder) error {
+// refusalError returns the error that is in an agent's answer. If the answer contains no error,
+// it returns an error with the code bad_answer.
+func refusalError(resp *http.Response, dec *json.Decoder) error {
 	var e Event
 	if dec.Decode(&e) != nil || e.Failed == nil {
 		e.Failed = &api.Problem{Status: resp.StatusCode, Code: "bad_answer", Detail: "it is not a load agent: it answered " + resp.Status}
@@ -153,7 +153,7 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	// is valid.
 	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) })
 	defer watch.Stop()
-	err := l.events(ctx, func(e *Event) error {
+	err := l.readEvents(ctx, func(e *Event) error {
 		watch.Reset(silence)
 		switch {
 		case e.Failed != nil:
@@ -161,7 +161,7 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 		case e.Frame != nil:
 			return feed(l.index, e.Frame)
 		}
-		l.fleet.tell(func() {
+		l.fleet.update(func() {
 			switch {
 			case e.Run != "":
 				l.id = e.Run
@@ -179,9 +179,9 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	l.lose(err)
 }
 
-// events starts the run at the agent and calls the function handle with each event. When the agent's
-// answer ends, events returns an error that says why.
-func (l *link) events(ctx context.Context, handle func(*Event) error) error {
+// readEvents starts the run at the agent and calls the function handle with each event. When
+// the agent's answer ends, readEvents returns an error that says why.
+func (l *link) readEvents(ctx context.Context, handle func(*Event) error) error {
 	job := l.fleet.opt.Job
 	job.Segment = load.Segment{I: l.index + 1, N: len(l.fleet.links)}
 	token, err := l.token(ctx)
@@ -199,7 +199,7 @@ func (l *link) events(ctx context.Context, handle func(*Event) error) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return refused(resp, json.NewDecoder(resp.Body))
+		return refusalError(resp, json.NewDecoder(resp.Body))
 	}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(make([]byte, 0, 64<<10), maxEvent)
@@ -218,8 +218,8 @@ func (l *link) events(ctx context.Context, handle func(*Event) error) error {
 	return errors.New("the connection ended: the agent died or was stopped")
 }
 
-// order sends the current orders to the agent every second, and at once when they change.
-func (l *link) order(ctx context.Context) {
+// sendOrders sends the current orders to the agent every second, and at once when they change.
+func (l *link) sendOrders(ctx context.Context) {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
 	for ctx.Err() == nil {

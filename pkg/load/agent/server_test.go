@@ -132,7 +132,7 @@ func TestRefusals(t *testing.T) {
 		refused := func(job Start, want string) {
 			t.Helper()
 			resp := c.do(ctx, http.MethodPost, runsPath, &job)
-			if err := refused(resp, json.NewDecoder(resp.Body)); !strings.Contains(err.Error(), want) || resp.StatusCode < 400 {
+			if err := refusalError(resp, json.NewDecoder(resp.Body)); !strings.Contains(err.Error(), want) || resp.StatusCode < 400 {
 				t.Errorf("%s: %v, not %q", resp.Status, err, want)
 			}
 		}
@@ -258,7 +258,7 @@ func TestMutualTLS(t *testing.T) {
 	if _, err := Dial(t.Context(), Options{Agents: []string{a.Listener.Addr().String()}, TLS: connect}); err == nil {
 		t.Error("an agent passes for a controller")
 	}
-	if _, err := Dial(t.Context(), Options{Agents: []string{"192.0.2.1:7431"}}); err == nil || !strings.Contains(err.Error(), "agents elsewhere need TLS") {
+	if _, err := Dial(t.Context(), Options{Agents: []string{"192.0.2.1:7431"}}); err == nil || !strings.Contains(err.Error(), "agents on other machines need TLS") {
 		t.Errorf("elsewhere without TLS: %v", err)
 	}
 }
