@@ -16,9 +16,9 @@ import (
 //	 │ │ │ <─────────────────────── │     │
 //	 │ │ │   retry, or given back   │     └───────> FAILED (permanent, out of attempts,
 //	 │ │ │                          └─┐                     too late for another one)
-//	 │ │ │                  lease out └─> IN_FLIGHT, next epoch
+//	 │ │ │              lease expired └─> IN_FLIGHT, next epoch
 //	 │ │ └─ cancel ──> CANCELLED
-//	 │ └─ too late, never claimed, policy drop ──> EXPIRED
+//	 │ └─ too late, never claimed, late_policy drop ──> EXPIRED
 //	 └─ too late otherwise ──> FAILED
 
 // DefaultSchedule is the list of waits between attempts for a trigger without its own schedule. It
@@ -69,7 +69,7 @@ const (
 func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, until int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
-		// The index row is written first, so the state row may still be written.
+		// There is no state row. It may still be written, because the index row is written first.
 		return verdictOrphan, CauseOrphan, 0
 	case row.State == engine.TriggerFailed && row.NextAt != 0:
 		return verdictOwed, "", 0
@@ -185,7 +185,7 @@ func (x *callRules) settleRow(row engine.Trigger, base notify.Base, r *result, s
 	case r.class == ClassOK:
 		row.State, row.Ended, row.NextAt, row.Reason = engine.TriggerFired, now, 0, ""
 		return row
-	case r.permanent() || row.Attempts > len(waits):
+	case r.isPermanent() || row.Attempts > len(waits):
 		return fail(reasonOf(r))
 	}
 	next := now + x.backoff(base, waits[row.Attempts-1], r.retryAfter, row.Attempts).Milliseconds()

@@ -142,7 +142,7 @@ func TestMachine(t *testing.T) {
 			if least := max(wait, min(r.retryAfter, time.Hour)); row.State == engine.TriggerPending && row.NextAt < now+least.Milliseconds() {
 				t.Fatalf("the next attempt is %d ms early", now+least.Milliseconds()-row.NextAt)
 			}
-			if (r.permanent() || r.class == ClassOK) && !terminal(row.State) {
+			if (r.isPermanent() || r.class == ClassOK) && !terminal(row.State) {
 				t.Fatalf("%s goes on", r.class)
 			}
 		}

@@ -139,8 +139,9 @@ func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 	d.send(stepAck, ws...)
 }
 
-// freshAfter is the number of receives from which a message is always put off as a new message. The
-// queue would move a message with too many receives to the dead messages.
+// freshAfter limits how often a message is received. From this number of receives on, the message
+// is not returned to the queue. Instead a new message replaces it, because the queue would move a
+// message with too many receives to the dead messages.
 const freshAfter = 3
 
 // putOffAndAck does stepPutOff and stepAck.
