@@ -65,7 +65,7 @@ func (s *set) put(hash uint64, key, value []byte) {
 		f.add(hash)
 		s.filter.Store(f)
 	}
-	s.table.set(hash, key, value)
+	s.table.put(hash, key, value)
 }
 
 // largerFilter returns a filter with room for n entries that contains all keys of the table.
