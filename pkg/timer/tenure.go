@@ -97,19 +97,19 @@ func newTenure(e *Engine, n uint16, trusted time.Duration) *tenure {
 	return t
 }
 
-// trusts reports whether the shard certainly belongs to this engine now.
-func (t *tenure) trusts() bool { return t.trust() > 0 }
+// ownsNow reports whether the shard certainly belongs to this engine now.
+func (t *tenure) ownsNow() bool { return t.ownedFor() > 0 }
 
-// trust returns how long the shard will certainly belong to this engine.
-func (t *tenure) trust() time.Duration { return time.Duration(t.trustedUntil.Load()) - t.e.clock() }
+// ownedFor returns how long the shard will certainly belong to this engine.
+func (t *tenure) ownedFor() time.Duration { return time.Duration(t.trustedUntil.Load()) - t.e.clock() }
 
 // aliveLocked reports whether entries of the tenure may be released. The caller holds mu.
-func (t *tenure) aliveLocked() bool { return !t.lost && t.trusts() }
+func (t *tenure) aliveLocked() bool { return !t.lost && t.ownsNow() }
 
 // checkTrust returns an error if this engine may not load or write now.
 func (t *tenure) checkTrust() error {
 	switch {
-	case !t.trusts():
+	case !t.ownsNow():
 		return errExpired
 	case t.e.clockOff():
 		return errClock
@@ -285,7 +285,7 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 			due = began + e.cfg.LeaseRenew
 			continue
 		}
-		call, stop := context.WithTimeout(ctx, t.trust())
+		call, stop := context.WithTimeout(ctx, t.ownedFor())
 		ok, err := e.cfg.Lease.Renew(call, lockName(t.shard), e.cfg.Owner, e.cfg.LeaseTTL)
 		stop()
 		switch {
@@ -300,7 +300,7 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 			until := began + e.cfg.LeaseTTL - e.cfg.LeaseMargin
 			// If the lease has expired, the tenure stays lost, even if the renewal succeeded,
 			// because the expire timer has already dropped it.
-			if t.trusts() && expire.Reset(until-e.clock()) {
+			if t.ownsNow() && expire.Reset(until-e.clock()) {
 				t.trustedUntil.Store(int64(until))
 			} else {
 				t.end(errExpired)
@@ -346,7 +346,7 @@ func (t *tenure) takeOver(ctx context.Context) error {
 	defer stop()
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		st, err := e.cfg.Store.Shard(ctx, t.shard)
-		if !t.trusts() {
+		if !t.ownsNow() {
 			return errExpired
 		}
 		if err == nil {

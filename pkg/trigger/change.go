@@ -132,7 +132,7 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 				s.countChange(&row)
 				return row, nil
 			}
-			if row.Version > tried.Version && row.Gen >= tried.Gen && !terminal(tried.State) {
+			if row.Version > tried.Version && row.Gen >= tried.Gen && !isTerminal(tried.State) {
 				// Another request has changed the row. The change of this request may have been
 				// written before that. Another try could make this change twice, or undo the change
 				// of the other request, which was already answered.
@@ -277,7 +277,7 @@ func ParseState(name string) (engine.TriggerState, bool) {
 	return 0, false
 }
 
-// terminal reports whether a state is final.
-func terminal(s engine.TriggerState) bool {
+// isTerminal reports whether a state is final.
+func isTerminal(s engine.TriggerState) bool {
 	return s == engine.TriggerFired || s == engine.TriggerFailed || s == engine.TriggerCancelled || s == engine.TriggerExpired
 }

@@ -57,8 +57,9 @@ func (ls *lanes) readRecord(ctx context.Context, l *lane) (*callerRecord, error)
 		again := *r
 		r = &again
 	}
-	// Use the time after the answer. If the store is frozen, a read takes longer than PolicyAge.
-	// With an earlier time, each call that waits for refresh would then read the store again.
+	// readAt is the time after the answer of the store, not before the read. If the store is
+	// frozen, a read takes longer than PolicyAge. The record would then be too old at once, and
+	// each call that waits for refresh would read the store again.
 	r.readAt = time.Now()
 	l.record = r
 	ls.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// How many messages wait in memory, and which messages are put off.
+// This file decides how many messages wait in memory, and which messages are put off.
 //
 // The queue of a caller's line has messages with their rows. After them wait messages whose rows
 // are not read yet. These need little memory. Their rows are read when the queue of the line is
@@ -50,8 +50,9 @@ func (ls *lanes) readWithoutCall(ws ...*work) {
 }
 
 // wasReadLocked frees the room that a line reserved for a message while its row was read. Then it
-// starts to read further rows for that lane. It does not do so for the lane in the parameter pumped:
-// the code that calls wasReadLocked will call pumpLocked for that lane, which reads further rows.
+// starts to read further rows for the lane of the message, unless that is the lane in the parameter
+// pumped. For that lane the code that calls wasReadLocked will call pumpLocked, which reads further
+// rows.
 func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	l := w.toRead
 	if l == nil {

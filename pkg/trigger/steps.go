@@ -398,7 +398,7 @@ func (d *Dispatcher) doCall(w *work) (next *work) {
 	}
 	d.cfg.hit("trigger-called-before-outcome")
 	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
-	next = d.lanes.callEnded(w, health(r.class))
+	next = d.lanes.callEnded(w, healthOf(r.class))
 	// Use the monotonic clock: if the wall clock is set during the call, the time of the retry must
 	// not move.
 	w.row = d.rules.settleRow(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))

@@ -18,10 +18,9 @@ import (
 //
 // The store keeps a cancellation as long as a timer of the cancelled request may wait and as long
 // as the request's outcome is kept. The memory of Cancels is bounded, however many cancellations
-// the store has. Cancels keeps at most the latest MaxCancels scopes, 57 bytes each: a slot of a map
-// has 24 bytes, and in the worst case only half of the slots are used. It also keeps a filter over
-// all scopes that ever existed, 32 bytes for each of MaxCancels. With the default, 1,048,576, the
-// maps use 60 MiB and the filter uses 32 MiB.
+// the store has. Cancels keeps in maps at most the latest MaxCancels scopes, at most 57 bytes each.
+// It also keeps a filter over all scopes that ever existed, 32 bytes for each of MaxCancels. With
+// the default, 1,048,576, the maps use 60 MiB and the filter uses 32 MiB.
 //
 // Cancels reads a scope from the store if the filter may contain the scope but the maps do not. A
 // read takes some microseconds. While there are fewer than 8 times MaxCancels scopes, only about 1

@@ -195,9 +195,9 @@ func (j *job) waitTurn() bool {
 }
 
 // acquireCapacity acquires n slots of the provider's capacity. whole means that the job has only
-// one window. In a drain, acquireCapacity returns an error for such a job, and the next owner does
-// the job. If the job has several windows, some may have been called. Then the other windows
-// continue, unless every route is shut.
+// one window. If a drain begins during the wait, acquireCapacity returns an error for such a job,
+// and the next owner does the job. If the job has several windows, some may have been called
+// already. So acquireCapacity continues to wait in a drain, unless every route is shut.
 func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int, error) {
 	held, err := p.w.capacity.acquire(p.untilDrain, cat, n)
 	if err != nil && !whole && !p.w.capacity.isShut() {
