@@ -246,8 +246,8 @@ func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 		d.drop(CauseOrphan, w)
 		return
 	}
-	// Each wait is longer than the wait before it. So a row that is stored soon is found soon, and
-	// the message is not received often.
+	// Normally each wait is longer than the wait before it. So a row that is stored soon is found
+	// soon, and the message is not received often.
 	w.delay, w.keepReceives = d.cfg.Orphan+time.Second, true
 	switch w.delivery.Receives {
 	case 1:

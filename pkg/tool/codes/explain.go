@@ -47,8 +47,8 @@ var All = sync.OnceValue(func() []Entry {
 //
 //	== kind | where | retry | what to do
 //
-// Each heading is followed by lines of "code | meaning". A line may end with "| what to do" or "|
-// what to do | retry". Then these values replace the values of the heading for this line.
+// Each heading is followed by lines of "code | meaning". A line may have two more fields, what to
+// do and retry. They replace the values of the heading for this line.
 func parse(text string) (list []Entry, err error) {
 	var base Entry
 	for n, line := range strings.Split(text, "\n") {
