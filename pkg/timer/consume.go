@@ -242,7 +242,7 @@ func (l *nearLine) publishDue(ctx context.Context, ns []nearDelivery) (done []st
 		err := l.cfg.Publish(ctx, ts)
 		switch {
 		case err == nil:
-			l.releaser.published(Near, ts, l.cfg.Wall())
+			l.releaser.notePublished(Near, ts, l.cfg.Wall())
 			return receipts
 		case isRefused(err) && len(ns) > 1:
 			return append(l.publishDue(ctx, ns[:len(ns)/2]), l.publishDue(ctx, ns[len(ns)/2:])...)

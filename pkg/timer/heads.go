@@ -149,7 +149,7 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	if !alive {
 		return verdictOpen, engine.ScheduleHead{}
 	}
-	v, h, err := r.heads.decide(ctx, d, x.due, x.minute.t.trusts)
+	v, h, err := r.heads.decide(ctx, d, x.due, x.minute.t.ownsNow)
 	if err != nil && ctx.Err() == nil {
 		r.complaints.report("cannot find out whether to release cancelled or moved timers", err)
 	}

@@ -86,7 +86,7 @@ func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 func (e *Engine) serve(ctx context.Context, t *tenure) time.Duration {
 	ctx, end := context.WithCancelCause(ctx)
 	t.end = end
-	expire := time.AfterFunc(t.trust(), func() {
+	expire := time.AfterFunc(t.ownedFor(), func() {
 		end(errExpired)
 		e.dropTenure(t)
 	})
@@ -127,7 +127,7 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	if e.cfg.Lease == nil {
 		return
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), min(t.trust(), e.cfg.LeaseTTL))
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), min(t.ownedFor(), e.cfg.LeaseTTL))
 	defer stop()
 	select {
 	case <-t.idle:

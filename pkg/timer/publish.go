@@ -25,12 +25,13 @@ type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// ToLog returns a function for Config.Publish that appends envelopes to their topics. A single
-// notification is keyed by its user; a part of a fan-out goes to the partition of its chunk. So all
-// records of a user are in one partition. If a timer was written by a newer release, the function
-// returns notify.ErrNewer and appends nothing. The engine then delays that timer, so that other timers
-// do not wait for it. A process of the newer release publishes the timer when that process owns the
-// shard.
+// ToLog returns a function for Config.Publish that appends envelopes to their topics. The record of
+// a single notification has the user as its key. The record of a part of a fan-out goes to the
+// partition of its chunk. In both cases all records of a user are in one partition.
+//
+// If a newer release wrote a timer, the function appends nothing and returns notify.ErrNewer. Then
+// the engine delays only that timer. A process of the newer release publishes the timer when it
+// owns the shard.
 func ToLog(target Log) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]log.Record, 0, len(ts))
@@ -44,8 +45,9 @@ func ToLog(target Log) func(ctx context.Context, ts []engine.Timer) error {
 				return err
 			}
 			if err != nil {
-				// Append the payload without decoding. The consumer stores it as poison, with its
-				// origin. An error here would stop the timers after it.
+				// Append the payload without decoding it. The consumer of the topic stores it as
+				// poison, with its origin. An error here would also stop the timers after this
+				// timer.
 				recs = append(recs, log.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
 				continue
 			}

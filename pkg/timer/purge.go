@@ -12,8 +12,8 @@ const (
 	purgeBatch = 1000
 )
 
-// purge deletes schedules Retention after their fire time. It runs every hour until ctx ends. Only
-// the owner of shard 0 purges.
+// purge runs every hour until ctx ends. It deletes each schedule whose fire time was more than
+// Config.Retention ago. Only the owner of shard 0 purges.
 func (k *housekeeper) purge(ctx context.Context) {
 	for notify.Sleep(ctx, purgeEvery) {
 		if err := k.purgeOnce(ctx); err != nil && ctx.Err() == nil {
@@ -26,7 +26,7 @@ func (k *housekeeper) purgeOnce(ctx context.Context) error {
 	if _, owned := k.termOf(0); !owned {
 		return nil
 	}
-	before, err := k.settledBefore(ctx)
+	before, err := k.purgeBefore(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,14 +43,14 @@ func (k *housekeeper) purgeOnce(ctx context.Context) error {
 	return nil
 }
 
-// settledBefore returns the time before which no schedule can be pending. That is Retention ago, or
-// an earlier time while older timers are still being caught up. If a head were deleted before its
-// timers are released, a cancelled timer would be released.
-func (k *housekeeper) settledBefore(ctx context.Context) (int64, error) {
+// purgeBefore returns the time before which schedules may be deleted: Retention ago, or earlier if
+// older timers are not released yet. The head of a timer must exist until the timer is released.
+// Without its head, a cancelled timer would be released.
+func (k *housekeeper) purgeBefore(ctx context.Context) (int64, error) {
 	before := k.now() - k.cfg.Retention.Milliseconds()
 	for n := range k.shards() {
-		// Read the cold days before the watermark. A day that is promoted after this read is still
-		// in the list. A day that was promoted before this read is in k.overdue.
+		// First read the list of cold days, then read the watermark. A day that is promoted between
+		// these reads is still in the list. A day that was promoted earlier is in k.overdue.
 		var days []int64
 		if k.cfg.Cold != nil {
 			var err error

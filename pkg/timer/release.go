@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// While timers wait, a sleep lasts at most this long, so that the engine notices a wall clock
-	// that was set ahead.
+	// While timers wait, advance sleeps at most this long, so that it notices a wall clock that was
+	// set ahead.
 	longestSleep = 250 * time.Millisecond
 	// If the wall clock goes back by less than this, the wheel just waits. Clocks are corrected by
 	// milliseconds all the time, and Rewind touches every timer of the wheel.
@@ -37,8 +37,9 @@ type releaser struct {
 	// Engine.mu guards the fields below.
 	wheel   *wheel.Wheel[*entry]
 	backlog backlog // entries to catch up, by due time
-	// Entries that are due up to askUntil (ms since 1970) were loaded before the clock was set
-	// back. Their schedules may have been cancelled or moved since.
+	// Entries with a due time up to askUntil (ms since 1970) were loaded before the clock was set
+	// back. Read their heads before the release, because their schedules may have been cancelled or
+	// moved since.
 	askUntil    int64
 	catchUpRate releaseRate // measured rate of catch-up releases
 }
@@ -113,8 +114,8 @@ func (r *releaser) advance(ctx context.Context) {
 	}
 }
 
-// byDue sorts due entries by due time. Rows that were loaded late are not in this order, because
-// each shard is loaded separately.
+// byDue sorts due entries by due time. Entries that were due already when they were loaded are not
+// in this order, because each shard is loaded separately.
 func byDue(due []*entry) []*entry {
 	slices.SortStableFunc(due, func(a, b *entry) int { return cmp.Compare(a.due, b.due) })
 	return due
@@ -140,7 +141,7 @@ func (r *releaser) publishBatch(ctx context.Context, lane Lane, batch []*entry) 
 	if lane == CatchUp {
 		to = r.cfg.CaughtUp
 	}
-	r.publishTo(ctx, lane, batch, to, r.published)
+	r.publishTo(ctx, lane, batch, to, r.notePublished)
 }
 
 func (r *releaser) publishTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
@@ -231,8 +232,8 @@ func (r *releaser) endPublish(batch []*entry, err error) {
 	}
 }
 
-// published counts a batch and calls Events.Released.
-func (r *releaser) published(lane Lane, ts []engine.Timer, at time.Time) {
+// notePublished counts a published batch and calls Events.Released.
+func (r *releaser) notePublished(lane Lane, ts []engine.Timer, at time.Time) {
 	r.counters.released[lane].Add(uint64(len(ts)))
 	if lane == CatchUp {
 		r.mu.Lock()

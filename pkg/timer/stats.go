@@ -49,7 +49,8 @@ type Stats struct {
 	HeadReads       uint64    // reads of heads; HeadReads and HeadSwaps are the cost of cancels and moves
 	HeadSwaps       uint64
 	NearQueued      uint64 // near timers sent to the queue
-	// Near timers that the queue did not accept. They are released when their minute is closed.
+	// Timers that are due soon and that the queue did not accept. They are released when their
+	// minute is closed.
 	NearLost uint64
 	Promoted uint64 // rows moved from the cold table
 	Purged   uint64 // schedules deleted
@@ -158,8 +159,8 @@ func (e *Engine) watchOthers(ctx context.Context) {
 	}
 }
 
-// noteWatermarkLocked stores the end of a shard's watermark. A shard that never had an owner has no
-// watermark. Its age counts from the start of this engine. The caller holds mu.
+// noteWatermarkLocked stores when the minute of a shard's watermark ended. A shard that never had
+// an owner has no watermark: its age counts from the start of this engine. The caller holds mu.
 func (e *Engine) noteWatermarkLocked(n uint16, st *engine.ShardState) {
 	if st.Watermark > 0 {
 		e.watermarkEnd[n] = (st.Watermark + 1) * 60_000

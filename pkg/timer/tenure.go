@@ -39,12 +39,12 @@ type tenure struct {
 	state    engine.ShardState
 	inflight int // entries being published
 
-	// On-time loading. A row with FireAt <= loadedUntil goes into the wheel when it is stored. Rows
-	// with fire times below both scannedUntil and missedFrom need no scan. All three are in ms
-	// since 1970.
+	// On-time loading. A row with FireAt <= loadedUntil goes into the wheel as soon as it is
+	// stored. The next scan begins at scannedUntil or missedFrom, whichever is earlier. All three
+	// are in ms since 1970.
 	loadedUntil, scannedUntil, missedFrom int64
-	// Catching up. It must load the rows with fire times in [catchUpFrom, catchUpUntil).
-	// catchUpAgain is a fire time from which it must load again.
+	// Catching up. The rows with fire times in [catchUpFrom, catchUpUntil) must still be loaded.
+	// Rows with a fire time from catchUpAgain on must be loaded again.
 	catchUpFrom, catchUpAgain, catchUpUntil int64
 	uncounted                               []dueSpan // spans of the backlog that are not counted yet
 	counting                                bool      // a span is being counted
@@ -72,8 +72,8 @@ type minute struct {
 	number  int64
 	seen    map[rowID]struct{} // ids of the rows that were loaded
 	unacked int                // loaded rows that are not acknowledged
-	// complete means that the minute was closed and then scanned from start to end, and that no
-	// entry of it was forgotten since.
+	// complete means that the minute was closed and after that scanned from start to end. If an
+	// entry of the minute is forgotten later, complete becomes false again.
 	complete  bool
 	forgotten int // number of forgetLocked calls for entries of this minute
 	decided   map[headDecision]headVerdict
@@ -97,19 +97,19 @@ func newTenure(e *Engine, n uint16, trusted time.Duration) *tenure {
 	return t
 }
 
-// trusts reports whether the shard certainly belongs to this engine now.
-func (t *tenure) trusts() bool { return t.trust() > 0 }
+// ownsNow reports whether the shard certainly belongs to this engine now.
+func (t *tenure) ownsNow() bool { return t.ownedFor() > 0 }
 
-// trust returns how long the shard will certainly belong to this engine.
-func (t *tenure) trust() time.Duration { return time.Duration(t.trustedUntil.Load()) - t.e.clock() }
+// ownedFor returns how long the shard will certainly belong to this engine.
+func (t *tenure) ownedFor() time.Duration { return time.Duration(t.trustedUntil.Load()) - t.e.clock() }
 
 // aliveLocked reports whether entries of the tenure may be released. The caller holds mu.
-func (t *tenure) aliveLocked() bool { return !t.lost && t.trusts() }
+func (t *tenure) aliveLocked() bool { return !t.lost && t.ownsNow() }
 
 // checkTrust returns an error if this engine may not load or write now.
 func (t *tenure) checkTrust() error {
 	switch {
-	case !t.trusts():
+	case !t.ownsNow():
 		return errExpired
 	case t.e.clockOff():
 		return errClock
@@ -153,7 +153,8 @@ func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask headQue
 	return true
 }
 
-// roomLocked returns how much of a limit one shard may use in a lane. The caller holds mu.
+// roomLocked returns the part of limit that one shard may use in a lane. The owned shards share
+// limit equally, and the lane CatchUp gets only a quarter of it. The caller holds mu.
 func (e *Engine) roomLocked(lane Lane, limit int) int {
 	if lane == CatchUp {
 		limit /= 4
@@ -173,8 +174,8 @@ func (r *releaser) ackLocked(x *entry) {
 	}
 }
 
-// unloadLocked subtracts an entry from the sums of its minute and lane. It resumes loading if the
-// lane has enough room again. The caller holds mu.
+// unloadLocked subtracts an entry from the counts of its minute and its lane. It resumes loading if
+// the lane has enough room again. The caller holds mu.
 func (t *tenure) unloadLocked(x *entry) {
 	x.minute.unacked--
 	l := &t.loads[x.lane]
@@ -249,8 +250,8 @@ func (e *Engine) pendingLocked() (n int) {
 	return n
 }
 
-// renewPhases is the number of times, within one LeaseRenew, over which the renewals of shards are
-// spread.
+// renewPhases is the number of phases of the interval LeaseRenew. Each shard renews its lease in
+// one of these phases, so that the renewals do not all happen at the same time.
 const renewPhases = 16
 
 // renew renews the lease until the tenure ends. It also ends the tenure if the clock is off, if the
@@ -258,7 +259,8 @@ const renewPhases = 16
 func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	e := t.e
 	// Shards that were taken over together would always be renewed together, and there may be more
-	// of them than connections. So each shard begins at a different phase of the interval.
+	// such shards than connections to the store. So the shards begin at different phases of the
+	// interval.
 	due := e.clock() + e.cfg.LeaseRenew*time.Duration(t.shard%renewPhases+1)/renewPhases
 	if e.cfg.Lease == nil && e.cfg.ClockOffset == nil {
 		due = math.MaxInt64 // no lease, and no offset that can change
@@ -283,7 +285,7 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 			due = began + e.cfg.LeaseRenew
 			continue
 		}
-		call, stop := context.WithTimeout(ctx, t.trust())
+		call, stop := context.WithTimeout(ctx, t.ownedFor())
 		ok, err := e.cfg.Lease.Renew(call, lockName(t.shard), e.cfg.Owner, e.cfg.LeaseTTL)
 		stop()
 		switch {
@@ -298,7 +300,7 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 			until := began + e.cfg.LeaseTTL - e.cfg.LeaseMargin
 			// If the lease has expired, the tenure stays lost, even if the renewal succeeded,
 			// because the expire timer has already dropped it.
-			if t.trusts() && expire.Reset(until-e.clock()) {
+			if t.ownsNow() && expire.Reset(until-e.clock()) {
 				t.trustedUntil.Store(int64(until))
 			} else {
 				t.end(errExpired)
@@ -336,15 +338,15 @@ func (t *tenure) run(ctx context.Context) {
 }
 
 // takeOver raises the term of the shard. From then on the store refuses the writes of earlier
-// owners. If the store does not answer within LeaseTTL, takeOver fails, because the store may
-// answer another engine.
+// owners. If the store does not answer within LeaseTTL, takeOver fails, so that another engine can
+// try. The store may answer that engine.
 func (t *tenure) takeOver(ctx context.Context) error {
 	e := t.e
 	ctx, stop := context.WithTimeoutCause(ctx, e.cfg.LeaseTTL, errNoStore)
 	defer stop()
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		st, err := e.cfg.Store.Shard(ctx, t.shard)
-		if !t.trusts() {
+		if !t.ownsNow() {
 			return errExpired
 		}
 		if err == nil {
@@ -372,8 +374,9 @@ func (t *tenure) becomeOwner(st engine.ShardState) {
 		return
 	}
 	t.state, t.tookOver, t.lookBehindDue = st, true, true
-	// Scan all rows from the watermark on. lookBehindDue makes closeMinutes also find rows before
-	// the watermark. A writer that died after a close may have left such rows.
+	// Scan all rows of the minutes after the watermark. There may also be rows before it, if a
+	// writer died after their minute was closed. closeMinutes searches for them, because
+	// lookBehindDue is true.
 	t.scannedUntil = (st.Watermark + 1) * 60_000
 	t.tookOverAt = e.clock()
 	t.lookedBehind, t.storeWorked = t.tookOverAt, t.tookOverAt
@@ -385,9 +388,9 @@ func (t *tenure) becomeOwner(st engine.ShardState) {
 	e.cfg.Events.Owned(t.shard, st.Term)
 }
 
-// loadParked puts stored rows into the wheel if loading has already read past their fire time. It
-// returns the rows of shards that this engine does not own. It skips rows of minutes that were
-// closed in the meantime, because the writer stores these rows again.
+// loadParked gets rows that were just stored. It puts them into the wheel if loading has already
+// passed their due times. It returns the rows of shards that this engine does not own. It skips
+// rows of minutes that were closed in the meantime, because the writer stores these rows again.
 func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

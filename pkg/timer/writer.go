@@ -65,8 +65,9 @@ func (w *writer) splitCold(ts []engine.Timer) (hot []parked, cold []engine.Timer
 	return hot, cold
 }
 
-// putHot stores rows in the hot table until every row is in a minute that is not closed. It uses
-// firstWrite for the first write.
+// putHot stores rows in the hot table. If the minute of a row was closed in the meantime, putHot
+// stores the row again under a later minute. It ends when no row is in a closed minute. It calls
+// firstWrite for the first write, and Store.Put for later writes.
 func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, firstWrite func(context.Context, notify.Spread, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
@@ -82,8 +83,8 @@ func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, 
 			return err
 		}
 		w.handOn(ctx, ps, spread)
-		// Read the closed minutes after the write. If an owner closes a minute after this read, its
-		// scan of the minute is later still and finds the row.
+		// Read the closed minutes after the write. If an owner closes the minute of a row after
+		// this read, it scans the minute even later. So its scan finds the row.
 		var closed map[uint16]int64
 		if closed, err = w.readClosed(ctx, ps, spread); err == nil {
 			moved, _, err = w.rehome(ctx, ps, spread, closed)
@@ -93,7 +94,8 @@ func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, 
 }
 
 // rehome moves rows of closed minutes to the current minute: it sets their FireAt to the current
-// time. It returns these rows as moved and all other rows as kept. It stores nothing except hints.
+// time. It returns these rows as moved and all other rows as kept. It does not store the rows, only
+// hints for them.
 func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, closed map[uint16]int64) (moved, kept []parked, err error) {
 	now := w.cfg.Wall().UnixMilli()
 	var hints []engine.Hint
@@ -104,7 +106,8 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 			kept = append(kept, p)
 			continue
 		}
-		// (last+1)*60_000 is the highest value only if a clock was set back.
+		// Normally now is the highest value. (last+1)*60_000 is higher only if a clock was set
+		// back.
 		p.FireAt = max(p.FireAt, now, (last+1)*60_000)
 		moved = append(moved, p)
 		if !p.Head.IsZero() {
@@ -120,10 +123,10 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 	return moved, kept, err
 }
 
-// handOn sends rows to the engine that releases them, if a scan may already have read past their fire
-// times. If this process owns the shard of a row, its own engine gets the row. Otherwise the queue
-// gets it. The rows are durable already. If a row cannot be sent, it is released when its minute is
-// closed.
+// handOn makes sure that rows that are due soon are released on time. A scan may already have read
+// past their fire times, so handOn sends these rows to the engine that releases them. If this
+// process owns the shard of a row, its engine gets the row. Otherwise the queue gets it. The rows
+// are durable already. If a row cannot be sent, it is released when its minute is closed.
 func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) {
 	ps = w.loadParked(ps, spread)
 	if w.cfg.Queue == nil {
@@ -161,11 +164,15 @@ func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64
 }
 
 // readClosed returns the last closed minute of every shard of ps. It must be called after ps was
-// written. An owner scans a minute only after the store has answered the Advance that closed the
-// minute. If the Advance was before this read, Store.Closed shows the closed minute, and the row is
-// stored again under a later minute. If the Advance was after this read, the scan is later than the
-// write and finds the row. Few rows belong to minutes that are over. For these rows readClosed reads
-// the state as the owner does (Store.Shard).
+// written.
+//
+// An owner scans a minute only after the store has answered the Advance that closed the minute. If
+// the Advance was before this read, Store.Closed shows the closed minute, and the row is stored
+// again under a later minute. If the Advance was after this read, the scan is later than the write
+// and finds the row.
+//
+// For rows of past minutes, readClosed reads the state of the shard as the owner does
+// (Store.Shard). There are few such rows.
 func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spread) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
 	closed := w.knownClosed(ps, spread)
@@ -176,8 +183,9 @@ func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spre
 	}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, spread)
-		// The value of this engine is enough for minutes that no engine can have closed yet. For
-		// past minutes it may be wrong, if another engine has replaced this owner.
+		// If the minute of a row is not over, no engine can have closed it, and the value of this
+		// engine is enough. If the minute is over, this value may be wrong, because another engine
+		// may have replaced this engine as the owner.
 		over := ps[i].FireAt/60_000 < now/60_000
 		if _, ok := closed[n]; over {
 			ask[n] = exact

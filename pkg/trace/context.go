@@ -114,7 +114,8 @@ func parseState(hs []string) string {
 
 type contextKey struct{}
 
-// ContextWith returns a ctx that carries c. Code that makes spans later gets it with FromContext.
+// ContextWith returns a copy of ctx that contains c. Code that makes spans later gets c with
+// FromContext.
 func ContextWith(ctx context.Context, c Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }

@@ -143,8 +143,9 @@ func (t *Tracer) Close() {
 	}
 	cut := time.AfterFunc(t.cfg.Flush, t.exporter.cancelExports)
 	defer cut.Stop()
-	// With a context with a deadline, Shutdown could return while the exporting goroutine still
-	// runs. Instead the timer above makes exports fail at once, and then Shutdown ends.
+	// Shutdown gets no deadline: with a deadline, it could return while the exporting goroutine
+	// still runs. Instead the timer above makes exports fail after the time Flush, and then
+	// Shutdown ends.
 	if err := t.provider.Shutdown(context.Background()); err != nil {
 		t.cfg.Logger.Warn("traces: the export of spans did not stop cleanly", slog.Any("error", err))
 	}
@@ -158,8 +159,8 @@ type Span struct {
 	ctx  Context        // the context to put into requests
 }
 
-// Request begins the span of a request that carried the trace context incoming. If incoming is the
-// zero Context, the sampler decides whether Request begins a new trace.
+// Request begins the span of a request. The parameter incoming is the trace context of the request.
+// If it is the zero Context, the sampler decides whether Request begins a new trace.
 func (t *Tracer) Request(name string, incoming Context, began time.Time) Span {
 	if t == nil {
 		return Span{ctx: incoming}

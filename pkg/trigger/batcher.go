@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// batcher collects work and passes it on in batches. While one batch is being processed, the next
-// batch is collected. works needs no limit, because the number of messages in memory is limited.
+// batcher collects work and processes it in batches. While one batch is being processed, the next
+// batch is collected. The list works needs no limit, because the number of messages in memory is
+// limited.
 type batcher struct {
 	maxBatch int           // largest batch
 	linger   time.Duration // how long a small batch waits for more work; 0: no wait

@@ -25,8 +25,8 @@ const (
 	ClassOK        = "ok"        // 2xx
 	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is not HTTP
 	ClassThrottled = "throttled" // 429
-	// Any other 4xx. It may be retried, because a receiver that is being deployed answers 404 or
-	// 401 for a while.
+	// 4xx, except the statuses of the other classes. It may be retried, because a receiver that is
+	// being deployed answers 404 or 401 for a while.
 	ClassRejected  = "rejected"
 	ClassRedirect  = "redirect"  // 3xx, never followed
 	ClassPermanent = "permanent" // 410, or a status that the caller's record lists as final
@@ -51,8 +51,8 @@ type result struct {
 	took       time.Duration
 }
 
-// permanent reports whether every further call would have the same result.
-func (r *result) permanent() bool {
+// isPermanent reports whether every further call would have the same result.
+func (r *result) isPermanent() bool {
 	return r.class == ClassPermanent || r.class == ClassDenied
 }
 
@@ -99,10 +99,12 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 	if loc := resp.Header.Get("Location"); r.class == ClassRedirect && loc != "" {
 		r.detail += " to " + strconv.QuoteToASCII(loc)
 	}
-	// Only the status matters. The body is read so that the connection can be used again, but at
-	// most MaxAnswer bytes; for a longer body, a new connection is cheaper. An answer with a status
-	// below 200 has no body. The transport neither times out nor cancels a read of such a body,
-	// because after a 101 the connection belongs to the code that made the request.
+	// Only the status matters. The body is read only so that the connection can be used again. At
+	// most MaxAnswer bytes are read, because for a longer body a new connection is cheaper.
+	//
+	// The body of an answer with a status below 200 is not read. Such an answer has no body. The
+	// transport neither times out nor cancels such a read, because after a 101 the connection
+	// belongs to the code that made the request.
 	if resp.Body != http.NoBody && resp.StatusCode >= http.StatusOK {
 		r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
 	}
@@ -111,7 +113,7 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 
 var excerpts = sync.Pool{New: func() any { return new([maxExcerpt]byte) }}
 
-// readSome reads at most limit bytes of an answer. It returns the first bytes, at most maxExcerpt.
+// readSome reads at most limit bytes of an answer. It returns only the first maxExcerpt bytes.
 func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	head := excerpts.Get().(*[maxExcerpt]byte)
 	defer excerpts.Put(head)
@@ -125,8 +127,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	return bytes.Clone(head[:n]), err
 }
 
-// classOfStatus returns the class of an HTTP status. Only 2xx is a success. Only 410 means, without
-// further configuration, that no later call can succeed.
+// classOfStatus returns the class of an HTTP status. Only 2xx is a success. 410 is permanent. The
+// record of a caller may make other statuses permanent too.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:
@@ -156,7 +158,8 @@ func classOfError(err error) (class, detail string) {
 	switch {
 	case errors.As(err, &denied):
 		// The owner of the trigger can read the detail. So the detail contains neither the address
-		// from DNS nor the configured prefix: both describe the network of this server.
+		// from DNS nor the denied prefix from the configuration: both describe the network of this
+		// server.
 		why, _, _ := strings.Cut(denied.why, ": ")
 		return ClassDenied, "the host's address or port may not be called: " + why
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
@@ -203,7 +206,7 @@ func parseRetryAfter(v string, now time.Time) time.Duration {
 
 // postRow makes the call of a row, with the current allow-list and a new signature.
 func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, started time.Time) result {
-	u := rec.callable(row.URL, c.Egress.plain())
+	u := rec.allowedURL(row.URL, c.Egress.allowsHTTP())
 	if u == nil {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
@@ -220,7 +223,7 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, start
 		"Webhook-Timestamp": v[2:3:3],
 		"Webhook-Signature": v[3:4:4],
 	}
-	span := c.span(row, started)
+	span := c.beginSpan(row, started)
 	defer span.End()
 	if t := span.Context(); !t.None() {
 		h[trace.HeaderParent] = []string{t.Parent}
@@ -240,8 +243,8 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, start
 	return r
 }
 
-// span begins the span of one attempt. Its parent is the request that made the trigger.
-func (c *DispatcherConfig) span(row *engine.Trigger, started time.Time) trace.Span {
+// beginSpan begins the span of one attempt. Its parent is the request that made the trigger.
+func (c *DispatcherConfig) beginSpan(row *engine.Trigger, started time.Time) trace.Span {
 	s := c.Tracer.Call("callback", trace.Context{Parent: row.Trace, State: row.TraceState})
 	if s.Recording() {
 		s.Str("notifyd.trigger.id", row.ID)

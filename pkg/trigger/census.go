@@ -13,14 +13,13 @@ const recountEvery = time.Minute
 
 // Census estimates how many triggers of each caller are waiting. The estimate is the result of the
 // last count in the store, plus the triggers that this process has created since then, minus the
-// triggers that have ended in this process. Census sees changes by other processes only when it
-// counts in the store.
+// triggers that have ended in this process. Changes by other processes become visible only with the
+// next count.
 //
-// Census counts in the store when it estimates that a caller is at its limit. If the store is
-// shared, it also counts each time this process has created a tenth of the limit. So no caller is
-// refused before a count in the store shows too many triggers. Each process may exceed the limit by
-// a tenth. The limit protects against callers that create triggers without end. It is not an exact
-// quota. Census is safe for concurrent use.
+// Census counts in the store before it refuses a caller. If the store is shared, it also counts
+// each time this process has created a tenth of the limit. So each process may exceed the limit by
+// a tenth. The limit is not an exact quota: it protects against callers that create triggers
+// without end. Census is safe for concurrent use.
 type Census struct {
 	triggers engine.Triggers
 	// Other processes use the store too. This process does not see which triggers they create and

@@ -55,9 +55,9 @@ func checkPending(row *engine.Trigger) error {
 
 // Reschedule gives a waiting trigger another fire time and returns its row. It decodes the time
 // from a body such as {"delay_seconds":60} or {"fire_at":…}. It may be called before the first
-// attempt and between attempts. Earlier attempts stay in the row, and lateness counts from the new
-// time. Exactly one generation fires: the generation of the last reschedule that was answered
-// before the trigger was claimed.
+// attempt and between attempts. Earlier attempts stay in the row. Lateness counts from the new
+// time. The trigger fires for one generation only: the generation of the last Reschedule that
+// succeeded before the claim.
 //
 // Reschedule returns the errors of Cancel. It also returns notify.KindInvalid for a bad body, and
 // notify.KindConflict with error code trigger_cancelled for a cancelled trigger.
@@ -113,9 +113,9 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	return row, s.rewriteIndex(ctx, began, index)
 }
 
-// changeRow reads a caller's row, changes it with edit and swaps it into the store. It repeats these
-// steps until it is certain that a swap has won, at most swapTries times. edit returns false if
-// there is nothing to swap.
+// changeRow reads a caller's row, changes it with edit and swaps it into the store. If the swap
+// loses or its outcome is unknown, changeRow repeats these steps. It swaps at most swapTries times.
+// If edit returns false, changeRow returns without a swap.
 func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
 	// After an aborted swap it is unknown whether the row was swapped. So a caller that disconnects
 	// must not abort the swap.
@@ -132,9 +132,10 @@ func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(ro
 				s.countChange(&row)
 				return row, nil
 			}
-			if row.Version > tried.Version && row.Gen >= tried.Gen && !terminal(tried.State) {
-				// Other calls have changed the row, before or after this call. Another try could
-				// change the row twice, or undo a change that was already answered.
+			if row.Version > tried.Version && row.Gen >= tried.Gen && !isTerminal(tried.State) {
+				// Another request has changed the row. The change of this request may have been
+				// written before that. Another try could make this change twice, or undo the change
+				// of the other request, which was already answered.
 				return engine.Trigger{}, errContended()
 			}
 		}
@@ -241,7 +242,7 @@ func (s *Service) list(ctx context.Context, caller string, state engine.TriggerS
 	case max < 1 || max > MaxPage:
 		return nil, notify.Invalid("out_of_range", "limit", "must be from 1 to 1000")
 	case state > engine.TriggerExpired:
-		return nil, notify.Invalid("unknown_state", "status", "there is no such state")
+		return nil, notify.Invalid("unknown_state", "status", "must be PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED or EXPIRED")
 	}
 	if after != "" {
 		var err error
@@ -276,7 +277,7 @@ func ParseState(name string) (engine.TriggerState, bool) {
 	return 0, false
 }
 
-// terminal reports whether a state is final.
-func terminal(s engine.TriggerState) bool {
+// isTerminal reports whether a state is final.
+func isTerminal(s engine.TriggerState) bool {
 	return s == engine.TriggerFired || s == engine.TriggerFailed || s == engine.TriggerCancelled || s == engine.TriggerExpired
 }

@@ -22,8 +22,8 @@ func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerCo
 	return c
 }
 
-// health returns what the class of a call shows about the health of its receiver.
-func health(class string) limit.Outcome {
+// healthOf returns what a call of this class says about the health of its receiver.
+func healthOf(class string) limit.Outcome {
 	switch class {
 	case ClassOK, ClassPermanent, ClassRejected, ClassRedirect:
 		return limit.Healthy // the receiver answered

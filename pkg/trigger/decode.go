@@ -46,7 +46,7 @@ func decodeCreate(b []byte) (*Create, error) {
 	}
 	c := &Create{URL: j.CallbackURL, Late: j.LatePolicy}
 	var err error
-	if c.Payload, c.Form, err = j.payload(); err != nil {
+	if c.Payload, c.Form, err = j.decodePayload(); err != nil {
 		return nil, err
 	}
 	if c.When, err = j.when(); err != nil {
@@ -55,13 +55,13 @@ func decodeCreate(b []byte) (*Create, error) {
 	if j.Retry != nil {
 		c.Schedule = make([]time.Duration, len(*j.Retry))
 		for i, s := range *j.Retry {
-			if c.Schedule[i], err = duration(fmt.Sprintf("retry_schedule_seconds[%d]", i), s); err != nil {
+			if c.Schedule[i], err = secondsToDuration(fmt.Sprintf("retry_schedule_seconds[%d]", i), s); err != nil {
 				return nil, err
 			}
 		}
 	}
 	if j.MaxLateness != nil {
-		if c.MaxLateness, err = duration("max_lateness_seconds", *j.MaxLateness); err != nil {
+		if c.MaxLateness, err = secondsToDuration("max_lateness_seconds", *j.MaxLateness); err != nil {
 			return nil, err
 		}
 	}
@@ -78,14 +78,14 @@ func decodeWhen(b []byte) (When, error) {
 
 func (j *timeJSON) when() (w When, err error) {
 	if j.Delay != nil {
-		d, err := duration("delay_seconds", *j.Delay)
+		d, err := secondsToDuration("delay_seconds", *j.Delay)
 		if err != nil {
 			return When{}, err
 		}
 		w.Delay = &d
 	}
 	if j.Jitter != nil {
-		d, err := duration("jitter_seconds", *j.Jitter)
+		d, err := secondsToDuration("jitter_seconds", *j.Jitter)
 		if err != nil {
 			return When{}, err
 		}
@@ -95,8 +95,9 @@ func (j *timeJSON) when() (w When, err error) {
 	return w, nil
 }
 
-// payload returns the bytes to deliver, and the form of the payload in the request.
-func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
+// decodePayload returns the bytes to deliver. It also returns in which form the request contains
+// the payload.
+func (j *createJSON) decodePayload() ([]byte, engine.PayloadForm, error) {
 	none := len(j.Payload) == 0 || j.Payload.Kind() == 'n'
 	if j.PayloadBase64 != nil {
 		if !none {
@@ -126,9 +127,9 @@ func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
 	return nil, 0, notify.Invalid("wrong_type", "payload", "must be a string, an object or an array")
 }
 
-// duration converts seconds to a duration. It rounds up to a millisecond, because a value rounded
-// down would fire early.
-func duration(field string, seconds float64) (time.Duration, error) {
+// secondsToDuration converts seconds to a duration. It rounds up to a millisecond, because a value
+// rounded down would fire early.
+func secondsToDuration(field string, seconds float64) (time.Duration, error) {
 	const most = 100 * 366 * 24 * 3600
 	if seconds < 0 || seconds > most || math.IsNaN(seconds) {
 		return 0, notify.Invalid("out_of_range", field, "must be a number of seconds from 0 to a hundred years")

@@ -64,7 +64,7 @@ func TestDuration(t *testing.T) {
 	t.Parallel()
 	f := func(s float64, want time.Duration) {
 		t.Helper()
-		if got, err := duration("x", s); err != nil || got != want {
+		if got, err := secondsToDuration("x", s); err != nil || got != want {
 			t.Errorf("%v: %v, %v; want %v", s, got, err, want)
 		}
 	}
@@ -75,7 +75,7 @@ func TestDuration(t *testing.T) {
 	f(1e9/3e9, 334*time.Millisecond)
 	f(31622400, 366*24*time.Hour)
 	for _, s := range []float64{-1e-9, 1e10, 1e300} {
-		if _, err := duration("x", s); err == nil {
+		if _, err := secondsToDuration("x", s); err == nil {
 			t.Errorf("%v is taken", s)
 		}
 	}

@@ -175,9 +175,9 @@ const youngerWait = 2 * time.Second
 // receive it.
 const newerWait = 30 * time.Second
 
-// acceptDeliveries registers deliveries and sends them to their first step. If a message of the
-// same trigger is already being processed, a second message is not processed, because the two messages
-// lead to the same row.
+// acceptDeliveries registers deliveries and sends them to their first step. All messages of a
+// trigger lead to the same row. So while one message of a trigger is being processed,
+// acceptDeliveries puts off or drops other messages of that trigger.
 func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()
@@ -192,9 +192,9 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 				newer = append(newer, w)
 				continue
 			}
-			// The message has another kind, or it is damaged. Put it off again and again, until the
-			// queue moves it to its dead messages, where operators can find it. So it is not lost
-			// and blocks no other message.
+			// The message is damaged, or it is not a message of a trigger. Put it off again and
+			// again, until the queue moves it to its dead messages, where operators can find it. So
+			// it is not lost and blocks no other message.
 			w.delay, w.keepReceives = time.Minute, true
 			unreadable = append(unreadable, w)
 			continue
@@ -205,18 +205,19 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 			first = append(first, w)
 			continue
 		}
-		// This delivery may be the other message itself, received again because its visibility
-		// timeout ended. If this delivery were acknowledged, the trigger could be lost.
+		// The message of this trigger that is being processed (other) may be the same message as
+		// this delivery, received again because its visibility timeout ended. If this delivery were
+		// acknowledged, the trigger could be lost.
 		if other.batch != w.batch && w.delivery.Enqueued.Equal(other.delivery.Enqueued) {
 			w.delay, w.keepReceives = d.cfg.Visibility, true
 			twice = append(twice, w)
 			continue
 		}
-		// Normally this delivery is a copy and may be dropped: the other message is acknowledged only
-		// after all its effects are durable, and this delivery is not a successor of the other message
-		// (see forgetInProgress). But a much younger delivery must be kept. The other message may soon
-		// be dropped as an orphan, and the younger one may belong to a later write that stores the
-		// row.
+		// Normally this delivery is only a copy of other and may be dropped. The message other is
+		// acknowledged only after all its effects are durable, and a message that replaces it is
+		// not treated as a copy (see forgetInProgress). But a much younger delivery must be kept.
+		// The message other may soon be dropped because its row is missing, and the younger message
+		// may belong to a later write that stores the row.
 		if younger := w.delivery.Enqueued.Sub(other.delivery.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
 			w.delay = youngerWait
 			twice = append(twice, w)
@@ -233,10 +234,10 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 	d.send(stepRead, d.lanes.awaitRow(first)...)
 }
 
-// forgetInProgress removes the messages' triggers from the in-progress set. It must be called
-// before the successors of the messages are written: the messages or index rows that replace them.
-// A successor may be received before its predecessor is acknowledged, and must not be treated as a
-// copy.
+// forgetInProgress removes the triggers of messages from the in-progress set. Call it before the
+// successors of the messages are written, that is, the messages or index rows that replace them.
+// Otherwise a successor could be received before the old message is acknowledged, and would be
+// treated as a copy.
 func (d *Dispatcher) forgetInProgress(ws []*work) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

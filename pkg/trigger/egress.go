@@ -113,30 +113,30 @@ func (e *Egress) transport(p *policy) *http.Transport {
 	}
 }
 
-// plain reports whether URLs may use http.
-func (e *Egress) plain() bool { return bool(e.current.Load().policy.Plain) }
+// allowsHTTP reports whether URLs may use http in addition to https.
+func (e *Egress) allowsHTTP() bool { return bool(e.current.Load().policy.Plain) }
 
-// admit checks a URL as far as possible without DNS, so that the caller that registers it gets the
-// error.
+// admit refuses a URL whose literal address or port may not be called. It uses no DNS. So a caller
+// gets the error when it registers the URL.
 func (e *Egress) admit(field string, t *callbackURL) error {
 	p := e.current.Load().policy
 	if t.isIP {
-		if why := p.denied(netip.AddrPortFrom(netip.MustParseAddr(t.host), t.port)); why != "" {
+		if why := p.whyDenied(netip.AddrPortFrom(netip.MustParseAddr(t.host), t.port)); why != "" {
 			return notify.Invalid("address_denied", field, "the address may not be called: "+why)
 		}
 		return nil
 	}
-	if why := p.denied(netip.AddrPortFrom(publicAddr, t.port)); why != "" {
+	if why := p.whyDenied(netip.AddrPortFrom(publicAddr, t.port)); why != "" {
 		return notify.Invalid("port_denied", field, why)
 	}
 	return nil
 }
 
-// Admit refuses a URL that can never be called, as far as that is known without DNS: a literal
-// address or a port that the policy denies. It returns notify.KindInvalid. The parameter field is
-// the name of the field in that error.
+// Admit checks a URL without DNS. It returns notify.KindInvalid if the URL is not valid, or if the
+// policy denies its literal address or its port. The parameter field is the name of the field in
+// that error.
 func (e *Egress) Admit(field, raw string) error {
-	t, err := parseURL(field, raw, e.plain())
+	t, err := parseURL(field, raw, e.allowsHTTP())
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func (e *Egress) CheckURL(ctx context.Context, raw string) (URLVerdict, error) {
 		}
 	}
 	for _, a := range addrs {
-		why := p.denied(netip.AddrPortFrom(a, t.port))
+		why := p.whyDenied(netip.AddrPortFrom(a, t.port))
 		v.Addresses = append(v.Addresses, AddressVerdict{a, why == "", why})
 		v.Allowed = v.Allowed || why == ""
 	}

@@ -194,7 +194,7 @@ func TestNoConnectionToDenied(t *testing.T) {
 		for _, raw := range []string{"http://" + name + ":" + port + "/", "https://" + name + ":" + port + "/", literal(a, port)} {
 			n++
 			r := post(t, e, raw)
-			if r.class != ClassDenied || !r.permanent() || r.status != 0 {
+			if r.class != ClassDenied || !r.isPermanent() || r.status != 0 {
 				t.Errorf("%s (%s): %+v", raw, why, r)
 			}
 		}
@@ -279,7 +279,7 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 			http.Redirect(w, r, "http://127.0.0.1:"+inner+"/secret", status)
 		})
 		r := post(t, egress(t, EgressConfig{Policy: onLoopback}), "http://127.0.0.1:"+port+"/")
-		if r.class != ClassRedirect || r.permanent() || r.status != status || !strings.Contains(r.detail, "/secret") {
+		if r.class != ClassRedirect || r.isPermanent() || r.status != status || !strings.Contains(r.detail, "/secret") {
 			t.Errorf("%d: %+v", status, r)
 		}
 	}
@@ -419,7 +419,7 @@ func TestBrokenAnswers(t *testing.T) {
 	f := func(h http.HandlerFunc, class string) {
 		t.Helper()
 		port, _ := serveAt(t, "127.0.0.1:0", h)
-		if r := post(t, e, "http://127.0.0.1:"+port+"/"); r.class != class || r.permanent() {
+		if r := post(t, e, "http://127.0.0.1:"+port+"/"); r.class != class || r.isPermanent() {
 			t.Errorf("%+v, want %s", r, class)
 		}
 	}
@@ -460,7 +460,7 @@ func TestTLS(t *testing.T) {
 	if r := post(t, egress(t, EgressConfig{Policy: onLoopback, RootCAs: roots}), s.URL); r.class != ClassOK || string(r.body) != "HTTP/2.0" {
 		t.Errorf("HTTP/2: %+v, %s", r, r.body)
 	}
-	if r := post(t, egress(t, EgressConfig{Policy: onLoopback}), s.URL); r.class != ClassTLS || r.permanent() {
+	if r := post(t, egress(t, EgressConfig{Policy: onLoopback}), s.URL); r.class != ClassTLS || r.isPermanent() {
 		t.Errorf("unknown authority: %+v", r)
 	}
 	old, oldRoots := tlsServer(t, func(s *httptest.Server) { s.TLS.MaxVersion = tls.VersionTLS11 })

@@ -174,7 +174,7 @@ func (w *world) check() {
 	twice := 0
 	for id, x := range w.told {
 		row := w.row(id)
-		if !terminal(row.State) {
+		if !isTerminal(row.State) {
 			w.t.Errorf("%s ended as %s (%s)", id, StateName(row.State), row.Reason)
 			continue
 		}

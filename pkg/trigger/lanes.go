@@ -14,12 +14,12 @@ import (
 // breaker, and its messages in memory that wait for a place. A place is the right to have one call
 // in progress.
 //
-// Claims ahead: a claim is a write that waits for the disk. While a place waits for its claim, it
-// makes no call. So if a receiver answers at a steady pace, some of its next calls are claimed
-// before there are places for them, many in one swap: as many as will be called within aheadFor.
-// Until their call, these triggers are IN_FLIGHT. They can no longer be cancelled. After a crash
-// these triggers wait until their leases expire, like calls in progress. If a claim waits longer
-// than aheadMost, because the receiver has stopped answering, the lane gives the claim back.
+// A claim is a write that waits for the disk. A place that waits for a claim makes no call. So if a
+// receiver answers at a steady pace, its next calls are claimed ahead: before there are places for
+// them, and many in one swap. Only calls that will start within aheadFor are claimed ahead. Until
+// such a call starts, its trigger is IN_FLIGHT and can no longer be cancelled. After a crash the
+// trigger waits until its lease expires, like a call in progress. If the receiver stops answering,
+// the lane gives back claims that have waited longer than aheadMost.
 type lanes struct {
 	d *Dispatcher
 
@@ -46,7 +46,7 @@ type lane struct {
 	caller     string
 	breaker    *limit.Breaker
 	shownState limit.BreakerState // breaker state that was last passed to Events
-	// The largest number of calls in progress after the breaker has closed; see report.
+	// ramp limits the calls in progress while a receiver recovers; see recordOutcome.
 	ramp          int
 	limit         int // calls that may be in progress at the same time
 	inFlight      int
@@ -58,8 +58,8 @@ type lane struct {
 	callInterval  time.Duration // smoothed time between the ends of two calls, while messages wait
 	lastEnd       time.Time     // when the last call ended; zero: no message waited at that time
 
-	// refresh has a capacity of one token. The goroutine whose token is in refresh may read and
-	// replace record, the caller's record.
+	// refresh is a lock: a channel with room for one token. Only the goroutine that has put its
+	// token into refresh may read and replace record, the caller's record.
 	refresh chan struct{}
 	record  *callerRecord
 }
@@ -74,7 +74,7 @@ type waitLine struct {
 	nextReturn   time.Time // when the last message that was put off becomes visible again
 }
 
-// lineKind says in which of the two lines of a caller a message waits.
+// lineKind is one of the two lines of a caller: messages on time, or messages of the backlog.
 type lineKind uint8
 
 const (
@@ -163,10 +163,11 @@ func (ls *lanes) countLocked(w *work, n int) {
 	ls.queued[w.line()] += n
 }
 
-// pumpLocked gives free places to waiting calls of a caller. If a call is not claimed yet,
-// pumpLocked starts its claim. It launches the claimed calls except the last, which it returns: the
-// code that calls pumpLocked must launch or call that one. If the breaker is open, pumpLocked puts
-// off all waiting messages of the caller.
+// pumpLocked gives the free places of a caller to its waiting messages. If a message is not claimed
+// yet, pumpLocked starts its claim. If a message was claimed ahead, pumpLocked launches its call.
+// It does not launch the last of these calls but returns it: the code that calls pumpLocked must
+// launch or make this call. If the breaker is open, pumpLocked puts off all waiting messages of the
+// caller.
 func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	d := ls.d
 	var claim []*work
@@ -190,8 +191,8 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 		w.hasPlace = true
 		claim = append(claim, w)
 	}
-	// Claim ahead only when half or less is left, so that there are few large claims instead of
-	// many small ones.
+	// Claim ahead only when at most half of the allowed claims ahead exist, so that there are few
+	// large swaps instead of many small ones.
 	if most, has := ls.aheadLocked(l), len(l.aheadReady)+l.aheadClaiming; has <= most/2 {
 		for ; has < most && l.waiting() > 0; has++ {
 			l.aheadClaiming++
@@ -283,9 +284,10 @@ func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
 	}
 }
 
-// claimedAhead handles the claims ahead in ws after their swap. The parameter won says which claims
-// were written; these triggers now wait for a place. If won is nil, no claim was written.
-func (ls *lanes) claimedAhead(ws []*work, won []bool) {
+// afterClaimAhead continues with the claims ahead in ws after their swap. The parameter won says
+// which claims were written; the triggers of these claims now wait for a place. If won is nil, no
+// claim was written.
+func (ls *lanes) afterClaimAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	now := time.Now()
@@ -316,8 +318,8 @@ func (ls *lanes) continueLocked(l *lane, now time.Time) {
 	}
 }
 
-// freePlace frees the place of work that was not called. It returns the work that gets the place,
-// or nil. The code that calls freePlace must launch or call that work.
+// freePlace frees the place of a message that was not called. It returns the next message for this
+// place, or nil. The code that calls freePlace must launch or call the returned message.
 func (ls *lanes) freePlace(w *work) (next *work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -328,13 +330,13 @@ func (ls *lanes) freePlace(w *work) (next *work) {
 }
 
 // callEnded frees the place of a call that has ended, and reports the outcome to the breaker. Like
-// freePlace, it returns the work that gets the place.
+// freePlace, it returns the next message for the place.
 func (ls *lanes) callEnded(w *work, o limit.Outcome) (next *work) {
 	now := time.Now()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := w.lane
-	l.report(now, o)
+	l.recordOutcome(now, o)
 	l.endedCalls = min(l.endedCalls+1, paceCalls)
 	if !l.lastEnd.IsZero() {
 		l.callInterval += (now.Sub(l.lastEnd) - l.callInterval) / 64
@@ -401,10 +403,10 @@ func (l *lane) resetBreaker(now time.Time, cfg limit.BreakerConfig) {
 	l.ramp = math.MaxInt
 }
 
-// report reports a call to the breaker. After the breaker has closed, ramp bounds the number of
-// calls in progress. ramp starts at 1 and grows by one for each success. So a receiver that has just
-// recovered does not get all waiting calls at once.
-func (l *lane) report(now time.Time, o limit.Outcome) {
+// recordOutcome reports the outcome of a call to the breaker. After the breaker has closed, ramp
+// limits the number of calls in progress. It starts at 1 and grows by one for each success. So a
+// receiver that has just recovered does not get all waiting calls at once.
+func (l *lane) recordOutcome(now time.Time, o limit.Outcome) {
 	was := l.breaker.State(now).State
 	l.breaker.Report(now, o)
 	switch {

@@ -44,7 +44,8 @@ type DeadLog interface {
 	Append(ctx context.Context, rs []DeadRecord) error
 }
 
-// deadRecordOf makes a record only from the row. So a repeat after a crash writes the same record.
+// deadRecordOf makes the dead letter of a trigger. It uses only the row, so a repeat after a crash
+// writes the same record.
 func deadRecordOf(t *engine.Trigger) DeadRecord {
 	value, _ := json.Marshal(deadLetterOf(t)) // strings and numbers always marshal
 	return DeadRecord{Key: []byte(t.ID), Value: value}

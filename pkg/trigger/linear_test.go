@@ -172,7 +172,7 @@ func (f *flaky) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, erro
 			if s.New.State == engine.TriggerInFlight {
 				in = opInput{id: s.New.ID, what: "claim", from: before[i].State, gen: s.New.Gen}
 			}
-			if before[i].State == s.New.State && terminal(s.New.State) {
+			if before[i].State == s.New.State && isTerminal(s.New.State) {
 				continue // the mark of a dead letter
 			}
 			f.h.record(100, in, call, opOutput{code: "ok"})
@@ -278,7 +278,7 @@ func oneHistory(t *testing.T, seed uint64, change func(*history)) []porcupine.Op
 		pass(10 * time.Minute)
 		for _, id := range ids {
 			row := h.row(id)
-			if !terminal(row.State) {
+			if !isTerminal(row.State) {
 				t.Errorf("%s ended as %s", id, StateName(row.State))
 			}
 			h.record(102, opInput{id: id, what: "get"}, h.Tick(), opOutput{"ok", row.State, row.Gen})

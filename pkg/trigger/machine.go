@@ -16,9 +16,9 @@ import (
 //	 │ │ │ <─────────────────────── │     │
 //	 │ │ │   retry, or given back   │     └───────> FAILED (permanent, out of attempts,
 //	 │ │ │                          └─┐                     too late for another one)
-//	 │ │ │                  lease out └─> IN_FLIGHT, next epoch
+//	 │ │ │              lease expired └─> IN_FLIGHT, next epoch
 //	 │ │ └─ cancel ──> CANCELLED
-//	 │ └─ too late, never claimed, policy drop ──> EXPIRED
+//	 │ └─ too late, never claimed, late_policy drop ──> EXPIRED
 //	 └─ too late otherwise ──> FAILED
 
 // DefaultSchedule is the list of waits between attempts for a trigger without its own schedule. It
@@ -69,11 +69,11 @@ const (
 func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, until int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
-		// The index row is written first, so the state row may still be written.
+		// There is no state row. It may still be written, because the index row is written first.
 		return verdictOrphan, CauseOrphan, 0
 	case row.State == engine.TriggerFailed && row.NextAt != 0:
 		return verdictOwed, "", 0
-	case terminal(row.State):
+	case isTerminal(row.State):
 		return verdictDrop, StateName(row.State), 0
 	case gen < row.Gen:
 		return verdictDrop, "rescheduled", 0
@@ -84,15 +84,15 @@ func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v message
 	case row.NextAt > now:
 		return verdictEarly, CauseEarly, row.NextAt
 	}
-	if x.overdue(row, now) != "" || x.tooManyLost(row) {
+	if x.whyTooLate(row, now) != "" || x.tooManyLost(row) {
 		return verdictOver, "", 0
 	}
 	return verdictDue, "", 0
 }
 
-// overdue returns the reason why no call may start at startAt (ms since 1970). It returns "" if a
-// call may start.
-func (x *callRules) overdue(row *engine.Trigger, startAt int64) string {
+// whyTooLate returns the reason why no call may start at startAt (ms since 1970). It returns "" if
+// a call may start.
+func (x *callRules) whyTooLate(row *engine.Trigger, startAt int64) string {
 	if row.MaxLateness > 0 && row.Late != engine.LateFire && startAt > row.FireAt+row.MaxLateness.Milliseconds() {
 		return reasonLate
 	}
@@ -124,7 +124,7 @@ func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 // giveUpRow returns the final row of a trigger that is too late or lost too many claims. The state
 // is EXPIRED only if certainly no call was made, otherwise FAILED.
 func (x *callRules) giveUpRow(row engine.Trigger, now int64) engine.Trigger {
-	row.Reason = x.overdue(&row, now)
+	row.Reason = x.whyTooLate(&row, now)
 	if row.Reason == "" {
 		row.Reason = reasonLost
 	}
@@ -185,11 +185,11 @@ func (x *callRules) settleRow(row engine.Trigger, base notify.Base, r *result, s
 	case r.class == ClassOK:
 		row.State, row.Ended, row.NextAt, row.Reason = engine.TriggerFired, now, 0, ""
 		return row
-	case r.permanent() || row.Attempts > len(waits):
+	case r.isPermanent() || row.Attempts > len(waits):
 		return fail(reasonOf(r))
 	}
 	next := now + x.backoff(base, waits[row.Attempts-1], r.retryAfter, row.Attempts).Milliseconds()
-	if why := x.overdue(&row, next); why != "" {
+	if why := x.whyTooLate(&row, next); why != "" {
 		return fail(why)
 	}
 	row.State, row.NextAt, row.Reason = engine.TriggerPending, next, reasonOf(r)

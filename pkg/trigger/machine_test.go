@@ -34,7 +34,7 @@ func TestJudge(t *testing.T) {
 		f(StateName(state)+", a generation to come", engine.Trigger{State: state, Gen: 1}, 2, verdictOrphan)
 		row := engine.Trigger{State: state, Gen: 2}
 		f(StateName(state)+", an old generation", row, 1, verdictDrop)
-		if terminal(state) {
+		if isTerminal(state) {
 			f(StateName(state), row, 2, verdictDrop)
 			row.FireAt, row.MaxLateness, row.Late = -now*now, 1, engine.LateDrop
 			f(StateName(state)+", long overdue", row, 2, verdictDrop)
@@ -96,7 +96,7 @@ func TestMachine(t *testing.T) {
 			row = next
 		}
 		for range 60 {
-			if terminal(row.State) {
+			if isTerminal(row.State) {
 				break
 			}
 			now += int64(rapid.IntRange(0, 600_000).Draw(t, "time"))
@@ -142,17 +142,17 @@ func TestMachine(t *testing.T) {
 			if least := max(wait, min(r.retryAfter, time.Hour)); row.State == engine.TriggerPending && row.NextAt < now+least.Milliseconds() {
 				t.Fatalf("the next attempt is %d ms early", now+least.Milliseconds()-row.NextAt)
 			}
-			if (r.permanent() || r.class == ClassOK) && !terminal(row.State) {
+			if (r.isPermanent() || r.class == ClassOK) && !isTerminal(row.State) {
 				t.Fatalf("%s goes on", r.class)
 			}
 		}
 		if row.Attempts != calls || calls > len(x.scheduleOf(&row))+1 {
 			t.Fatalf("%d attempts, %d calls, %d waits", row.Attempts, calls, len(x.scheduleOf(&row)))
 		}
-		if terminal(row.State) != (row.Ended != 0) {
+		if isTerminal(row.State) != (row.Ended != 0) {
 			t.Fatalf("%+v", row)
 		}
-		if owes := row.NextAt != 0; terminal(row.State) && owes != (row.State == engine.TriggerFailed) {
+		if owes := row.NextAt != 0; isTerminal(row.State) && owes != (row.State == engine.TriggerFailed) {
 			t.Fatalf("owed %v: %+v", owes, row)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The steps after a call, or after a decision that no call is made.
+// This file has the steps after a call, and the steps after a decision that no call is made.
 
 // swapRows does stepSettle, stepReturn and stepBuried. Normally only the owner of a claim changes
 // the claimed row. After the claim has expired, any process may change the row, and the swap loses.
@@ -87,7 +87,7 @@ func (d *Dispatcher) afterSwap(w *work) {
 	case w.step == stepBuried:
 		d.cfg.hit("trigger-outcome-before-ack")
 		d.send(stepAck, w)
-	case !terminal(w.row.State): // a retry
+	case !isTerminal(w.row.State): // a retry
 		d.cfg.hit("trigger-retry-before-index")
 		if wait := time.Until(time.UnixMilli(w.row.NextAt)); wait > d.cfg.Hold {
 			d.send(stepPark, w)
@@ -139,8 +139,9 @@ func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 	d.send(stepAck, ws...)
 }
 
-// freshAfter is the number of receives from which a message is always put off as a new message. The
-// queue would move a message with too many receives to the dead messages.
+// freshAfter limits how often a message is received. From this number of receives on, the message
+// is not returned to the queue. Instead a new message replaces it, because the queue would move a
+// message with too many receives to the dead messages.
 const freshAfter = 3
 
 // putOffAndAck does stepPutOff and stepAck.

@@ -35,7 +35,7 @@ func checkUnder(field, raw string, bases []string, plain bool) (*callbackURL, er
 
 // checkURL returns the parsed URL if triggers of the caller may call it, otherwise an error.
 func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, error) {
-	u, err := checkUnder("callback_url", raw, owner.CallbackURLs, s.cfg.Egress.plain())
+	u, err := checkUnder("callback_url", raw, owner.CallbackURLs, s.cfg.Egress.allowsHTTP())
 	if err != nil {
 		return nil, err
 	}
@@ -43,8 +43,8 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 }
 
 // RegisterInternal makes a trigger for the server's own purposes, in the name of a caller. The
-// trigger is due now. It has the id of base, a JSON payload of at most MaxOwnPayload bytes, and a
-// W3C traceparent (empty: none).
+// trigger is due now. Its id is made from base. It has a JSON payload of at most MaxOwnPayload
+// bytes, and a W3C traceparent (empty: none).
 //
 // If a trigger with this id exists already, RegisterInternal returns that trigger unchanged, with
 // created false. So a repeat after a crash finds out what was made. Two calls with the same base

@@ -115,8 +115,9 @@ func newPolicy(p EgressPolicy) (*policy, error) {
 	return &policy{p, ssrf.New(ssrf.WithAnyPort(), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))}, nil
 }
 
-// denied returns why notifyd may not connect to an address. It returns "" if it may.
-func (p *policy) denied(a netip.AddrPort) string {
+// whyDenied returns why notifyd may not connect to an address. It returns "" if notifyd may
+// connect.
+func (p *policy) whyDenied(a netip.AddrPort) string {
 	if !p.AnyPort && !slices.Contains(p.Ports, a.Port()) {
 		return fmt.Sprintf("port %d is not among the allowed ports", a.Port())
 	}
@@ -179,7 +180,7 @@ func (p *policy) control(network, address string, _ syscall.RawConn) error {
 	case err != nil:
 		return &deniedError{address, "not an address"}
 	}
-	if why := p.denied(a); why != "" {
+	if why := p.whyDenied(a); why != "" {
 		return &deniedError{address, why}
 	}
 	return nil

@@ -53,7 +53,7 @@ func TestPolicyTable(t *testing.T) {
 	}
 	for a, why := range deniedAddresses {
 		ap := netip.AddrPortFrom(netip.MustParseAddr(a), 443)
-		if got := p.denied(ap); got != why {
+		if got := p.whyDenied(ap); got != why {
 			t.Errorf("%s: denied as %q, want %q", a, got, why)
 		}
 		for _, network := range []string{"tcp4", "tcp6"} {
@@ -64,12 +64,12 @@ func TestPolicyTable(t *testing.T) {
 		}
 	}
 	for _, a := range publicAddresses {
-		if why := p.denied(netip.AddrPortFrom(netip.MustParseAddr(a), 443)); why != "" {
+		if why := p.whyDenied(netip.AddrPortFrom(netip.MustParseAddr(a), 443)); why != "" {
 			t.Errorf("%s is denied: %s", a, why)
 		}
 	}
 	for _, port := range []uint16{1, 22, 25, 80, 444, 6379, 8443, 65535} {
-		if p.denied(netip.AddrPortFrom(publicAddr, port)) == "" {
+		if p.whyDenied(netip.AddrPortFrom(publicAddr, port)) == "" {
 			t.Errorf("port %d is allowed", port)
 		}
 	}
@@ -96,7 +96,7 @@ func TestPolicySettings(t *testing.T) {
 	}
 	f := func(addr string, want bool) {
 		t.Helper()
-		if got := p.denied(netip.MustParseAddrPort(addr)) == ""; got != want {
+		if got := p.whyDenied(netip.MustParseAddrPort(addr)) == ""; got != want {
 			t.Errorf("%s: allowed is %v", addr, got)
 		}
 	}
@@ -112,10 +112,10 @@ func TestPolicySettings(t *testing.T) {
 	f("[2a01:77::7f00:1]:8443", false) // the network's own NAT64
 	f("169.254.169.254:8443", false)
 
-	if any, err := newPolicy(EgressPolicy{AnyPort: true}); err != nil || any.denied(netip.MustParseAddrPort("1.1.1.1:25")) != "" {
+	if any, err := newPolicy(EgressPolicy{AnyPort: true}); err != nil || any.whyDenied(netip.MustParseAddrPort("1.1.1.1:25")) != "" {
 		t.Error("AnyPort does not admit a port")
 	}
-	if plain, err := newPolicy(EgressPolicy{Plain: true}); err != nil || plain.denied(netip.MustParseAddrPort("1.1.1.1:80")) != "" {
+	if plain, err := newPolicy(EgressPolicy{Plain: true}); err != nil || plain.whyDenied(netip.MustParseAddrPort("1.1.1.1:80")) != "" {
 		t.Error("Plain does not admit port 80")
 	}
 	if _, err := newPolicy(EgressPolicy{Allow: prefixes("::ffff:10.0.0.0/104")}); err == nil {
@@ -139,7 +139,7 @@ func FuzzPolicy(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, ok := netip.AddrFromSlice(b)
-		if !ok || p.denied(netip.AddrPortFrom(a, 443)) != "" {
+		if !ok || p.whyDenied(netip.AddrPortFrom(a, 443)) != "" {
 			return
 		}
 		u := a.Unmap()

@@ -52,13 +52,14 @@ func (ls *lanes) readRecord(ctx context.Context, l *lane) (*callerRecord, error)
 	}
 	r := l.record
 	if r == nil || r.Version != c.Version || r.keysEnd != 0 && now.UnixMilli() >= r.keysEnd || c.Version == 0 {
-		r = newRecord(c, now, cfg.Egress.plain())
+		r = newRecord(c, now, cfg.Egress.allowsHTTP())
 	} else {
 		again := *r
 		r = &again
 	}
-	// Use the time after the answer. If the store is frozen, a read takes longer than PolicyAge.
-	// With an earlier time, each call that waits for refresh would then read the store again.
+	// readAt is the time after the answer of the store, not before the read. If the store is
+	// frozen, a read takes longer than PolicyAge. The record would then be too old at once, and
+	// each call that waits for refresh would read the store again.
 	r.readAt = time.Now()
 	l.record = r
 	ls.mu.Lock()
@@ -99,9 +100,9 @@ type plainURL struct {
 // stay in the cache.
 const maxURLs = 64
 
-// callable returns the parsed URL if the caller's bases allow it, otherwise nil. Egress checks the
-// addresses when it connects. The code that calls callable must not change the result.
-func (r *callerRecord) callable(raw string, plain bool) *url.URL {
+// allowedURL returns the parsed URL if it is under one of the caller's bases, otherwise nil. Egress
+// checks the addresses when it connects. The code that calls allowedURL must not change the result.
+func (r *callerRecord) allowedURL(raw string, plain bool) *url.URL {
 	k := plainURL{raw, plain}
 	r.urls.mu.Lock()
 	u := r.urls.byURL[k]

@@ -43,7 +43,7 @@ func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (re
 			case one.err != nil:
 				return request.Answer{}, false, one.err
 			}
-			return request.Answer{Status: http.StatusCreated, Body: append(one.result(nil), '\n')}, true, nil
+			return request.Answer{Status: http.StatusCreated, Body: append(one.appendResult(nil), '\n')}, true, nil
 		}}, nil
 	})
 }
@@ -141,8 +141,8 @@ func (s *Service) fillItem(item *createItem, c *Create, owner *engine.Caller, m 
 // trigger that never fires.
 func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*createItem, b request.Basis) (touched bool, err error) {
 	if b.Resumed {
-		// The rules and the allow-list may have changed since the first request. If the first
-		// request stored a trigger, it was admitted then and is not refused now.
+		// The rules and the allow-list may have changed since the first request. A trigger that the
+		// first request stored was allowed then, so it is not refused now.
 		if err := s.loadExisting(ctx, owner, items); err != nil {
 			return false, err
 		}
@@ -209,18 +209,18 @@ func (s *Service) rewriteIndex(ctx context.Context, began time.Time, index []eng
 	return nil
 }
 
-// makeDistinct gives each index row that is due a new time, now. So the store treats it as a new row
-// and releases it. A row that was stored and released before is not released again, and its message
-// may be gone. A row that is not due was not released yet, so makeDistinct does not change it.
+// makeDistinct gives each due index row a new time: now. So the store treats it as a new row and
+// releases it, even if the same row was released before and its message is gone. Index rows that
+// are not due cannot have been released, so makeDistinct does not change them.
 func makeDistinct(index []engine.Timer, now time.Time) {
 	for i := range index {
 		index[i].FireAt = max(index[i].FireAt, now.UnixMilli())
 	}
 }
 
-// loadExisting looks up the items whose triggers already exist. If such an item is refused now, it
-// gets the stored row and is accepted. If it is accepted now, it keeps the stored fire time, except
-// if the trigger was rescheduled.
+// loadExisting looks up the items whose triggers already exist. If such an item is refused by the
+// present rules, it is accepted with the stored row. Other existing items keep the stored fire
+// time, unless the trigger was rescheduled.
 func (s *Service) loadExisting(ctx context.Context, owner *engine.Caller, items []*createItem) error {
 	ids := make([]string, len(items))
 	for i, it := range items {
@@ -263,8 +263,8 @@ func (s *Service) checkMaxPending(ctx context.Context, owner *engine.Caller, n i
 	return nil
 }
 
-// result appends {"trigger_id","fire_at"} to b.
-func (it *createItem) result(b []byte) []byte {
+// appendResult appends {"trigger_id","fire_at"} to b.
+func (it *createItem) appendResult(b []byte) []byte {
 	b = append(b, `{"trigger_id":"`...)
 	b = append(b, it.row.ID...)
 	b = append(b, `","fire_at":"`...)
@@ -283,7 +283,7 @@ func batchAnswer(items []*createItem) request.Answer {
 			out = request.AppendProblem(out, it.err)
 			continue
 		}
-		out = it.result(out)
+		out = it.appendResult(out)
 		accepted++
 	}
 	out = append(out, `],"accepted":`...)

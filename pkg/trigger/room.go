@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// How many messages wait in memory, and which messages are put off.
+// This file decides how many messages wait in memory, and which messages are put off.
 //
 // The queue of a caller's line has messages with their rows. After them wait messages whose rows
 // are not read yet. These need little memory. Their rows are read when the queue of the line is
@@ -50,8 +50,9 @@ func (ls *lanes) readWithoutCall(ws ...*work) {
 }
 
 // wasReadLocked frees the room that a line reserved for a message while its row was read. Then it
-// starts to read further rows for that lane. It does not do so for the lane in the parameter pumped:
-// the code that calls wasReadLocked will call pumpLocked for that lane, which reads further rows.
+// starts to read further rows for the lane of the message, unless that is the lane in the parameter
+// pumped. For that lane the code that calls wasReadLocked will call pumpLocked, which reads further
+// rows.
 func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	l := w.toRead
 	if l == nil {
@@ -121,7 +122,7 @@ func (ls *lanes) roomLocked(l *lane, of lineKind) int {
 // pace. The other processes may call the remaining messages sooner.
 func (ls *lanes) fairShareLocked(l *lane) int {
 	switch {
-	case ls.alone():
+	case ls.isAlone():
 		return math.MaxInt
 	case l.endedCalls < paceCalls || l.callInterval <= 0: // the pace is not known yet
 		return 4 * ls.d.cfg.Batch
@@ -129,8 +130,8 @@ func (ls *lanes) fairShareLocked(l *lane) int {
 	return max(int(unreadFor/l.callInterval), ls.d.cfg.Batch)
 }
 
-// alone reports whether no other process dispatches.
-func (ls *lanes) alone() bool {
+// isAlone returns true if no other process dispatches.
+func (ls *lanes) isAlone() bool {
 	const whole = 1 << 20
 	return ls.d.cfg.Share(whole) >= whole
 }
@@ -148,8 +149,8 @@ func (ls *lanes) freeRoomLocked(limit int, used *[2]int, of lineKind) int {
 const (
 	// unreadShare is how many messages may wait without their rows, as a multiple of MaxQueued.
 	unreadShare = 2
-	// unreadFor bounds the messages that wait without their rows. At the recent pace they must be
-	// called within this time, because another process might call them sooner.
+	// unreadFor is the longest time for which messages should wait without their rows, at the
+	// recent pace. Further messages are put off, because another process might call them sooner.
 	unreadFor = 3 * time.Second
 )
 
@@ -209,13 +210,13 @@ const (
 	awayStep = 250 * time.Millisecond
 )
 
-// setAwayLocked sets how long a message without room is put off. It estimates when the messages
-// before it have been called, at a pace a quarter faster than the recent pace. So a receiver that
+// setAwayLocked sets how long a message without room is put off: until the messages before it have
+// been called. It assumes a pace that is a quarter faster than the recent pace. So a receiver that
 // gets faster does not run out of calls. Each message gets its own return time, rounded to
 // awayStep, so that a backlog does not return all at once. While other processes dispatch too, the
 // first wait is leastAway, because these processes may have room for the message.
 func (ls *lanes) setAwayLocked(l *lane, w *work, now time.Time) *work {
-	if w.msg.deferrals == 0 && !ls.alone() {
+	if w.msg.deferrals == 0 && !ls.isAlone() {
 		w.delay = leastAway
 		return w
 	}

@@ -39,8 +39,8 @@ type Create struct {
 type When struct {
 	Delay  *time.Duration
 	FireAt *time.Time
-	// Jitter is the longest time by which the first attempt is made later. The id of the trigger
-	// determines the actual time. nil: the configured jitter. Exact means no jitter.
+	// Jitter is the longest delay that is added to the time of the first attempt. The id of the
+	// trigger determines the actual delay. nil: the configured jitter. Exact means no jitter.
 	Jitter *time.Duration
 	Exact  bool
 }

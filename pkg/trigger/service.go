@@ -51,7 +51,7 @@ type Config struct {
 	Lease time.Duration `default:"30s" min:"1s"`
 	// Keep is how long an idempotency key is stored at least.
 	Keep time.Duration `default:"24h"`
-	// Grace is how long an idempotency key is stored after the last of its triggers was due.
+	// Grace is how long an idempotency key is stored after the last trigger of its request was due.
 	Grace time.Duration `default:"1h" min:"0"`
 	// Owner is the name of this process in leases. It must differ between processes. Default: a new
 	// id.

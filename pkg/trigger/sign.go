@@ -77,7 +77,7 @@ func keysOf(secrets []engine.CallerSecret, now int64) (keys [][]byte) {
 
 // signer makes signatures with the keys of a caller. It is safe for concurrent use.
 type signer struct {
-	// Pools of hash.Hash, one for each key. To set up a new hash costs as much as a signature.
+	// macs has a pool of hash.Hash for each key, because a new hash costs as much as a signature.
 	macs []sync.Pool
 }
 

@@ -18,7 +18,7 @@ import (
 //	   │                       │            │            ├─ FAILED ──> stepBury ─> stepBuried ─> stepAck
 //	   │                       │            │            └─ a retry ─> stepPark ─> stepAck, or stepPutOff
 //	   │                       └────────────┴─ no call ─> stepReturn ─> stepPutOff
-//	   └─ nothing to do ─> stepAck; not now ─> stepPutOff or stepPark; too late ─> stepSettle; letter owed ─> stepBury
+//	   └─ nothing to do ─> stepAck; not now ─> stepPutOff or stepPark; too late ─> stepSettle; dead letter missing ─> stepBury
 //
 // This file has the steps up to the call. outcomes.go has the others.
 type workStep uint8
@@ -147,8 +147,8 @@ func (d *Dispatcher) noCallCause() (cause string, wait time.Duration) {
 	return "", 0
 }
 
-// readRows does stepRead. While the store is down, the messages stay in memory. To return them to
-// the queue would increase their counts of receives.
+// readRows does stepRead. While the store is down, the messages stay in memory. If they returned to
+// the queue, they would be received again too often: the queue limits the receives of a message.
 func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
@@ -246,8 +246,8 @@ func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 		d.drop(CauseOrphan, w)
 		return
 	}
-	// The waits are chosen so that there are few receives in total and the row is not looked up too
-	// early.
+	// Normally each wait is longer than the wait before it. So a row that is stored soon is found
+	// soon, and the message is not received often.
 	w.delay, w.keepReceives = d.cfg.Orphan+time.Second, true
 	switch w.delivery.Receives {
 	case 1:
@@ -264,7 +264,7 @@ func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 // starts the calls or lets them wait for a place. For each row, only one claim or cancel can win.
 func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 	if cause, wait := d.noCallCause(); cause != "" {
-		d.lanes.claimedAhead(ws, nil)
+		d.lanes.afterClaimAhead(ws, nil)
 		for _, w := range ws {
 			d.launch(d.lanes.freePlace(w))
 			w.delay = wait
@@ -282,7 +282,7 @@ func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 		// The claim may have been written. The row does not show which process wrote it. So no
 		// process makes the call before the lease has expired. After that, the row can be claimed
 		// again.
-		d.lanes.claimedAhead(ws, nil)
+		d.lanes.afterClaimAhead(ws, nil)
 		new(notify.Pause).Wait(ctx)
 		for _, w := range ws {
 			d.readAgain(w)
@@ -301,7 +301,7 @@ func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 			start = append(start, w)
 		}
 	}
-	d.lanes.claimedAhead(ws, won) // from here on other goroutines own the work
+	d.lanes.afterClaimAhead(ws, won) // from here on other goroutines own the work
 	for _, w := range start {
 		d.launch(w)
 	}
@@ -352,7 +352,7 @@ func (d *Dispatcher) runCalls(w *work) {
 	for {
 		for w != nil {
 			w.step = stepCall
-			w = d.call(w)
+			w = d.doCall(w)
 		}
 		if d.idlers.Add(1) > maxIdlers {
 			d.idlers.Add(-1)
@@ -368,9 +368,9 @@ func (d *Dispatcher) runCalls(w *work) {
 	}
 }
 
-// call does stepCall, unless the call must not be made any more. It returns the work that gets the
-// freed place, or nil. The goroutine makes that call next.
-func (d *Dispatcher) call(w *work) (next *work) {
+// doCall does stepCall, unless the call must not be made any more. It returns the next message for
+// the freed place, or nil. This goroutine calls that message next.
+func (d *Dispatcher) doCall(w *work) (next *work) {
 	d.cfg.hit("trigger-claimed")
 	if cause, wait := d.noCallCause(); cause != "" {
 		return d.returnUncalled(w, cause, wait)
@@ -398,7 +398,7 @@ func (d *Dispatcher) call(w *work) (next *work) {
 	}
 	d.cfg.hit("trigger-called-before-outcome")
 	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
-	next = d.lanes.callEnded(w, health(r.class))
+	next = d.lanes.callEnded(w, healthOf(r.class))
 	// Use the monotonic clock: if the wall clock is set during the call, the time of the retry must
 	// not move.
 	w.row = d.rules.settleRow(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
@@ -406,8 +406,8 @@ func (d *Dispatcher) call(w *work) (next *work) {
 	return next
 }
 
-// returnUncalled frees the place of work and returns its claim. No call was made, and no attempt is
-// counted. It returns the work that gets the place, or nil.
+// returnUncalled frees the place of a message and gives its claim back. No call was made, and no
+// attempt is counted. It returns the next message for the place, or nil.
 func (d *Dispatcher) returnUncalled(w *work, cause string, wait time.Duration) (next *work) {
 	next = d.lanes.freePlace(w)
 	d.returnClaim(w, cause, wait)

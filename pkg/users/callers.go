@@ -29,9 +29,9 @@ type Callers struct {
 	mu sync.Mutex
 	// Get and Put fill young. When young is full, it becomes old.
 	young, old map[string]knownCaller
-	// The last read of the store failed, so Get answers from the cache.
+	// storeDown means that the last read of the store failed. Then Get answers from the cache.
 	storeDown bool
-	// A goroutine of probeIfDown is reading the store.
+	// probing means that a goroutine of probeIfDown is reading the store.
 	probing     bool
 	lastFailure time.Time // when a read last failed
 }

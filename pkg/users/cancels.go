@@ -18,14 +18,13 @@ import (
 //
 // The store keeps a cancellation as long as a timer of the cancelled request may wait and as long
 // as the request's outcome is kept. The memory of Cancels is bounded, however many cancellations
-// the store has. Cancels keeps at most the latest MaxCancels scopes, 57 bytes each: a slot of a map
-// has 24 bytes, and in the worst case only half of the slots are used. It also keeps a filter over
-// all scopes that ever existed, 32 bytes for each of MaxCancels. With the default, 1,048,576, the
-// maps use 60 MiB and the filter uses 32 MiB.
+// the store has. Cancels keeps in maps at most the latest MaxCancels scopes, at most 57 bytes each.
+// It also keeps a filter over all scopes that ever existed, 32 bytes for each of MaxCancels. With
+// the default, 1,048,576, the maps use 60 MiB and the filter uses 32 MiB.
 //
 // Cancels reads a scope from the store if the filter may contain the scope but the maps do not. A
-// read takes some microseconds. While there are fewer than 8 times MaxCancels scopes, the filter
-// rules out about 99 of 100 scopes that are not cancelled. With more scopes Cancels is slower, but
+// read takes some microseconds. While there are fewer than 8 times MaxCancels scopes, only about 1
+// of 100 scopes that are not cancelled needs such a read. With more scopes Cancels is slower, but
 // never wrong.
 //
 // While there are no cancellations, MayBeCancelled costs one atomic load. Otherwise, for a request
@@ -41,8 +40,8 @@ type Cancels struct {
 	follower follower
 
 	mu sync.RWMutex
-	// At most half of MaxCancels scopes each. When young is full, it becomes old, and the previous
-	// old is dropped.
+	// young and old have at most half of MaxCancels scopes each. When young is full, it becomes
+	// old, and the previous old is dropped.
 	young, old map[cancelScope]struct{}
 	dropped    bool // the store has scopes that are in neither map
 }
@@ -204,10 +203,8 @@ func (c *Cancels) Age(now time.Time) time.Duration { return c.follower.age(now) 
 // Fresh reports whether the set is at most MaxAge old.
 func (c *Cancels) Fresh(now time.Time) bool { return c.Age(now) <= c.cfg.MaxAge }
 
-// addScope adds a scope.
-//
-// addScope writes the filter last, while it holds the lock. A reader that finds the filter entry
-// waits for the lock. After that it finds the scope.
+// addScope adds a scope. It changes the filter last, while it holds the lock. So a reader that
+// finds the scope in the filter waits for the lock, and then finds it in the map.
 func (c *Cancels) addScope(s cancelScope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -53,10 +53,10 @@ func (s *set) get(hash uint64, key []byte) ([]byte, bool) {
 	return s.table.get(hash, key)
 }
 
-// set stores a value, or removes the key if value is nil. Only one goroutine may write at a time.
-// set adds the key to the filter before it adds the key to the table. It publishes a larger filter
+// put stores a value, or removes the key if value is nil. Only one goroutine may write at a time.
+// put adds the key to the filter before it adds the key to the table. It publishes a larger filter
 // only after that filter has all keys. So a reader never misses a key.
-func (s *set) set(hash uint64, key, value []byte) {
+func (s *set) put(hash uint64, key, value []byte) {
 	if value != nil {
 		f := s.filter.Load()
 		if f.roomLeft--; f.roomLeft < 0 {
@@ -65,7 +65,7 @@ func (s *set) set(hash uint64, key, value []byte) {
 		f.add(hash)
 		s.filter.Store(f)
 	}
-	s.table.set(hash, key, value)
+	s.table.put(hash, key, value)
 }
 
 // largerFilter returns a filter with room for n entries that contains all keys of the table.
@@ -89,10 +89,10 @@ func (s *set) adjustCount(key []byte, delta int) {
 		n += int(binary.LittleEndian.Uint32(v))
 	}
 	if n <= 0 {
-		s.set(h, key, nil)
+		s.put(h, key, nil)
 		return
 	}
-	s.set(h, key, binary.LittleEndian.AppendUint32(nil, uint32(n)))
+	s.put(h, key, binary.LittleEndian.AppendUint32(nil, uint32(n)))
 }
 
 // replaceWith replaces the contents of s with the contents of source. It replaces the filter first.

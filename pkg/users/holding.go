@@ -108,8 +108,8 @@ func (s *Service) runLoader(ctx context.Context) {
 	}
 }
 
-// share returns the share of all wanted partitions.
-func (h *holdings) share() *share {
+// wantedShare returns the share of all wanted partitions.
+func (h *holdings) wantedShare() *share {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	parts := make(map[topicPartition]bool, len(h.wanted))
@@ -121,15 +121,15 @@ func (h *holdings) share() *share {
 
 // loadWanted changes the table so that it has the users of the wanted partitions, and no others.
 //
-// A profile that changes during the load must not be overwritten by an older read. So loadWanted
-// makes apply keep the users of these partitions before it reads the first row. A profile that is
-// applied after that wins over the profile that the load reads. A change that was applied earlier
-// is not newer than what the load reads, because the store returns what was committed.
+// The load must not overwrite a newer profile with an older one. So before loadWanted reads the
+// first row, it makes apply keep the users of these partitions. If apply stores a profile after
+// that, this profile wins over the profile that the load reads. A change that was applied earlier
+// is also in the rows that the load reads, because the store returns what was committed.
 func (s *Service) loadWanted(ctx context.Context) error {
 	began := time.Now()
 	s.applyMu.Lock()
-	want, held := s.holdings.share(), s.snap.held.Load()
-	more, less := newShare(want.without(held)), held.without(want)
+	want, held := s.holdings.wantedShare(), s.snap.held.Load()
+	more, less := newShare(want.partsWithout(held)), held.partsWithout(want)
 	if len(more.parts)+len(less) == 0 && maps.Equal(s.snap.keptShare.parts, held.parts) {
 		s.applyMu.Unlock()
 		return nil
@@ -175,7 +175,8 @@ func (s *Service) loadWanted(ctx context.Context) error {
 // readParts reads the users of the partitions in missing and adds them to l. It skips a partition
 // that is no longer wanted. Otherwise, when several processes start, the first process would read
 // all users, because it owns all partitions for a moment. readParts returns the partitions that are
-// still wanted at the end. keptShare then contains held and the returned partitions.
+// still wanted at the end. From then on, apply keeps the users of held and of the returned
+// partitions (keptShare).
 func (s *Service) readParts(ctx context.Context, l *loader, held, missing *share) (*share, error) {
 	var buf []byte
 	for i := range engine.ProfileParts {
@@ -183,9 +184,9 @@ func (s *Service) readParts(ctx context.Context, l *loader, held, missing *share
 			continue
 		}
 		s.applyMu.Lock()
-		if left := missing.intersect(s.holdings.share()); len(left.parts) < len(missing.parts) {
+		if left := missing.intersect(s.holdings.wantedShare()); len(left.parts) < len(missing.parts) {
 			missing = left
-			s.snap.keptShare = held.plus(missing.parts)
+			s.snap.keptShare = held.withParts(missing.parts)
 		}
 		scope := s.snap.keptShare
 		s.applyMu.Unlock()
@@ -194,10 +195,10 @@ func (s *Service) readParts(ctx context.Context, l *loader, held, missing *share
 		}
 		err := s.store.Scan(ctx, []int{i}, func(p *engine.Profile) error {
 			user := []byte(p.User)
-			if missing.channels(user) == 0 {
+			if missing.channelsOf(user) == 0 {
 				return nil
 			}
-			if v := s.snap.packProfile(buf[:0], p, scope.channels(user)); len(v) > 0 {
+			if v := s.snap.packProfile(buf[:0], p, scope.channelsOf(user)); len(v) > 0 {
 				l.add(hashKey(user), user, v)
 				buf = v
 			}
@@ -287,7 +288,7 @@ func (s *Service) addGuest(user string, known bool) {
 	s.snap.guestMu.Unlock()
 	for _, u := range gone {
 		if key := []byte(u); s.snap.keptChannels(key) == 0 {
-			s.snap.users.set(hashKey(key), key, nil)
+			s.snap.users.put(hashKey(key), key, nil)
 		}
 	}
 }

@@ -66,8 +66,8 @@ func (c *sizeHistogram) plan() cellLayout {
 	return p
 }
 
-// repacked returns a shardState with the same entries, without an overlay of recent changes.
-func (s *shardState) repacked() *shardState {
+// repack returns a shardState with the same entries, without an overlay of recent changes.
+func (s *shardState) repack() *shardState {
 	k := packers.Get().(*packer)
 	var c sizeHistogram
 	s.each(func(h uint64, key, value []byte) {
@@ -217,9 +217,9 @@ func entrySize(k, v []byte) int {
 
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
-// loader fills a table. Readers do not see the new entries until publishAll or merge. The doc of
-// merge says when no other goroutine may write to the table. Each key may be added only once. An
-// empty key is ignored.
+// loader fills a table. Readers do not see the new entries until publishAll or merge. While merge
+// publishes, other goroutines must not write to the table (see merge). Each key may be added only
+// once. An empty key is ignored.
 type loader struct {
 	t       *table
 	entries [shards][]byte
@@ -247,10 +247,10 @@ func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
 // one additional piece.
 func (l *loader) publishAll() { l.merge(nil, nil, nil) }
 
-// merge publishes the added entries. It skips an added entry if skip returns true for its key. It
-// keeps an entry that is already in the table if keepOld returns true for its key, unless the
-// loader added the same key without skipping it. If keepOld is nil, merge keeps no old entry; if
-// skip is nil, it skips no entry.
+// merge publishes the entries that were added to the loader, except the entries for whose key skip
+// returns true. It also keeps the entries of the table for whose key keepOld returns true. If the
+// table and the loader have the same key, the published entry of the loader wins. If keepOld is
+// nil, merge keeps no entry of the table. If skip is nil, it publishes all added entries.
 //
 // merge publishes the table in pieces. For each piece it calls step with a function that publishes
 // the piece, and step must call this function. If step is nil, merge calls the function itself.

@@ -556,11 +556,11 @@ func TestTableAgainstMap(t *testing.T) {
 		k := keys[r.IntN(len(keys))]
 		if r.IntN(3) == 0 {
 			delete(model, k)
-			tb.set(hashKey([]byte(k)), []byte(k), nil)
+			tb.put(hashKey([]byte(k)), []byte(k), nil)
 		} else {
 			v := strings.Repeat("v", 1+r.IntN(200))
 			model[k] = v
-			tb.set(hashKey([]byte(k)), []byte(k), []byte(v))
+			tb.put(hashKey([]byte(k)), []byte(k), []byte(v))
 		}
 		if i%97 != 0 {
 			continue
@@ -603,10 +603,10 @@ func TestFindAgainstGet(t *testing.T) {
 		for i := 0; i < len(keys); i += 11 {
 			switch i % 4 {
 			case 0:
-				tb.set(hashKey(keys[i]), keys[i], nil)
+				tb.put(hashKey(keys[i]), keys[i], nil)
 				delete(want, string(keys[i]))
 			case 1:
-				tb.set(hashKey(keys[i]), keys[i], []byte("changed"))
+				tb.put(hashKey(keys[i]), keys[i], []byte("changed"))
 				want[string(keys[i])] = "changed"
 			}
 		}
@@ -714,15 +714,15 @@ func TestKeysOfOneHash(t *testing.T) {
 	l.add(hashKey(large), large, bytes.Repeat([]byte{'v'}, 2*largestCell))
 	l.add(hashKey(nil), nil, []byte("nobody's"))
 	l.publishAll()
-	tb.set(hashKey(nil), nil, []byte("nobody's"))
+	tb.put(hashKey(nil), nil, []byte("nobody's"))
 	for i, k := range keys {
 		switch i % 3 {
 		case 0:
-			tb.set(hashKey(k), k, nil)
+			tb.put(hashKey(k), k, nil)
 			delete(want, string(k))
 		case 1:
 			want[string(k)] = fmt.Sprint("set ", i)
-			tb.set(hashKey(k), k, []byte(want[string(k)]))
+			tb.put(hashKey(k), k, []byte(want[string(k)]))
 		}
 		var f finder
 		tb.findBlock(&f, keys[:keysPerBlock])
@@ -768,7 +768,7 @@ func TestFindWithoutCells(t *testing.T) {
 		}
 	}
 	for i := 0; i < keysPerBlock; i += 2 {
-		changed.set(hashKey(keys[keysPerBlock+i]), keys[keysPerBlock+i], []byte("new"))
+		changed.put(hashKey(keys[keysPerBlock+i]), keys[keysPerBlock+i], []byte("new"))
 	}
 	l.publishAll()
 	var f finder
@@ -822,7 +822,7 @@ func TestFinderKeepsNothing(t *testing.T) {
 	keys := make([][]byte, keysPerBlock)
 	for i := range keys {
 		keys[i] = fmt.Appendf(nil, "key-%d", i)
-		tb.set(hashKey(keys[i]), keys[i], []byte("value"))
+		tb.put(hashKey(keys[i]), keys[i], []byte("value"))
 	}
 	f := new(finder)
 	tb.findBlock(f, keys)

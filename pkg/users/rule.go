@@ -112,14 +112,13 @@ func (r rule) quietAt(minute uint16) bool {
 }
 
 // quietUntil returns the first time, from now on, at which the local clock is outside the quiet
-// hours. If the clock is outside already, it returns now. The wall clock decides. If a time zone
-// skips the hour in which the quiet hours end, the quiet hours end with the skip. If an hour
-// happens twice, both are quiet.
+// hours. This may be now itself. If the local clock skips the hour in which the quiet hours end,
+// they end at the skip. If an hour happens twice, it is quiet both times.
 func (r rule) quietUntil(now time.Time, loc *time.Location) time.Time {
 	const day = 24 * 60
 	t := now.In(loc)
-	// Each round reaches the end of the quiet hours or the next change of the zone's offset. No
-	// zone changes its offset four times in two days.
+	// Each round moves t to the end of the quiet hours, or to the next change of the zone's offset
+	// if that is earlier. No zone changes its offset four times in two days.
 	for range 4 {
 		h, m, s := t.Clock()
 		minute := uint16(h*60 + m)

@@ -8,8 +8,8 @@
 // fetches other users by id (Fetch).
 //
 // While the store is down, the Snapshot gets older. Bulk stops as soon as the Snapshot is no longer
-// Fresh, and users that are not in memory stay Unknown. Cancels follows cancellations in the same
-// way. Callers and SealedCallers read the callers.
+// Fresh, and users that are not in memory stay Unknown. Cancels reads new cancellations from the
+// store in the same way. Callers and SealedCallers read the callers.
 //
 // Start reading at Snapshot.DecideMany (snapshot.go, find.go, table.go). Then read Service.Run,
 // Service.updateProfile for writes, and holding.go for shares.
@@ -65,11 +65,11 @@ type Service struct {
 	follower follower // lock its mutex before applyMu
 
 	applyMu sync.Mutex // locked while the snapshot is written; guards the maps below
-	// By user: the version of a write of this process. The entry is removed when cursor reaches the
-	// version.
+	// ownVersions contains, by user, the version that this process wrote last. The entry is removed
+	// when cursor reaches the version.
 	ownVersions map[string]uint64
-	// By user with a write in progress: the latest version that applyChanges has read since the
-	// write began.
+	// writesInProgress has an entry for each user that this process is writing. The entry is the
+	// latest version that applyChanges has read since the write began.
 	writesInProgress map[string]*uint64
 
 	holdings holdings
@@ -115,7 +115,7 @@ func (s *Service) Load(ctx context.Context) error {
 	read := func(p *engine.Profile) error {
 		user := []byte(p.User)
 		h := hashKey(user)
-		if v := s.snap.packProfile(buf[:0], p, keep.channels(user)); len(v) > 0 {
+		if v := s.snap.packProfile(buf[:0], p, keep.channelsOf(user)); len(v) > 0 {
 			users.add(h, user, v)
 			buf = v
 		}

@@ -63,8 +63,8 @@ const allChannels channelSet = 1<<8 - 1
 
 func (c channelSet) has(ch notify.Channel) bool { return c>>ch&1 != 0 }
 
-// channels returns the channels for which the share includes the user.
-func (s *share) channels(user []byte) (c channelSet) {
+// channelsOf returns the channels for which the share includes the user.
+func (s *share) channelsOf(user []byte) (c channelSet) {
 	if s == nil {
 		return allChannels
 	}
@@ -80,9 +80,9 @@ func (s *share) channels(user []byte) (c channelSet) {
 func (s *share) profileParts() (out []int) {
 	for i := range engine.ProfileParts {
 		for p := range s.parts {
-			// A user's hash modulo ProfileParts is the part i. The same hash modulo partitions is
-			// n. One user can have both i and n exactly if i and n are equal modulo the greatest
-			// common divisor of the two.
+			// The hash of a user modulo ProfileParts is i, the part of the store. The same hash
+			// modulo partitions is n, the partition. A user with both i and n can exist only if i
+			// and n are equal modulo the greatest common divisor of the two moduli.
 			if d := gcd(engine.ProfileParts, p.partitions); i%d == int(p.n)%d {
 				out = append(out, i)
 				break
@@ -99,15 +99,15 @@ func gcd(a, b int) int {
 	return a
 }
 
-// without returns the partitions of s that are not in o.
-func (s *share) without(o *share) map[topicPartition]bool {
+// partsWithout returns the partitions of s that are not in o.
+func (s *share) partsWithout(o *share) map[topicPartition]bool {
 	out := maps.Clone(s.parts)
 	maps.DeleteFunc(out, func(p topicPartition, _ bool) bool { return o.parts[p] })
 	return out
 }
 
-// plus returns a share with the partitions of s and the given partitions.
-func (s *share) plus(parts map[topicPartition]bool) *share {
+// withParts returns a share with the partitions of s and the given partitions.
+func (s *share) withParts(parts map[topicPartition]bool) *share {
 	all := maps.Clone(s.parts)
 	maps.Copy(all, parts)
 	return newShare(all)

@@ -39,8 +39,9 @@ type Verdict struct {
 // Without shares it contains all users. Readers never wait. Users without a profile need no memory.
 //
 // The entries of the table are current, because the process applies the changes of all users. If
-// the table has an address of the user on the channel, the user is known. If not, the share decides
-// between "no address" and "not in memory here".
+// the table has an address of the user on the channel, the user is known. If it has none, and the
+// share includes the user, the user has no address. If the share does not include the user, the
+// user is Unknown, unless the user is a guest.
 //
 // The preferences and addresses of a user are one value, so that one look-up is enough; findBlock
 // explains its cost. With 5M users that have one address of 64 bytes, the value needs 69 bytes a
@@ -54,9 +55,9 @@ type Snapshot struct {
 	suppressedBy    table        // user -> {uvarint length, address}...: addresses that the profile suppresses
 	suppressedCount atomic.Int64 // number of addresses in suppressedBy
 
-	// The share whose users are all in the table. nil: all users.
+	// held is the share whose users are all in the table. nil: all users.
 	held atomic.Pointer[share]
-	// The share for which apply keeps users: held and the share that is being loaded.
+	// keptShare is the share for which apply keeps users: held and the share that is being loaded.
 	// Service.applyMu guards it.
 	keptShare *share
 
@@ -89,7 +90,7 @@ func (s *Snapshot) isComplete(ch notify.Channel, user []byte) bool {
 // keptChannels returns the channels for which the table keeps data of a user. The caller holds
 // Service.applyMu.
 func (s *Snapshot) keptChannels(user []byte) channelSet {
-	c := s.keptShare.channels(user)
+	c := s.keptShare.channelsOf(user)
 	if _, guest := s.guests.lookUp(user); guest {
 		c = allChannels
 	}
@@ -120,7 +121,7 @@ func (a *Answer) AppendSingle(buf []byte) (_ []byte, ok bool) {
 	if a.addressCount != 1 || a.addresses[0] == 0 || a.addresses[0] >= 0x80 {
 		return buf, false
 	}
-	return appendKept(buf, a.addresses[1:1+int(a.addresses[0])]), true
+	return appendUnpacked(buf, a.addresses[1:1+int(a.addresses[0])]), true
 }
 
 // Targets appends the addresses to dst. It appends their bytes to buf; do not write to buf while
@@ -136,7 +137,7 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 			kept, b = cutField(b)
 		}
 		from := len(buf)
-		buf = appendKept(buf, kept)
+		buf = appendUnpacked(buf, kept)
 		dst = append(dst, notify.Target{Addr: i, Of: a.addressCount, Address: buf[from:len(buf):len(buf)]})
 	}
 	return dst, buf
@@ -247,13 +248,13 @@ func (s *Snapshot) Suppressed(ch notify.Channel, address []byte) bool {
 
 // apply makes p the user's current profile. Only one goroutine may call it at a time.
 //
-// A reader may run between the two steps of apply. So the step that stops calls is done before the
-// step that allows calls.
+// Between the steps of apply, a reader may see the old and the new values together. So apply adds
+// new suppressions before it removes old ones, and before it stores new addresses.
 func (s *Snapshot) apply(p *engine.Profile) {
 	user := []byte(p.User)
 	h := hashKey(user)
 	s.applySuppressed(h, user, p)
-	s.users.set(h, user, s.packProfile(nil, p, s.keptChannels(user)))
+	s.users.put(h, user, s.packProfile(nil, p, s.keptChannels(user)))
 }
 
 func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
@@ -262,7 +263,7 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 	if string(old) == string(fresh) {
 		return
 	}
-	s.suppressedBy.set(h, user, fresh)
+	s.suppressedBy.put(h, user, fresh)
 	for b := fresh; len(b) > 0; {
 		var a []byte
 		a, b = cutField(b)
@@ -277,12 +278,14 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 	}
 }
 
-// packProfile appends the value of a user. It includes only the addresses on the given channels. It
-// returns nil if channels is empty, or if the user has no rule and no address.
+// packProfile appends the packed profile of a user. It includes only the addresses on the given
+// channels. It returns nil if channels is empty, or if the user has no rule and no address. The
+// format:
 //
-//	1 if a rule follows, otherwise 0
+//	1 byte: 1 if a rule follows, otherwise 0
 //	the rule
-//	for each channel: its number, count, uvarint size of {uvarint length, packed address}...
+//	for each channel: its number, the number of addresses, the size of the list as a uvarint,
+//	  and the list: {uvarint length, packed address}...
 func (s *Snapshot) packProfile(b []byte, p *engine.Profile, channels channelSet) []byte {
 	if channels == 0 {
 		return nil

@@ -172,10 +172,10 @@ func containsAddress(packed, key []byte) bool {
 }
 
 // LiftSuppression removes an address from the suppression list of one user's profile. If user is
-// empty, it removes the address from every profile that this process knows to list the address. The
-// result lifted is the number of these profiles. If another profile still lists the address,
-// stillListed is true, and the address stays suppressed for all users. If a provider later reports
-// the address as dead, it is added again.
+// empty, it removes the address from all profiles that list the address, as far as this process
+// knows them. The result lifted is the number of these profiles. If another profile still lists the
+// address, stillListed is true, and the address stays suppressed for all users. If a provider later
+// reports the address as dead, it is added again.
 func (s *Service) LiftSuppression(ctx context.Context, user, address string) (lifted int, stillListed bool, err error) {
 	key := suppressKey(address)
 	list, err := s.usersSuppressing(ctx, SuppressionQuery{User: user, Address: address}, "", 0)

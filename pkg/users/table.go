@@ -10,9 +10,10 @@ import (
 
 // table maps byte keys to short byte values. Readers never wait. The top bits of a key's hash
 // choose a shard. Each shard has an atomic pointer to an immutable shardState. A shardState has the
-// entries, each in the only cell where it can be, and a short list of recent changes. A write
-// copies this list. When the list has more than overlayMax changes, the shard is packed again.
-// There is no pointer for each entry, so millions of entries cost the garbage collector nothing.
+// entries and a short list of recent changes. Each entry is in the only cell where it can be. A
+// write copies this list. When the list has more than overlayMax changes, the shard is packed
+// again. There is no pointer for each entry, so millions of entries cost the garbage collector
+// nothing.
 type table struct {
 	shards [shards]shard
 	live   atomic.Int64
@@ -92,7 +93,7 @@ func (s *shardState) cellOffset(hash uint64) int {
 // choice of the shard, so that the two are independent.
 func pilotIndex(hash uint64, n int) int { return int(uint64(uint32(hash)) * uint64(n) >> 32) }
 
-// cellIndex returns a cell from 0 to cellCount-1. With another pilot each hash gets an independent
+// cellIndex returns a cell from 0 to cellCount-1. Each pilot gives a hash another, independent
 // cell.
 func cellIndex(hash uint64, pilot uint16, cellCount uint32) uint32 {
 	x := (hash ^ uint64(pilot)*0x9e3779b97f4a7c15) * 0xd6e8feb86659fd93
@@ -142,9 +143,9 @@ func splitEntry(b []byte) (key, value []byte) {
 	return b[:k:k], b[k:]
 }
 
-// set stores a value, or removes the key if value is nil. It ignores an empty key, because no user
+// put stores a value, or removes the key if value is nil. It ignores an empty key, because no user
 // and no address is empty.
-func (t *table) set(hash uint64, key, value []byte) {
+func (t *table) put(hash uint64, key, value []byte) {
 	if len(key) == 0 {
 		return
 	}
@@ -169,7 +170,7 @@ func (t *table) set(hash uint64, key, value []byte) {
 	}
 	next.overlay = append(next.overlay, c)
 	if len(next.overlay) > overlayMax {
-		next = *next.repacked()
+		next = *next.repack()
 	}
 	sh.state.Store(&next)
 	switch {

@@ -18,7 +18,8 @@ const (
 )
 
 // digits maps a character to the value of its hexadecimal digit, or to a value above 15 if it is
-// not a digit. Capital letters count as no digits, because unpacking would return small letters.
+// not a digit. Capital letters do not count as digits, because unpacking would return small
+// letters.
 var digits = func() (t [256]uint8) {
 	for i := range t {
 		t[i] = 0xff
@@ -56,8 +57,8 @@ func appendAddress(b []byte, address string) []byte {
 	return b
 }
 
-// appendKept unpacks an address and appends it to b.
-func appendKept(b, packed []byte) []byte {
+// appendUnpacked unpacks an address and appends it to b.
+func appendUnpacked(b, packed []byte) []byte {
 	if len(packed) == 0 || packed[0] != evenToken && packed[0] != oddToken {
 		return append(b, packed...)
 	}

@@ -21,7 +21,7 @@ func TestKeptAddresses(t *testing.T) {
 			rapid.StringMatching(`[a-z]{1,20}@[a-z]{1,20}\.com`),
 		).Draw(t, "address")
 		kept := appendAddress([]byte("before"), address)
-		if got := string(appendKept([]byte("before"), kept[len("before"):])); got != "before"+address {
+		if got := string(appendUnpacked([]byte("before"), kept[len("before"):])); got != "before"+address {
 			t.Fatalf("%q came back as %q", address, got)
 		}
 		one := NewAnswer(Verdict{}, address)

@@ -70,7 +70,7 @@ func (p *Page) id(v *visit) error {
 	case strings.HasPrefix(b.ID, "trg_"):
 		err = storeInto(&b.Trigger)(v.client.TriggerStatus(v.ctx, b.ID))
 		if err == nil && b.Trigger.Status == "FAILED" {
-			b.letter(v)
+			b.loadLetter(v)
 		}
 	default:
 		err = storeInto(&b.Timeline)(v.client.Timeline(v.ctx, b.ID))
@@ -80,7 +80,7 @@ func (p *Page) id(v *visit) error {
 		if err == nil && b.Timeline != nil {
 			b.Story = storyOf(b.Timeline.Events)
 			if b.Timeline.Status.Status == "FAILED" {
-				b.letter(v)
+				b.loadLetter(v)
 			}
 		}
 	}
@@ -90,9 +90,9 @@ func (p *Page) id(v *visit) error {
 	return v.show("id", b.ID, &b)
 }
 
-// letter loads the dead letter. If the dead letter is not indexed yet or was already removed,
+// loadLetter loads the dead letter. If the dead letter is not indexed yet or was already removed,
 // Letter stays nil.
-func (b *idBody) letter(v *visit) {
+func (b *idBody) loadLetter(v *visit) {
 	if d, err := v.client.DeadLetter(v.ctx, b.ID); err == nil {
 		b.Letter = &d
 	}

@@ -35,15 +35,15 @@ func (p *Page) setLane(v *visit) error {
 	return v.goTo(Prefix + "lanes")
 }
 
-// filterWord is one word of a page's filter. Name is its name in the query and in notifyctl's
-// flags.
+// filterWord is one condition of a page's filter. Name is the name of the condition in the query
+// and in notifyctl's flags.
 type filterWord struct {
 	Name string
 	To   *string
 }
 
-// readListPage reads the words of a filter from the query, and requests the page at the query's
-// cursor. next is the link to the next page, or "" if there is none.
+// readListPage reads the conditions of a filter from the query, and requests the page at the
+// query's cursor. next is the link to the next page, or "" if there is none.
 func readListPage[T any](v *visit, path string, words []filterWord, ask func(cursor string) (api.List[T], error)) (page api.List[T], next string, err error) {
 	q, link := v.r.URL.Query(), url.Values{}
 	for _, w := range words {
@@ -160,7 +160,7 @@ type notificationsBody struct {
 	Next         string
 }
 
-// words returns the words of the filter.
+// words returns the conditions of the filter.
 func (b *notificationsBody) words() []filterWord {
 	return []filterWord{
 		{"channel", &b.Query.Channel}, {"status", &b.Query.Status}, {"code", &b.Query.Code}, {"caller", &b.Query.Caller}, {"template", &b.Query.Template},

@@ -190,9 +190,9 @@ func (p *Page) routes() {
 	})
 }
 
-// headers sets the headers of every answer. With them, only the page's own scripts and styles run,
-// no site can put the page into a frame, and browsers do not cache it.
-func headers(h http.Header) {
+// setHeaders sets the headers of every answer. With them, only the page's own scripts and styles
+// run, no site can put the page into a frame, and browsers do not cache it.
+func setHeaders(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -209,7 +209,7 @@ const maxForm = 1 << 20
 
 // ServeHTTP implements http.Handler for paths under Prefix.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	headers(w.Header())
+	setHeaders(w.Header())
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := p.origin.Check(r); err != nil {
 		p.refuse(w, http.StatusForbidden, "This request came from another site.")

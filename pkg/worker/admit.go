@@ -20,8 +20,8 @@ type Rated interface {
 	Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error)
 }
 
-// admission is what a window's receivers occupy from before their claim until the end of their
-// call.
+// admission lists what a window occupies from the time before its claim until the end of its call:
+// a permit, capacity and budget.
 type admission struct {
 	p            *partition
 	permit       notify.Permit // nil: the provider is not Rated, or the envelope has expired

@@ -50,9 +50,10 @@ const (
 
 const (
 	// paceAhead is how far into the future slots of a rate are assigned. A receiver that would get
-	// a later slot asks again after paceAhead. So a changed rate takes effect within paceAhead. The
-	// next owner of a partition does not know which slots were assigned. So it assigns no slots in
-	// the time paceAhead after it got the partition, because these slots may be assigned already.
+	// a later slot asks again after paceAhead. So a changed rate takes effect within paceAhead.
+	//
+	// The next owner of a partition does not know which slots are assigned already. So the first
+	// slot that it assigns is at the earliest paceAhead after it got the partition.
 	paceAhead = time.Minute
 	// The receivers of a paused campaign are checked again after pausedLook. Each further wait is
 	// longer by pausedLook, up to pausedMost.

@@ -30,9 +30,9 @@ type CommitterConfig struct {
 	// Queue is the largest number of rows that wait, default 4,096. When the queue is full, Commit
 	// blocks the worker.
 	Queue int
-	// Lanes is the number of Puts that may be under way at the same time, default 1. Rows of one
-	// chunk always use the same lane. With a store that answers over a network, more lanes
-	// reduce the time that rows wait.
+	// Lanes is the number of Puts that may be in progress at the same time, default 1. Rows of one
+	// chunk always use the same lane. With a store that answers over a network, more lanes reduce
+	// the time that rows wait.
 	Lanes  int
 	Logger *slog.Logger
 	// Stalled is called with the time for which the store has been refusing rows, and with 0 when
@@ -80,15 +80,15 @@ func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) err
 		return err
 	}
 	select {
-	case c.lane(&row.Key.Chunk) <- pendingRow{ctx, row, done}:
+	case c.laneOf(&row.Key.Chunk) <- pendingRow{ctx, row, done}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// lane returns the queue for the rows of a chunk.
-func (c *Committer) lane(chunk *notify.Chunk) chan pendingRow {
+// laneOf returns the queue for the rows of a chunk.
+func (c *Committer) laneOf(chunk *notify.Chunk) chan pendingRow {
 	return c.lanes[notify.Mix(chunkHash(chunk))%uint64(len(c.lanes))]
 }
 

@@ -150,9 +150,9 @@ type Config struct {
 	Campaigns *Campaigns // campaigns that are paused or have a rate; nil: none
 	Solo      *Solo      // shared by all workers of the process; nil: this worker has its own
 	Holds     Holds      // only for a strict lane
-	// ChunkIndexes returns the receivers of the envelope that a row belongs to, by their index in
-	// the request. It reads the indexes from history or from the log. The worker calls it when a
-	// chunk is read again with other receivers.
+	// ChunkIndexes returns the receivers of a row's envelope, as indexes in the request. It reads
+	// these indexes from history or from the log. The worker calls it when a chunk is read again
+	// with other receivers.
 	ChunkIndexes func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
 	// HasOutcomesURL reports whether a caller is informed of every outcome, not only of failures.
 	// For such a caller, the worker also writes the outcomes other than failures, to the topic
@@ -170,12 +170,11 @@ type Config struct {
 // approximate size of a poll. MaxRecords may be exceeded by up to one poll.
 //
 // An envelope with one receiver needs a goroutine while it waits: 7 KB for an SMS, 18 KB for a
-// claimed push. So 60,000 pushes of a stopped lane took 1.1 GB. With at most 4,000 records for each
-// partition, the pushes take a third of that memory, and their delivery afterwards takes the same
-// CPU time. A lower limit would have two disadvantages. Fewer mails could wait for other mails with
-// the same content. And the worker would read an otp message later, because fewer unfinished
-// records may precede it. Chunks of a fan-out reach the group's limit in bytes long before
-// MaxRecords.
+// claimed push. So 60,000 waiting pushes of a stopped lane took 1.1 GB. With at most 4,000 records
+// for each partition, they take a third of that memory, and the CPU time of their delivery stays
+// the same. A lower limit would have two disadvantages. Fewer mails could wait for other mails with
+// the same content. And an otp message behind unfinished records would be read later. Chunks of a
+// fan-out reach the group's limit in bytes long before MaxRecords.
 const (
 	MaxRecords = 4000
 	MaxPoll    = 1000
@@ -218,10 +217,11 @@ type Events struct {
 	Finished func(lane notify.Lane, e *notify.Envelope)
 	// Resumed reports receivers that were started before a crash and have no outcome.
 	Resumed func(lane notify.Lane, receivers int)
-	// New reports envelopes that cannot have an outcome row yet, so the worker read no row for
-	// them.
+	// New reports envelopes that certainly have no outcome row, so that the worker did not need to
+	// read a row for them.
 	New func(lane notify.Lane, envelopes int)
-	// Duplicate reports an envelope that was finished before, or whose first copy is in work now.
+	// Duplicate reports an envelope that was finished before, or whose first copy is being worked
+	// on now.
 	Duplicate func(lane notify.Lane, receivers int)
 	// Parked reports receivers put into the timer store.
 	Parked func(lane notify.Lane, receivers int)

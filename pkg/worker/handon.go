@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// handOn sends what remains to do after a finished row: retries and failures to the log, waits to
-// the timer store. What it sends depends only on the row and the envelope. So a repeat after a crash
-// sends the same records and timers under the same keys.
+// handOn sends the records and timers that follow from a finished row: retries and failures to the
+// log, waits to the timer store. The records and timers depend only on the row and the envelope. So
+// a repeat after a crash sends the same records and timers under the same keys.
 func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	// Add the holds first. Otherwise a receiver whose record is sent below could end and remove its
 	// hold before updateHolds adds the hold.
@@ -68,9 +68,9 @@ type groupKey struct {
 	retry       bool
 	wake        int64
 	causePrefix string // says which earlier calls were made: "", causeCalled, or causeMaybe with doubtMarks
-	// If ownSlot is true, wake is the receiver's own slot in a campaign with a rate. If ownSlot is
-	// false, the receiver has no such slot. If its campaign has a rate, the receiver asks for a slot
-	// at the time wake.
+	// ownSlot means that the receiver has a slot in a campaign with a rate, and that wake is the
+	// time of this slot. Without ownSlot, a receiver of a campaign with a rate asks for a slot at
+	// the time wake.
 	ownSlot bool
 }
 
@@ -167,9 +167,10 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 	return recs, timers, parked
 }
 
-// failedTargets returns an address field that contains the addresses to try again. For each address
-// that was reached or may have been reached, the field contains only the address's number (Addr).
-// The last attempt needs these numbers to know that the receiver has not failed.
+// failedTargets returns an address field for the next attempt. It contains the addresses to try
+// again. An address that was reached or may have been reached is not called again: the field
+// contains only its number (Addr). The last attempt needs these numbers to know that the receiver
+// has not failed.
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
@@ -204,8 +205,8 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 	return notify.AppendTargets(nil, on)
 }
 
-// causePrefix returns the prefix of a derived envelope's cause. The prefix says what is known about
-// the calls made so far: the calls of e, and the call with the outcome x.
+// causePrefix returns the first part of a derived envelope's cause. It says whether the earlier
+// calls may have reached the provider. These are the calls of e, and the call with the outcome x.
 func causePrefix(e *notify.Envelope, x *notify.Exception) string {
 	n := doubtCount(e.Cause)
 	switch {

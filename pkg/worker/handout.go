@@ -29,9 +29,11 @@ func (j *job) runPosition(pos uint32) bool {
 // windowsFrom returns the next windows of a job, beginning at position start. A window has at most
 // size receivers. windowsFrom waits until the first window has budget, and adds further windows
 // while they get budget without waiting. Windows that are claimed together need only one write of
-// the row; a write took a twentieth of the time of a window of 1,000 receivers. Positions below
-// resumedTo were started before. They are claimed apart from later positions, so the returned
-// windows do not cross resumedTo. windowsFrom returns false if the partition is being drained.
+// the row.
+//
+// Positions below resumedTo were started before. Windows below and above resumedTo are claimed
+// separately, so one result contains only windows of one side. windowsFrom returns false if the
+// partition is being drained.
 func (j *job) windowsFrom(start, resumedTo, size uint32) (ws []*window, ok bool) {
 	for start < j.env.Count {
 		hi := min((start/size+1)*size, j.env.Count)
@@ -193,9 +195,9 @@ func (j *job) waitTurn() bool {
 }
 
 // acquireCapacity acquires n slots of the provider's capacity. whole means that the job has only
-// one window. In a drain, acquireCapacity returns an error for such a job, and the next owner does
-// the job. If the job has several windows, some may have been called. Then the other windows
-// continue, unless every route is shut.
+// one window. If a drain begins during the wait, acquireCapacity returns an error for such a job,
+// and the next owner does the job. If the job has several windows, some may have been called
+// already. So acquireCapacity continues to wait in a drain, unless every route is shut.
 func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int, error) {
 	held, err := p.w.capacity.acquire(p.untilDrain, cat, n)
 	if err != nil && !whole && !p.w.capacity.isShut() {
@@ -208,10 +210,10 @@ func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int
 func (w *window) coversJob() bool { return w.lo == 0 && w.hi == w.job.env.Count }
 
 // handOver defers the receivers of a window that a drain stopped before its call. Later windows of
-// the job may have been called, and a row cannot say that later positions are done while earlier
-// positions are open. So these receivers become a separate envelope. Later messages of their users
-// may overtake that envelope. If the job has only one window, handOver does nothing, and the next
-// owner does the job.
+// the job may have been called already, and a row cannot say that later positions are done while
+// earlier positions are not. So the receivers of this window become a separate envelope. Later
+// messages of their users may overtake that envelope. If the job has only one window, handOver does
+// nothing, and the next owner does the job.
 func (w *window) handOver() {
 	j := w.job
 	if w.coversJob() {
@@ -299,8 +301,9 @@ func (j *job) readerAt(pos uint32) notify.ReceiverReader {
 	return m.rd
 }
 
-// endWithoutCall settles the receivers that have no outcome yet, without calling them. It reports
-// their outcomes to Events.Settled. It returns false if the partition is gone.
+// endWithoutCall ends all receivers that have no outcome yet, without calling them. It reports
+// their outcomes to Events.Settled. It returns false if the partition was lost or the receipts
+// cannot be read.
 func (j *job) endWithoutCall(s notify.State, code string) bool {
 	j.mu.Lock()
 	from := j.doneTo

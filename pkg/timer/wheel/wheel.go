@@ -6,11 +6,11 @@
 //
 // Time is counted in milliseconds since 1970. There are six levels of 256 slots; each level stands
 // for one byte of a time. A timer is at the level of the highest byte in which its time differs
-// from the current time. Its slot is the value of that byte. So level 0 contains the rest of the
-// current 256 ms, level 1 the rest of the current 65.5 s, level 2 of the current 4.7 h, level 3 of
-// the current 50 days and so on. When the current time enters a slot of a higher level, the timers
-// of the slot move to lower levels. A timer moves at most once per level, so a timer that is due in
-// an hour moves twice.
+// from the current time. Its slot is the value of that byte. So level 0 contains the timers of the
+// rest of the current 256 ms, level 1 the timers of the rest of the current 65.5 s, level 2 of the
+// current 4.7 h, level 3 of the current 50 days and so on. When the current time enters a slot of a
+// higher level, the timers of the slot move to lower levels. A timer moves at most once per level,
+// so a timer that is due in an hour moves twice.
 //
 // At any time, all timers of one millisecond are in the same slot. Timers are appended to slots and
 // moved down in order. So timers of one millisecond stay in the order in which they were added, and

@@ -2,9 +2,9 @@
 // uses the rate of a single worker, node, account or partition, and the limits of providers.
 //
 // Each line of a sheet has two counts. Count is calculated as in the source, the design document on
-// which notifyd is based: mails of one second are spread over their objective, and replicas of the
-// log and of the scheduler's rows are not counted. Sustained is the count that the load needs if it
-// lasts. If the two differ, a Limit explains why.
+// which notifyd is based. The source assumes a single burst of mails, sent within the mail
+// objective. It counts no replicas of the log and of the scheduler's rows. Sustained is the count
+// that the load needs if it lasts. If the two differ, a Limit explains why.
 //
 // All functions are pure: they use no clock, no files and no network.
 //

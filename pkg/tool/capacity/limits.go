@@ -42,8 +42,8 @@ func (in *Input) limits(lines []Line) []Limit {
 	return out
 }
 
-// whyMail explains what happens if the mails come in every second, but the IPs were counted for the
-// mails of a single second.
+// whyMail explains why the counted IPs are too few for mails that come in every second. The IPs
+// were counted for the mails of a single second, sent within the mail objective.
 func (in *Input) whyMail(l *Line) string {
 	can := float64(l.Count) * in.MailIPRate
 	goal := in.MailObjective.Seconds()
@@ -53,8 +53,8 @@ func (in *Input) whyMail(l *Line) string {
 		Number(in.mailCalls()), Number(in.mailCalls()-can), brief(in.MailObjective), Number((in.mailCalls()-can)*goal), brief(wait))
 }
 
-// Saving says how many nodes of the status store are saved by rows per chunk, for one share of
-// fan-outs.
+// Saving says how many nodes the status store needs if Fanout is the share of fan-outs, and how
+// many nodes that saves. A fan-out needs fewer nodes, because its rows are written per chunk.
 type Saving struct {
 	Fanout float64 `json:"fanout"`
 	Rows   float64 `json:"rows"` // rows a second
@@ -131,8 +131,8 @@ type Change struct {
 	Is   int64  `json:"is"`
 }
 
-// sensitiveParams lists parameters whose values tend to change over time. The field factor makes a
-// value worse.
+// sensitiveParams lists parameters whose values tend to change over time. A value times factor is
+// 10% worse.
 var sensitiveParams = []struct {
 	key    string
 	factor float64

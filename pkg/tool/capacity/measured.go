@@ -55,8 +55,8 @@ type measure struct {
 }
 
 // Measured returns a copy of input with the measured rates, and the origins of these rates. The
-// result missing lists the parameters that a benchmark measures but that are not in results. The
-// figures are from one process without replicas, so each figure is used for one node.
+// result missing lists the parameters for which results has no figure. The figures are from one
+// process without replicas, so each figure is used for one node.
 func Measured(input Input, results []Result) (updated Input, origins []Origin, missing []string, err error) {
 	updated = input
 	set := map[string]*Param{}

@@ -17,8 +17,8 @@ type Line struct {
 	Sustained    int64  `json:"sustained"` // count that is needed if the load lasts
 	SustainedHow string `json:"sustained_how,omitempty"`
 
-	// HoldsTo is the rate of notifications, in the same mix, that Count of this part can process
-	// permanently. 0: this part sets no limit of its own.
+	// HoldsTo is the highest rate of notifications, in the same mix, for which Count of this part
+	// are permanently enough. 0: this part does not limit the rate.
 	HoldsTo float64 `json:"holds_to,omitempty"`
 	// OneLost is the same rate as HoldsTo, but after one of the Count parts is lost.
 	OneLost float64 `json:"one_lost,omitempty"`
@@ -76,8 +76,8 @@ func (in *Input) records() float64 { return in.Rate * in.recordsPerNotification(
 // fan-out needs only a fraction of a record, because a chunk is one record.
 func (in *Input) recordsPerNotification() float64 { return (1 - in.Fanout) + in.Fanout/in.Chunk }
 
-// rows returns how many rows per second the status store writes at a share of fan-outs. A chunk has
-// one claim row per window and one outcome row. A retry has its own rows.
+// rows returns how many rows per second the status store writes. The parameter fanout is the share
+// of fan-outs. A chunk has one claim row per window and one outcome row. A retry has its own rows.
 func (in *Input) rows(fanout float64) float64 {
 	chunk := (math.Ceil(in.Chunk/in.Window) + 1) / in.Chunk
 	return in.Rate * (1 + in.Retries) * ((1-fanout)*in.Writes + fanout*math.Min(chunk, in.Writes))
@@ -135,15 +135,15 @@ func (in *Input) lines() []Line {
 	each, how = in.smsWorker()
 	sms := *addPart("sms_workers", "SMS workers", in.smsCalls(), each, how)
 	addPart("sms_accounts", "SMS accounts", in.smsCalls(), in.SMSAccountRate, "an account's messages")
-	mail := in.mail(addPart, addCount)
+	mail := in.addMail(addPart, addCount)
 
 	addCount("partitions_push", "partitions, push", push.Count, "one a worker")
 	addCount("partitions_sms", "partitions, SMS", sms.Count, "one a worker")
 	partitions := addCount("partitions_email", "partitions, email", mail.Count, "one a worker")
 	partitions.Sustained = mail.Sustained
 
-	in.database(addPart, addCount)
-	in.scheduler(addPart, addCount)
+	in.addDatabase(addPart, addCount)
+	in.addScheduler(addPart, addCount)
 	return out
 }
 
@@ -170,9 +170,10 @@ func (in *Input) api(addPart addPartFunc, addCount addCountFunc) {
 	}
 }
 
-// mail calculates Count in the same way as the source: the mails of one second are spread over the
-// objective. That is right for a single burst only.
-func (in *Input) mail(addPart addPartFunc, addCount addCountFunc) Line {
+// addMail adds the lines for mail and returns the line of the mail workers. Count is calculated as
+// in the source: the mails of one second are sent within the mail objective. That is right for a
+// single burst only.
+func (in *Input) addMail(addPart addPartFunc, addCount addCountFunc) Line {
 	spread := in.mailCalls() / in.MailObjective.Seconds()
 	ips := addPart("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
 	ips.How = fmt.Sprintf("%s mails / %s = %s/s / %s/s (an IP's mails)", Number(in.mailCalls()), brief(in.MailObjective), Number(spread), Number(in.MailIPRate))
@@ -188,7 +189,7 @@ func (in *Input) mail(addPart addPartFunc, addCount addCountFunc) Line {
 	return *workers
 }
 
-func (in *Input) database(addPart addPartFunc, addCount addCountFunc) {
+func (in *Input) addDatabase(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.rows(in.Fanout)
 	shards := addPart("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
 	shards.OneLost = shards.HoldsTo // the other replicas of the shard do its work
@@ -196,9 +197,9 @@ func (in *Input) database(addPart addPartFunc, addCount addCountFunc) {
 	addCount("db_nodes", "status nodes", times(nodes.Count, in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
-// scheduler adds the lines of the scheduler. The source has one partition per minute and one
+// addScheduler adds the lines of the scheduler. The source has one partition per minute and one
 // leader. It counts a row only once, although every replica stores the row.
-func (in *Input) scheduler(addPart addPartFunc, addCount addCountFunc) {
+func (in *Input) addScheduler(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.Rate * in.Scheduled * in.recordsPerNotification()
 	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
 	if in.Fanout > 0 {

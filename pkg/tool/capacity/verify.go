@@ -96,8 +96,8 @@ func (v *verifier) requireAtMost(check string, bound, has float64, unit, change 
 	v.out = append(v.out, c)
 }
 
-// needed returns how many of a part the load needs.
-func (v *verifier) needed(key string) float64 {
+// neededCount returns how many of the part with this key the load needs.
+func (v *verifier) neededCount(key string) float64 {
 	l := v.sheet.Line(key)
 	if v.lasting {
 		return float64(l.Sustained)
@@ -110,22 +110,22 @@ func (v *verifier) needed(key string) float64 {
 func (v *verifier) perWorker(demand float64, c *FleetChannel, key string) float64 {
 	workers := float64(c.Workers)
 	if workers == 0 {
-		workers = math.Max(v.needed(key), 1)
+		workers = math.Max(v.neededCount(key), 1)
 	}
 	return demand / workers
 }
 
-// workers compares the numbers of workers and partitions. A worker without a partition would have
-// no work.
-func (v *verifier) workers(name string, c *FleetChannel, key string) {
-	v.requireAtLeast(name+" workers", v.needed(key), float64(c.Workers), "", "start more processes with the role worker:"+name)
-	needs := math.Max(v.needed("partitions_"+name), float64(c.Workers))
+// compareWorkers compares the numbers of workers and partitions of a channel. Each worker needs a
+// partition. Otherwise the worker would have no work.
+func (v *verifier) compareWorkers(name string, c *FleetChannel, key string) {
+	v.requireAtLeast(name+" workers", v.neededCount(key), float64(c.Workers), "", "start more processes with the role worker:"+name)
+	needs := math.Max(v.neededCount("partitions_"+name), float64(c.Workers))
 	v.requireAtLeast(name+" partitions", needs, float64(c.Partitions), "", fmt.Sprintf("raise log.partitions.%s, to a multiple of its value: each worker needs a partition", name))
 }
 
 func (v *verifier) push() {
 	in, c := v.in, &v.f.Push
-	v.workers("push", c, "push_workers")
+	v.compareWorkers("push", c, "push_workers")
 	under := v.perWorker(in.calls(in.Push), c, "push_workers") * in.PushLatency.Seconds()
 	how := fmt.Sprintf(": a worker has rate x latency (%s) calls under way", in.PushLatency)
 	v.requireAtLeast("push in_flight", math.Ceil(under), float64(c.InFlight), "", "raise workers.push.in_flight"+how)
@@ -134,12 +134,12 @@ func (v *verifier) push() {
 	if streams > 0 {
 		v.requireAtMost("push in_flight at once", streams, float64(c.InFlight), "", "lower workers.push.in_flight or raise providers.apns.connections: other calls wait for a stream")
 	}
-	v.window("push", c)
+	v.compareWindow("push", c)
 }
 
-// window compares the number of receivers in a claim window. With smaller windows, more rows are
-// written than the sheet counts.
-func (v *verifier) window(name string, c *FleetChannel) {
+// compareWindow compares the size of the claim windows with the sheet. With smaller windows, more
+// rows are written than the sheet counts.
+func (v *verifier) compareWindow(name string, c *FleetChannel) {
 	if v.in.Fanout > 0 || !v.lasting {
 		v.requireAtLeast(name+" window", math.Min(v.in.Window, v.in.Chunk), float64(c.Window), "", fmt.Sprintf("raise workers.%s.window: the sheet assumes larger windows, which need fewer rows", name))
 	}
@@ -147,7 +147,7 @@ func (v *verifier) window(name string, c *FleetChannel) {
 
 func (v *verifier) sms() {
 	in, c := v.in, &v.f.SMS
-	v.workers("sms", c, "sms_workers")
+	v.compareWorkers("sms", c, "sms_workers")
 	under := v.perWorker(in.smsCalls(), c, "sms_workers") * in.SMSLatency.Seconds()
 	v.requireAtLeast("sms in_flight", math.Ceil(under), float64(c.InFlight), "", fmt.Sprintf("raise workers.sms.in_flight: a worker has rate x latency (%s) calls under way", in.SMSLatency))
 	v.requireAtLeast("sms accounts", countFor(in.smsCalls(), c.AccountRate, in.SMSAccountRate), float64(c.Accounts), "", "add accounts to providers.twilio")
@@ -173,22 +173,22 @@ func (v *verifier) email() {
 		demand /= in.MailObjective.Seconds()
 	}
 	v.requireAtLeast("email pools", countFor(demand, c.AccountRate, in.MailIPRate), float64(c.Accounts), "", "add IP pools to providers.sendgrid")
-	partitions := v.needed("partitions_email")
+	partitions := v.neededCount("partitions_email")
 	if v.lasting { // a worker serves several pools
 		partitions = 1
 	}
 	v.requireAtLeast("email partitions", math.Max(partitions, float64(c.Workers)), float64(c.Partitions), "", "raise log.partitions.email, to a multiple of its value: each worker needs a partition")
-	v.window("email", c)
+	v.compareWindow("email", c)
 }
 
 func (v *verifier) timersAndCallers() {
 	in, f := v.in, v.f
-	v.requireAtLeast("timer shards", v.needed("timer_shards"), float64(f.TimerShards), "", "raise timers.shards and run notifyd migrate up: one set of replicas takes all writes of a shard's minute")
-	v.requireAtLeast("schedulers", v.needed("release_owners"), float64(f.Schedulers), "", "start more processes with the role scheduler")
+	v.requireAtLeast("timer shards", v.neededCount("timer_shards"), float64(f.TimerShards), "", "raise timers.shards and run notifyd migrate up: one set of replicas takes all writes of a shard's minute")
+	v.requireAtLeast("schedulers", v.neededCount("release_owners"), float64(f.Schedulers), "", "start more processes with the role scheduler")
 	v.requireAtMost("catch-up rate", in.ReleaseRate*math.Max(float64(f.Schedulers), 1), f.CatchUpRate, "/s", "lower timers.catch_up_rate: the schedulers cannot release more")
 	v.requireAtMost("caller rate", in.APIRate*math.Max(float64(f.APIs), 1), f.CallerRate, "/s", "lower api.rate or the caller's, or start more API processes: one caller can take all of the API")
 	if in.APIRate > 0 {
-		v.requireAtLeast("API processes", v.needed("api_servers"), float64(f.APIs), "", "start more processes with the role api")
+		v.requireAtLeast("API processes", v.neededCount("api_servers"), float64(f.APIs), "", "start more processes with the role api")
 	}
 }
 

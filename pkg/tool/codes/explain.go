@@ -26,9 +26,9 @@ type Entry struct {
 // Kinds of codes.
 var Kinds = []string{"error", "state", "class", "verdict", "exit"}
 
-// Retries says whether the same request should be tried again. no: a retry does not help. yes: a
-// retry helps. after: a retry helps after the action in Do was done. itself: notifyd retries by
-// itself.
+// Retries contains the values of Entry.Retry, which says whether the same request should be tried
+// again. no: a retry does not help. yes: a retry helps. after: a retry helps after the action in Do
+// was done. itself: notifyd retries by itself.
 var Retries = []string{"no", "yes", "after", "itself"}
 
 //go:embed catalogue.txt
@@ -47,8 +47,8 @@ var All = sync.OnceValue(func() []Entry {
 //
 //	== kind | where | retry | what to do
 //
-// Each heading is followed by lines of "code | meaning". A line may end with its own "| what to do
-// | retry".
+// Each heading is followed by lines of "code | meaning". A line may have two more fields, what to
+// do and retry. They replace the values of the heading for this line.
 func parse(text string) (list []Entry, err error) {
 	var base Entry
 	for n, line := range strings.Split(text, "\n") {
@@ -85,10 +85,9 @@ func parse(text string) (list []Entry, err error) {
 	return list, nil
 }
 
-// Find returns the entries of a code. A code may have several entries. If an entry has exactly this
-// code, Find returns all entries with this code. Otherwise it returns the entry of the family to
-// which the code belongs, such as http_<status>. The code may begin with urn:notifyd:, as in
-// problem types.
+// Find returns the entries of a code. Several entries may have exactly this code. If no entry has
+// it, Find returns the entry of the family to which the code belongs, such as http_<status>. The
+// code may begin with urn:notifyd:, as in problem types.
 func Find(code string) (found []Entry) {
 	code = strings.TrimPrefix(strings.TrimSpace(code), "urn:notifyd:")
 	for _, e := range All() {
@@ -97,7 +96,7 @@ func Find(code string) (found []Entry) {
 		}
 	}
 	for _, e := range All() {
-		if len(found) == 0 && e.stands(code) {
+		if len(found) == 0 && e.isFamilyOf(code) {
 			return []Entry{e}
 		}
 	}
@@ -107,8 +106,9 @@ func Find(code string) (found []Entry) {
 // hole matches the placeholder <...> in a code.
 var hole = regexp.MustCompile(`<[a-z]+>`)
 
-// stands reports whether the entry is a family of codes that contains code.
-func (e *Entry) stands(code string) bool {
+// isFamilyOf reports whether the entry is a family of codes that contains code. For example, the
+// family http_<status> contains http_503.
+func (e *Entry) isFamilyOf(code string) bool {
 	if !hole.MatchString(e.Code) {
 		return false
 	}

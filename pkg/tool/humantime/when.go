@@ -12,8 +12,7 @@ import (
 const maxLen = 100
 
 // Parse parses text. Times are relative to the time now, in the zone loc. field is the name of the
-// flag in errors. All errors are notify.KindInvalid. The result may be in the past. Its precision
-// is a second or better.
+// flag in errors. All errors are notify.KindInvalid. The result may be in the past.
 func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, error) {
 	p := parser{field: field, text: text, now: now.In(loc), loc: loc}
 	s := strings.TrimSpace(text)
@@ -121,8 +120,8 @@ var units = map[string]time.Duration{
 
 var dayUnits = map[string]int{"d": 1, "day": 1, "days": 1, "w": 7, "week": 7, "weeks": 7}
 
-// maxSpan is the largest sum of all units. It is far below an overflow. The server has its own
-// limit for times in the future.
+// maxSpan is the largest sum of all units. It is so small that no calculation with it overflows.
+// The server has its own limit for times in the future.
 const (
 	maxSpan = 100 * 366 * 24 * time.Hour
 	tooLong = "is more than a hundred years"

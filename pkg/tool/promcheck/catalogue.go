@@ -128,9 +128,9 @@ func (c Catalogue) add(f *dto.MetricFamily) {
 // maxBound excludes +Inf, which every histogram has.
 const maxBound = 1e300
 
-// series returns the metric to which a name in a query refers. If the name is a series of a
-// histogram or summary, suffix is the suffix of that series.
-func (c Catalogue) series(name string) (m Metric, suffix string, ok bool) {
+// findSeries returns the metric to which a name in a query belongs. If the name is a series of a
+// histogram or summary, suffix is the end of the name: _bucket, _sum or _count.
+func (c Catalogue) findSeries(name string) (m Metric, suffix string, ok bool) {
 	if m, ok = c[name]; ok {
 		return m, "", true
 	}

@@ -59,9 +59,9 @@ func Check(files []File, o Options) Result {
 	for _, f := range files {
 		switch r := rules[f.Name]; {
 		case r != nil:
-			c.rules(f.Name, r)
+			c.checkRules(f.Name, r)
 		case path.Ext(f.Name) == ".json":
-			c.dashboard(f.Name, f.Data)
+			c.checkDashboard(f.Name, f.Data)
 		case !isRules(f.Name):
 			c.complainAt(f.Name, "")("it is neither a dashboard (.json) nor a rules file (.yml)")
 		}

@@ -65,8 +65,8 @@ var (
 	variable = regexp.MustCompile(`\$\{?([a-zA-Z_][a-zA-Z0-9_]*)`)
 )
 
-// dashboard checks the fields of a dashboard and every query in it.
-func (c *checker) dashboard(name string, b []byte) {
+// checkDashboard checks the fields of a dashboard and every query in it.
+func (c *checker) checkDashboard(name string, b []byte) {
 	var d dashboard
 	whole := c.complainAt(name, "")
 	if err := json.Unmarshal(b, &d); err != nil {
@@ -90,7 +90,7 @@ func (c *checker) dashboard(name string, b []byte) {
 			sources["${"+v.Name+"}"], sources["$"+v.Name] = true, true
 		}
 		if v.Type == "query" {
-			c.variable(c.complainAt(name, "variable "+v.Name), v.Definition, v.Query)
+			c.checkVariable(c.complainAt(name, "variable "+v.Name), v.Definition, v.Query)
 		}
 	}
 	if len(sources) == 0 {
@@ -118,8 +118,8 @@ func (c *checker) dashboard(name string, b []byte) {
 	}
 }
 
-// variable checks the query of a variable.
-func (c *checker) variable(complain func(string, ...any), definition string, raw json.RawMessage) {
+// checkVariable checks the query of a dashboard variable.
+func (c *checker) checkVariable(complain func(string, ...any), definition string, raw json.RawMessage) {
 	text := definition
 	var asText string
 	var asObject struct {

@@ -41,7 +41,7 @@ func (s set) without(names ...string) set {
 
 func (s set) String() string { return strings.Join(slices.Sorted(maps.Keys(s)), ", ") }
 
-// query checks one query.
+// query contains the state of the check of one query.
 type query struct {
 	metrics  Catalogue
 	values   map[string][]string
@@ -57,12 +57,12 @@ func (q *query) check(text string) set {
 		q.complain("the query does not parse: %v", err)
 		return set{}
 	}
-	return q.labels(expr)
+	return q.labelsOf(expr)
 }
 
-// labels walks an expression, reports names that do not exist, and returns the labels of the
+// labelsOf walks an expression, reports names that do not exist, and returns the labels of the
 // result.
-func (q *query) labels(expr parser.Expr) set {
+func (q *query) labelsOf(expr parser.Expr) set {
 	switch e := expr.(type) {
 	case *parser.VectorSelector:
 		return q.selector(e)
@@ -74,7 +74,7 @@ func (q *query) labels(expr parser.Expr) set {
 		return q.call(e)
 	}
 	for _, child := range parser.Children(expr) { // at most one child: a range, brackets or a sign
-		return q.labels(child.(parser.Expr))
+		return q.labelsOf(child.(parser.Expr))
 	}
 	return set{} // numbers and strings
 }
@@ -125,7 +125,7 @@ func (q *query) lookUpMetric(name string) (have set, m Metric, suffix string) {
 	if have, ok := q.recorded[name]; ok {
 		return have, m, ""
 	}
-	m, suffix, ok := q.metrics.series(name)
+	m, suffix, ok := q.metrics.findSeries(name)
 	if !ok {
 		q.complain("there is no metric %s%s", name, q.suggestion(name))
 		return nil, m, ""
@@ -201,9 +201,9 @@ func (q *query) checkBucket(m *Metric, match *labels.Matcher) {
 }
 
 func (q *query) aggregate(e *parser.AggregateExpr) set {
-	have := q.labels(e.Expr)
+	have := q.labelsOf(e.Expr)
 	if e.Param != nil {
-		q.labels(e.Param)
+		q.labelsOf(e.Param)
 	}
 	for _, g := range e.Grouping {
 		if !have[g] && len(have) > 0 {
@@ -224,7 +224,7 @@ func (q *query) aggregate(e *parser.AggregateExpr) set {
 }
 
 func (q *query) binary(e *parser.BinaryExpr) set {
-	left, right := q.labels(e.LHS), q.labels(e.RHS)
+	left, right := q.labelsOf(e.LHS), q.labelsOf(e.RHS)
 	if e.LHS.Type() == parser.ValueTypeScalar {
 		return right
 	}
@@ -265,7 +265,7 @@ var (
 func (q *query) call(e *parser.Call) set {
 	out := set{}
 	for _, arg := range e.Args {
-		out = out.with(q.labels(arg))
+		out = out.with(q.labelsOf(arg))
 		q.checkFunctionType(e.Func.Name, arg)
 	}
 	switch e.Func.Name {
@@ -294,7 +294,7 @@ func (q *query) checkFunctionType(function string, arg parser.Expr) {
 	if !ok {
 		return
 	}
-	m, suffix, ok := q.metrics.series(v.Name)
+	m, suffix, ok := q.metrics.findSeries(v.Name)
 	if !ok {
 		return
 	}

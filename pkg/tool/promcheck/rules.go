@@ -66,8 +66,8 @@ func (c *checker) learnRecorded(r *Rules) {
 	}
 }
 
-// rules checks every rule of a file.
-func (c *checker) rules(name string, r *Rules) {
+// checkRules checks every rule of a file.
+func (c *checker) checkRules(name string, r *Rules) {
 	if len(r.Groups) == 0 {
 		c.complainAt(name, "")("it has no rule groups")
 	}
