@@ -67,7 +67,7 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 	last := make(map[string]int, len(ps)) // index of each user's last profile; earlier profiles of the user are ignored
 	for i := range ps {
 		if user := ps[i].User; user == "" || len(user) > notify.MaxUserID {
-			return 0, notify.Invalid("bad_user", "user_id", "a user id has 1 to 128 bytes")
+			return 0, notify.Invalid("bad_user", "user_id", "a user id must have 1 to 128 bytes")
 		}
 		last[ps[i].User] = i
 	}
