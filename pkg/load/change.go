@@ -61,11 +61,10 @@ func fittingSize(st *Step) int {
 // Scaled returns a copy of the scenario with all rates and counts multiplied by f.
 func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
-// Shortened returns the short form of the scenario, which shows within seconds that the scenario
+// Shortened returns a short form of the scenario, for a test in a few seconds that the scenario
 // works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise only the
-// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The other
-// thresholds are dropped: for example, a run of a few seconds does not show the latencies of a
-// longer run.
+// thresholds on lost, duplicates, early, unexpected, unverified and ended stay. A short run says
+// nothing about the others, for example about latencies.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {

@@ -88,7 +88,7 @@ type singleBodies struct {
 func (d *data) singles(buf []byte, first, apart uint64) singleBodies {
 	s := singleBodies{d: d, body: buf[:0], nextUser: d.userAt(first), userStep: apart % d.users * d.stride % d.users}
 	whole := &d.variants[0].whole
-	if len(d.variants) == 1 && whole.text != nil && d.step.Users.Pick == "each" && d.step.Triggers == 0 && d.kind(first) == kindSingle {
+	if len(d.variants) == 1 && whole.text != nil && d.step.Users.Pick == "each" && d.step.Triggers == 0 && d.kindOf(first) == kindSingle {
 		s.whole, s.body = whole, append(s.body, whole.text...)
 	}
 	return s
@@ -97,7 +97,7 @@ func (d *data) singles(buf []byte, first, apart uint64) singleBodies {
 // next makes the body of message n. Calls must pass the numbers of the messages in order.
 func (s *singleBodies) next(n uint64, intended time.Duration) {
 	if s.whole == nil {
-		s.body = s.d.request(s.body[:0], n, n, 1, intended)
+		s.body = s.d.appendRequest(s.body[:0], n, n, 1, intended)
 		return
 	}
 	for _, at := range s.whole.digitsAt {
@@ -126,7 +126,7 @@ func eightDigits(u uint64) uint64 {
 
 // patterns fills in the patterns of a variant. A message with a push address has no pattern,
 // because the address is a hash of the user and does not contain the user's digits.
-func (d *data) patterns(v *variant) {
+func (d *data) makePatterns(v *variant) {
 	if d.step.Addresses && v.channel == "push" {
 		return
 	}

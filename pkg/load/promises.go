@@ -87,7 +87,7 @@ func (p *promises) addAck(s *stepRun, r *Request, a *Ack) {
 		return
 	}
 	d := dueMoment{intended: r.Intended, step: s}
-	if at, later := s.data.later(uint64(r.N), r.Intended); later || r.kind == kindTrigger {
+	if at, later := s.data.scheduledTime(uint64(r.N), r.Intended); later || r.kind == kindTrigger {
 		d.scheduledAt = at.UnixNano()
 	}
 	if a.Count > 0 {

@@ -118,7 +118,7 @@ func (fs *feeds) feed(i int, f *Frame) error {
 			return err
 		}
 	}
-	if err := r.promised.put(f.Promises, r.steps); err != nil {
+	if err := r.promised.addEncoded(f.Promises, r.steps); err != nil {
 		return err
 	}
 	fs.mu.Lock()

@@ -224,7 +224,7 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 		}
 		n := s.firstRequest + g
 		req.N, req.Seq, req.Size = n, s.seq(g), s.size(g)
-		req.kind = s.data.kind(uint64(n))
+		req.kind = s.data.kindOf(uint64(n))
 		if s.Keys || s.run.cfg.Keys != nil {
 			req.Key = s.run.idempotencyKey(s, n)
 		}

@@ -28,7 +28,7 @@ func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte
 		}
 		req.Intended = begin + due
 		if s.Target != Kafka {
-			*body = s.data.request((*body)[:0], uint64(req.N), req.Seq, req.Size, req.Intended)
+			*body = s.data.appendRequest((*body)[:0], uint64(req.N), req.Seq, req.Size, req.Intended)
 		}
 		req.Body = *body
 		if s.sched == nil {

@@ -57,7 +57,7 @@ func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Option
 	e.client(cl, s)
 	e.Config.ServerName, e.Config.Process = cl.BaseURL+" (a process of its own)", o
 	e.died, e.brokers = o.died, []string{load.Socket + filepath.Join(dir, "dev", "data", app.SocketName)}
-	return e.simulators(control)
+	return e.addSimulators(control)
 }
 
 // findNotifyd returns bin if it is not empty. Otherwise it looks in the folder of notifyctl, and
