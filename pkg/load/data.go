@@ -259,8 +259,8 @@ func (d *data) appendFanout(b []byte, n, seq uint64, size int, intended time.Dur
 		b = appendTime(b, due)
 	}
 	b = append(b, `,"receivers":[`...)
-	// Find the next user with an addition. With two divisions, a receiver would take a third more
-	// time.
+	// Find the next user with an addition. Two divisions would be a third of the work for a
+	// receiver.
 	u := d.userAt(seq)
 	if v.receiver.text != nil {
 		b = v.receiver.appendUsers(b, u, d.stride, d.users, size)

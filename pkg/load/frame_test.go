@@ -108,12 +108,12 @@ func TestDamagedFrame(t *testing.T) {
 	} {
 		f := good()
 		damage(&f)
-		if err := r.feeds.feed(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].currentTally().sent != 0 || r.feeds.list()[1].Sent != 0 {
+		if err := r.feeds.addFrame(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].currentTally().sent != 0 || r.feeds.list()[1].Sent != 0 {
 			t.Errorf("%s: %v, %+v", name, err, r.steps[0].currentTally())
 		}
 	}
 	f := good()
-	if err := r.feeds.feed(1, &f); err != nil || r.steps[0].currentTally().sent != 5 || r.feeds.list()[1].Sent != 5 {
+	if err := r.feeds.addFrame(1, &f); err != nil || r.steps[0].currentTally().sent != 5 || r.feeds.list()[1].Sent != 5 {
 		t.Errorf("%v, %+v", err, r.steps[0].currentTally())
 	}
 }

@@ -177,7 +177,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 		e.BacklogSlope = v
 	}
 	if c.run.feeds != nil {
-		c.run.feeds.gather(&e)
+		c.run.feeds.replaceEvidence(&e)
 	}
 	return e
 }

@@ -280,7 +280,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if remote := r.cfg.Remote; remote != nil {
 		following, end := context.WithCancel(context.WithoutCancel(ctx))
 		var wg sync.WaitGroup
-		wg.Go(func() { remote.Run(following, r.feeds.feed) })
+		wg.Go(func() { remote.Run(following, r.feeds.addFrame) })
 		defer wg.Wait()
 		defer end()
 	} else if r.cfg.Calibrate > 0 {
@@ -334,7 +334,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	consent.Wait()
 	sending := r.elapsed()
 	if r.feeds != nil {
-		r.feeds.allSent()
+		r.feeds.markAllSent()
 	}
 	if ctx.Err() != nil {
 		r.why("stopped by the user")
@@ -399,7 +399,7 @@ func (r *Run) send(ctx context.Context) error {
 		wg.Go(func() { faultErr = r.runFaults(fctx, p, began) })
 		var senders sync.WaitGroup
 		r.continueSteps(i)
-		sent := r.feeds.wait(ctx, i, &senders)
+		sent := r.feeds.waitSent(ctx, i, &senders)
 		for _, s := range list {
 			senders.Go(func() { s.send(ctx, began, sent) })
 		}

@@ -117,9 +117,9 @@ func (s *Shards) joinTriggerCalls(ctx context.Context, p *promises, f onArrival)
 }
 
 func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
-	delivered, repeated, examples := p.joined()
+	delivered, repeated, examples := p.countJoined()
 	var failed error
-	err = p.unfinished(func(b notify.Base, one *promise) bool {
+	err = p.eachUnfinished(func(b notify.Base, one *promise) bool {
 		if one.count == 0 {
 			ids = append(ids, (notify.ID{Base: b}).String()) // the code below shortens ids to most elements
 			ids = ids[:min(len(ids), most)]

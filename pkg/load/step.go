@@ -174,7 +174,7 @@ func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{
 	defer func() {
 		end := s.run.since(time.Now())
 		if f := s.run.feeds; f != nil {
-			end = f.ended(s, end)
+			end = f.stepEnd(s, end)
 		}
 		s.ended.Store(int64(end))
 	}()

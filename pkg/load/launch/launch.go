@@ -103,9 +103,9 @@ func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, er
 	}
 	switch s.Server.Mode {
 	case "pipeline":
-		err = e.pipeline(ctx, s, o)
+		err = e.startPipeline(ctx, s, o)
 	case "process":
-		err = e.process(ctx, s, o)
+		err = e.startProcesses(ctx, s, o)
 	default:
 		err = e.connect(ctx, s, o)
 	}
@@ -362,7 +362,7 @@ func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 		brokers = e.brokers
 	}
 	if len(brokers) == 0 {
-		return term.Usage("the target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE, where FILE is kafka.sock in the data folder of notifyd; the address in notifyd's log.listen is for reading only")
+		return term.Usage("the target kafka needs a broker: use --kafka HOST:PORT, or --kafka unix:FILE, where FILE is kafka.sock in the data folder of notifyd. Do not use the address in log.listen: it is for reading only")
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
@@ -379,8 +379,8 @@ func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 	return nil
 }
 
-// pipeline starts notifyd in this process.
-func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options) error {
+// startPipeline starts notifyd in this process.
+func (e *Environment) startPipeline(ctx context.Context, s *load.Scenario, o *Options) error {
 	dir, err := os.MkdirTemp("", "notifyctl-load-")
 	if err != nil {
 		return err
@@ -400,7 +400,7 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 	if err != nil {
 		return err
 	}
-	// Do not use ctx, because the pipeline must still drain after ctx has ended.
+	// Do not use ctx: the pipeline must still drain after ctx has ended.
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { e.ended <- pl.Run(run) }()
 	e.closes = append(e.closes, func() error { stop(); return <-e.ended })
