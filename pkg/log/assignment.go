@@ -16,11 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// assignment is one partition of this member, from its assignment until its loss. One goroutine (run)
-// calls the handler. The poll loop, or readLocal, queues records. Any goroutine may mark records done.
+// assignment is one partition of this member, from the assignment of the partition until its loss.
+// The goroutine of the method run calls the handler. The poll loop, or readLocal, queues records.
+// Any goroutine may mark records done.
 //
-// A record is first queued, then handed to the handler, then done. A crash delivers all queued and
-// handed records again. So the client pauses the partition while the number or the size of these
+// A record is first queued, then given to the handler, then done. A crash delivers all queued and
+// given records again. So the client pauses the partition while the number or the size of these
 // records is above its limit.
 type assignment struct {
 	g       *Group
@@ -67,8 +68,9 @@ func (a *assignment) wakeLocked() {
 	a.stateChanged = make(chan struct{})
 }
 
-// startAt sets the offset at which the assignment starts. start is the committed offset, or the offset
-// that replaces the committed offset. end is the end of the log, which was read after the assignment.
+// startAt sets the offset at which the assignment starts. start is the committed offset, or the
+// offset that replaces it if the log does not contain it any more. end is the end of the log, read
+// after the partition was assigned.
 func (a *assignment) startAt(start, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,9 +95,9 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// push queues records in order. epoch returns the leader epoch of record i. push queues nothing and
-// returns false if the assignment is draining, or if startAt was called after the caller had read
-// generation.
+// push queues records in order. epoch returns the leader epoch of record i. generation is the
+// number of calls of startAt when the caller began to read. If startAt was called since then, or if
+// the assignment is draining, push queues nothing and returns false.
 func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
@@ -185,7 +187,7 @@ func (a *assignment) resumeLocked() {
 	a.cl.ResumeFetchPartitions(a.g.cfg.Conn.nestOne(a.tp))
 }
 
-// run hands records to the handler until the assignment ends.
+// run gives records to the handler until the assignment ends.
 func (a *assignment) run() {
 	defer close(a.stopped)
 	defer func() {

@@ -159,8 +159,8 @@ func (c *Comparison) addRow(row Row, why string, low, high float64, below, above
 	c.Rows = append(c.Rows, row)
 }
 
-// addLessIsBetter appends a row of a figure for which a lower value is better. The row is Same if the
-// figure differs by at most Percent, or by at most the parameter beyond.
+// addLessIsBetter appends a row for a figure that should be low. The row is Same if B differs from
+// A by at most Percent, or by at most the value beyond.
 func (c *Comparison) addLessIsBetter(row Row, why string, beyond float64) {
 	limit := 1 + c.Rules.Percent/100
 	c.addRow(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
@@ -277,8 +277,8 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figuresOf returns one figure of each second that has values. The function readFigure reads this
-// figure.
+// figuresOf returns one figure of each second that has values, in order. readFigure reads the
+// figure from a second.
 func figuresOf(in []load.Brief, readFigure func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {
