@@ -252,9 +252,9 @@ func (a *assignment) handle(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retry delivers the records of a failed batch again until the handler accepts them. It omits records
-// that are done. It waits for a backoff and then delivers one record at a time, so that a record that
-// makes the handler fail does not block the other records. When the partition is draining, retry stops.
+// retry delivers the records of a failed batch again, except the done ones, until the handler
+// accepts them. After a backoff it delivers one record at a time, so that a record that makes the
+// handler fail does not block the others. When the partition is draining, retry stops.
 func (a *assignment) retry(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
@@ -286,10 +286,10 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 	}
 }
 
-// hold stops the partition at m until this member loses the partition. The cause is that a newer
-// release wrote m, or wrote a row that the handler must read for m. Only a process of the newer
-// release can handle m. The handler gets no record after m, so that the records stay in order. No
-// offset after m is committed.
+// hold stops the partition at the record m until this member loses the partition. It is called if
+// only a process of a newer release can handle m: such a process wrote m, or wrote a row that the
+// handler must read for m. The handler gets no record after m, so that the records stay in order.
+// No offset after m is committed.
 func (a *assignment) hold(m *Msg, cause error) {
 	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
 	a.mu.Lock()
@@ -335,8 +335,8 @@ func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	}
 }
 
-// abandon removes records that the handler will not process from the count handed. So a drain does not
-// wait for these records.
+// abandon subtracts records that the handler will not process from the count handed, so that a
+// drain does not wait for them.
 func (a *assignment) abandon(msgs []*Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -349,8 +349,8 @@ func (a *assignment) abandon(msgs []*Msg) {
 	a.wakeLocked()
 }
 
-// drain hands no more records to the handler. It waits until all handed records are done, or until ctx
-// ends. It may be called more than once.
+// drain stops giving records to the handler. It waits until all records that the handler has are
+// done, or until ctx ends. It may be called more than once.
 func (a *assignment) drain(ctx context.Context) {
 	a.mu.Lock()
 	if !a.draining {
@@ -400,8 +400,8 @@ func (a *assignment) cancelAndWait(ctx context.Context) error {
 	}
 }
 
-// markToCommit returns the low-water mark. ok is false if the low-water mark is not above the committed
-// offset.
+// markToCommit returns the low-water mark. The result ok is false if it is not above the committed
+// offset, so that there is nothing to commit.
 func (a *assignment) markToCommit() (at kgo.EpochOffset, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -414,7 +414,8 @@ func (a *assignment) markCommitted(at int64) {
 	a.committed = max(a.committed, at)
 }
 
-// fromKgo converts a record of the client library. topic is the product's name of the topic.
+// fromKgo converts a record of the client library franz-go. topic is the name of the topic without
+// Conn.Prefix.
 func fromKgo(topic string, r *kgo.Record) Record {
 	rec := Record{Topic: topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
 	if len(r.Headers) > 0 {
