@@ -112,12 +112,12 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 			select {
 			case <-tick.C:
 			case <-end:
-				c.rotate(ctx)
+				c.endSecond(ctx)
 				return
 			}
 			now := c.run.since(time.Now())
 			if now-c.secondEnd >= time.Second && (c.run.feeds == nil || now-c.secondEnd >= silence || c.run.feeds.complete(c.secondEnd)) {
-				c.rotate(ctx)
+				c.endSecond(ctx)
 			}
 			s := c.snapshot(now)
 			c.run.latest.Store(s)
@@ -193,8 +193,8 @@ func (s *stepRun) currentTally() tally {
 	return t
 }
 
-// rotate ends a second: it empties the windows of all recorders and adds up their figures.
-func (c *coordinator) rotate(ctx context.Context) {
+// endSecond ends a second: it empties the windows of all recorders and adds up their figures.
+func (c *coordinator) endSecond(ctx context.Context) {
 	now := c.run.elapsed()
 	// The last call may come immediately after the previous call, with new figures. The length must
 	// not be 0 then, because rates are divided by it.

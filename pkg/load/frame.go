@@ -40,7 +40,7 @@ type StepFrame struct {
 	Ended    time.Duration      `json:"ended_ns,omitempty"` // since the run's start; 0: the step has not ended
 }
 
-// frameOf describes the second that ends now. The coordinator calls it at the end of rotate,
+// frameOf describes the second that ends now. The coordinator calls it at the end of endSecond,
 // before it resets the counts of that second. It returns an error if a histogram cannot be
 // encoded.
 func frameOf(c *coordinator, now time.Duration) (*Frame, error) {

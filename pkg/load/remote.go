@@ -112,7 +112,7 @@ func (fs *feeds) addFrame(i int, f *Frame) error {
 	for j := range f.Steps {
 		one := &f.Steps[j]
 		if one.Step < 0 || one.Step >= len(r.steps) {
-			return notify.Invalid("bad_frame", "step", fmt.Sprintf("the frame has the step index %d, but must have one from 0 to %d", one.Step, len(r.steps)-1))
+			return notify.Invalid("bad_frame", "step", fmt.Sprintf("the step index is %d, but must be from 0 to %d", one.Step, len(r.steps)-1))
 		}
 		var err error
 		if wins[j], err = one.window(); err != nil {

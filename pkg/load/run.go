@@ -327,7 +327,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 			}
 		})
 	}
-	err := r.send(sendCtx)
+	err := r.sendPhases(sendCtx)
 	stopAsking()
 	allAnswered()
 	consent.Wait()
@@ -377,8 +377,8 @@ func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
 
 func (r *Run) why(text string) { r.stopped.CompareAndSwap(nil, &text) }
 
-// send runs the phases one after the other.
-func (r *Run) send(ctx context.Context) error {
+// sendPhases runs the phases one after the other.
+func (r *Run) sendPhases(ctx context.Context) error {
 	began := r.began
 	for i, list := range r.phases {
 		p := &r.s.Phases[i]

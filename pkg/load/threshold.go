@@ -182,7 +182,7 @@ func parseMetric(s string) (metric, error) {
 func checkStat(m metric, isTime bool) error {
 	switch {
 	case isTime && !slices.Contains(statNames, m.stat):
-		return fmt.Errorf("the metric %s needs one of .%s", m.name, strings.Join(statNames, ", ."))
+		return fmt.Errorf("the metric %s must end with one of .%s", m.name, strings.Join(statNames, ", ."))
 	case !isTime && m.stat != "":
 		return fmt.Errorf("the metric %s is a number, so it has no .%s", m.name, m.stat)
 	}

@@ -74,12 +74,12 @@ func (t *trace) addLine(words []string) error {
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
 		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.fileRequests+count > maxRequests {
-			return fmt.Errorf("%q is not a number of requests, from 1 to %d in all", words[1], maxRequests)
+			return fmt.Errorf("%q must be a number of requests; a trace may have at most %d requests", words[1], maxRequests)
 		}
 	}
 	if len(words) > 2 {
 		if size, err = strconv.ParseInt(words[2], 10, 32); err != nil || size < 1 {
-			return fmt.Errorf("%q is not a number of messages, from 1 to %d", words[2], math.MaxInt32)
+			return fmt.Errorf("%q must be a number of messages from 1 to %d", words[2], math.MaxInt32)
 		}
 	}
 	// A factor may give a line a fraction of a request. Add this fraction to the next line, so that

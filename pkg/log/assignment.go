@@ -92,13 +92,13 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.mu.Lock()
 	generation := a.generation
 	a.mu.Unlock()
-	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
+	a.queueRecords(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// push queues records in order. epoch returns the leader epoch of record i. generation is the
+// queueRecords queues records in order. epoch returns the leader epoch of record i. generation is the
 // number of calls of startAt when the caller began to read. If startAt was called since then, or if
-// the assignment is draining, push queues nothing and returns false.
-func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
+// the assignment is draining, queueRecords queues nothing and returns false.
+func (a *assignment) queueRecords(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
 	bytes, lost := 0, 0
@@ -201,11 +201,11 @@ func (a *assignment) run() {
 		if batch == nil {
 			return
 		}
-		if err := a.handle(batch); err != nil && a.ctx.Err() == nil {
-			if !errors.Is(err, notify.ErrNewer) { // hold reports ErrNewer
+		if err := a.callHandler(batch); err != nil && a.ctx.Err() == nil {
+			if !errors.Is(err, notify.ErrNewer) { // stopAt reports ErrNewer
 				a.g.cfg.Events.failed(a.tp, err)
 			}
-			a.retry(batch, err)
+			a.retryBatch(batch, err)
 		}
 		a.mu.Lock()
 		a.running = false
@@ -242,8 +242,8 @@ func (a *assignment) takeBatch() []*Msg {
 	}
 }
 
-// handle calls the handler. If the handler panics, handle returns the panic as a *Panic.
-func (a *assignment) handle(batch []*Msg) (err error) {
+// callHandler calls the handler. If the handler panics, callHandler returns the panic as a *Panic.
+func (a *assignment) callHandler(batch []*Msg) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &Panic{Value: v, Stack: debug.Stack()}
@@ -252,14 +252,14 @@ func (a *assignment) handle(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retry delivers the records of a failed batch again, except the done ones, until the handler
+// retryBatch delivers the records of a failed batch again, except the done ones, until the handler
 // accepts them. After a backoff it delivers one record at a time, so that a record that makes the
-// handler fail does not block the others. When the partition is draining, retry stops.
-func (a *assignment) retry(todo []*Msg, cause error) {
+// handler fail does not block the others. When the partition is draining, retryBatch stops.
+func (a *assignment) retryBatch(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
 		if !a.waitUnlessDraining(wait) {
-			a.abandon(todo)
+			a.abandonRecords(todo)
 			return
 		}
 		var failed []*Msg
@@ -272,8 +272,8 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 			}
 			err := a.retryOne(todo[i:i+1:i+1], cmp.Or(causes[m], cause))
 			if errors.Is(err, notify.ErrNewer) {
-				a.hold(m, err)
-				a.abandon(append(failed, todo[i:]...))
+				a.stopAt(m, err)
+				a.abandonRecords(append(failed, todo[i:]...))
 				return
 			}
 			if err != nil {
@@ -286,11 +286,11 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 	}
 }
 
-// hold stops the partition at the record m until this member loses the partition. It is called if
+// stopAt stops the partition at the record m until this member loses the partition. It is called if
 // only a process of a newer release can handle m: such a process wrote m, or wrote a row that the
 // handler must read for m. The handler gets no record after m, so that the records stay in order.
 // No offset after m is committed.
-func (a *assignment) hold(m *Msg, cause error) {
+func (a *assignment) stopAt(m *Msg, cause error) {
 	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
 	a.mu.Lock()
 	a.held = cause
@@ -311,7 +311,7 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 		return nil
 	}
 	m.Attempt++
-	return a.handle(one)
+	return a.callHandler(one)
 }
 
 // waitUnlessDraining waits for d. It returns false as soon as the partition is draining.
@@ -335,9 +335,9 @@ func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	}
 }
 
-// abandon subtracts records that the handler will not process from the count handed, so that a
+// abandonRecords subtracts records that the handler will not process from the count handed, so that a
 // drain does not wait for them.
-func (a *assignment) abandon(msgs []*Msg) {
+func (a *assignment) abandonRecords(msgs []*Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, m := range msgs {

@@ -230,7 +230,7 @@ func (d *direct) run() {
 		if r == nil {
 			return
 		}
-		err := d.send(r)
+		err := d.sendRound(r)
 		r.err = err
 		close(r.done)
 		d.mu.Lock()
@@ -280,8 +280,8 @@ func (d *direct) nextRound() *round {
 	}
 }
 
-// send sends the requests of a round and checks the responses.
-func (d *direct) send(r *round) error {
+// sendRound sends the requests of a round and checks the responses.
+func (d *direct) sendRound(r *round) error {
 	req, batches := &r.req, 0
 	req.Topics = req.Topics[:0]
 	for i := range r.topics {
@@ -295,7 +295,7 @@ func (d *direct) send(r *round) error {
 			ps = append(ps, kmsg.ProduceRequestTopicPartition{Partition: int32(p), Records: b.finish()})
 			if d.splitRequests {
 				req.Topics = append(req.Topics[:0], kmsg.ProduceRequestTopic{Topic: t.topic, Partitions: ps})
-				if err := d.request(r, 1); err != nil {
+				if err := d.sendRequest(r, 1); err != nil {
 					return err
 				}
 				ps = ps[:0]
@@ -309,11 +309,11 @@ func (d *direct) send(r *round) error {
 	if batches == 0 {
 		return nil
 	}
-	return d.request(r, batches)
+	return d.sendRequest(r, batches)
 }
 
-// request sends the request of a round. batches is the number of batches in the request.
-func (d *direct) request(r *round, batches int) error {
+// sendRequest sends the request of a round. batches is the number of batches in the request.
+func (d *direct) sendRequest(r *round, batches int) error {
 	ctx, stop := context.WithTimeout(context.Background(), d.timeout)
 	defer stop()
 	answer, err := d.cl.SeedBrokers()[0].Request(ctx, &r.req)

@@ -69,7 +69,7 @@ const commitTimeout = 5 * time.Second
 // ended.
 func (g *Group) Run(ctx context.Context) error {
 	for {
-		err := g.session(ctx)
+		err := g.runSession(ctx)
 		switch {
 		case !errors.Is(err, errRejoin):
 			return err
@@ -82,8 +82,8 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// session joins the group, works until ctx ends or until errRejoin, and leaves the group.
-func (g *Group) session(ctx context.Context) error {
+// runSession joins the group, works until ctx ends or until errRejoin, and leaves the group.
+func (g *Group) runSession(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain continues after ctx has ended
 	var member *membership
 	if g.cfg.Conn.Local == nil { // all members of groups on the embedded log are in this process
@@ -108,12 +108,12 @@ func (g *Group) session(ctx context.Context) error {
 		confirms.Go(func() { g.confirmEvery(confirming, cl, member) })
 	}
 
-	g.poll(polling, cl, stopPolling)
+	g.pollRecords(polling, cl, stopPolling)
 	cause := context.Cause(polling)
 
 	stopTicking()
 	wg.Wait()
-	err = g.leave(base, cl)
+	err = g.leaveGroup(base, cl)
 	stopConfirming() // not earlier: handlers call AwaitOwnership while they drain
 	confirms.Wait()
 	if err == nil && errors.Is(cause, errRejoin) {
@@ -159,8 +159,8 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 	}
 }
 
-// poll passes fetched records to their assignments until ctx ends.
-func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelCauseFunc) {
+// pollRecords passes fetched records to their assignments until ctx ends.
+func (g *Group) pollRecords(ctx context.Context, cl *kgo.Client, rejoin context.CancelCauseFunc) {
 	for ctx.Err() == nil {
 		fs := cl.PollRecords(ctx, g.cfg.MaxPollRecords)
 		fs.EachPartition(func(p kgo.FetchTopicPartition) {
@@ -199,7 +199,7 @@ func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string]
 			g.mu.Lock()
 			g.assigned[a.tp] = a
 			g.mu.Unlock()
-			go a.run() // release waits for this goroutine
+			go a.run() // releaseAssignments waits for this goroutine
 			if f := g.cfg.Events.Assigned; f != nil {
 				f(a.tp)
 			}
@@ -217,11 +217,11 @@ func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][
 	}
 	g.drain(base, as, g.cfg.RevokeWait)
 	g.committing <- struct{}{}
-	as = g.stillAssigned(as) // leave may have removed some of them meanwhile
+	as = g.stillAssigned(as) // leaveGroup may have removed some of them meanwhile
 	g.commit(base, cl, as)
 	g.removeAssignments(as)
 	<-g.committing
-	_ = g.release(base, as, false) // release has reported the error to Events
+	_ = g.releaseAssignments(base, as, false) // releaseAssignments has reported the error to Events
 }
 
 // onLost removes the assignments of partitions that another member may already own.
@@ -230,11 +230,11 @@ func (g *Group) onLost(base context.Context, tps map[string][]int32) {
 	g.committing <- struct{}{}
 	g.removeAssignments(as)
 	<-g.committing
-	_ = g.release(base, as, true)
+	_ = g.releaseAssignments(base, as, true)
 }
 
-// leave drains all partitions, commits and leaves the group.
-func (g *Group) leave(base context.Context, cl *kgo.Client) error {
+// leaveGroup drains all partitions, commits and leaves the group.
+func (g *Group) leaveGroup(base context.Context, cl *kgo.Client) error {
 	g.mu.Lock()
 	as := make([]*assignment, 0, len(g.assigned))
 	for _, a := range g.assigned {
@@ -247,7 +247,7 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	g.commit(base, cl, as)
 	g.removeAssignments(as)
 	<-g.committing
-	err := g.release(base, as, false)
+	err := g.releaseAssignments(base, as, false)
 
 	ctx, stop := context.WithTimeout(base, commitTimeout)
 	defer stop()
@@ -309,8 +309,8 @@ func (g *Group) drain(base context.Context, as []*assignment, limit time.Duratio
 	wg.Wait()
 }
 
-// release ends assignments. It waits up to RevokeWait until their handlers have returned.
-func (g *Group) release(base context.Context, as []*assignment, lost bool) error {
+// releaseAssignments ends assignments. It waits up to RevokeWait until their handlers have returned.
+func (g *Group) releaseAssignments(base context.Context, as []*assignment, lost bool) error {
 	ctx, stop := context.WithTimeout(base, g.cfg.RevokeWait)
 	defer stop()
 	var errs []error

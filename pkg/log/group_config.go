@@ -26,7 +26,7 @@ type PartitionHandler interface {
 	// If Handle returns an error or panics, the group calls Events.Failed. After a backoff it
 	// delivers the records of msgs that are not done again, one in each call and with a higher
 	// Attempt. So a handler that continues in another goroutine may get a record again that it
-	// still handles. If a call with one record returns notify.ErrNewer, the partition stops at this
+	// still handles. If one of these calls returns notify.ErrNewer, the partition stops at its
 	// record until this member loses the partition (Events.Held).
 	Handle(ctx context.Context, msgs []*Msg) error
 }

@@ -45,8 +45,8 @@ type Server struct {
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+agentPath, s.about)
-	mux.HandleFunc("POST "+runsPath, s.start)
-	mux.HandleFunc("PUT "+runsPath+"/{id}", s.order)
+	mux.HandleFunc("POST "+runsPath, s.startRun)
+	mux.HandleFunc("PUT "+runsPath+"/{id}", s.applyOrders)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// A web page in a browser on this machine can send requests to the agent, too. The browser
 		// adds an Origin header to such requests.
@@ -72,9 +72,9 @@ func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()})
 }
 
-// read decodes the JSON body of a request. It returns an error if the body takes longer than
+// readJSON decodes the JSON body of a request. It returns an error if the body takes longer than
 // bodyTime or has more than maxRequest bytes.
-func read(w http.ResponseWriter, r *http.Request, into any) error {
+func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 	ctl := http.NewResponseController(w)
 	if err := ctl.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
@@ -96,9 +96,9 @@ func read(w http.ResponseWriter, r *http.Request, into any) error {
 	return nil
 }
 
-func (s *Server) order(w http.ResponseWriter, r *http.Request) {
+func (s *Server) applyOrders(w http.ResponseWriter, r *http.Request) {
 	var o Orders
-	if err := read(w, r, &o); err != nil {
+	if err := readJSON(w, r, &o); err != nil {
 		refuse(w, err)
 		return
 	}
@@ -113,9 +113,9 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// start runs a segment. It sends events in the response until the run ends. If the connection
+// startRun runs a segment. It sends events in the response until the run ends. If the connection
 // breaks, it ends the run.
-func (s *Server) start(w http.ResponseWriter, r *http.Request) {
+func (s *Server) startRun(w http.ResponseWriter, r *http.Request) {
 	// Check the token before the body is read. So a caller without a token cannot make the agent
 	// use 8 MiB of memory.
 	if s.Check != nil {
@@ -130,7 +130,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	var st Start
-	if err := read(w, r, &st); err != nil {
+	if err := readJSON(w, r, &st); err != nil {
 		refuse(w, err)
 		return
 	}
@@ -160,7 +160,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		emit(Event{Run: run.id})
-		err := run.drive(ctx, &sc, &st, emit)
+		err := run.runSegment(ctx, &sc, &st, emit)
 		if err == nil && ctx.Err() != nil && !run.toldToStop() {
 			// The run ended early, but the controller did not stop it.
 			err = &notify.Error{Kind: notify.KindUnavailable, Code: "agent_stopped", Msg: "the agent was stopped", Err: context.Cause(ctx)}

@@ -62,8 +62,8 @@ func (s *session) token(context.Context) (string, error) {
 	return s.orders.Token, nil
 }
 
-// drive runs the segment. It returns when the segment has ended, or when ctx ends.
-func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
+// runSegment runs the segment. It returns when the segment has ended, or when ctx ends.
+func (s *session) runSegment(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
 	watch := time.AfterFunc(silence, func() { s.cancel(errSilent) })
 	defer watch.Stop()
 	s.mu.Lock()

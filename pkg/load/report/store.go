@@ -179,7 +179,7 @@ func (s Store) Folder(id string) (string, error) {
 		n := 0
 		if back != "" {
 			if _, err := fmt.Sscanf(back, "~%d", &n); err != nil || fmt.Sprintf("~%d", n) != back || n < 0 {
-				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is neither an ID nor \"last\" nor \"last~N\"", id))
+				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q must be the ID of a run, \"last\" or \"last~N\"", id))
 			}
 		}
 		if n >= len(list) {
