@@ -282,8 +282,8 @@ func (w *sineWave) dueTime(i int64) time.Duration  { return seconds(w.timeOf(flo
 func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countAt(t.Seconds())+1) }
 
 // poissonArrival is a schedule with random moments, whose mean rate is the rate of an intensity.
-// The gaps between requests are exponential; their mean is the time of 1 request. Request i is due
-// when countAt of the intensity reaches the sum of the first i+1 gaps.
+// Its gaps are random numbers, exponential with the mean 1. Request i is due when countAt of the
+// intensity reaches the sum of the first i+1 gaps.
 //
 // Each gap depends only on the seed and the number of the gap. gapSums stores the sum before every
 // request whose number is a multiple of gapSumEvery. So dueTime needs few additions for any

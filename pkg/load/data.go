@@ -135,9 +135,9 @@ func randomText(seed uint64, n int) []byte {
 	return b
 }
 
-// zipf draws random ranks of users. Rank 1 is the most frequent user. The share of a rank is
-// proportional to rank^-skew. zipf inverts the continuous form of the distribution, so it needs one
-// random number and no state.
+// zipf draws users at random, by their rank. Rank 1 is the most frequent user. The share of a rank
+// is proportional to rank^-skew. zipf inverts the continuous form of the distribution. So it needs
+// only one random number for a user, and no state.
 type zipf struct{ users, skew, top float64 }
 
 func newZipf(users, skew float64) zipf {

@@ -274,10 +274,10 @@ func (fs *feeds) list() []Agent {
 	return list
 }
 
-// unreported returns how many messages lost agents may have sent after their last frames. If such
-// messages arrive, they are not unexpected. For a closed loop this number is not known, because it
-// has no schedule. So if the run has a closed loop and lost an agent, the number includes all came
-// messages.
+// unreported returns how many messages lost agents may have sent after their last frames. Such
+// messages are not unexpected if they arrive. The parameter came is the number of all messages that
+// arrived. A closed loop has no schedule, so it is not known what a lost agent has sent; unreported
+// then adds came, so that no message is unexpected.
 func (fs *feeds) unreported(came int64) (n int64) {
 	closed := fs != nil && slices.ContainsFunc(fs.run.steps, func(s *stepRun) bool { return s.sched == nil })
 	for _, a := range fs.list() {

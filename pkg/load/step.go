@@ -299,8 +299,9 @@ func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time
 	}
 }
 
-// takeDue waits until messages of the segment are due, and reserves the messages with the numbers
-// from to to-1. If the step has no more messages, it returns from == to. The caller holds bulkTurn.
+// takeDue waits until messages of the segment are due, and reserves them. Their numbers begin with
+// from and are below to. If the step has no more messages, it returns from == to. The caller holds
+// bulkTurn.
 func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64) {
 	from = s.next.Load()
 	limit := s.local(min(s.requestLimit(), math.MaxInt64/2))

@@ -35,8 +35,8 @@ const (
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a trace from a file. It makes factor requests of each request in the file. Its
-// error names the line that is wrong and says why.
+// readTrace reads a trace from a file. It multiplies the number of requests by factor. Its error
+// names the line that is wrong and says why.
 func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -74,7 +74,7 @@ func (t *trace) addLine(words []string) error {
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
 		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.fileRequests+count > maxRequests {
-			return fmt.Errorf("%q must be a number of requests; a trace may have at most %d requests", words[1], maxRequests)
+			return fmt.Errorf("%q must be a number of requests, 1 or more; a trace may have at most %d requests", words[1], maxRequests)
 		}
 	}
 	if len(words) > 2 {

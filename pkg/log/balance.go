@@ -87,12 +87,12 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 // in the profile parts whose number equals p modulo d.
 const profileClasses = 36
 
-// assignPartitions returns the index of the owner of each of n partitions. The owners get equal
-// numbers of partitions; these differ by at most 1. A partition goes to the owner with the highest
+// assignPartitions returns the index of the owner of each of n partitions. The numbers of
+// partitions of any two owners differ by at most 1. A partition goes to the owner with the highest
 // score for it (rendezvous hashing) that may still get a partition. Partitions whose users are in
 // the same profile parts of the store have the same scores, so an owner reads few parts. counts
-// holds the earlier, smaller numbers of partitions: partitions that existed at an earlier number
-// keep their owners.
+// holds the earlier, smaller numbers of partitions of the topic. Partitions that existed at such a
+// number keep their owners.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)

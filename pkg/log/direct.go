@@ -107,8 +107,8 @@ func (d *direct) accepts(recs []Record) bool {
 }
 
 // append writes recs and waits until the broker has acknowledged all records. accepts(recs) must be
-// true. If ctx or turn ends first, append returns an error. They are two parameters because joining
-// them to one context took 1% of the time of a single request. append keeps no reference to recs
+// true. If ctx or turn ends first, append returns an error. ctx and turn are two contexts because
+// joining them to one took 1% of the time of a single request. append keeps no reference to recs
 // after it returns, also after an error.
 func (d *direct) append(ctx, turn context.Context, recs []Record) error {
 	var few [2]*roundResult

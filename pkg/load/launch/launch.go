@@ -156,9 +156,9 @@ func (e *Environment) connect(ctx context.Context, s *load.Scenario, o *Options)
 	return e.addSimulators(simulators)
 }
 
-// checkConfirmed returns an error unless a server's answer about a grant says that the grant is
-// active and covers host. A server that answers every request with 200 may not be a notifyd, and
-// has not consented to the load.
+// checkConfirmed returns nil if a server's answer about a grant says that the grant is active and
+// covers host. Otherwise it returns an error: a server that answers every request with 200 may not
+// be a notifyd, and has not consented to the load.
 func checkConfirmed(said, g *api.LoadGrant, host string) error {
 	if said.ID != g.ID || said.State != api.GrantActive || !said.Covers(host) {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_unknown", Msg: fmt.Sprintf("%s answered, but did not confirm load grant %s", host, g.ID)}

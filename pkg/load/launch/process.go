@@ -222,9 +222,10 @@ func (o *owned) died() error {
 	}
 }
 
-// Fault implements load.ProcessControl. The returned function starts notifyd again, or lets a
-// paused notifyd continue. After a fault "stop" it returns an error if notifyd ended with an error.
-// It kills notifyd and returns an error if notifyd has not ended by then.
+// Fault implements load.ProcessControl. The returned function ends the fault: it starts notifyd
+// again, or lets a paused notifyd continue. After a fault "stop" it first checks that notifyd has
+// stopped. If notifyd still runs, it kills notifyd and returns an error. If notifyd ended with an
+// error, it returns this error.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc

@@ -179,9 +179,9 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold adds the threshold t of a segment to m. If m has no threshold with this condition,
-// it gets t. Otherwise t replaces the threshold in m if that one is met, t has a known value, and
-// one of these is true: t is missed, or the threshold in m has no known value.
+// mergeThreshold adds the threshold t of a segment to m. If m already has a threshold with this
+// condition, that threshold normally stays. It is replaced by t only if it is met, and t is missed
+// or is the only one of the two with a known value. A t without a known value replaces nothing.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {

@@ -161,8 +161,8 @@ func timeChart(m *model, list []chartLine, rows []load.SecondRow, w, h int, axis
 	return append(out, st.Dim.Render(st.Fit(line, w)))
 }
 
-// minSeconds returns how many seconds the width of a chart shows at least. So in a short run the
-// curve does not fill the whole width.
+// minSeconds returns the lowest number of seconds that the width of a chart shows. So the curve of
+// a shorter run does not fill the whole width.
 func minSeconds(m *model) int {
 	if w := windows[m.window]; w > 0 {
 		return int(w / time.Second)
@@ -171,8 +171,8 @@ func minSeconds(m *model) int {
 }
 
 // resample converts the values of seconds to the dots of a chart. If there are more seconds than
-// dots, each dot is the mean of several seconds; otherwise a second has several dots. The width of
-// all dots is for all values, but at least for minCount seconds.
+// dots, each dot is the mean of several seconds; otherwise a second has several dots. The dots
+// together cover all values, and at least minCount seconds.
 func resample(values []float64, dots, minCount int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {

@@ -23,9 +23,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A consumer in this process reads the broker's files directly. With the network every record would
-// be read, copied and sent twice: for the workers and for the history. The goroutine that also
-// appends did this work, which took 11% of the cost of a receiver of a fan-out.
+// A consumer in this process reads the broker's files directly. When consumers used the network,
+// every record was read, copied and sent twice: for the workers and for the history. The goroutine
+// that also appends did this work, which was 11% of the cost of a receiver of a fan-out.
 //
 // The consumer reads the same batches as a client that fetches: the acknowledged batches, which are
 // below the high watermark. It does not ask the broker for the high watermark, because the broker

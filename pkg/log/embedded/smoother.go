@@ -55,7 +55,8 @@ func (s *smoother) findSegments() {
 	}
 }
 
-// flush starts to write the bytes that were appended after the last call to the disk.
+// flush takes the bytes that were appended after the last call, and starts to write them to the
+// disk.
 func (s *smoother) flush() {
 	if s == nil {
 		return

@@ -104,9 +104,9 @@ func repairState(cfg Config, ends *ends) error {
 	return writeState(cfg.Dir, topicsFile, topics)
 }
 
-// moveDamagedAside renames damaged files, because the broker would not start with them. It needs
-// nothing that is in them: access rules and quotas are not used, the settings are given at each
-// start, and the sequence windows belong to producers of the previous process.
+// moveDamagedAside renames damaged files, because the broker would not start with them. The broker
+// needs nothing from these files: access rules and quotas are not used, the settings are given at
+// each start, and the sequence windows belong to producers of the previous process.
 func moveDamagedAside(cfg Config) error {
 	for _, name := range []string{"acls.json", "sasl.json", "quotas.json", "broker_configs.json", "seq_windows.json"} {
 		file := filepath.Join(cfg.Dir, name)

@@ -115,7 +115,7 @@ func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
 }
 
 // isFileError reports whether err comes from a file operation. The broker also warns of entries
-// that it cannot parse; these are no failures of the disk.
+// that it cannot parse, but then the disk has not failed.
 func isFileError(err error) bool {
 	_, path := errors.AsType[*fs.PathError](err)
 	_, link := errors.AsType[*os.LinkError](err)
