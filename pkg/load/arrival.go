@@ -12,8 +12,8 @@ import (
 )
 
 // Arrival gives the rate of a step as a function of time. So it decides when each message is due.
-// Random due times (poisson) are drawn with the seed of the scenario. The due times do not depend on
-// the server, nor on the speed of the generator.
+// The due times do not depend on the server or on the speed of the generator. Random due times
+// (poisson) depend only on the seed of the scenario.
 type Arrival struct {
 	Shape   string   `yaml:"shape,omitempty" doc:"how the rate changes" enum:"constant|poisson|ramp|steps|spike|sine|trace"`
 	Poisson bool     `yaml:"poisson,omitempty" doc:"messages come at random moments, with the rate of the shape on average"`
@@ -94,16 +94,16 @@ func compactNumber(v float64) string {
 	return strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64)
 }
 
-// schedule says when the requests of a step are due. Times count from the start of the step.
-// dueTime returns the due time of request i. No request has a later due time than the next request.
-// countDue returns how many requests have a due time of t or earlier.
+// schedule says when the requests of a step are due. All times count from the start of the step.
+// dueTime returns the due time of request i. Due times never decrease from one request to the next.
+// countDue returns how many requests are due at t or earlier.
 type schedule interface {
 	dueTime(i int64) time.Duration
 	countDue(t time.Duration) int64
 }
 
-// newSchedule turns an arrival of messages into a schedule of requests. Each request has size
-// messages. The parameter length is the length of the phase; 0 means that it has no planned end.
+// newSchedule turns an arrival of messages into a schedule of requests with size messages each. The
+// parameter length is the length of the phase; 0 means that the phase has no planned end.
 // newSchedule returns an error if it cannot read a trace.
 func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (schedule, error) {
 	per := float64(size)
@@ -138,8 +138,9 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 	return base, nil
 }
 
-// intensity is a schedule given by its rate. countAt(t) is the number of requests that are due in
-// the first t seconds; it may have a fraction. timeOf(n) is the inverse of countAt.
+// intensity is a schedule with a known rate at each time. countAt(t) is the number of requests that
+// are due in the first t seconds; this number may have a fraction. timeOf(n) is the inverse of
+// countAt: the time in seconds at which n requests are due.
 type intensity interface {
 	countAt(t float64) float64
 	timeOf(n float64) float64
@@ -147,8 +148,8 @@ type intensity interface {
 
 func seconds(t float64) time.Duration { return time.Duration(math.Round(t * 1e9)) }
 
-// dueBy returns the number of requests i with dueTime(i) <= t. The parameter guess is a count near
-// the result. dueBy begins with guess and corrects it.
+// dueBy returns the number of requests i with dueTime(i) <= t. It begins with the count guess and
+// corrects it, so guess should be near the result.
 func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess float64) int64 {
 	if t < 0 {
 		return 0
@@ -171,18 +172,20 @@ func newFlat(rate float64) constantRate { return constantRate{rate, 1e9 / rate} 
 func (f constantRate) countAt(t float64) float64 { return t * f.rate }
 func (f constantRate) timeOf(n float64) float64  { return n / f.rate }
 
-// dueTime multiplies once and rounds once. Adding intervals rounded to whole nanoseconds would
-// change the rate.
+// dueTime rounds only the result. If it added rounded intervals of whole nanoseconds, the sum of
+// the errors would change the rate.
 func (f constantRate) dueTime(i int64) time.Duration  { return time.Duration(float64(i)*f.period + 0.5) }
 func (f constantRate) countDue(t time.Duration) int64 { return dueBy(f, t, f.countAt(t.Seconds())+1) }
 
-// ratePiece is a stretch of time over which the rate changes evenly.
+// ratePiece is a part of a schedule. In this part the rate changes evenly from one value to
+// another.
 type ratePiece struct {
 	length, from, to float64 // length in seconds; first and last rate in requests a second
 	begin, before    float64 // computed by newPieces: seconds and requests before this piece
 }
 
-// ratePieces follow one another. The last piece continues at its last rate.
+// ratePieces is a schedule of pieces, one after the other. After the last piece its last rate
+// continues.
 type ratePieces []ratePiece
 
 func newPieces(ps []ratePiece) ratePieces {
@@ -278,11 +281,13 @@ func (w *sineWave) timeOf(n float64) float64 {
 func (w *sineWave) dueTime(i int64) time.Duration  { return seconds(w.timeOf(float64(i))) }
 func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countAt(t.Seconds())+1) }
 
-// poissonArrival puts requests at random moments. On average they have the rate of an intensity.
-// The gaps between requests are exponential with a mean of 1 request. Request i is due when countAt
-// of the intensity reaches the sum of the first i+1 gaps. Each gap is a pure function of the seed
-// and of the gap's number. gapSums stores one sum for every gapSumEvery requests, so that dueTime
-// needs few additions for any request.
+// poissonArrival is a schedule with random moments, whose mean rate is the rate of an intensity.
+// Its gaps are random numbers, exponential with the mean 1. Request i is due when countAt of the
+// intensity reaches the sum of the first i+1 gaps.
+//
+// Each gap depends only on the seed and the number of the gap. gapSums stores the sum before every
+// request whose number is a multiple of gapSumEvery. So dueTime needs few additions for any
+// request.
 type poissonArrival struct {
 	rate intensity
 	seed uint64
@@ -311,13 +316,15 @@ func (p *poissonArrival) dueTime(i int64) time.Duration {
 		}
 		p.gapSums = append(p.gapSums, sum)
 	}
-	// Continue from the request of the last call. So calls in ascending order add one gap each.
+	// Normally continue from the request of the last call; calls in ascending order then add one
+	// gap each. Otherwise begin at the nearest stored sum.
 	if i < p.next || i-p.next >= gapSumEvery || p.next == 0 {
 		p.next, p.sum = i/gapSumEvery*gapSumEvery, p.gapSums[i/gapSumEvery]
 	}
 	for ; p.next <= i; p.next++ {
 		p.sum += p.gapAfter(p.next)
-		// Use the stored sum, so that rounding does not depend on the order of calls.
+		// Replace the sum by the stored sum, so that its rounding does not depend on the order of
+		// calls.
 		if p.next%gapSumEvery == gapSumEvery-1 {
 			if k := p.next/gapSumEvery + 1; k < int64(len(p.gapSums)) {
 				p.sum = p.gapSums[k]

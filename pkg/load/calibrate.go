@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// calibrate measures the rate that this machine generates without a server. For each step name, it
-// makes bodies on all CPUs for the time d. It stores the rates, in messages per second, in
+// calibrate measures the rate at which this machine makes bodies without a server. For each step
+// name it makes bodies on all CPUs for the time d. It stores the rates, in messages per second, in
 // c.calibrated.
 func calibrate(ctx context.Context, c *coordinator, d time.Duration) {
 	began := time.Now()
@@ -41,7 +41,7 @@ func generateBodies(ctx context.Context, s *stepRun, d time.Duration) float64 {
 				for range max(64/s.Size, 1) {
 					sent := time.Since(began)
 					if kafka == nil {
-						body = s.data.request(body[:0], i, i*uint64(s.Size), s.Size, 0)
+						body = s.data.appendRequest(body[:0], i, i*uint64(s.Size), s.Size, 0)
 					} else if _, _, err := kafka.records(&Request{Step: s.Step, Seq: i * uint64(s.Size), Size: s.Size, WantIDs: s.run.wantIDs(), data: s.data}); err != nil {
 						return // sending will report the same error
 					}
@@ -103,8 +103,8 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	// The whole wait for an answer counts in the second in which the answer arrived. So busy may
-	// exceed 1.
+	// The whole wait for an answer is counted in the second in which the answer arrived. So busy
+	// may be longer than the second, and s.Busy may exceed 1.
 	s.Busy += busy
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
 	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
@@ -114,8 +114,10 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.CPUSeconds += h.CPU * length.Seconds()
 }
 
-// generatorShare returns the calibrated rate of the mixture of the running steps, and the share of
-// this rate that these steps ask for. Both results are 0 if no running step has a calibrated rate.
+// generatorShare returns how much of the generator's speed the running steps need. The result share
+// is the sum of intended rate / calibrated rate over these steps. The result rate is the highest
+// rate that the generator can send with this mixture of steps: at this rate the share is 1. Both
+// results are 0 if no running step has a calibrated rate.
 func generatorShare(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {

@@ -12,10 +12,10 @@ import (
 )
 
 // Search finds the highest rate that holds. A rate holds if a trial with this rate meets all
-// conditions of the objective. Search doubles the rate until a rate does not hold. Then it bisects,
-// and then it confirms the result with a longer trial. Search is a state machine without side
-// effects. Call Next to get the rate of the next trial, and Tell to report the outcome. Repeat both
-// calls until the result done of Next is true.
+// conditions of the objective. Search doubles the rate until a rate does not hold. Then it halves
+// the interval between the two rates until it is small. At last it confirms the result with a
+// longer trial. Search itself runs nothing: call Next to get the rate of the next trial, and Tell
+// to report the outcome. Repeat both calls until Next returns done.
 type Search struct {
 	from, most, within, least float64
 
@@ -55,16 +55,16 @@ type Trial struct {
 	Why       string `json:"why,omitempty"` // why the rate did not hold
 }
 
-// maxTrials is the most trials of a search. Without this limit a search might never end, because
-// noise can make its trials contradict each other.
+// maxTrials is the highest number of trials of a search. Without this limit a search might never
+// end, because noise can make its trials contradict each other.
 const maxTrials = 40
 
-// NewSearch returns a search whose first rate is the parameter from, which must be above 0. The
-// parameter most is the highest rate that the search tries; 0 means no limit. The parameter least is
-// the lowest rate that it tries; 0 means 1/1024 of the first rate. The parameter within is the
-// precision: the lowest rate that does not hold must come this close to the highest rate that holds.
-// A precision of 0.05 means 5%. NewSearch replaces a precision outside 0.001 to 1 by the nearest of
-// these bounds.
+// NewSearch returns a search with these parameters:
+//   - from is the first rate. It must be above 0.
+//   - most is the highest rate that the search tries. 0 means no limit.
+//   - least is the lowest rate that the search tries. 0 means 1/1024 of the first rate.
+//   - within is the precision: the search ends when the lowest rate that does not hold is this near
+//     to the highest rate that holds. 0.05 means 5%. NewSearch limits it to 0.001 to 1.
 func NewSearch(from, most, within, least float64) *Search {
 	if most <= 0 {
 		most = math.Inf(1)
@@ -106,8 +106,8 @@ func (s *Search) Tell(t Trial) {
 			s.limit = LimitMost
 		}
 	default:
-		// A rate that the generator cannot send is an upper bound of the search, too. s.limit
-		// says whether the objective or the generator was the reason.
+		// A rate that the generator cannot send is also an upper bound of the search. s.limit says
+		// whether the objective or the generator was the reason.
 		if s.lowestMissed == 0 || s.nextRate < s.lowestMissed {
 			s.lowestMissed, s.limit = s.nextRate, LimitObjective
 			if t.GeneratorBound {
@@ -147,9 +147,10 @@ func (s *Search) chooseNext() {
 	}
 }
 
-// AtRate returns the scenario of one trial. Every phase except warm-ups takes length. The step that
-// the objective names gets the rate. If the objective names no step, the steps of each phase share
-// the rate in proportion to their own rates. The conditions of the objective become the thresholds.
+// AtRate returns the scenario of one trial. Each phase takes length; only warm-ups keep their
+// duration. The step that the objective names gets the rate. If the objective names no step, the
+// steps of a phase divide the rate in proportion to their rates in the scenario. The conditions of
+// the objective replace the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -218,8 +219,8 @@ type Capacity struct {
 	Verdict  Verdict   `json:"verdict"` // verdict of the last trial, normally of the confirmation
 }
 
-// Uncertainty returns how far the real limit may be above Rate, as a share of Rate. It returns false
-// if every rate held, or if no rate held.
+// Uncertainty returns how far the real limit may be above Rate, as a share of Rate. The result ok
+// is false if every rate held, or if no rate held.
 func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	if c.Rate <= 0 || c.MissedAt <= c.Rate {
 		return 0, false
@@ -235,7 +236,8 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), onTrial func(
 	s = s.WithDefaults()
 	o := s.objective()
 	out := Capacity{Scenario: s.Name, Started: time.Now().UTC()}
-	// Below this rate a trial has too few messages for a verdict.
+	// The last argument is the lowest rate: a trial at a lower rate has too few messages for a
+	// verdict.
 	search := NewSearch(float64(o.From), float64(o.Most), o.Within, minMessages/o.Hold.of().Seconds())
 	var ours *Verdict // verdict of the last trial in which the generator was the limit
 	for repeated := false; ; {
@@ -264,7 +266,7 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), onTrial func(
 		if t.GeneratorBound {
 			ours = &res.Verdict
 		}
-		// Something else may have used the machine for a moment. So try once more.
+		// Another program may have used the machine for a moment. So repeat the trial once.
 		t.Disturbed = t.GeneratorBound && sentInFull(res) && !repeated
 		repeated = t.Disturbed
 		out.Trials = append(out.Trials, t)
@@ -295,9 +297,9 @@ func sentInFull(r *Result) bool {
 
 // fellBehind reports whether requests still waited for a free worker when the phases ended. It
 // returns true if, in the last second, the median request started later than its due time by more
-// than 5% of the time that the phases took. Then the server handled less than the rate, even if
-// all requests were sent in the end. A queue that was gone before the end does not count: its
-// cause was a short disturbance.
+// than 5% of the time of all phases. Then the server handled less than the rate, even if all
+// requests were sent in the end. A queue that ended earlier does not count, because a short
+// disturbance caused it.
 func fellBehind(r *Result) bool {
 	for _, row := range slices.Backward(r.Seconds) {
 		if !row.Draining && row.Sent > 0 {
@@ -307,10 +309,10 @@ func fellBehind(r *Result) bool {
 	return false
 }
 
-// trialOf decides whether a rate held. A generator that wakes late can only make figures worse. So a
-// rate holds if it meets the conditions, even if the generator woke late. A rate does not hold if the
-// run fell behind. trialOf checks this itself, because an objective without response times would not
-// notice it.
+// trialOf decides whether a rate held. A rate holds if the run met the conditions, even if the
+// generator woke late: a late generator makes figures worse, never better. A rate does not hold if
+// the run fell behind. trialOf checks this itself, because an objective without response times does
+// not show it.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {

@@ -61,11 +61,10 @@ func fittingSize(st *Step) int {
 // Scaled returns a copy of the scenario with all rates and counts multiplied by f.
 func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
-// Shortened returns the short form of the scenario, which shows within seconds that the scenario
-// works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise only the
-// scenario's thresholds on lost, duplicates, early, unexpected, unverified and ended stay. The other
-// thresholds are dropped: for example, a run of a few seconds does not show the latencies of a
-// longer run.
+// Shortened returns a short form of the scenario, which takes a few seconds and shows only that the
+// scenario works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise
+// only the thresholds on lost, duplicates, early, unexpected, unverified and ended stay. A short
+// run says nothing about the others, for example about latencies.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {
@@ -210,7 +209,7 @@ func (s *Scenario) Uses(target string) bool {
 	return slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target == target })
 }
 
-// Workers returns the most requests that may be under way at the same time.
+// Workers returns the highest number of requests that may wait for an answer at the same time.
 func (s *Scenario) Workers() int {
 	most := 0
 	for i := range s.Phases {

@@ -13,23 +13,23 @@ import (
 )
 
 const (
-	// consentEvery is the time between two questions to the target.
+	// consentEvery is the interval at which the run asks the target whether its grant still holds.
 	consentEvery = 250 * time.Millisecond
-	// If the target answers no question for consentSilence, the run stops.
+	// consentSilence is the time without an answer from the target after which the run stops.
 	consentSilence = 10 * time.Second
-	// When consent has ended, requests under way are cancelled after consentGrace. It is shorter
+	// consentGrace is how long requests may still run after the consent has ended. It is shorter
 	// than Config.Grace, because the target no longer wants these requests.
 	consentGrace = time.Second
 )
 
 var errGrantOver = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_expired", Msg: "the load grant expired"}
 
-// keepConsent asks the target repeatedly whether its grant still holds, until ctx ends. It
-// stops the run and returns the reason in three cases: the target refuses, the grant expires, or
-// the target does not answer for consentSilence. After such a silence another server may use the
+// keepConsent asks the target repeatedly whether its grant still holds, until ctx ends. It stops
+// the run and returns the reason in three cases: the target refuses, the grant expires, or the
+// target does not answer for consentSilence. After such a silence another server may have the
 // target's address.
 func keepConsent(ctx context.Context, r *Run) error {
-	// The deadline does not depend on an answer. So a question without an answer cannot extend it.
+	// The run ends when the grant expires, even if the target does not answer at that moment.
 	if until := r.cfg.ConsentUntil; !until.IsZero() {
 		defer time.AfterFunc(time.Until(until), func() { r.abort(errGrantOver) }).Stop()
 	}

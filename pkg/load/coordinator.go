@@ -11,9 +11,9 @@ import (
 )
 
 // coordinator collects the figures of the recorders once a second, and makes a snapshot ten times a
-// second. The method start runs it in a goroutine, which owns the fields of the coordinator until the
-// function stop has returned. After that the goroutine of Run.Run owns the fields. Other goroutines
-// may use only serverSaid and the fields that a mutex guards.
+// second. Its method start begins a goroutine. This goroutine owns the fields of the coordinator
+// until the function stop has returned; after that the goroutine of Run.Run owns them. Other
+// goroutines may use only serverSaid and the fields that a mutex guards.
 type coordinator struct {
 	run        *Run
 	thresholds []*watchedThreshold
@@ -88,8 +88,8 @@ func newCoordinator(r *Run) (*coordinator, error) {
 	return c, nil
 }
 
-// start runs the coordinator in a goroutine of its own. The returned function stop ends this
-// goroutine and waits until it has ended.
+// start runs the coordinator in a new goroutine. The returned function stop ends this goroutine and
+// waits until it has ended.
 func (c *coordinator) start(ctx context.Context) (stop func()) {
 	c.setState(StateRunning)
 	end := make(chan struct{})
@@ -112,12 +112,12 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 			select {
 			case <-tick.C:
 			case <-end:
-				c.rotate(ctx)
+				c.endSecond(ctx)
 				return
 			}
 			now := c.run.since(time.Now())
 			if now-c.secondEnd >= time.Second && (c.run.feeds == nil || now-c.secondEnd >= silence || c.run.feeds.complete(c.secondEnd)) {
-				c.rotate(ctx)
+				c.endSecond(ctx)
 			}
 			s := c.snapshot(now)
 			c.run.latest.Store(s)
@@ -193,11 +193,11 @@ func (s *stepRun) currentTally() tally {
 	return t
 }
 
-// rotate ends a second: it empties the windows of all recorders and adds up their figures.
-func (c *coordinator) rotate(ctx context.Context) {
+// endSecond ends a second: it empties the windows of all recorders and adds up their figures.
+func (c *coordinator) endSecond(ctx context.Context) {
 	now := c.run.elapsed()
-	// The last call may come immediately after the previous call, and there may be new figures. The
-	// length must not be 0 then, because rates divide by it.
+	// The last call may come immediately after the previous call, with new figures. The length must
+	// not be 0 then, because rates are divided by it.
 	length := max(now-c.secondEnd, 1)
 	c.nowHealth = c.health()
 	all := newWindow()
@@ -296,8 +296,8 @@ func brief(h *hdrhistogram.Histogram) Brief {
 	return Brief{h.TotalCount(), v[50], v[99], h.Max()}
 }
 
-// askServer asks the server for its figures. It runs in a goroutine of its own, so that a server
-// that does not answer cannot delay the coordinator.
+// askServer asks the server for its figures. It runs in another goroutine than the coordinator, so
+// that a server that does not answer cannot delay the coordinator.
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
@@ -308,8 +308,8 @@ func (c *coordinator) askServer(ctx context.Context, f func(context.Context, boo
 	}
 }
 
-// askOthers asks the ledger for new arrivals, for at most two seconds, and reads the latest answer
-// of the server.
+// askOthers asks the ledger for new arrivals, for at most two seconds. It also copies the latest
+// answer of the server, for which it does not wait.
 func (c *coordinator) askOthers(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
@@ -326,8 +326,8 @@ func (c *coordinator) askOthers(ctx context.Context) {
 	c.server.Backlog = c.backlog()
 }
 
-// delivered returns how many messages arrived. In the run of one segment of several, the number
-// includes the messages of other segments until the ledger is settled.
+// delivered returns how many messages arrived. If the run is one segment of several, the number
+// includes the messages of the other segments until the final check of the ledger.
 func (c *coordinator) delivered() int64 {
 	if c.run.cfg.Segment.N > 1 && c.settled.Checked {
 		return c.settled.Delivered
@@ -344,7 +344,7 @@ func (c *coordinator) backlog() int64 {
 }
 
 // followFaults updates the backlog figures of each fault at the end of a second. The parameter now
-// is this end, counted from the run's start. The caller holds mu.
+// is the end of this second, counted from the run's start. The caller holds mu.
 func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 	for i := range c.faults {
 		f := &c.faults[i]

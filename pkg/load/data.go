@@ -19,8 +19,8 @@ const (
 	kindTrigger
 )
 
-// data makes the bodies of a step. A body is a pure function of the seed and of the sequence
-// number. The body of a scheduled message also depends on the run's start.
+// data makes the bodies of a step. A body depends only on the seed and the sequence number. The
+// body of a scheduled message also depends on the start of the run.
 type data struct {
 	step     *Step
 	seed     uint64
@@ -32,8 +32,8 @@ type data struct {
 	textPool []byte    // text from which payloads are cut
 	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
-	// orderBase is added to the sequence numbers of users. It is larger in each later run, because
-	// the simulators also compare a user's messages with the messages of earlier runs.
+	// orderBase is added to the sequence number of each message. It is larger in each later run,
+	// because the simulators compare the messages of a user with those of earlier runs, too.
 	orderBase uint64
 	zipf      zipf
 }
@@ -43,18 +43,17 @@ type variant struct {
 	channel, category string
 	head              []byte // body up to the text
 
-	// These patterns are for bodies that differ only in the user. receiver is one receiver of a
-	// fan-out, with a comma at its end. tail is the end of the body of a single message, beginning
-	// with the receiver. whole is the whole body of a single message. A pattern without text is not
-	// used.
+	// These patterns are texts of which only the user changes. receiver is the text of one receiver
+	// of a fan-out, with a comma at its end. whole is the body of a single message, and tail is the
+	// part of this body from the receiver to the end. A pattern without text is not used.
 	receiver, tail, whole pattern
 }
 
 func newData(s *Step, seed uint64) *data {
 	d := &data{step: s, seed: notify.Mix(seed ^ notify.Mix(hashText(s.Name))), users: uint64(s.Users.Count)}
 	d.shift = notify.Mix(d.seed) % d.users
-	// If the stride has no common factor with users, the walk visits every user before it repeats a
-	// user. So a fan-out has no duplicates, and the load spreads over all users.
+	// The stride must have no common factor with the number of users. Then the walk visits every
+	// user before it repeats a user: a fan-out has no duplicates, and all users get load.
 	for d.stride = (2_654_435_761%d.users | 1) % max(d.users, 2); gcd(d.stride, d.users) != 1; d.stride++ {
 	}
 	shares := s.Mix
@@ -78,10 +77,10 @@ func newData(s *Step, seed uint64) *data {
 	if s.Payload.Text != "" {
 		d.textPool = strconv.AppendQuote(nil, s.Payload.Text)
 	} else {
-		d.textPool = words(d.seed, max(s.Payload.Bytes, s.Payload.Max)+1<<14)
+		d.textPool = randomText(d.seed, max(s.Payload.Bytes, s.Payload.Max)+1<<14)
 	}
 	for i := range d.variants {
-		d.patterns(&d.variants[i])
+		d.makePatterns(&d.variants[i])
 	}
 	d.zipf = newZipf(float64(d.users), s.Users.Skew)
 	return d
@@ -113,14 +112,14 @@ const (
 	drawTrigger
 )
 
-// draw returns a random number in [0, 1). The number is a pure function of the seed and of the
-// parameters what and n.
+// draw returns a random number in [0, 1). The number depends only on the seed and on the parameters
+// what and n.
 func (d *data) draw(what, n uint64) float64 {
 	return float64(notify.Mix(d.seed^notify.Mix(what<<56^n))>>11) / (1 << 53)
 }
 
-// words returns a text without characters that JSON must escape.
-func words(seed uint64, n int) []byte {
+// randomText returns a text without characters that JSON must escape.
+func randomText(seed uint64, n int) []byte {
 	const letters = "etaoinshrdlucmfwypvbgkqjxz"
 	b := make([]byte, n)
 	word := 0
@@ -136,9 +135,9 @@ func words(seed uint64, n int) []byte {
 	return b
 }
 
-// zipf draws random ranks of users. Rank 1 is the most frequent user. The share of a rank is
-// proportional to rank^-skew. zipf inverts the continuous form of the distribution, so it needs one
-// random number and no state.
+// zipf draws users at random, by their rank. Rank 1 is the most frequent user. The share of a rank
+// is proportional to rank^-skew. zipf inverts the continuous form of the distribution. So it needs
+// only one random number for a user, and no state.
 type zipf struct{ users, skew, top float64 }
 
 func newZipf(users, skew float64) zipf {
@@ -197,8 +196,8 @@ func (d *data) variant(n uint64) *variant {
 	return &d.variants[len(d.variants)-1]
 }
 
-// kind returns the kind of request n.
-func (d *data) kind(n uint64) kind {
+// kindOf returns the kind of request n.
+func (d *data) kindOf(n uint64) kind {
 	switch d.step.bodies() {
 	case Batch, Kafka:
 		return kindBatch
@@ -213,9 +212,9 @@ func (d *data) kind(n uint64) kind {
 	return kindSingle
 }
 
-// later returns the time for which the messages of request n are scheduled. It returns false if
-// they are due at once.
-func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
+// scheduledTime returns the time for which the messages of request n are scheduled. It returns
+// false if they are due at once.
+func (d *data) scheduledTime(n uint64, intended time.Duration) (time.Time, bool) {
 	l := d.step.Scheduled
 	if l == nil || l.Share < 1 && d.draw(drawLater, n) >= l.Share {
 		return time.Time{}, false
@@ -228,38 +227,39 @@ func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
 	return d.origin.Add(due).Truncate(time.Millisecond), true // the API has this precision
 }
 
-// request appends the body of request n, whose first message has number seq.
-func (d *data) request(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
-	switch d.kind(n) {
+// appendRequest appends the body of request n to b. The first message of the request has the number
+// seq.
+func (d *data) appendRequest(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
+	switch d.kindOf(n) {
 	case kindTrigger:
-		return d.trigger(b, n, seq, intended)
+		return d.appendTrigger(b, n, seq, intended)
 	case kindSingle:
-		due, later := d.later(n, intended)
-		return d.item(b, seq, due, later)
+		due, later := d.scheduledTime(n, intended)
+		return d.appendItem(b, seq, due, later)
 	case kindBatch:
-		due, later := d.later(n, intended)
+		due, later := d.scheduledTime(n, intended)
 		b = append(b, '[')
 		for i := range size {
 			if i > 0 {
 				b = append(b, ',')
 			}
-			b = d.item(b, seq+uint64(i), due, later)
+			b = d.appendItem(b, seq+uint64(i), due, later)
 		}
 		return append(b, ']')
 	}
-	return d.fanout(b, n, seq, size, intended)
+	return d.appendFanout(b, n, seq, size, intended)
 }
 
-func (d *data) fanout(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
+func (d *data) appendFanout(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
 	v := d.variant(n)
 	b = append(b, v.head...)
-	b = d.text(b, n)
+	b = d.appendText(b, n)
 	b = append(b, '}')
-	if due, later := d.later(n, intended); later {
+	if due, later := d.scheduledTime(n, intended); later {
 		b = appendTime(b, due)
 	}
 	b = append(b, `,"receivers":[`...)
-	// Find the next user by an addition. Two divisions would take a third of the time of a
+	// Find the next user with an addition. Two divisions would be a third of the work for a
 	// receiver.
 	u := d.userAt(seq)
 	if v.receiver.text != nil {
@@ -279,17 +279,18 @@ func (d *data) fanout(b []byte, n, seq uint64, size int, intended time.Duration)
 	return append(b[:len(b)-1], `]}`...)
 }
 
-// item appends one notification.
-func (d *data) item(b []byte, seq uint64, due time.Time, later bool) []byte {
+// appendItem appends the body of one notification to b.
+func (d *data) appendItem(b []byte, seq uint64, due time.Time, later bool) []byte {
 	u := d.user(seq)
 	v := d.variant(seq)
 	if v.whole.text != nil {
 		return v.whole.append(b, u)
 	}
 	b = append(b, v.head...)
-	b = d.text(b, seq)
+	b = d.appendText(b, seq)
 	if d.step.Ordered && v.channel == "push" {
-		// A user's sequence number is the number of the round through all users.
+		// The messages of a user are numbered: the number is the round through all users in which
+		// the message is sent.
 		b = append(b, `,"data":{"usr":"`...)
 		b = appendUser(b, u)
 		b = append(b, `","seq":"`...)
@@ -311,8 +312,8 @@ func (d *data) item(b []byte, seq uint64, due time.Time, later bool) []byte {
 	return append(b, '}')
 }
 
-// text appends the quoted text of message n.
-func (d *data) text(b []byte, n uint64) []byte {
+// appendText appends the text of message n, in quotes, to b.
+func (d *data) appendText(b []byte, n uint64) []byte {
 	p := &d.step.Payload
 	if p.Text != "" {
 		return append(b, d.textPool...)
@@ -327,10 +328,10 @@ func (d *data) text(b []byte, n uint64) []byte {
 	return append(b, '"')
 }
 
-// trigger appends the registration of a callback. The callback URL contains the due time, so that
-// the receiver can measure how late the callback is.
-func (d *data) trigger(b []byte, n, seq uint64, intended time.Duration) []byte {
-	due, later := d.later(n, intended)
+// appendTrigger appends the body that registers a callback. The callback URL contains the due time,
+// so that the receiver can measure how late the callback is.
+func (d *data) appendTrigger(b []byte, n, seq uint64, intended time.Duration) []byte {
+	due, later := d.scheduledTime(n, intended)
 	if !later {
 		due = d.origin.Add(intended).Truncate(time.Millisecond)
 	}
@@ -342,7 +343,7 @@ func (d *data) trigger(b []byte, n, seq uint64, intended time.Duration) []byte {
 	b = append(b, `","exact":true,"payload":{"n":`...)
 	b = strconv.AppendUint(b, seq, 10)
 	b = append(b, `,"text":`...)
-	b = d.text(b, seq)
+	b = d.appendText(b, seq)
 	return append(b, `}}`...)
 }
 

@@ -31,11 +31,11 @@ func dataOf(t *testing.T, st Step, seed uint64) *data {
 func TestData(t *testing.T) {
 	t.Parallel()
 	st := Step{Target: Fanout, Rate: 1, Size: 10_007, Users: Users{Count: 10_007}, Addresses: true}
-	body := dataOf(t, st, 1).request(nil, 5, 5*10_007, 10_007, 0)
-	if !bytes.Equal(body, dataOf(t, st, 1).request(nil, 5, 5*10_007, 10_007, 0)) {
+	body := dataOf(t, st, 1).appendRequest(nil, 5, 5*10_007, 10_007, 0)
+	if !bytes.Equal(body, dataOf(t, st, 1).appendRequest(nil, 5, 5*10_007, 10_007, 0)) {
 		t.Fatal("not reproducible")
 	}
-	if bytes.Equal(body, dataOf(t, st, 2).request(nil, 5, 5*10_007, 10_007, 0)) {
+	if bytes.Equal(body, dataOf(t, st, 2).appendRequest(nil, 5, 5*10_007, 10_007, 0)) {
 		t.Fatal("the seed does not matter")
 	}
 	var doc struct {
@@ -84,9 +84,9 @@ func TestBodies(t *testing.T) {
 		st.Rate = 1
 		d := dataOf(t, st, 3)
 		for n := range uint64(20) {
-			b := d.request(nil, n, n*uint64(d.step.Size), d.step.Size, time.Second)
+			b := d.appendRequest(nil, n, n*uint64(d.step.Size), d.step.Size, time.Second)
 			var err error
-			switch d.kind(n) {
+			switch d.kindOf(n) {
 			case kindTrigger:
 				var v api.Trigger
 				if err = json.Unmarshal(b, &v); err == nil && (v.FireAt == nil || v.CallbackURL != fmt.Sprintf("http://127.0.0.1:1/x?due=%d", v.FireAt.UnixMilli())) {
@@ -95,7 +95,7 @@ func TestBodies(t *testing.T) {
 			case kindSingle:
 				var v api.Notification
 				err = json.Unmarshal(b, &v)
-				due, is := d.later(n, time.Second)
+				due, is := d.scheduledTime(n, time.Second)
 				if err == nil && (v.Channel == "" || v.Content.Body == "" || is != (v.ScheduledAt != nil) || is && !v.ScheduledAt.Equal(due)) {
 					err = fmt.Errorf("%+v", v)
 				}
@@ -136,7 +136,7 @@ func TestSingles(t *testing.T) {
 			for i := range uint64(300) {
 				n := first + i*apart
 				s.next(n, time.Second)
-				if want := d.request(nil, n, n, 1, time.Second); string(s.body) != string(want) {
+				if want := d.appendRequest(nil, n, n, 1, time.Second); string(s.body) != string(want) {
 					t.Fatalf("%+v, %d apart, message %d:\n%s, want\n%s", st, apart, n, s.body, want)
 				}
 			}
@@ -164,7 +164,7 @@ func BenchmarkSingles(b *testing.B) {
 	}
 	walk, buf := d.singles(nil, 0, 1), []byte{}
 	run("walk", func(n uint64) { walk.next(n, 0) })
-	run("alone", func(n uint64) { buf = d.request(buf[:0], n, n, 1, 0) })
+	run("alone", func(n uint64) { buf = d.appendRequest(buf[:0], n, n, 1, 0) })
 }
 
 // TestEightDigits compares eightDigits with formatted numbers.
@@ -233,7 +233,7 @@ func TestMixShares(t *testing.T) {
 	by, later := map[string]int{}, 0
 	for i := range uint64(n) {
 		by[d.variant(i).channel]++
-		if _, ok := d.later(i, 0); ok {
+		if _, ok := d.scheduledTime(i, 0); ok {
 			later++
 		}
 	}
@@ -263,7 +263,7 @@ func BenchmarkBodies(b *testing.B) {
 			var body []byte
 			n, began := uint64(0), processCPU()
 			for b.Loop() {
-				body = d.request(body[:0], n, n*uint64(size), size, 0)
+				body = d.appendRequest(body[:0], n, n*uint64(size), size, 0)
 				n++
 			}
 			b.SetBytes(int64(len(body)))
@@ -313,7 +313,7 @@ func TestOrderOverRuns(t *testing.T) {
 			Data struct{ Seq string }
 		}
 		var n struct{ Content json.RawMessage }
-		if err := json.Unmarshal(r.steps[0].data.item(nil, 9, time.Time{}, false), &n); err != nil {
+		if err := json.Unmarshal(r.steps[0].data.appendItem(nil, 9, time.Time{}, false), &n); err != nil {
 			t.Fatal(err)
 		}
 		if err := json.Unmarshal(n.Content, &body); err != nil {

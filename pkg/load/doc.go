@@ -1,11 +1,11 @@
 // Package load sends load to notifyd and measures how notifyd handles it.
 //
 // A Scenario has phases that run one after the other. The steps of a phase run side by side. The
-// load is open: the due time of a message depends only on the arrival of its step (arrival.go), and
-// the content of a message is a pure function of the seed and of the message's number (data.go). So
-// a slow server does not slow the schedule down. A run can be repeated, or split over machines.
-// Workers send requests in the order of their due times. A request that starts late is still sent,
-// and its latency counts from its due time.
+// load is open: the due time of a message depends only on the arrival of its step (arrival.go), so
+// a slow server does not slow the schedule down. The content of a message depends only on the seed
+// and the message's number (data.go). So a run can be repeated, or split over machines. Workers
+// send requests in the order of their due times. A request that starts late is still sent, and its
+// latency counts from its due time.
 //
 //	Scenario -> Run -> step.go     workers: make a request, wait, send, record
 //	                   coordinator.go  once a second: collects the histograms of the

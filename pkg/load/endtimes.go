@@ -43,8 +43,8 @@ type endTimes struct {
 
 const maxParts = 300
 
-// partOf returns the histogram for messages that were due at the run time intended: the histogram of
-// the part of the run that contains this time. The parameter length is the length of the run.
+// partOf returns the histogram for messages that were due at the run time intended. There is one
+// histogram for each part of the run. The parameter length is the length of the run.
 func (e *endTimes) partOf(intended, length time.Duration) *hdrhistogram.Histogram {
 	i := min(max(int(intended/max(length/maxParts, time.Second)), 0), maxParts-1)
 	for len(e.parts) <= i {
@@ -106,11 +106,11 @@ func (c *coordinator) endIntervals() {
 	c.intervalStart = now
 }
 
-// backlogSlope returns the growth of the backlog over the last seconds of sending, as a share of
-// the acknowledged rate. The parameter d is the length of these seconds together. backlogSlope fits
-// a line to their backlogs. It moves the slope of the line towards 0 by two standard errors,
-// because a backlog that only varies with the messages in flight does not grow. It returns false if
-// there are fewer than three seconds.
+// backlogSlope returns the growth of the backlog as a share of the acknowledged rate. It fits a
+// line to the backlogs of the last seconds of sending, which together last d. The messages in
+// flight vary, so even a backlog that does not grow has a small slope. To ignore this, backlogSlope
+// moves the slope towards 0 by two standard errors. It returns false if there are fewer than three
+// seconds.
 func (c *coordinator) backlogSlope(d time.Duration) (float64, bool) {
 	var at, backlog []float64 // seconds, messages; the latest first
 	acked, length := int64(0), time.Duration(0)

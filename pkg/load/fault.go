@@ -21,8 +21,8 @@ type FaultControl interface {
 
 // ProcessControl kills, pauses and stops processes that the run owns.
 type ProcessControl interface {
-	// Fault kills, pauses or stops the process, as f.Process says. The function end starts the
-	// process again, or lets it continue.
+	// Fault kills, pauses or stops the process, as f.Process says. The returned function end starts
+	// the process again, or lets a paused process continue.
 	Fault(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
 }
 

@@ -24,26 +24,27 @@ func (m *metric) matches(s *stepRun) bool {
 }
 
 func (s *Step) channel() string {
-	return s.mixedOr(s.Channel, func(m Share) string { return m.Channel })
+	return s.commonValue(s.Channel, func(m Share) string { return m.Channel })
 }
 
 func (s *Step) category() string {
-	return s.mixedOr(s.Category, func(m Share) string { return m.Category })
+	return s.commonValue(s.Category, func(m Share) string { return m.Category })
 }
 
-// mixedOr calls the function valueOf for every part of the mix. If all values are equal, it returns
-// this value; otherwise it returns "mixed". If the step has no mix, it returns the parameter own.
-func (s *Step) mixedOr(own string, valueOf func(Share) string) string {
+// commonValue calls the function valueOf for every part of the mix. If all values are equal, it
+// returns this value; otherwise it returns "mixed". If the step has no mix, it returns stepValue.
+func (s *Step) commonValue(stepValue string, valueOf func(Share) string) string {
 	for _, m := range s.Mix {
-		if own = valueOf(m); own != valueOf(s.Mix[0]) {
+		if stepValue = valueOf(m); stepValue != valueOf(s.Mix[0]) {
 			return "mixed"
 		}
 	}
-	return own
+	return stepValue
 }
 
-// value implements metricSource.
-func (c *coordinator) value(m *metric, final bool) (float64, bool) {
+// value returns the present value of a metric. The result known is false if the metric has no value
+// now. The parameter final is true at the end of the run. value implements metricSource.
+func (c *coordinator) value(m *metric, final bool) (v float64, known bool) {
 	switch m.name {
 	case "lag", "service", "response":
 		h := NewHistogram()
@@ -89,8 +90,8 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 	return v, there && (final || !slices.Contains(endMetrics, m.name))
 }
 
-// countsOf returns the windows from which a metric is computed. Without a window in the metric
-// these are the windows of the whole run. Otherwise they are the windows of the last seconds.
+// countsOf returns the figures from which a metric is computed. If the metric has a time window,
+// these are the figures of the last seconds. Otherwise they are the figures of the whole run.
 func (c *coordinator) countsOf(m *metric) (out []*window) {
 	if m.window == 0 {
 		for _, s := range c.run.steps {

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Frame describes what an agent did in one second of a run. The controller adds the frame to the
-// controller's run, see Remote. All counts are of this second and of the agent's own segment.
+// Frame describes what an agent did in one second of a run. The controller adds the frame to its
+// run, see Remote. All counts are of this second and of the segment that the agent runs.
 type Frame struct {
 	At       time.Duration `json:"at_ns"`    // end of the second, since the run's start
 	Health   Health        `json:"health"`   // health of the agent's process
@@ -20,8 +20,8 @@ type Frame struct {
 	Promises []byte        `json:"promises,omitempty"` // acknowledged messages, see promises.takeEncoded
 }
 
-// StepFrame holds the figures of one step of one phase in one second. EncodeHistogram encodes its
-// histograms. If the histograms of all agents are added, the sum is the histogram that a single
+// StepFrame holds the figures of one step of one phase in one second. Its histograms are texts that
+// EncodeHistogram made. The sum of the histograms of all agents is the histogram that a single
 // generator would have recorded.
 type StepFrame struct {
 	Step     int                `json:"step"` // index among the steps of all phases
@@ -40,7 +40,7 @@ type StepFrame struct {
 	Ended    time.Duration      `json:"ended_ns,omitempty"` // since the run's start; 0: the step has not ended
 }
 
-// frameOf describes the second that ends now. The coordinator calls it at the end of rotate,
+// frameOf describes the second that ends now. The coordinator calls it at the end of endSecond,
 // before it resets the counts of that second. It returns an error if a histogram cannot be
 // encoded.
 func frameOf(c *coordinator, now time.Duration) (*Frame, error) {
@@ -93,8 +93,8 @@ func (f *StepFrame) window() (*window, error) {
 	return w, nil
 }
 
-// The kinds of promises in a frame. An encoded promise begins with the number step*promisedKinds +
-// kind. step is the index of the promise's step.
+// The kinds of promises in a frame. An encoded promise begins with one number: index of its step *
+// promisedKinds + kind.
 const (
 	promisedSingle = iota
 	promisedFan
@@ -102,8 +102,8 @@ const (
 	promisedKinds
 )
 
-// takeEncoded encodes and returns the promises that were added since its last call. Then it removes
-// them. An agent does not keep promises, because the controller asks the ledger for their arrivals.
+// takeEncoded removes the promises that were added since its last call, and returns them encoded.
+// An agent does not keep promises, because the controller asks the ledger for their arrivals.
 func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	p.mu.Lock()
 	open, others := p.open, p.others
@@ -141,9 +141,9 @@ func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	return b
 }
 
-// put adds the promises in b, which takeEncoded returned in another process. If b is damaged, put
-// adds no promise and returns an error of notify.KindInvalid.
-func (p *promises) put(b []byte, steps []*stepRun) error {
+// addEncoded adds the promises that b encodes. In the agent's process, takeEncoded returned b. If b
+// is damaged, addEncoded adds no promise and returns an error of notify.KindInvalid.
+func (p *promises) addEncoded(b []byte, steps []*stepRun) error {
 	var (
 		open    = map[notify.Base]promise{}
 		others  []otherPromise

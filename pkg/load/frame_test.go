@@ -27,7 +27,7 @@ func TestPromisesTravel(t *testing.T) {
 	want := fmt.Sprint(from.open, from.others)
 	sent := from.takeEncoded(steps)
 	to := &promises{keepIDs: true}
-	if err := to.put(sent, steps); err != nil {
+	if err := to.addEncoded(sent, steps); err != nil {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(to.open, to.others); got != want || to.messages != 3+50_000-7 {
@@ -38,7 +38,7 @@ func TestPromisesTravel(t *testing.T) {
 	}
 	for cut := 1; cut < len(sent); cut++ {
 		had := to.messages
-		if err := to.put(sent[:cut], steps[:1]); err == nil || to.messages != had {
+		if err := to.addEncoded(sent[:cut], steps[:1]); err == nil || to.messages != had {
 			t.Fatalf("%d of %d bytes, of a run with one step: %v, %d promises more", cut, len(sent), err, to.messages-had)
 		}
 	}
@@ -50,14 +50,14 @@ func FuzzPromises(f *testing.F) {
 	f.Add(from.takeEncoded(steps))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p := &promises{}
-		if p.put(b, steps) != nil {
+		if p.addEncoded(b, steps) != nil {
 			if p.messages != 0 || len(p.open)+len(p.others) > 0 {
 				t.Error("a part of what is damaged was taken")
 			}
 			return
 		}
 		again := &promises{}
-		if err := again.put(p.takeEncoded(steps), steps); err != nil || again.messages != p.messages {
+		if err := again.addEncoded(p.takeEncoded(steps), steps); err != nil || again.messages != p.messages {
 			t.Errorf("%d became %d: %v", p.messages, again.messages, err)
 		}
 	})
@@ -108,12 +108,12 @@ func TestDamagedFrame(t *testing.T) {
 	} {
 		f := good()
 		damage(&f)
-		if err := r.feeds.feed(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].currentTally().sent != 0 || r.feeds.list()[1].Sent != 0 {
+		if err := r.feeds.addFrame(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].currentTally().sent != 0 || r.feeds.list()[1].Sent != 0 {
 			t.Errorf("%s: %v, %+v", name, err, r.steps[0].currentTally())
 		}
 	}
 	f := good()
-	if err := r.feeds.feed(1, &f); err != nil || r.steps[0].currentTally().sent != 5 || r.feeds.list()[1].Sent != 5 {
+	if err := r.feeds.addFrame(1, &f); err != nil || r.steps[0].currentTally().sent != 5 || r.feeds.list()[1].Sent != 5 {
 		t.Errorf("%v, %+v", err, r.steps[0].currentTally())
 	}
 }

@@ -84,7 +84,7 @@ func readRSS() int64 {
 	return int64(s.ResidentMemory())
 }
 
-// maxFiles is the most open files of the process that countSockets reads.
+// maxFiles is the highest number of open files that countSockets reads.
 const maxFiles = 4096
 
 func countSockets() (n int) {

@@ -27,8 +27,8 @@ const (
 // Result, so that they can be merged.
 func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(shortest, longest, digits) }
 
-// EncodeHistogram returns the V2 compressed encoding of a histogram in base64. This text is the
-// payload of a line in a .hlog file. EncodeHistogram returns "" for an empty histogram.
+// EncodeHistogram returns the V2 compressed encoding of a histogram in base64, which lines of .hlog
+// files also contain. It returns "" for an empty histogram.
 func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
 	if h == nil || h.TotalCount() == 0 {
 		return "", nil
@@ -50,9 +50,9 @@ func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 	return h, nil
 }
 
-// decodeOwn decodes a histogram that another process encoded. It refuses a histogram whose range or
-// digits differ from the range or digits of NewHistogram. decodeOwn reads the header before it
-// allocates the counts, because a header of 40 bytes may ask for gigabytes.
+// decodeOwn decodes a histogram that another process of notifyd encoded. It refuses a histogram
+// with another range or precision than NewHistogram gives. It checks this in the header before it
+// allocates the counts, because a damaged header of 40 bytes may ask for gigabytes.
 func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 	if s != "" && !madeHere(s) {
 		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("must hold values from %d to %d ns with %d digits", shortest, longest, digits))
@@ -61,10 +61,9 @@ func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 }
 
 // madeHere reports whether an encoded histogram has the range and the digits of NewHistogram. The
-// layout is HdrHistogram's V2 compressed encoding: a cookie and a length, and then a part that is
-// compressed with zlib. That part begins with a header: cookie, payload length, normalizing offset
-// and digits (4 bytes each), lowest value, highest value and ratio (8 bytes each). The counts
-// follow.
+// encoding (V2 of HdrHistogram) has 8 bytes and then data compressed with zlib. These data begin
+// with a header: cookie, payload length, normalizing offset and digits (4 bytes each), lowest
+// value, highest value and ratio (8 bytes each).
 func madeHere(s string) bool {
 	const head, most = 40, 4 << 20
 	packed, err := base64.StdEncoding.DecodeString(s)
@@ -95,9 +94,9 @@ func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
 	}
 }
 
-// SignedQuantiles returns the quantiles of signed lateness. The histogram late holds the values of 0
-// and above. The histogram early holds the values below 0 without their sign: how long before its
-// time each message came.
+// SignedQuantiles returns the quantiles of lateness, which is negative for an early message. The
+// histogram late holds the values of 0 and above. The histogram early holds how long before its
+// time each early message came, without a sign.
 func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	if early == nil || early.TotalCount() == 0 {
 		return QuantilesOf(late)
@@ -124,16 +123,16 @@ func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	return out
 }
 
-// ValueAt returns a percentile: the least value such that at least percentile percent of all values
-// are not greater. It returns 0 for an empty histogram. The result is the same as in the Java readers
-// of HdrHistogram. hdrhistogram-go alone would round to the nearest rank, and the result would differ
-// if there are few values.
+// ValueAt returns the smallest value v for which at least percentile percent of all values are v or
+// less. It returns 0 for an empty histogram. The Java readers of HdrHistogram return the same.
+// Without this function hdrhistogram-go would round to the nearest rank, which differs if there are
+// few values.
 func ValueAt(h *hdrhistogram.Histogram, percentile float64) int64 {
 	return ValuesAt(h, percentile)[0]
 }
 
-// ValuesAt returns ValueAt of several percentiles. It needs only one pass if the percentiles
-// ascend.
+// ValuesAt returns the same as ValueAt, for several percentiles. It needs only one pass if the
+// percentiles ascend.
 func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 	n := float64(h.TotalCount())
 	at := make([]float64, len(percentiles))
@@ -141,7 +140,8 @@ func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 		if n == 0 || p <= 0 {
 			continue
 		}
-		// Use the next smaller number than p. So 99.9% of 1000 is 999, even if 0.999 is rounded up.
+		// Make p a little smaller, because 0.999 may be stored as a little more. So 99.9% of 1000
+		// values are 999 values.
 		p = min(math.Nextafter(p, 0), 100)
 		at[i] = 100 * max(math.Ceil(p*n/100), 1) / n
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// KafkaTarget writes envelopes directly into the topics, in the form that the API writes. It
-// measures the log and the workers without the API. It validates nothing. It is safe for
-// concurrent use.
+// KafkaTarget writes envelopes directly into the topics, as the API does. So a run can measure the
+// log and the workers without the API. KafkaTarget validates nothing. It is safe for concurrent
+// use.
 type KafkaTarget struct {
 	client *kgo.Client
 	parts  map[string]int // number of partitions by topic
@@ -114,7 +114,7 @@ func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err
 		}
 		content := notify.Content{Body: r.Step.Payload.Text}
 		if content.Body == "" {
-			text = r.data.text(text[:0], seq)
+			text = r.data.appendText(text[:0], seq)
 			// The text is a quoted string of letters and spaces, so nothing needs unescaping.
 			content.Body = string(text[1 : len(text)-1])
 		}

@@ -11,7 +11,7 @@ import (
 // Ledger reports which messages the providers received. Shards reads the ledgers of simulators over
 // HTTP. Observer is a ledger in this process.
 type Ledger interface {
-	// markStart records what arrived before the run. Later counts leave these arrivals out.
+	// markStart records the arrivals before the run, so that later counts leave them out.
 	markStart(ctx context.Context) error
 	// countArrivals counts the arrivals since markStart. If final is true, it also waits for counts
 	// that a simulator computes later, such as the order of messages.
@@ -20,17 +20,16 @@ type Ledger interface {
 	// with the moment at which each promised message first arrived. It may be called during the
 	// run.
 	joinArrivals(ctx context.Context, p *promises, f onArrival) error
-	// listMissing returns how many promised messages arrived. It also returns the ids of promised
-	// messages that did not arrive, but not more ids than limit. It uses the arrivals that
-	// joinArrivals has read.
+	// listMissing returns the number of promised messages that arrived, and at most limit ids of
+	// promised messages that did not arrive. It uses only arrivals that joinArrivals has read.
 	listMissing(ctx context.Context, p *promises, limit int) (delivered int64, ids []string, err error)
-	// joinTriggerCalls calls f with the moment at which each promised trigger was called. The run
-	// calls it once, at the end.
+	// joinTriggerCalls calls f for each promised trigger, with the moment at which the trigger's
+	// callback was made. The run calls joinTriggerCalls once, at the end.
 	joinTriggerCalls(ctx context.Context, p *promises, f onArrival) error
 }
 
-// onArrival is called when messages of one promise have arrived. The parameter at is the time of the
-// arrival, and n is the number of messages. Several goroutines may call it at the same time.
+// onArrival is called when messages of one promise have arrived: n messages at the time at. Several
+// goroutines may call it at the same time.
 type onArrival func(d *dueMoment, at time.Time, n int64)
 
 // arrivalCounts holds what a ledger counted since the start of the run.
@@ -42,9 +41,10 @@ type arrivalCounts struct {
 }
 
 const (
-	// If nothing has arrived for quietFor, missing messages count as lost.
+	// quietFor is the time without any arrival after which missing messages count as lost.
 	quietFor = 10 * time.Second
-	// maxStatesAsked is the most missing messages about which the run asks the server.
+	// maxStatesAsked is the highest number of missing messages whose states the run asks the server
+	// for.
 	maxStatesAsked = 1000
 )
 
@@ -65,9 +65,10 @@ func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// drain waits for deliveries and settles the ledger. The channel stopped is closed when the user
-// stops the run. If the user has stopped it before, drain waits for at most Config.Grace. If the user
-// stops it during the drain, drain stops waiting at once and settles the ledger as it is.
+// drain waits until the messages were delivered, and then counts what happened to each message
+// (settleLedger). The channel stopped is closed when the user stops the run. If the user stopped
+// the run before the drain, drain waits for at most Config.Grace. If the user stops the run during
+// the drain, drain counts at once.
 func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (drainResult, error) {
 	r.c.startDrain()
 	limit, hurried := r.s.Drain.of(), false
@@ -115,13 +116,13 @@ type drainResult struct {
 }
 
 // settleLedger waits until every acknowledged message was delivered, or until limit has passed.
-// Then it counts what happened to each message.
-//
-// A missing message counts as ended if the server has a terminal state for it. It counts as pending
-// if the server says that the message still waits, for example for a provider that is down. Any
-// other missing message counts as lost if no message has arrived for quietFor. If messages arrived
-// until the end of the wait, it is too early to call the message lost. Then it counts as pending,
-// or as unverified if the user stopped the drain (hurried is true).
+// Then it counts the missing messages:
+//   - as ended, if the server has a terminal state for the message;
+//   - as pending, if the server says that the message still waits, for example for a provider that
+//     is down;
+//   - else as lost, if no message has arrived for quietFor;
+//   - else as pending, because messages still arrived until the end of the wait. If the user stopped
+//     the drain (hurried is true), they count as unverified instead.
 func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried bool) (drainResult, error) {
 	l, p := r.cfg.Ledger, &r.promised
 	c := drainResult{LedgerResult: LedgerResult{Checked: true, Expected: p.total()}}
@@ -141,8 +142,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 		}
 		quiet = time.Since(still) > quietFor
 		over := time.Since(began) > limit
-		// The count includes messages of other senders, such as other segments. So compare the
-		// arrivals with the promises before deciding that all promised messages have arrived.
+		// got.ids also counts messages of other senders, such as other segments. So compare the
+		// arrivals with the promises before the wait ends.
 		if !over && got.ids >= c.Expected && time.Since(asked) >= max(time.Second, 10*comparing) {
 			began := time.Now()
 			delivered, _, err := r.joinAndList(ctx, 0)
@@ -174,7 +175,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	}
 	delivered, ids, err := r.joinAndList(ctx, most)
 	if err == nil {
-		// Count after listMissing, because listMissing finds messages that arrived at two ledgers.
+		// Call countArrivals after listMissing: its count of duplicates includes the messages that
+		// listMissing found at two ledgers.
 		got, err = l.countArrivals(ctx, true)
 	}
 	if err != nil {
@@ -183,8 +185,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	c.Delivered, c.Duplicates, c.Reordered = delivered, got.duplicates, got.reordered
 	missing := c.Expected - c.Delivered
 	open, ended := askStates(ctx, ids, r.cfg.State)
-	// rest is the number of missing messages about which the server was not asked. Assume that these
-	// messages have the same state as the messages about which it was asked.
+	// rest is the number of missing messages for which the server was not asked. Assume that they
+	// have the same state as the messages for which it was asked.
 	switch rest := missing - int64(len(ids)); {
 	case rest <= 0:
 	case open > 0:
@@ -203,8 +205,8 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 		c.Pending += left
 	}
 	c.Examples = append(ids[:min(len(ids), 10)], got.examples[:min(len(got.examples), 10)]...)
-	// Unexpected messages arrived without an acknowledgement. But the server may have stored the
-	// messages of failed requests, so this many unacknowledged messages are expected.
+	// A message is unexpected if it arrived without an acknowledgement. But the server may have
+	// stored messages of failed requests. So do not count as many messages as these requests had.
 	unknown := r.failedMessages() + r.feeds.unreported(got.ids)
 	if r.cfg.Segment.N < 2 { // the count of one segment of several includes the messages of the other segments
 		c.Unexpected = max(got.ids-c.Delivered-unknown, 0)
@@ -215,7 +217,7 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	return c, nil
 }
 
-// join matches all arrivals with all promises, including promises in files.
+// join matches all arrivals with all promises, including the promises in files.
 func (r *Run) join(ctx context.Context) error {
 	if err := r.cfg.Ledger.joinArrivals(ctx, &r.promised, r.c.recordArrival); err != nil {
 		return err
@@ -231,9 +233,9 @@ func (r *Run) joinAndList(ctx context.Context, most int) (delivered int64, ids [
 	return r.cfg.Ledger.listMissing(ctx, &r.promised, most)
 }
 
-// askStates asks the server for the states of the messages with these ids. The result open is the
-// number of messages that are not in a terminal state. The result ended is the number of messages
-// that ended without delivery. If the server does not know an id, neither number counts the message.
+// askStates asks the server for the states of messages. The result open is the number of messages
+// that are not in a terminal state. The result ended is the number of messages that ended without
+// delivery. Neither includes messages that the server does not know.
 func askStates(ctx context.Context, ids []string, state StateOf) (open, ended int64) {
 	if state == nil {
 		return 0, 0

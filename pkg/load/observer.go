@@ -8,9 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Observer is the ledger of a run whose providers are in this process. The providers call Observe for
-// every call that they accept. Observer keeps one bit per receiver. It keeps the arrivals until
-// they are matched with their promises.
+// Observer is the ledger of a run whose providers are in this process. The providers call Observe
+// for every call that they accept. Observer keeps one bit per receiver. It keeps each arrival until
+// the arrival is matched with its promise.
 type Observer struct {
 	mu       sync.Mutex
 	bases    map[notify.Base]*seenReceivers
@@ -89,8 +89,8 @@ func (o *Observer) countArrivals(context.Context, bool) (arrivalCounts, error) {
 }
 
 func (o *Observer) listMissing(_ context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
-	delivered, _, _ = p.joined()
-	err = p.unfinished(func(b notify.Base, one *promise) bool {
+	delivered, _, _ = p.countJoined()
+	err = p.eachUnfinished(func(b notify.Base, one *promise) bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if one.count == 0 && len(ids) < most {

@@ -9,15 +9,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// pattern is a text that contains the eight digits of a user number in some places. Copying the
-// text and overwriting the digits takes a fifth of the time of appending the pieces one by one.
+// pattern is a text that contains the eight digits of a user number in some places. To write the
+// text for a user, copy it and overwrite the digits. This takes a fifth of the time of appending
+// the pieces of the text one by one.
 type pattern struct {
 	text     []byte
 	digitsAt []int // offset of the first digit of each place
 }
 
-// newPattern joins the parts to one text. The parts must be written for user 0, whose digits are
-// eight zeros. newPattern searches for these zeros and stores their places.
+// newPattern joins the parts to one text. The parts must be written for user 0. newPattern finds
+// the places of the user number by its digits: eight zeros in a row.
 func newPattern(parts ...[]byte) (p pattern) {
 	p.text = bytes.Join(parts, nil)
 	for i := 0; ; {
@@ -39,10 +40,10 @@ func (p *pattern) append(b []byte, u uint64) []byte {
 	return b
 }
 
-// appendUsers appends the pattern for size users. The first user is u, and the numbers of
-// consecutive users are stride apart, modulo users. A pattern of at most 16 bytes with one place
-// for digits fits into two 64-bit words, and the digits replace some of its bytes. This takes 4.1
-// ns a user; calling append takes 9.8 ns (BenchmarkBodies).
+// appendUsers appends the pattern once for each of size users. The first user is u; the next user
+// is always stride further, modulo users. If the pattern has at most 16 bytes and one place for
+// digits, appendUsers builds it in two 64-bit words. This takes 4.1 ns a user; append takes 9.8 ns
+// (BenchmarkBodies).
 func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byte {
 	n := len(p.text)
 	if n > 16 || len(p.digitsAt) != 1 {
@@ -74,9 +75,9 @@ func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byt
 }
 
 // singleBodies makes the bodies of single messages one after the other, in one buffer. The numbers
-// of the messages are a constant distance apart. If the bodies differ only in the user,
-// singleBodies finds the next user by an addition and writes only the user's digits. This takes a
-// third of the time of making each body alone (BenchmarkSingles).
+// of the messages are a constant distance apart. If only the user differs between the bodies,
+// singleBodies finds the next user with an addition and overwrites only the user's digits. This
+// takes a third of the time of making each body alone (BenchmarkSingles).
 type singleBodies struct {
 	d        *data
 	body     []byte   // the last body; valid until the next call of next
@@ -88,16 +89,17 @@ type singleBodies struct {
 func (d *data) singles(buf []byte, first, apart uint64) singleBodies {
 	s := singleBodies{d: d, body: buf[:0], nextUser: d.userAt(first), userStep: apart % d.users * d.stride % d.users}
 	whole := &d.variants[0].whole
-	if len(d.variants) == 1 && whole.text != nil && d.step.Users.Pick == "each" && d.step.Triggers == 0 && d.kind(first) == kindSingle {
+	if len(d.variants) == 1 && whole.text != nil && d.step.Users.Pick == "each" && d.step.Triggers == 0 && d.kindOf(first) == kindSingle {
 		s.whole, s.body = whole, append(s.body, whole.text...)
 	}
 	return s
 }
 
-// next makes the body of message n. Calls must pass the numbers of the messages in order.
+// next makes the body of message n in the buffer. The numbers must come in order, one call for each
+// message.
 func (s *singleBodies) next(n uint64, intended time.Duration) {
 	if s.whole == nil {
-		s.body = s.d.request(s.body[:0], n, n, 1, intended)
+		s.body = s.d.appendRequest(s.body[:0], n, n, 1, intended)
 		return
 	}
 	for _, at := range s.whole.digitsAt {
@@ -111,10 +113,10 @@ func (s *singleBodies) next(n uint64, intended time.Duration) {
 // putUser writes the eight digits of a user number over b.
 func putUser(b []byte, u uint64) { binary.LittleEndian.PutUint64(b, eightDigits(u)) }
 
-// eightDigits returns the digits of a number below 10^8 in ASCII, the first digit in the lowest
-// byte. It splits the number three times: into groups of four digits, of two digits and of one
-// digit. Each step splits all groups of the word at once. The multiplications replace divisions:
-// x*10486>>20 is x/100 for x < 10,000, and x*103>>10 is x/10 for x < 100.
+// eightDigits returns the digits of a number below 10^8 in ASCII, with the first digit in the
+// lowest byte. It splits the number three times: into groups of four digits, then two digits, then
+// one digit. Each step splits all groups in the word at once, with multiplications instead of
+// divisions: x*10486>>20 is x/100 for x < 10,000, and x*103>>10 is x/10 for x < 100.
 func eightDigits(u uint64) uint64 {
 	v := u/10_000 | u%10_000<<32
 	q := v * 10486 >> 20 & 0x7f_0000_007f
@@ -124,9 +126,9 @@ func eightDigits(u uint64) uint64 {
 	return v | 0x3030_3030_3030_3030
 }
 
-// patterns fills in the patterns of a variant. A message with a push address has no pattern,
+// makePatterns sets the patterns of a variant. A message with a push address has no pattern,
 // because the address is a hash of the user and does not contain the user's digits.
-func (d *data) patterns(v *variant) {
+func (d *data) makePatterns(v *variant) {
 	if d.step.Addresses && v.channel == "push" {
 		return
 	}
@@ -162,8 +164,8 @@ func appendUser(b []byte, u uint64) []byte {
 func appendAddress(b []byte, channel string, u uint64) []byte {
 	switch channel {
 	case "sms":
-		// newPattern searches for eight zeros in a row. So they must occur only where the user's
-		// digits are.
+		// The constant part of the address must not contain eight zeros in a row, because
+		// newPattern takes these for the user's digits.
 		b = append(b, "+9993500000000"...)
 		putUser(b[len(b)-8:], u)
 		return b

@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promiseFiles holds promises and arrivals that do not fit into memory. They are divided into parts
-// by their base, so a promise and its arrivals are in the same part. The files are deleted as soon
-// as they are open. So the disk gets their space back even if the process is killed.
-// promises.joining guards promiseFiles.
+// promiseFiles holds promises and arrivals that do not fit into memory. Their base decides the file
+// (part), so a promise and its arrivals are in the same file. Each file is deleted right after it
+// is opened. So the disk gets the space back even if the process is killed. promises.joining guards
+// promiseFiles.
 type promiseFiles struct {
 	parts   [promiseParts]promisePart
 	steps   []*stepRun          // element i is the step that the files call i
@@ -31,11 +31,12 @@ type promisePart struct {
 // promiseParts is the number of parts. Each part fits into memory, even with 1e9 open promises.
 const promiseParts = 256
 
-// promiseRow is the length of a row in bytes. A row is a promise or an arrival:
+// promiseRow is the length of a row in bytes. A row holds a promise or an arrival. These are its
+// fields in order, named as in the types promise and arrival:
 //
 //	bytes  promise             arrival
 //	16     base                base
-//	4      number of the step  1<<31 + number of the ledger
+//	4      number of the step  1<<31 + ledger
 //	8      intended            0
 //	8      scheduledAt         at
 //	4      count               n
@@ -94,8 +95,8 @@ func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, co
 	return err
 }
 
-// readPart calls the function visit with each row of a part, until visit returns false. If the row is
-// a promise, the argument a is nil. If the row is an arrival, the argument one is nil.
+// readPart calls the function visit with each row of a part, until visit returns false. For a
+// promise, the argument a is nil. For an arrival, the argument one is nil.
 func (s *promiseFiles) readPart(part *promisePart, visit func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil
@@ -127,8 +128,8 @@ func (s *promiseFiles) readPart(part *promisePart, visit func(b notify.Base, one
 	}
 }
 
-// promises calls f with every promise, until f returns false.
-func (s *promiseFiles) promises(f func(b notify.Base, one *promise) bool) error {
+// eachPromise calls f with every promise, until f returns false.
+func (s *promiseFiles) eachPromise(f func(b notify.Base, one *promise) bool) error {
 	more := true
 	for i := range s.parts {
 		err := s.readPart(&s.parts[i], func(b notify.Base, one *promise, _ *arrival) bool {
@@ -142,8 +143,8 @@ func (s *promiseFiles) promises(f func(b notify.Base, one *promise) bool) error 
 	return nil
 }
 
-// toFiles moves all promises and arrivals from memory to files. The caller holds joining.
-func (p *promises) toFiles() error {
+// moveToFiles moves all promises and arrivals from memory to files. The caller holds joining.
+func (p *promises) moveToFiles() error {
 	p.mu.Lock()
 	open, early := p.open, p.early
 	p.open, p.early, p.promisedEarly, p.earlyCount = nil, nil, nil, 0
@@ -174,7 +175,7 @@ func (p *promises) joinFiles(f onArrival) error {
 	if p.files == nil {
 		return nil
 	}
-	if err := p.toFiles(); err != nil {
+	if err := p.moveToFiles(); err != nil {
 		return err
 	}
 	for i := range p.files.parts {

@@ -10,10 +10,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promises holds the acknowledged messages and matches them with their arrivals. A match of a
-// promise and an arrival gives one end-to-end time. A promise whose messages have all arrived is
-// forgotten. Promises that do not fit into memory go to files (promisefiles.go). At the end these
-// files are matched one after the other.
+// promises holds the acknowledged messages and matches them with their arrivals. Each match gives
+// one end-to-end time. When all messages of a promise have arrived, the promise is removed.
+// Promises that do not fit into memory go to files (promisefiles.go). At the end the files are
+// matched, one after the other.
 type promises struct {
 	keepIDs bool // true: keep the ids, not only the number of messages
 	memory  int  // bytes; 0: promiseMemory
@@ -45,7 +45,7 @@ type promise struct {
 	ledgers   uint64 // bit i is set if messages of the promise arrived at ledger i
 }
 
-// complete reports whether all accepted messages of the promise have arrived.
+// complete reports whether all messages of the promise that the server accepted have arrived.
 func (p *promise) complete() bool { return p.came >= max(p.count, 1)-p.rejected }
 
 // dueMoment says when a message was due to be sent. For a scheduled message it also says when the
@@ -87,7 +87,7 @@ func (p *promises) addAck(s *stepRun, r *Request, a *Ack) {
 		return
 	}
 	d := dueMoment{intended: r.Intended, step: s}
-	if at, later := s.data.later(uint64(r.N), r.Intended); later || r.kind == kindTrigger {
+	if at, later := s.data.scheduledTime(uint64(r.N), r.Intended); later || r.kind == kindTrigger {
 		d.scheduledAt = at.UnixNano()
 	}
 	if a.Count > 0 {
@@ -120,7 +120,7 @@ func (p *promises) total() int64 {
 	return p.messages
 }
 
-// otherIDs returns the ids of the first triggers, but not more ids than limit.
+// otherIDs returns at most limit ids of promised triggers, the oldest promises first.
 func (p *promises) otherIDs(limit int) (ids []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +132,7 @@ func (p *promises) otherIDs(limit int) (ids []string) {
 
 // join matches arrivals at a ledger, in their order, with their promises. It calls f for each
 // arrival that has a promise. It keeps the other arrivals until their promises are added. If memory
-// is full, join moves everything to files, and may return an error of the disk.
+// is full, join moves all promises and arrivals to files; so it may return an error of the disk.
 func (p *promises) join(list []arrival, f onArrival) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
@@ -145,7 +145,7 @@ func (p *promises) join(list []arrival, f onArrival) error {
 	full := (len(p.open)+p.earlyCount)*promiseBytes > cmp.Or(p.memory, promiseMemory)
 	p.mu.Unlock()
 	if full {
-		return p.toFiles()
+		return p.moveToFiles()
 	}
 	return nil
 }
@@ -180,8 +180,8 @@ func (p *promises) joinSome(list []arrival, f onArrival) {
 	}
 }
 
-// match counts an arrival for its promise. It returns false if the map open does not contain the
-// promise. The caller holds joining.
+// match adds an arrival to its promise in the map open. It returns false if open does not contain
+// the promise. The caller holds joining.
 func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) bool {
 	one, ok := open[a.base]
 	if !ok {
@@ -199,7 +199,8 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) 
 	one.came += a.n
 	p.delivered += int64(a.n)
 	f(&one.dueMoment, time.Unix(0, a.at), int64(a.n))
-	// With several ledgers keep the promise, because its message may arrive again.
+	// If there are several ledgers, keep the promise: its message may also arrive at another
+	// ledger.
 	if p.shards < 2 && one.complete() {
 		delete(open, a.base)
 		return true
@@ -208,18 +209,19 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) 
 	return true
 }
 
-// joined returns how many promised messages have arrived. The result repeated is the number of single
-// messages that arrived at a second ledger, and examples holds the ids of some of these messages.
-func (p *promises) joined() (delivered, repeated int64, examples []string) {
+// countJoined returns how many promised messages have arrived. The result repeated is the number of
+// single messages that arrived at a second ledger. The result examples holds ids of some of these
+// messages.
+func (p *promises) countJoined() (delivered, repeated int64, examples []string) {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// unfinished calls f with each promise whose messages have not all arrived, until f returns false.
-// It also calls f with each fan-out that arrived at several ledgers, because some of its messages
-// may have arrived twice. The caller must have called joinFiles before.
-func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
+// eachUnfinished calls f with each promise that misses messages, until f returns false. It also
+// calls f with each fan-out that arrived at several ledgers, because some of its messages may have
+// arrived twice. The caller must call joinFiles first.
+func (p *promises) eachUnfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	p.mu.Lock()
@@ -234,7 +236,7 @@ func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	if p.files == nil {
 		return nil
 	}
-	return p.files.promises(func(b notify.Base, one *promise) bool {
+	return p.files.eachPromise(func(b notify.Base, one *promise) bool {
 		return one.complete() && !one.cameAtSeveral() || f(b, one)
 	})
 }

@@ -97,10 +97,10 @@ func TestPromisesModel(t *testing.T) {
 				open[bases[i]] = true
 			}
 		}
-		if got, again, _ := p.joined(); got != delivered || again != repeated {
+		if got, again, _ := p.countJoined(); got != delivered || again != repeated {
 			t.Fatalf("%d joined, %d twice; want %d, %d", got, again, delivered, repeated)
 		}
-		err := p.unfinished(func(b notify.Base, _ *promise) bool {
+		err := p.eachUnfinished(func(b notify.Base, _ *promise) bool {
 			if !open[b] {
 				t.Fatalf("%s is not unfinished", b)
 			}
@@ -126,7 +126,7 @@ func TestPromisesForget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, _, _ := p.joined(); got != 300 || len(p.open)+len(p.early) != 0 {
+	if got, _, _ := p.countJoined(); got != 300 || len(p.open)+len(p.early) != 0 {
 		t.Errorf("%d joined, %d and %d are kept", got, len(p.open), len(p.early))
 	}
 }

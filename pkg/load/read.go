@@ -72,10 +72,10 @@ func ParseScenario(b []byte) (Scenario, error) {
 			}
 		}
 	}
-	if err := bounded(root); err != nil {
+	if err := checkSize(root); err != nil {
 		return s, err
 	}
-	if err := known(root, reflect.TypeFor[Scenario](), ""); err != nil {
+	if err := checkKeys(root, reflect.TypeFor[Scenario](), ""); err != nil {
 		return s, err
 	}
 	if err := root.Decode(&s); err != nil {
@@ -89,11 +89,11 @@ func ParseScenario(b []byte) (Scenario, error) {
 	return s, err
 }
 
-// bounded returns an error for a document that cannot be read in reasonable time: an alias that
-// contains itself, or aliases of aliases whose contents multiply.
-func bounded(root *yaml.Node) error {
-	// most is the largest number of nodes; a node counts once for each alias that contains it.
-	// deepest is the largest number of nested levels; a scenario needs only a few levels.
+// checkSize returns an error for a document that would take too long to read: an alias contains
+// itself, or aliases of aliases multiply the contents.
+func checkSize(root *yaml.Node) error {
+	// most is the highest number of nodes. A node that several aliases contain is counted several
+	// times. deepest is the highest number of nested levels; a scenario needs only a few levels.
 	const most, deepest = 1 << 18, 32
 	left, inside := most, []*yaml.Node{}
 	var walk func(n *yaml.Node) error
@@ -116,15 +116,15 @@ func bounded(root *yaml.Node) error {
 	return walk(root)
 }
 
-// scalarRules says in errors what a value of each kind must be.
+// scalarRules says for each Go kind which values it accepts, for error messages.
 var scalarRules = map[reflect.Kind]string{
 	reflect.Bool: "must be true or false", reflect.Int: "must be a whole number", reflect.Uint64: "must be a whole number of 0 or more",
 	reflect.Float64: "must be a number", reflect.Struct: "must have keys and values", reflect.Map: "must have keys and values",
 }
 
-// known returns an error for an unknown key, and for a value that does not fit the type t. The
+// checkKeys returns an error for an unknown key, and for a value that does not fit the type t. The
 // error contains the line number.
-func known(n *yaml.Node, t reflect.Type, path string) error {
+func checkKeys(n *yaml.Node, t reflect.Type, path string) error {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -155,7 +155,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 			return bad("must be a list")
 		}
 		for i, item := range n.Content {
-			if err := known(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+			if err := checkKeys(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
 				return err
 			}
 		}
@@ -182,7 +182,7 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 		key, value := n.Content[i], n.Content[i+1]
 		if key.Tag == "!!merge" {
 			for _, from := range merged(value) {
-				if err := known(from, t, path); err != nil {
+				if err := checkKeys(from, t, path); err != nil {
 					return err
 				}
 			}
@@ -200,7 +200,7 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 		if ft.Kind() == reflect.String && value.Tag == "!!null" && value.Value != "" {
 			value.Tag = "!!str" // in "target: null" null is a name, not an absent value
 		}
-		if err := known(value, ft, at); err != nil {
+		if err := checkKeys(value, ft, at); err != nil {
 			return err
 		}
 	}
@@ -295,8 +295,7 @@ func (d Duration) MarshalYAML() (any, error) { return time.Duration(d).String(),
 
 func (d Duration) of() time.Duration { return time.Duration(d) }
 
-// decodeOr calls the function scalar if the node is a scalar, and decodes any other node into
-// plain.
+// decodeOr calls the function scalar if the node is a scalar. It decodes any other node into plain.
 func decodeOr(node *yaml.Node, scalar func() error, plain any) error {
 	if node.Kind == yaml.ScalarNode {
 		return scalar()
@@ -327,7 +326,7 @@ func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
 	}, (*plain)(p))
 }
 
-// Threshold is a condition, with what happens if it is missed.
+// Threshold is a condition of a scenario, and what happens if it is missed.
 type Threshold struct {
 	Expr  string   `yaml:"expr" doc:"e.g. lost == 0, response{step=otp}[10s].p99 < 50ms"`
 	Abort bool     `yaml:"abort,omitempty" doc:"end the run when it is missed"`

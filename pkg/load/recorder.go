@@ -8,16 +8,16 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// recorder keeps the figures of some workers of one step. At most maxRecorders recorders share the
-// workers of a step. Once a second the coordinator swaps the window for an empty window. So workers
-// never wait while the coordinator merges windows.
+// recorder keeps the figures of some workers of one step. A step has at most maxRecorders
+// recorders. Once a second the coordinator replaces the window by an empty window and then reads
+// the old one. So workers never wait while the coordinator merges windows.
 type recorder struct {
 	mu    sync.Mutex // guards both fields, and the window in win
 	win   *window    // workers add to it
 	spare *window    // empty window; nil while the coordinator reads a window
 }
 
-// window holds the figures of a recorder since the coordinator last swapped its window.
+// window holds the figures that a recorder collected, normally in one second (see takeWindow).
 type window struct {
 	tally
 	lag, service, response *hdrhistogram.Histogram // ns, per message
@@ -25,7 +25,8 @@ type window struct {
 	// waited for the due time.
 	wake *hdrhistogram.Histogram
 	busy time.Duration // time that the workers waited for answers
-	// own is the time that the workers needed to make and start requests after they were due.
+	// own is the time that the workers needed to make and start requests. For each request it
+	// begins at the due time, or when a worker was free.
 	own  time.Duration
 	heat [HeatBuckets]int64
 	errs map[errKey]*ErrorCount
@@ -155,8 +156,8 @@ func (r *recorder) record(s *sample) {
 	}
 }
 
-// maxErrors is the most kinds of errors that a window counts separately. Further kinds are counted
-// together, with class "transport" and code "other".
+// maxErrors is the highest number of kinds of errors that a window counts separately. All other
+// kinds are counted together, with class "transport" and code "other".
 const maxErrors = 100
 
 func (w *window) fail(class, code string, n int64, at time.Time) {
@@ -191,9 +192,9 @@ func heatBucket(d time.Duration) int {
 	return min(bits.Len64(uint64(d)/uint64(HeatBound(0))), HeatBuckets-1)
 }
 
-// bucketRun records a series of values in which neighbours differ little. It records consecutive
-// values that fall into the same bucket with one call. At 5M/s the messages of a slot are due 200
-// ns apart, and a bucket is at least 512 ns wide.
+// bucketRun records a series of values into a histogram. If consecutive values fall into the same
+// bucket, it records them with one call. This is frequent: at 5M/s the messages of a slot are due
+// 200 ns apart, and a bucket is at least 512 ns wide.
 type bucketRun struct {
 	h      *hdrhistogram.Histogram
 	heat   *[HeatBuckets]int64 // nil: the values are not for the heat map

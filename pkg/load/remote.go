@@ -13,17 +13,17 @@ import (
 // Remote sends the load of a run from other processes, which are called agents. Each agent runs one
 // segment of the scenario. Once a second it sends a Frame that describes what it did. The run adds
 // the frames to the recorders that workers of this process would use. So thresholds, screen,
-// ledger, verdict and result are about all agents together. The intended messages are the messages
-// of the whole scenario. So the messages of an agent that died count as intended and not sent.
+// ledger, verdict and result are about all agents together. The number of intended messages is that
+// of the whole scenario, so messages of a lost agent count as intended and not sent.
 type Remote interface {
-	// Run follows the agents until ctx ends. It calls feed with each frame of agent i. feed adds
-	// the whole frame to the run. If feed returns an error of notify.KindInvalid, it has added
-	// nothing. Run closes all connections before it returns.
+	// Run follows the agents until ctx ends. It calls feed with each frame of agent i, to add the
+	// frame to the run. If feed returns an error of notify.KindInvalid, no part of the frame was
+	// added. Run closes all connections before it returns.
 	Run(ctx context.Context, feed func(i int, f *Frame) error)
-	// Begin returns the moment at which a phase begins, which is not before the moment planned. It
-	// waits until all agents that are not lost have sent the previous phase. Then it sends the
-	// moment to these agents. It returns an error if the phase cannot begin. Phase 0 can begin only
-	// if every agent takes part.
+	// Begin waits until all agents that are not lost have sent the previous phase. Then it decides
+	// at which moment the phase begins, not before the moment planned, and sends this moment to the
+	// agents. It returns an error if the phase cannot begin. Phase 0 can begin only if every agent
+	// takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents
 	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.
@@ -48,7 +48,8 @@ type Agent struct {
 	LostAt      time.Duration `json:"lost_at_ns,omitempty"`   // since the run's start
 	LostBecause string        `json:"lost_because,omitempty"` // empty: the agent was not lost
 	Sent        int64         `json:"sent"`                   // messages that it reported as sent
-	// NotSent counts, for a lost agent, due messages of its segment that it did not report as sent.
+	// NotSent is set for a lost agent. It is the number of due messages of the agent's segment that
+	// the agent did not report as sent.
 	NotSent int64   `json:"not_sent,omitempty"`
 	Rate    float64 `json:"rate"` // messages/s sent in its last full second
 	CPU     float64 `json:"cpu"`  // cores that its process used in its last full second
@@ -99,10 +100,10 @@ func newFeeds(r *Run) *feeds {
 	return f
 }
 
-// feed adds a frame of agent i to the run. If it returns an error of notify.KindInvalid, it has
-// added nothing. Different goroutines may call it at the same time for different agents, but not
-// for the same agent.
-func (fs *feeds) feed(i int, f *Frame) error {
+// addFrame adds a frame of agent i to the run. If it returns an error of notify.KindInvalid, no
+// part of the frame was added. Different goroutines may call addFrame at the same time for
+// different agents, but not for the same agent.
+func (fs *feeds) addFrame(i int, f *Frame) error {
 	r := fs.run
 	if len(f.Steps) > len(r.steps) {
 		return notify.Invalid("bad_frame", "steps", fmt.Sprintf("the frame has %d steps, but the run has only %d", len(f.Steps), len(r.steps)))
@@ -111,14 +112,14 @@ func (fs *feeds) feed(i int, f *Frame) error {
 	for j := range f.Steps {
 		one := &f.Steps[j]
 		if one.Step < 0 || one.Step >= len(r.steps) {
-			return notify.Invalid("bad_frame", "step", fmt.Sprintf("the frame has the step index %d, but must have one from 0 to %d", one.Step, len(r.steps)-1))
+			return notify.Invalid("bad_frame", "step", fmt.Sprintf("the step index is %d, but must be from 0 to %d", one.Step, len(r.steps)-1))
 		}
 		var err error
 		if wins[j], err = one.window(); err != nil {
 			return err
 		}
 	}
-	if err := r.promised.put(f.Promises, r.steps); err != nil {
+	if err := r.promised.addEncoded(f.Promises, r.steps); err != nil {
 		return err
 	}
 	fs.mu.Lock()
@@ -147,13 +148,12 @@ func (fs *feeds) feed(i int, f *Frame) error {
 	return nil
 }
 
-// silence is how long the figures of the run wait for a late frame.
+// silence is how long the figures of a second wait for a late frame.
 const silence = 2 * time.Second
 
-// elapsed returns the run time up to which the figures are complete. The parameter now is the current
-// run time. Normally the result is the end of the newest frame, but at least now - silence. After the
-// last frames of all agents have arrived, the result is instead the parameter now. The result never
-// decreases.
+// elapsed returns the run time up to which the figures are complete; now is the current run time.
+// This is normally the end of the newest frame, but not earlier than now - silence. After the last
+// frames of all agents have arrived, elapsed returns now. The result never decreases.
 func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -182,8 +182,9 @@ func (fs *feeds) complete(begin time.Duration) bool {
 	return true
 }
 
-// health combines the health of the agents whose last frame ended after the run time begin. Pauses,
-// lateness, shares and the machine's CPU are the highest of all agents; the other figures are sums.
+// health combines the health of the agents whose last frame ended after the run time begin. For
+// pauses, lateness, shares and the machine's CPU it takes the highest value of all agents. For
+// other figures it takes the sum.
 func (fs *feeds) health(begin time.Duration) (sum Health) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -200,9 +201,9 @@ func (fs *feeds) health(begin time.Duration) (sum Health) {
 	return sum
 }
 
-// ended returns when the last agent ended a step. The parameter now is the current run time. ended
-// returns this time if no agent has ended the step, or if an agent that is not lost has not ended it.
-func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
+// stepEnd returns the run time at which the last agent ended a step. It returns now, the current
+// run time, if no agent has ended the step, or if an agent that is not lost still runs it.
+func (fs *feeds) stepEnd(s *stepRun, now time.Duration) (last time.Duration) {
 	list, step := fs.remote.Agents(), slices.Index(fs.run.steps, s)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -220,16 +221,16 @@ func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
 	return last
 }
 
-// allSent records that the last frames of all agents have arrived.
-func (fs *feeds) allSent() {
+// markAllSent records that the last frames of all agents have arrived.
+func (fs *feeds) markAllSent() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	fs.over = true
 }
 
-// wait returns a channel that is closed when the agents have sent a phase. It returns nil if this
-// process sends the load. The caller can wait with senders for the goroutine that this method starts.
-func (fs *feeds) wait(ctx context.Context, phase int, senders *sync.WaitGroup) <-chan struct{} {
+// waitSent returns a channel that is closed when the agents have sent a phase. It returns nil if
+// this process sends the load. It starts a goroutine and adds it to senders.
+func (fs *feeds) waitSent(ctx context.Context, phase int, senders *sync.WaitGroup) <-chan struct{} {
 	if fs == nil {
 		return nil
 	}
@@ -273,9 +274,10 @@ func (fs *feeds) list() []Agent {
 	return list
 }
 
-// unreported returns how many messages lost agents may have sent after their last frames. Arrivals
-// of these messages are not unexpected. A closed loop has no schedule that gives this number. So if
-// the run has a closed loop and lost an agent, any arrived message may be such a message.
+// unreported returns how many messages lost agents may have sent after their last frames. Such
+// messages are not unexpected if they arrive. The parameter came is the number of all messages that
+// arrived. A closed loop has no schedule, so it is not known what a lost agent has sent; unreported
+// then adds came, so that no message is unexpected.
 func (fs *feeds) unreported(came int64) (n int64) {
 	closed := fs != nil && slices.ContainsFunc(fs.run.steps, func(s *stepRun) bool { return s.sched == nil })
 	for _, a := range fs.list() {
@@ -289,10 +291,10 @@ func (fs *feeds) unreported(came int64) (n int64) {
 	return n
 }
 
-// gather replaces the evidence about the generator by the evidence that the agents sent. Each agent
-// decides whether its own generator is the limit. The process of the controller sends no load, so
-// its own figures do not count.
-func (fs *feeds) gather(e *Evidence) {
+// replaceEvidence replaces the evidence in e by the evidence that the agents sent. Each agent
+// decides whether its generator is the limit. The process of the controller sends no load, so its
+// figures do not count.
+func (fs *feeds) replaceEvidence(e *Evidence) {
 	list := fs.list()
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

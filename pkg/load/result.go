@@ -74,7 +74,8 @@ func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		// The sink counts a message shortly before the step counts the message as acknowledged.
+		// The sink may have counted a message that the step has not yet counted as acknowledged. Do
+		// not show more delivered than acknowledged messages.
 		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked)
 		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}
@@ -148,7 +149,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 		if s.sched == nil {
 			e.Intended += t.sent // in a closed loop exactly the sent messages are intended
 		} else {
-			// Messages of the last 50 ms may just be on their way. Do not count them as missing.
+			// Do not count the messages of the last 50 ms, because workers may be sending them now.
 			e.Intended += s.intended(min(now, end+time.Hour) - 50*time.Millisecond)
 		}
 		e.Sent += t.sent
@@ -177,7 +178,7 @@ func (c *coordinator) gatherEvidence(partial bool) Evidence {
 		e.BacklogSlope = v
 	}
 	if c.run.feeds != nil {
-		c.run.feeds.gather(&e)
+		c.run.feeds.replaceEvidence(&e)
 	}
 	return e
 }
@@ -198,7 +199,7 @@ func (c *coordinator) result(sending time.Duration, found drainResult) (*Result,
 	r := c.run
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	// Reading the ledger does not belong to the run. So all times use this value of now.
+	// All times use this value of now, because reading the ledger below does not belong to the run.
 	now := r.since(time.Now())
 	c.endIntervals()
 	if r.cfg.Ledger != nil {
@@ -305,9 +306,8 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 }
 
 // exitOf returns the exit code of the command. The parameter why is the reason why the run ended
-// early, or "". If several exit codes fit, the first in this order counts: all agents were lost, an
-// interruption, missed thresholds, the ledger. The parameter repeats is true if the scenario expects
-// duplicates.
+// early, or "". The parameter repeats is true if the scenario expects duplicates. If several exit
+// codes fit, the order is: all agents were lost, an interruption, missed thresholds, the ledger.
 func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger

@@ -17,62 +17,61 @@ type Config struct {
 	Target  Target            // target of steps whose target Targets does not name; null steps need none
 	Targets map[string]Target // targets by their name in Step.Target; they replace Target
 	Ledger  Ledger            // nil: delivery is not checked
-	// State asks the server for the state of a message that the ledger misses. nil: the server is
-	// not asked.
+	// State asks the server for the state of a missing message. If State is nil, the server is not
+	// asked.
 	State   StateOf
 	Faults  FaultControl   // nil: a scenario with provider faults is refused
 	Process ProcessControl // nil: a scenario with process faults is refused
 	// Actions holds the actions of operators by their name in FaultSpec.Action.
 	Actions map[string]func(context.Context) error
 
-	// Observe, if not nil, is called with a snapshot at intervals of length Every. The coordinator's
-	// goroutine calls it, so a slow function delays the figures of the run.
+	// The run calls Observe with a snapshot at the interval Every. The coordinator's goroutine calls
+	// it, so a slow Observe delays the figures of the run. Observe may be nil.
 	Observe   func(*Snapshot)
 	Every     time.Duration // default 1 s; shorter than 100 ms has no effect
 	Timeout   time.Duration // timeout of one request; default 30 s
 	Calibrate time.Duration // length of the calibration before the run, for each step name; 0: no calibration
-	// After the user stopped the run, Grace is the longest wait for requests under way and the
-	// longest drain. The default is 5 s.
+	// Grace is how long a run may take after the user stopped it: the longest wait for open
+	// requests, and the longest drain. The default is 5 s.
 	Grace time.Duration
 	// Server asks the server for figures about itself. The run calls it about once a second, and at
 	// the end once more with last set to true. nil: the server is not asked.
 	Server func(ctx context.Context, last bool) (Server, error)
 	// Consent asks a target on another machine whether its load grant still holds; nil: no grant is
-	// needed. Run asks before it sends, and then four times a second. It sends nothing more after
-	// the first refusal, nor after ConsentUntil.
+	// needed. The run asks before it sends, and then four times a second. It stops sending at the
+	// first refusal, and at the time ConsentUntil.
 	Consent      func(context.Context) error
 	ConsentUntil time.Time // when the grant expires, by this machine's clock; zero: never
 
 	Callback string // base URL of triggers, without a query
-	// Memory is the most bytes for messages that were accepted and have not arrived; default 128 MiB.
-	// The run stores further messages in temporary files.
+	// Memory is the highest number of bytes for messages that were accepted and have not arrived.
+	// The default is 128 MiB. The run stores further messages in temporary files.
 	Memory  int
 	Segment Segment
-	// OrderBase is the number before the first sequence number of each user. Processes that send
-	// segments of one run at the same time need the same OrderBase. 0: the start of the run in
-	// microseconds since 1970. That is larger than all sequence numbers of earlier runs, because
-	// no user gets a message every microsecond.
+	// OrderBase is added to all sequence numbers of messages to a user, which count from 1. All
+	// processes that send segments of a run at the same time need the same OrderBase. 0 means the
+	// start of the run in microseconds since 1970. This is higher than all sequence numbers of
+	// earlier runs, because no user gets a message every microsecond.
 	OrderBase uint64
 	StartAt   time.Time // when the run begins; zero: at once
 
 	// Remote sends the load from agents; nil: this process sends it.
 	Remote Remote
-	// Report is set in the run of an agent. It gets a frame with the figures of each second, or an
-	// error if the frame cannot be encoded. One goroutine calls it once a second. The Remote of the
-	// controller adds the frames to the controller's run.
+	// Report is set in the run of an agent. One goroutine calls it once a second, with a frame that
+	// holds the figures of this second, or with an error if the frame cannot be encoded. The Remote
+	// of the controller adds the frames to its run.
 	Report func(*Frame, error)
-	// If Promises is true, the frames contain the acknowledged messages, for the ledger of the
-	// controller.
+	// If Promises is true, the frames contain the acknowledged messages, which the controller
+	// compares with its ledger.
 	Promises bool
 	// Begin returns the moment at which a phase begins. The run calls it before each phase, with
 	// the planned moment. nil: phases begin as planned. An error ends the run: Run returns the
 	// error of the first phase, and the error of a later phase becomes Result.Stopped.
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
-	// Keys returns the Idempotency-Key of request n of a step. nil: requests have no keys, except
-	// the requests of steps whose field Keys is true. If Keys is not nil, a request that failed is
-	// repeated until it has an answer or until Patience has passed. So it is known what the server
-	// stored.
+	// Keys returns the Idempotency-Key of request n of a step. If Keys is nil, only requests of
+	// steps with the field Keys have keys. If Keys is not nil, a failed request is repeated until
+	// it has an answer or until Patience has passed. So the caller knows what the server stored.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
 	// Acked is called with every good answer; may be nil.
@@ -87,8 +86,8 @@ type Config struct {
 	health func() Health // for tests
 }
 
-// Run is one run of a scenario. Snapshot, Mark and the methods that steer may be called from any
-// goroutine; Run only once.
+// Run is one run of a scenario. Its method Run may be called only once. Any goroutine may call
+// Snapshot, Mark and the methods that steer.
 type Run struct {
 	s        Scenario
 	cfg      Config
@@ -161,7 +160,7 @@ func New(s Scenario, cfg Config) (*Run, error) {
 }
 
 // compile makes the steps of all phases. If an earlier phase has a step with the same name, the
-// step continues the request numbers of that step. So no message is sent twice.
+// request numbers continue after those of that step. So no message is sent twice.
 func (r *Run) compile() error {
 	next := map[string]int64{}
 	for i := range r.s.Phases {
@@ -210,9 +209,9 @@ func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil 
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
 
-// elapsed returns the run time up to which all figures are complete. Normally this is the current run
-// time. If agents send the load, it is instead the end of the newest frame. Otherwise the messages of
-// later seconds would count as intended and not sent, because their frames have not arrived.
+// elapsed returns the run time up to which all figures are complete. Normally this is the current
+// run time. If agents send the load, it is instead the end of the newest frame: the frames of later
+// seconds have not arrived, so their messages would count as intended and not sent.
 func (r *Run) elapsed() time.Duration {
 	now := r.since(time.Now())
 	if r.feeds != nil {
@@ -242,8 +241,8 @@ func (r *Run) sendAttempt(t Target, req *Request) (Ack, error) {
 	if req.Step.Target == Null {
 		return t.Send(r.patient, req)
 	}
-	// If the run is stopped, a request under way has Config.Grace to get its answer. Without the
-	// answer it would not be known what the server stored.
+	// When the run is stopped, an open request has Config.Grace to get its answer. Without an
+	// answer the run does not know what the server stored.
 	ctx, stop := context.WithTimeout(r.patient, r.cfg.Timeout)
 	defer stop()
 	ack, err := t.Send(ctx, req)
@@ -262,8 +261,8 @@ func (r *Run) Snapshot() *Snapshot {
 	return &Snapshot{At: time.Now(), State: StateCalibrating, Scenario: r.s.Name, Planned: r.s.Length(), Verdict: Inconclusive}
 }
 
-// Mark draws a line with a text across the charts. Any goroutine may call it. If there are more
-// than 64 marks within a tenth of a second, the rest is dropped.
+// Mark draws a line with a text across the charts. Any goroutine may call it. Of more than 64 marks
+// within a tenth of a second, only 64 are drawn.
 func (r *Run) Mark(text string) {
 	select {
 	case r.marks <- Marker{Kind: "user", Text: text}:
@@ -274,13 +273,13 @@ func (r *Run) Mark(text string) {
 var errAborted = errors.New("a threshold that ends the run was missed")
 
 // Run sends the load of the scenario. With a ledger, it then waits for the deliveries. When ctx
-// ends, Run stops sending and waits at most Config.Grace for requests under way. Then it returns
-// the figures so far, and Result.Partial is true. Run may be called once.
+// ends, Run stops sending, waits at most Config.Grace for open requests, and returns the figures so
+// far. Result.Partial is then true. Run may be called only once.
 func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if remote := r.cfg.Remote; remote != nil {
 		following, end := context.WithCancel(context.WithoutCancel(ctx))
 		var wg sync.WaitGroup
-		wg.Go(func() { remote.Run(following, r.feeds.feed) })
+		wg.Go(func() { remote.Run(following, r.feeds.addFrame) })
 		defer wg.Wait()
 		defer end()
 	} else if r.cfg.Calibrate > 0 {
@@ -328,13 +327,13 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 			}
 		})
 	}
-	err := r.send(sendCtx)
+	err := r.sendPhases(sendCtx)
 	stopAsking()
 	allAnswered()
 	consent.Wait()
 	sending := r.elapsed()
 	if r.feeds != nil {
-		r.feeds.allSent()
+		r.feeds.markAllSent()
 	}
 	if ctx.Err() != nil {
 		r.why("stopped by the user")
@@ -378,8 +377,8 @@ func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
 
 func (r *Run) why(text string) { r.stopped.CompareAndSwap(nil, &text) }
 
-// send runs the phases one after the other.
-func (r *Run) send(ctx context.Context) error {
+// sendPhases runs the phases one after the other.
+func (r *Run) sendPhases(ctx context.Context) error {
 	began := r.began
 	for i, list := range r.phases {
 		p := &r.s.Phases[i]
@@ -399,7 +398,7 @@ func (r *Run) send(ctx context.Context) error {
 		wg.Go(func() { faultErr = r.runFaults(fctx, p, began) })
 		var senders sync.WaitGroup
 		r.continueSteps(i)
-		sent := r.feeds.wait(ctx, i, &senders)
+		sent := r.feeds.waitSent(ctx, i, &senders)
 		for _, s := range list {
 			senders.Go(func() { s.send(ctx, began, sent) })
 		}
@@ -428,9 +427,9 @@ func (r *Run) send(ctx context.Context) error {
 	return nil
 }
 
-// continueSteps raises the request numbers of a phase's steps. They begin after the numbers that
-// steps with the same names sent in earlier phases. A step that was steered may have sent more than
-// planned, and without continueSteps the same messages would be sent again.
+// continueSteps raises the request numbers of a phase's steps, so that they follow the numbers that
+// steps with the same names sent in earlier phases. This is needed after the user steered the run:
+// a step may have sent more requests than planned, and the same messages would be sent again.
 func (r *Run) continueSteps(phase int) {
 	if r.steer == nil {
 		return
@@ -442,8 +441,8 @@ func (r *Run) continueSteps(phase int) {
 	for _, s := range r.phases[phase] {
 		for _, before := range r.steps {
 			if before.Name == s.Name && before != s && before.ended.Load() > 0 {
-				// Skip whole rounds over all segments: each segment has sent a different number of
-				// requests, but request numbers must keep their segment.
+				// Each segment has sent a different number of requests, so skip the highest number.
+				// Skip whole rounds over all segments: a request number must stay in its segment.
 				sent := max(before.next.Load()*n, s.firstRequest-before.firstRequest)
 				s.firstRequest = before.firstRequest + (sent+n-1)/n*n
 			}

@@ -106,7 +106,7 @@ type LaterSpec struct {
 	Spread Duration `yaml:"spread,omitempty" doc:"a random time up to this is added"`
 }
 
-// ServerSpec says which server the run loads.
+// ServerSpec says which server gets the load.
 type ServerSpec struct {
 	Mode      string         `yaml:"mode,omitempty" doc:"context: the running server of the context or the flags; pipeline: notifyd in this process; process: notifyd in a process of its own, which faults can kill" enum:"context|pipeline|process"`
 	Providers string         `yaml:"providers,omitempty" doc:"providers of mode pipeline: simulators over their real protocols, or a stub inside the process" enum:"simulators|stub"`
@@ -245,7 +245,8 @@ func (s Step) withDefaults() Step {
 	return s
 }
 
-// bodies returns the target for which the step makes bodies. For a null step this is As.
+// bodies returns the target whose format the bodies have. This is the target of the step, but for a
+// null step its field As.
 func (s *Step) bodies() string {
 	if s.Target == Null {
 		return s.As

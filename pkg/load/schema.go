@@ -55,8 +55,8 @@ func schemaOf(t reflect.Type, defs map[string]any) any {
 	return map[string]any{"$ref": "#/$defs/" + name}
 }
 
-// shorthand lists the types that a file may write as a single value. It maps each type to the field
-// that this value sets.
+// shorthand lists the types that a scenario may write as a single value, with the field that this
+// value sets.
 var shorthand = map[reflect.Type]string{
 	reflect.TypeFor[Arrival](): "shape", reflect.TypeFor[Users](): "count",
 	reflect.TypeFor[Payload](): "bytes", reflect.TypeFor[Threshold](): "expr",

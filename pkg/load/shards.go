@@ -31,7 +31,7 @@ type Shards struct {
 	examples []string
 }
 
-// MostShards is the most simulators that may form one ledger.
+// MostShards is the highest number of simulators that one ledger can have.
 const MostShards = 64
 
 // NewShards returns one ledger made of the simulators in list: at least one and at most MostShards.
@@ -44,14 +44,14 @@ func (s *Shards) markStart(ctx context.Context) error {
 func (s *Shards) each(f func(l *Simulators) error) error {
 	for _, l := range s.list {
 		if err := f(l); err != nil {
-			return s.named(l, err)
+			return s.nameSimulator(l, err)
 		}
 	}
 	return nil
 }
 
-// named adds the URL of the simulator to an error, if the ledger has several simulators.
-func (s *Shards) named(l *Simulators, err error) error {
+// nameSimulator adds the URL of the simulator to an error, if the ledger has several simulators.
+func (s *Shards) nameSimulator(l *Simulators, err error) error {
 	if err == nil || len(s.list) < 2 {
 		return err
 	}
@@ -81,7 +81,7 @@ func (s *Shards) joinArrivals(ctx context.Context, p *promises, f onArrival) err
 		for more := true; more; {
 			rows, err := l.readArrivals(ctx, strconv.FormatInt(l.cursor, 10))
 			if err != nil {
-				return s.named(l, err)
+				return s.nameSimulator(l, err)
 			}
 			list := make([]arrival, 0, len(rows))
 			for _, a := range rows {
@@ -117,9 +117,9 @@ func (s *Shards) joinTriggerCalls(ctx context.Context, p *promises, f onArrival)
 }
 
 func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
-	delivered, repeated, examples := p.joined()
+	delivered, repeated, examples := p.countJoined()
 	var failed error
-	err = p.unfinished(func(b notify.Base, one *promise) bool {
+	err = p.eachUnfinished(func(b notify.Base, one *promise) bool {
 		if one.count == 0 {
 			ids = append(ids, (notify.ID{Base: b}).String()) // the code below shortens ids to most elements
 			ids = ids[:min(len(ids), most)]
@@ -155,10 +155,10 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 	return s.missingTriggers(ctx, p, most, delivered, ids)
 }
 
-// receiverBits asks each simulator that got messages of a fan-out which receivers arrived. The result
-// arrived has a bit for each receiver that arrived. The result repeated is the number of receivers
-// that arrived at two simulators. receiverBits calls onRepeat with the index of each receiver that
-// arrived at two simulators.
+// receiverBits asks the simulators that got messages of a fan-out which receivers arrived. The
+// result arrived has a bit for each receiver, which is 1 if the receiver arrived. The result
+// repeated is the number of receivers that arrived at two simulators; receiverBits calls onRepeat
+// with the index of each of them.
 func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, onRepeat func(i uint32)) (arrived []byte, repeated int64, err error) {
 	arrived = make([]byte, (one.count+7)/8)
 	for i, l := range s.list {
@@ -167,10 +167,10 @@ func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, 
 		}
 		var out simulator.BaseReport
 		if err := l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d&bits=true", b, one.count), nil, &out); err != nil {
-			return nil, 0, s.named(l, err)
+			return nil, 0, s.nameSimulator(l, err)
 		}
 		if len(out.Bits) != len(arrived) {
-			return nil, 0, s.named(l, badAnswer(nil))
+			return nil, 0, s.nameSimulator(l, badAnswer(nil))
 		}
 		for j := range arrived {
 			for both := arrived[j] & out.Bits[j]; both != 0; both &= both - 1 {

@@ -32,7 +32,8 @@ type Simulators struct {
 }
 
 func (l *Simulators) markStart(ctx context.Context) (err error) {
-	// The simulators' clock sets the times of trigger calls. It may be up to a second slow.
+	// The times of trigger calls come from the simulators' clock, which may be up to a second slow.
+	// So begin a second earlier.
 	l.began = time.Now().Add(-time.Second)
 	if l.before, err = l.totals(ctx, true); err != nil {
 		return err
@@ -45,9 +46,9 @@ func (l *Simulators) markStart(ctx context.Context) (err error) {
 	return nil // an error means that the simulators have no receiver of triggers, so there are no calls
 }
 
-// totals returns what the simulators counted. If settle is true, the simulators first finish
-// comparing the order of messages. totals returns an error if the simulators' ledger could not
-// write something, because the counts then prove nothing.
+// totals returns what the simulators counted. If settle is true, the simulators first finish the
+// comparison of the order of messages. totals returns an error if the simulators could not write
+// their ledger completely, because the counts then prove nothing.
 func (l *Simulators) totals(ctx context.Context, settle bool) (t simulator.Summary, err error) {
 	err = l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/totals?settle=%t", settle), nil, &t)
 	if failed := cmp.Or(t.DiskError, t.FileError); err == nil && failed != "" {
@@ -78,8 +79,8 @@ func (l *Simulators) countArrivals(ctx context.Context, settle bool) (arrivalCou
 	return c, nil
 }
 
-// readArrivals reads the arrivals that follow the cursor in the parameter since. It moves l.cursor
-// after the last of these arrivals.
+// readArrivals reads the arrivals after the cursor since. It moves l.cursor behind the last of
+// these arrivals.
 func (l *Simulators) readArrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
 	ctx, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
@@ -127,11 +128,10 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 	})
 }
 
-// Call makes one call of the control API. The parameter in is the body: it is sent as JSON, but an
-// io.Reader is sent unchanged. The answer is decoded into the parameter out. Each of the two may be
-// nil. If there is no answer, the error is of notify.KindUnavailable. If the simulators answer 400,
-// it is of KindInvalid, and if they answer 404, of KindNotFound. All other errors are of
-// KindInternal.
+// Call makes one call of the control API. It sends in as JSON, or unchanged if in is an io.Reader,
+// and decodes the answer into out. in and out may be nil. The kind of the error is
+// notify.KindUnavailable if there is no answer, KindInvalid for an answer 400, KindNotFound for
+// 404, and KindInternal otherwise.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {

@@ -36,8 +36,8 @@ type Snapshot struct {
 	Heat       []HeatColumn     `json:"heat,omitempty"` // one column for each of Seconds
 }
 
-// KeepSeconds is the most seconds in Snapshot.Seconds and in Snapshot.Heat. A Result has all
-// seconds.
+// KeepSeconds is the highest number of seconds in Snapshot.Seconds and in Snapshot.Heat. A Result
+// has all seconds.
 const KeepSeconds = 600
 
 // State says what a run is doing.
@@ -168,10 +168,11 @@ type Health struct {
 	LagP99 time.Duration `json:"lag_p99_ns" merge:"max"`
 	// Busy is the share of the workers' time in which they waited for answers, 0 to 1.
 	Busy float64 `json:"busy" merge:"max"`
-	// CalibratedRate is the messages/s that this machine generated against the null sink, before
+	// CalibratedRate is the rate in messages/s that this machine generated without a server, before
 	// the run.
 	CalibratedRate float64 `json:"calibrated" merge:"sum"`
-	// GeneratorShare is the intended rate / CalibratedRate. Above 0.8 the generator is the limit.
+	// GeneratorShare is the intended rate divided by CalibratedRate. Above 0.8 the generator is the
+	// limit.
 	GeneratorShare float64 `json:"share" merge:"max"`
 	// Embedded is true if notifyd runs in this process. Then CPU includes notifyd.
 	Embedded bool `json:"embedded" merge:"or"`
@@ -351,9 +352,9 @@ const (
 	Valid          = "VALID"
 	GeneratorBound = "GENERATOR_BOUND" // the generator was the limit, so the figures do not describe the server
 	SinkBound      = "SINK_BOUND"      // the server did not accept the load that was offered
-	// ConcurrencyBound says that requests started late because all workers waited for answers of
-	// the server. Response times count from the due time of a request. So they describe a server
-	// that gets at most this number of requests at a time.
+	// ConcurrencyBound means that requests started late because all workers waited for answers of
+	// the server. Response times count from the due time, so they include this wait. They describe
+	// a server that gets at most as many requests at a time as there are workers.
 	ConcurrencyBound = "CONCURRENCY_BOUND"
 	Inconclusive     = "INCONCLUSIVE" // the run was too short, had too few messages, or was disturbed
 )
@@ -370,9 +371,9 @@ type FaultResult struct {
 	Began time.Duration `json:"began_ns"` // since the run's start
 	Ended time.Duration `json:"ended_ns"`
 	// BacklogBefore is the backlog at the end of the second in which the fault began. BacklogPeak
-	// is the highest backlog from then until the backlog was drained. Drained is the time from the
-	// end of the fault until the backlog was at BacklogBefore plus at most 1% of BacklogPeak.
-	// Drained is below 0 if the backlog did not fall so far.
+	// is the highest backlog after this. Drained is the time from the end of the fault until the
+	// backlog was at most BacklogBefore plus 1% of BacklogPeak; below 0: the backlog did not fall
+	// so far.
 	BacklogBefore int64         `json:"backlog_before"`
 	BacklogPeak   int64         `json:"backlog_peak"`
 	Drained       time.Duration `json:"drained_ns"`

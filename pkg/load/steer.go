@@ -11,9 +11,9 @@ import (
 )
 
 // steer holds the changes that a user made to the arrivals of a run: pauses, and changes of the
-// pace. It is a clock, and the schedules follow this clock instead of the time of the run. The
-// clock stops while the run is paused, and runs faster if the pace is raised. A request that has
-// become due stays due. A request that is not due when its phase ends is not sent.
+// pace. It has a clock, which the schedules follow instead of the time of the run. The clock stops
+// while the run is paused, and runs faster or slower if the pace changes. A request that has become
+// due stays due. A request that is not due when its phase ends is not sent.
 type steer struct {
 	mu            sync.Mutex      // guards the fields below, except wasChanged
 	paceChanges   []SteerChange   // never empty; the first entry has At 0 and Pace 1
@@ -24,8 +24,8 @@ type steer struct {
 	wasChanged    atomic.Bool     // set at the first change; until then readers need not lock mu
 }
 
-// SteerChange is one change by hand. From At on, messages become due at Pace times the rate of the
-// scenario. If Pace is 0, no message becomes due.
+// SteerChange is one change that a user made. After the time At, messages become due at Pace times
+// the rate of the scenario. If Pace is 0, no message becomes due.
 type SteerChange struct {
 	At   time.Duration `json:"at_ns"` // since the run's start
 	Pace float64       `json:"pace"`
@@ -72,8 +72,8 @@ func (s *steer) setPace(moment time.Duration, paused bool, pace float64) (oldPac
 	return oldPace, newPace
 }
 
-// clockAt returns the time of this clock when t has passed since the run's start. The caller holds
-// mu.
+// clockAt returns the time of steer's clock when the time t has passed since the run's start. The
+// caller holds mu.
 func (s *steer) clockAt(t time.Duration) time.Duration {
 	i := len(s.paceChanges) - 1
 	for i > 0 && s.paceChanges[i].At > t {
@@ -82,9 +82,9 @@ func (s *steer) clockAt(t time.Duration) time.Duration {
 	return s.clockAtChange[i] + time.Duration(float64(t-s.paceChanges[i].At)*s.paceChanges[i].Pace)
 }
 
-// runTimeOf returns how much run time passes after the run time begin until this clock has advanced
-// by c. It returns never if the clock stands still and has not advanced by c. The channel changed is
-// closed at the next change; then the caller must call runTimeOf again.
+// runTimeOf returns the run time that passes after begin until steer's clock has advanced by c. It
+// returns never if the clock is stopped before that. The channel changed is closed at the next
+// change of the pace; then the caller must call runTimeOf again.
 func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +96,8 @@ func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-ch
 	for i > 0 && s.clockAtChange[i] > c {
 		i--
 	}
-	// The clock may have stood still at c for a while. Normally the request then became due when the
-	// clock stopped. If the clock stood still at begin, the request instead became due when the clock
+	// The clock may have been stopped at c for a while. Normally the request became due when the
+	// clock stopped. But if the clock was already stopped at begin, it became due when the clock
 	// started again.
 	first := 0
 	for first+1 < len(s.paceChanges) && s.paceChanges[first+1].At <= begin {
@@ -134,7 +134,7 @@ func (s *steer) state() (st SteerState, changed <-chan struct{}) {
 	return SteerState{Pace: s.pace, Paused: s.paused, Changed: len(s.paceChanges) > 1}, s.changed
 }
 
-// changes returns the changes by hand.
+// changes returns the changes that the user made.
 func (s *steer) changes() []SteerChange {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,8 +258,8 @@ func (s *stepRun) countDue(t time.Duration) int64 {
 	return min(s.sched.countDue(t), s.plannedRequests)
 }
 
-// requestLimit returns the most requests that the step may send in this phase. These are the
-// planned requests, or more if the run can be steered.
+// requestLimit returns how many requests the step may send in this phase at most: the planned
+// requests, or more if the run can be steered.
 func (s *stepRun) requestLimit() int64 {
 	if s.run.steer != nil {
 		return s.mostRequests

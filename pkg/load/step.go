@@ -24,8 +24,8 @@ type stepRun struct {
 	// sent requests of this step.
 	firstRequest    int64
 	plannedRequests int64 // number of requests planned for this phase, of all segments together
-	// mostRequests is like plannedRequests, but the end of the phase does not limit it: a steered
-	// step may send more requests than planned.
+	// mostRequests is how many requests the step may send if the run is steered. It is like
+	// plannedRequests, but without the limit by the end of the phase.
 	mostRequests int64
 	sized        *traceSizes // sizes of the requests of a trace; nil: each request has Size messages
 	length       time.Duration
@@ -112,7 +112,8 @@ func (s Segment) local(g int64) int64 {
 func (s *stepRun) global(l int64) int64 { return s.run.cfg.Segment.global(l) }
 func (s *stepRun) local(g int64) int64  { return s.run.cfg.Segment.local(g) }
 
-// size returns the number of messages of request g. The last request may have fewer than Size.
+// size returns the number of messages of request g. The last request may have fewer messages than
+// Size.
 func (s *stepRun) size(g int64) int {
 	if s.sized != nil {
 		return s.sized.sizeOf(s.sized.lineOf(g))
@@ -123,8 +124,8 @@ func (s *stepRun) size(g int64) int {
 	return s.Size
 }
 
-// seq returns the number of the first message of request g. Messages select their users by their
-// numbers. So there must be no gaps in the numbers, even if requests have different sizes.
+// seq returns the number of the first message of request g. The number of a message decides its
+// user, so the numbers must have no gaps, even if requests have different sizes.
 func (s *stepRun) seq(g int64) uint64 {
 	if s.sized != nil {
 		return uint64(s.firstRequest)*uint64(s.Size) + uint64(s.sized.seq(g))
@@ -161,10 +162,10 @@ func (s *stepRun) intended(now time.Duration) int64 {
 	return s.messagesOf(s.run.cfg.Segment, s.countDue(now-time.Duration(begin)))
 }
 
-// send runs the workers of the step until the step ends. A request may be due before the end of the
-// phase, but not sent by then. The workers send it late, until the time that overrun returns. A
-// request that was not sent by this time counts as intended and not sent. If agents send the load,
-// send starts no workers. It only waits until the channel sent is closed.
+// send runs the workers of the step until the step ends. Requests that are due before the end of
+// the phase may be sent late, until the time that overrun returns. After that they are not sent,
+// and count as intended and not sent. If agents send the load, send starts no workers and only
+// waits until the channel sent is closed.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {
@@ -174,7 +175,7 @@ func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{
 	defer func() {
 		end := s.run.since(time.Now())
 		if f := s.run.feeds; f != nil {
-			end = f.ended(s, end)
+			end = f.stepEnd(s, end)
 		}
 		s.ended.Store(int64(end))
 	}()
@@ -195,7 +196,8 @@ func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{
 	wg.Wait()
 }
 
-// overrun returns until when the step may send late requests, counted from the start of the step.
+// overrun returns the time until which the step may send late requests. It counts from the start of
+// the step.
 func (s *stepRun) overrun() time.Duration {
 	if s.length == never {
 		return never
@@ -207,9 +209,9 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 	req := Request{Step: s.Step, data: s.data, WantIDs: s.run.wantIDs()}
 	body := make([]byte, 0, 512+s.Size*24)
 	for turn := int64(0); ctx.Err() == nil; turn++ {
-		// In an ordered step all messages of a user go through the same worker. The worker sends
-		// the next message only after the answer to the previous message. notifyd promises to keep
-		// this order.
+		// In an ordered step, all messages of a user go through the same worker. This worker sends
+		// the next message only after the answer to the previous message, because only then notifyd
+		// promises to keep the order.
 		l := turn*int64(s.Workers) + w
 		if !s.Ordered {
 			l = s.next.Add(1) - 1
@@ -224,7 +226,7 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 		}
 		n := s.firstRequest + g
 		req.N, req.Seq, req.Size = n, s.seq(g), s.size(g)
-		req.kind = s.data.kind(uint64(n))
+		req.kind = s.data.kindOf(uint64(n))
 		if s.Keys || s.run.cfg.Keys != nil {
 			req.Key = s.run.idempotencyKey(s, n)
 		}
@@ -236,8 +238,8 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 	}
 }
 
-// sendRequest sends a request. It repeats a failed request if Config.Keys is set. It records the
-// result in the sample. The caller has set intended, taken and waited of the sample.
+// sendRequest sends a request and records the result in smp. It repeats a failed request if
+// Config.Keys is set. The caller has set intended, taken and waited in smp.
 func (s *stepRun) sendRequest(ctx context.Context, rec *recorder, req *Request, start time.Time, smp *sample) {
 	sent := time.Since(start)
 	ack, err := s.run.sendAttempt(s.target, req)
@@ -262,20 +264,20 @@ func (s *stepRun) sendRequest(ctx context.Context, rec *recorder, req *Request, 
 	}
 }
 
-// maxBulk is the most messages that a bulk worker reserves at once. At 5M/s fewer messages become
-// due in a slot.
+// maxBulk is the highest number of messages that a bulk worker reserves at once. It is more than
+// the messages that become due in a slot at 5M/s.
 const maxBulk = 8192
 
 // bulkWorker is the worker for single messages to the null sink. It wakes once per slot of about a
 // millisecond, which is the resolution of timers. Then it reserves all messages that are due, makes
-// each body, and records the times of each message. It computes the due time of each message
-// instead of sleeping until that time.
+// each body, and records the times of each message. It does not sleep until each due time, but
+// computes it.
 //
-// Only the worker that holds bulkTurn waits for messages and reserves them. After it has reserved
-// all due messages, it keeps bulkTurn for the next slot, too. So the other workers sleep. Without
-// this rule all 64 workers woke for every slot, and only one of them found messages. That cost 4%
-// of a rate of 5M/s. If a worker could not reserve all due messages, it releases bulkTurn before it
-// sends, so that another worker can reserve the rest.
+// Only the worker that holds bulkTurn waits for messages and reserves them. If it could reserve all
+// due messages, it keeps bulkTurn for the next slot, so that the other workers sleep. Without this
+// rule all 64 workers woke for every slot, but only one of them found messages; this cost 4% of a
+// rate of 5M/s. If it could not reserve all due messages, it releases bulkTurn before it sends, so
+// that another worker can reserve the rest.
 func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
 	for mine := false; ; {
@@ -297,8 +299,9 @@ func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time
 	}
 }
 
-// takeDue waits until messages are due and reserves them: the messages from <= number < to of this
-// segment. It returns from == to if the step has no more messages. The caller holds bulkTurn.
+// takeDue waits until messages of the segment are due, and reserves them. Their numbers begin with
+// from and are below to. If the step has no more messages, it returns from == to. The caller holds
+// bulkTurn.
 func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64) {
 	from = s.next.Load()
 	limit := s.local(min(s.requestLimit(), math.MaxInt64/2))
@@ -341,10 +344,8 @@ func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64)
 }
 
 // bulkSlot is the length of a slot. A bulk worker sleeps until the first message has been due for
-// bulkSlot, and then reserves all messages that are due. If no message is due yet, it sleeps for
-// bulkSlot or until the first message is due, whichever is later. At 5M/s a message is due every
-// 200 ns. So without slots a worker would never sleep, and would reserve only a few messages at a
-// time.
+// bulkSlot, and then reserves all due messages. At 5M/s a message is due every 200 ns. Without
+// slots a worker would never sleep, and would reserve only a few messages at a time.
 const bulkSlot = time.Millisecond
 
 func (s *stepRun) sendSlot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {

@@ -41,7 +41,7 @@ var (
 	timeMetrics = []string{"lag", "service", "response", "end_to_end", "lateness"}
 	stepMetrics = []string{"intended", "sent", "acked", "failed", "rejected", "rate", "error_rate"}
 	// runMetrics and endMetrics are metrics of the whole run. runMetrics are known during the run.
-	// endMetrics are known only after the ledger is settled.
+	// endMetrics are known only after the final check of the ledger.
 	runMetrics = []string{"delivered", "duplicates", "reordered", "backlog", "backlog_slope", "cpu"}
 	endMetrics = []string{"lost", "early", "late", "unexpected", "unverified", "pending", "ended", "drain"}
 	tagNames   = []string{"step", "phase", "channel", "category", "target"}
@@ -182,7 +182,7 @@ func parseMetric(s string) (metric, error) {
 func checkStat(m metric, isTime bool) error {
 	switch {
 	case isTime && !slices.Contains(statNames, m.stat):
-		return fmt.Errorf("the metric %s needs one of .%s", m.name, strings.Join(statNames, ", ."))
+		return fmt.Errorf("the metric %s must end with one of .%s", m.name, strings.Join(statNames, ", ."))
 	case !isTime && m.stat != "":
 		return fmt.Errorf("the metric %s is a number, so it has no .%s", m.name, m.stat)
 	}
@@ -193,7 +193,7 @@ func (m *metric) isTime() bool {
 	return m.name == "drain" || slices.Contains(timeMetrics, m.name) && m.stat != "count"
 }
 
-// knownAtEnd reports whether the metric has a value only after the ledger is settled.
+// knownAtEnd reports whether the metric has a value only after the final check of the ledger.
 func (m *metric) knownAtEnd() bool {
 	return slices.Contains(endMetrics, m.name) || m.name == "end_to_end" || m.name == "lateness"
 }
@@ -211,10 +211,9 @@ type metricSource interface {
 	value(m *metric, final bool) (v float64, known bool)
 }
 
-// judge reports in ok whether the condition holds, and returns the value v of its left metric. During
-// the run (final is false), a condition counts as holding if its value is not known, or if its metric
-// is known only at the end. At the end (final is true), a condition without a known value counts as
-// missed.
+// judge returns the value v of the left metric, whether the value is known, and in ok whether the
+// condition holds. If the value is not known, ok is true during the run (final is false) and false
+// at the end. Metrics that are known only at the end are not known during the run.
 func (c *Condition) judge(f metricSource, final bool) (v float64, known, ok bool) {
 	if !final && (c.left.knownAtEnd() || c.right != nil && c.right.knownAtEnd()) {
 		return 0, false, true
@@ -237,8 +236,7 @@ type watchedThreshold struct {
 	Threshold
 	cond  Condition
 	state ThresholdState
-	// missed is true if a condition with a window was missed before. Then the threshold stays
-	// missed.
+	// missed is true if a condition with a window was missed once. The threshold then stays missed.
 	missed bool
 }
 

@@ -56,9 +56,9 @@ func TestThresholds(t *testing.T) {
 func TestThresholdsRefused(t *testing.T) {
 	t.Parallel()
 	for expr, want := range map[string]string{
-		"response < 50ms":                   "needs one of .p50",
+		"response < 50ms":                   "must end with one of .p50",
 		"respnse.p99 < 50ms":                `did you mean "response"?`,
-		"response.p98 < 50ms":               "needs one of",
+		"response.p98 < 50ms":               "must end with one of",
 		"response.p99 < 50":                 "no unit",
 		"response{stp=x}.p99 < 5ms":         "is not a tag",
 		"lost{step=x} == 0":                 "no tags",

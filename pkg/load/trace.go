@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// trace is the schedule of a recorded arrival. A line of its file stands for one request, or for as
-// many requests as its count says. Several lines have the same time if their requests have
-// different sizes. The requests of lines with the same time are spread over the time until the next
-// line, or over a slot if a slot is shorter. So dueTime never falls.
+// trace is the schedule of a recorded arrival. Each line of its file is for one request, or for the
+// number of requests in the line. If requests at the same time have different sizes, they have
+// several lines with this time. The requests at one time are spread over the time until the next
+// line, at most over a slot. So due times never decrease.
 type trace struct {
 	begin []time.Duration // time of each line, since the start of the step
 	// before[i] is the number of requests before line i; the last element is the number of all
@@ -35,8 +35,8 @@ const (
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a trace from a file. For each request in the file, the trace has factor requests.
-// The error of readTrace names the wrong line and says what is wrong.
+// readTrace reads a trace from a file. It multiplies the number of requests by factor. Its error
+// names the line that is wrong and says why.
 func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -74,16 +74,16 @@ func (t *trace) addLine(words []string) error {
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
 		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.fileRequests+count > maxRequests {
-			return fmt.Errorf("%q is not a number of requests, from 1 to %d in all", words[1], maxRequests)
+			return fmt.Errorf("%q must be a number of requests, 1 or more; a trace may have at most %d requests", words[1], maxRequests)
 		}
 	}
 	if len(words) > 2 {
 		if size, err = strconv.ParseInt(words[2], 10, 32); err != nil || size < 1 {
-			return fmt.Errorf("%q is not a number of messages, from 1 to %d", words[2], math.MaxInt32)
+			return fmt.Errorf("%q must be a number of messages from 1 to %d", words[2], math.MaxInt32)
 		}
 	}
-	// Carry the fraction that this line loses to the next line, so that the sum of all lines is
-	// exact.
+	// A factor may give a line a fraction of a request. Add this fraction to the next line, so that
+	// the sum of all lines is exact.
 	t.fileRequests += count
 	if count = int64(float64(t.fileRequests)*t.factor) - t.requests(); count < 1 {
 		return nil
@@ -175,8 +175,8 @@ func (t *trace) countDue(d time.Duration) int64 {
 	if since >= width {
 		return first + count
 	}
-	// Request r of these lines is due at width*r/count, rounded down. So it is due when since has
-	// passed if r*width < (since+1)*count.
+	// Request r of these lines is due at width*r/count, rounded down. So it is due when the time
+	// since has passed, if r*width < (since+1)*count.
 	n, rest := mulDiv(since+1, count, int64(width))
 	if rest > 0 {
 		n++

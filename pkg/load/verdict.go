@@ -11,8 +11,8 @@ type Evidence struct {
 	Intended, Sent, Failed int64
 	Messages               int64         // messages with a latency
 	Sending                time.Duration // length of sending, without warm-ups
-	// Waiting is a share of the time in which workers had due requests: the share in which they
-	// waited for answers, 0 to 1.
+	// Waiting is the share of time, 0 to 1, in which workers waited for answers. Only time in which
+	// the workers had due requests is counted.
 	Waiting float64
 	Late    int // seconds in which the generator woke late, see minLateWake
 	// Queued is the number of seconds in which the generator woke on time, but requests started
@@ -44,11 +44,11 @@ type AgentEvidence struct {
 const (
 	minSentShare      = 0.99 // share of the intended messages that must be sent
 	maxGeneratorShare = 0.8  // largest share of the calibrated rate
-	// If workers with due requests wait for answers in at least this share of the time, waiting has
-	// used up the workers.
+	// If workers with due requests wait for answers in at least this share of the time, the waiting
+	// is the reason why no worker is free.
 	minWaitingShare = 0.9
-	// minLateWake is a limit of wake-ups. A wake-up is late if it is later than minLateWake and
-	// later than a tenth of the p99 of the response times.
+	// A wake-up is late if it is later than minLateWake and later than a tenth of the p99 of the
+	// response times.
 	minLateWake    = 20 * time.Millisecond
 	maxLateShare   = 0.1 // share of seconds with late wake-ups
 	maxSteal       = 0.1
@@ -93,11 +93,11 @@ func Judge(e *Evidence) Verdict {
 		sent = float64(e.Sent) / float64(e.Intended)
 	}
 	queued := e.Seconds > 0 && float64(e.Queued) > maxLateShare*float64(e.Seconds)
-	// usedUp is true if waiting for the server used up the time of the workers, and not the
-	// generator's own work.
+	// usedUp is true if no worker was free because the workers waited for the server, not because
+	// the generator was slow.
 	usedUp := (sent < minSentShare || queued) && e.Waiting >= minWaitingShare
-	// A server in the same process uses the same CPUs. Then busy CPUs do not show that the
-	// generator is the limit.
+	// A server in the same process uses the same CPUs. Then the CPUs may be busy although the
+	// generator is not the limit.
 	starved := !e.Embedded && e.Seconds > 0 && float64(e.Starved) > float64(e.Seconds)/2
 	switch {
 	case usedUp: // the intended rate was never sent, so the generator's share of the CPU shows nothing

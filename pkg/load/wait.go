@@ -28,7 +28,7 @@ func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte
 		}
 		req.Intended = begin + due
 		if s.Target != Kafka {
-			*body = s.data.request((*body)[:0], uint64(req.N), req.Seq, req.Size, req.Intended)
+			*body = s.data.appendRequest((*body)[:0], uint64(req.N), req.Seq, req.Size, req.Intended)
 		}
 		req.Body = *body
 		if s.sched == nil {
@@ -60,9 +60,9 @@ func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 	return true
 }
 
-// waitOrChanged waits until the time d has passed since start. It returns true if the channel changed
-// is closed before that. It returns false when d has passed or ctx ends. If d is never, only the
-// channel changed and ctx end the wait.
+// waitOrChanged returns true if the channel changed is closed before the time d has passed since
+// start. It returns false when d has passed, or when ctx ends. If d is never, only the channel and
+// ctx end the wait.
 func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, changed <-chan struct{}) bool {
 	var over <-chan time.Time
 	if d != never {

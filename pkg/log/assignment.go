@@ -16,11 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// assignment is one partition of this member, from its assignment until its loss. One goroutine (run)
-// calls the handler. The poll loop, or readLocal, queues records. Any goroutine may mark records done.
+// assignment is one partition of this member, from the assignment of the partition until its loss.
+// The goroutine of the method run calls the handler. The poll loop, or readLocal, queues records.
+// Any goroutine may mark records done.
 //
-// A record is first queued, then handed to the handler, then done. A crash delivers all queued and
-// handed records again. So the client pauses the partition while the number or the size of these
+// A record is first queued, then given to the handler, then done. A crash delivers all queued and
+// given records again. So the client pauses the partition while the number or the size of these
 // records is above its limit.
 type assignment struct {
 	g       *Group
@@ -67,8 +68,9 @@ func (a *assignment) wakeLocked() {
 	a.stateChanged = make(chan struct{})
 }
 
-// startAt sets the offset at which the assignment starts. start is the committed offset, or the offset
-// that replaces the committed offset. end is the end of the log, which was read after the assignment.
+// startAt sets the offset at which the assignment starts. start is the committed offset, or the
+// offset that replaces it if the log does not contain it any more. end is the end of the log, read
+// after the partition was assigned.
 func (a *assignment) startAt(start, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -90,13 +92,13 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.mu.Lock()
 	generation := a.generation
 	a.mu.Unlock()
-	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
+	a.queueRecords(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// push queues records in order. epoch returns the leader epoch of record i. push queues nothing and
-// returns false if the assignment is draining, or if startAt was called after the caller had read
-// generation.
-func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
+// queueRecords queues records in order. epoch returns the leader epoch of record i. generation is the
+// number of calls of startAt when the caller began to read. If startAt was called since then, or if
+// the assignment is draining, queueRecords queues nothing and returns false.
+func (a *assignment) queueRecords(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
 	bytes, lost := 0, 0
@@ -185,7 +187,7 @@ func (a *assignment) resumeLocked() {
 	a.cl.ResumeFetchPartitions(a.g.cfg.Conn.nestOne(a.tp))
 }
 
-// run hands records to the handler until the assignment ends.
+// run gives records to the handler until the assignment ends.
 func (a *assignment) run() {
 	defer close(a.stopped)
 	defer func() {
@@ -199,11 +201,11 @@ func (a *assignment) run() {
 		if batch == nil {
 			return
 		}
-		if err := a.handle(batch); err != nil && a.ctx.Err() == nil {
-			if !errors.Is(err, notify.ErrNewer) { // hold reports ErrNewer
+		if err := a.callHandler(batch); err != nil && a.ctx.Err() == nil {
+			if !errors.Is(err, notify.ErrNewer) { // stopAt reports ErrNewer
 				a.g.cfg.Events.failed(a.tp, err)
 			}
-			a.retry(batch, err)
+			a.retryBatch(batch, err)
 		}
 		a.mu.Lock()
 		a.running = false
@@ -240,8 +242,8 @@ func (a *assignment) takeBatch() []*Msg {
 	}
 }
 
-// handle calls the handler. If the handler panics, handle returns the panic as a *Panic.
-func (a *assignment) handle(batch []*Msg) (err error) {
+// callHandler calls the handler. If the handler panics, callHandler returns the panic as a *Panic.
+func (a *assignment) callHandler(batch []*Msg) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &Panic{Value: v, Stack: debug.Stack()}
@@ -250,14 +252,14 @@ func (a *assignment) handle(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retry delivers the records of a failed batch again until the handler accepts them. It omits records
-// that are done. It waits for a backoff and then delivers one record at a time, so that a record that
-// makes the handler fail does not block the other records. When the partition is draining, retry stops.
-func (a *assignment) retry(todo []*Msg, cause error) {
+// retryBatch delivers the records of a failed batch again, except the done ones, until the handler
+// accepts them. After a backoff it delivers one record at a time, so that a record that makes the
+// handler fail does not block the others. When the partition is draining, retryBatch stops.
+func (a *assignment) retryBatch(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
 		if !a.waitUnlessDraining(wait) {
-			a.abandon(todo)
+			a.abandonRecords(todo)
 			return
 		}
 		var failed []*Msg
@@ -270,8 +272,8 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 			}
 			err := a.retryOne(todo[i:i+1:i+1], cmp.Or(causes[m], cause))
 			if errors.Is(err, notify.ErrNewer) {
-				a.hold(m, err)
-				a.abandon(append(failed, todo[i:]...))
+				a.stopAt(m, err)
+				a.abandonRecords(append(failed, todo[i:]...))
 				return
 			}
 			if err != nil {
@@ -284,11 +286,11 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 	}
 }
 
-// hold stops the partition at m until this member loses the partition. The cause is that a newer
-// release wrote m, or wrote a row that the handler must read for m. Only a process of the newer
-// release can handle m. The handler gets no record after m, so that the records stay in order. No
-// offset after m is committed.
-func (a *assignment) hold(m *Msg, cause error) {
+// stopAt stops the partition at the record m until this member loses the partition. It is called if
+// only a process of a newer release can handle m: such a process wrote m, or wrote a row that the
+// handler must read for m. The handler gets no record after m, so that the records stay in order.
+// No offset after m is committed.
+func (a *assignment) stopAt(m *Msg, cause error) {
 	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
 	a.mu.Lock()
 	a.held = cause
@@ -309,7 +311,7 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 		return nil
 	}
 	m.Attempt++
-	return a.handle(one)
+	return a.callHandler(one)
 }
 
 // waitUnlessDraining waits for d. It returns false as soon as the partition is draining.
@@ -333,9 +335,9 @@ func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	}
 }
 
-// abandon removes records that the handler will not process from the count handed. So a drain does not
-// wait for these records.
-func (a *assignment) abandon(msgs []*Msg) {
+// abandonRecords subtracts records that the handler will not process from the count handed, so that a
+// drain does not wait for them.
+func (a *assignment) abandonRecords(msgs []*Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, m := range msgs {
@@ -347,8 +349,8 @@ func (a *assignment) abandon(msgs []*Msg) {
 	a.wakeLocked()
 }
 
-// drain hands no more records to the handler. It waits until all handed records are done, or until ctx
-// ends. It may be called more than once.
+// drain stops giving records to the handler. It waits until all records that the handler has are
+// done, or until ctx ends. It may be called more than once.
 func (a *assignment) drain(ctx context.Context) {
 	a.mu.Lock()
 	if !a.draining {
@@ -398,8 +400,8 @@ func (a *assignment) cancelAndWait(ctx context.Context) error {
 	}
 }
 
-// markToCommit returns the low-water mark. ok is false if the low-water mark is not above the committed
-// offset.
+// markToCommit returns the low-water mark. The result ok is false if it is not above the committed
+// offset, so that there is nothing to commit.
 func (a *assignment) markToCommit() (at kgo.EpochOffset, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -412,7 +414,8 @@ func (a *assignment) markCommitted(at int64) {
 	a.committed = max(a.committed, at)
 }
 
-// fromKgo converts a record of the client library. topic is the product's name of the topic.
+// fromKgo converts a record of the client library franz-go. topic is the name of the topic without
+// Conn.Prefix.
 func fromKgo(topic string, r *kgo.Record) Record {
 	rec := Record{Topic: topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
 	if len(r.Headers) > 0 {

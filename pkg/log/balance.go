@@ -10,12 +10,14 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// byOwner is a balancer. It assigns partitions only by the owners of the members and by the numbers of
-// the partitions. So in all groups whose members belong to the same processes, a process gets
-// partitions with the same numbers, if the topics have the same number of partitions. The workers of a
-// channel's lanes and retries need the profiles of the users of their partitions. With byOwner the
-// process holds each of these profiles only once. When members join or leave, few partitions move.
-// When partitions are added, no partition moves.
+// byOwner is a balancer for consumer groups. It assigns partitions only by the owners of the
+// members and the numbers of the partitions. So a process gets the same partition numbers in all
+// groups whose members belong to the same processes, if the topics have the same number of
+// partitions. This saves memory: the workers of a channel (both lanes, and retries) need the
+// profiles of the users of their partitions, and the process then keeps each of these profiles only
+// once.
+//
+// When members join or leave, few partitions move. When partitions are added, no partition moves.
 type byOwner struct {
 	owner string
 	// counts returns the earlier and the present numbers of partitions of a topic, ascending.
@@ -23,7 +25,7 @@ type byOwner struct {
 }
 
 // ProtocolName implements kgo.GroupBalancer. A member of an earlier release does not know this
-// protocol. A group with such a member balances with cooperative-sticky until that member has left.
+// protocol. While the group has such a member, it balances with cooperative-sticky instead.
 func (byOwner) ProtocolName() string { return "notifyd-by-owner" }
 
 // IsCooperative implements kgo.GroupBalancer.
@@ -65,7 +67,7 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 		var owners []string
 		cb.EachMember(func(m *kmsg.JoinGroupResponseMember, meta *kmsg.ConsumerMemberMetadata) {
 			if slices.Contains(meta.Topics, topic) {
-				// The member id distinguishes two members of one owner.
+				// Add the member id, because one owner may have two members.
 				members, owners = append(members, m), append(owners, string(meta.UserData)+"\x00"+m.MemberID)
 			}
 		})
@@ -80,17 +82,17 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 	return plan
 }
 
-// profileClasses is the number of profile parts. It must equal engine.ProfileParts. The users of a
-// partition are in the profile parts whose number equals the number of the partition modulo the
-// greatest common divisor of the numbers of partitions and of profile parts.
+// profileClasses is the number of profile parts. It must equal engine.ProfileParts. Let d be the
+// greatest common divisor of this number and the number of partitions. The users of partition p are
+// in the profile parts whose number equals p modulo d.
 const profileClasses = 36
 
-// assignPartitions returns the index of the owner of each of n partitions. The numbers of partitions
-// of two owners differ by at most 1. Each partition goes to the owner with the highest score
-// (rendezvous hashing), among the owners that may still get a partition. Partitions whose users are in
-// the same profile parts of the store have the same scores, so an owner reads few parts. counts holds
-// the earlier numbers of partitions. If the topic had fewer partitions before, those partitions keep
-// their owners.
+// assignPartitions returns the index of the owner of each of n partitions. The numbers of
+// partitions of any two owners differ by at most 1. A partition goes to the owner with the highest
+// score for it (rendezvous hashing) that may still get a partition. Partitions whose users are in
+// the same profile parts of the store have the same scores, so an owner reads few parts. counts
+// holds the earlier, smaller numbers of partitions of the topic. Partitions that existed at such a
+// number keep their owners.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)
@@ -134,8 +136,8 @@ func assignPartitions(owners []string, n int, counts []int) []int {
 	return out
 }
 
-// ownerScore returns the score of an owner for a class of partitions. It is a hash of the owner,
-// without the member id, and the class.
+// ownerScore returns a hash of an owner and a class of partitions. It ignores the member id in the
+// owner.
 func ownerScore(owner string, class int) uint64 {
 	h := fnv.New64a()
 	for i := range len(owner) {

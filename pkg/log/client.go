@@ -56,22 +56,22 @@ func (c Conn) validate() error {
 	return err
 }
 
-// metadataAge is the time after which every client knows partitions that were added to a topic. It
-// must be far shorter than the time between adding partitions and using the partitions
-// (cluster.RaiseSpread).
+// metadataAge is the time after which every client knows new partitions of a topic.
+// cluster.RaiseSpread makes processes use new partitions only later. Its delay must be far longer
+// than metadataAge.
 const metadataAge = 15 * time.Second
 
-// dialTimeout bounds a connect, so that a client notices a dead host within a second. handshakeTimeout
-// bounds the TLS handshake and is longer. A busy broker continues a handshake even after the client has
-// stopped waiting, so a client that connects again adds to the broker's load.
+// dialTimeout bounds a connect, so that a client notices a dead host within a second.
+// handshakeTimeout bounds the TLS handshake and is longer: a busy broker continues a handshake even
+// after the client has stopped waiting, so each new attempt would add to its load.
 const (
 	dialTimeout      = 500 * time.Millisecond
 	handshakeTimeout = 5 * time.Second
 )
 
 // backoff returns the wait before a request or a connection is retried. The first wait is short,
-// because after a leader has moved to another broker, that broker is usually known at once. The wait
-// doubles up to 800 ms. It has jitter, so that many clients do not retry at the same moment.
+// because the new leader of a partition is usually known at once. The wait doubles up to 800 ms. It
+// has jitter, so that many clients do not retry at the same moment.
 func backoff(fails int) time.Duration {
 	wait := 50 * time.Millisecond << min(max(fails-1, 0), 4)
 	return wait*3/4 + rand.N(wait/2)
@@ -115,9 +115,8 @@ func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 	return kgo.NewClient(append(opts, more...)...)
 }
 
-// options returns the options that all clients share. Retries are quick and metadata is refreshed
-// often, so that a moved leader is found at once. With franz-go's defaults a moved leader would be
-// found later.
+// options returns the options that all clients share. Clients retry quickly and refresh metadata
+// often. So they find the new leader of a partition sooner than with franz-go's defaults.
 func (c Conn) options() ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),

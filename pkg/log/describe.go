@@ -166,17 +166,17 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 // Finding is a problem of a cluster that an operator should know about or repair.
 type Finding struct {
 	Topic string // empty: the finding is about the cluster
-	// Wrong is true if guarantees do not hold, or if the service does not run, until the problem is
-	// repaired. If Wrong is false, the finding is a warning.
+	// Wrong is true if a guarantee does not hold, or the service does not run, until an operator
+	// repairs the problem. If Wrong is false, the finding is only a warning.
 	Wrong  bool
 	Msg    string
 	Repair string // what to do; empty: no advice
 }
 
-// Check compares a cluster with the wanted topics. want holds the wanted number of partitions of each
-// topic. Check also compares the settings of the topics with the settings that cfg would give to new
-// topics. Check only reads c: it sends nothing to the brokers. The findings about the whole cluster
-// come first. The findings about topics follow, sorted by topic.
+// Check compares the cluster with the wanted topics and returns the differences. want holds the
+// wanted number of partitions of each topic. The wanted settings are those that cfg gives to new
+// topics. Check sends nothing to the brokers. Findings about the whole cluster come first; findings
+// about topics follow, sorted by topic.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	var out []Finding

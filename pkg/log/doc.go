@@ -1,10 +1,10 @@
-// Package log is the log: it appends records to Kafka topics and reads the records, with franz-go. The
-// same code connects to a cluster and to the embedded broker of pkg/log/embedded.
+// Package log appends records to Kafka topics and reads them, with franz-go. The same code connects
+// to a cluster and to the embedded broker of pkg/log/embedded.
 //
-// Producer (producer.go, direct.go) appends. Group (group.go, assignment.go) is a member of a consumer
-// group. Its poll loop queues records. One goroutine for each partition calls the handler. A commit
-// loop commits the low-water marks. Reader reads from given offsets without a group. Admin creates and
-// checks topics. Start with Producer and Group.
+// Producer (producer.go, direct.go) appends. Group (group.go, assignment.go) is a member of a
+// consumer group. Its poll loop queues records. One goroutine for each partition calls the handler.
+// A commit loop commits the low-water marks. Reader reads from given offsets without a group. Admin
+// creates and checks topics. Start with Producer and Group.
 //
 // The package guarantees:
 //

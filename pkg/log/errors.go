@@ -12,9 +12,9 @@ import (
 // errTooSlow is the cause of an append that took longer than AppendTimeout.
 var errTooSlow = errors.New("the log did not acknowledge the records within the append timeout")
 
-// translate converts an error of the client library into a notify.Error. If the request is not the
-// cause of the error, the error becomes KindUnavailable. Callers treat all KindUnavailable errors in
-// the same way (503, spill, retry).
+// translate converts an error of the client library into a notify.Error. If the request is the
+// cause of the error, the kind says what is wrong with it. Every other error becomes
+// KindUnavailable, which callers always treat in the same way (503, spill, retry).
 func translate(err error) error {
 	if err == nil {
 		return nil

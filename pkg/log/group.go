@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Group is a member of a consumer group. Run does the work. All other methods may be called at any
-// time, from any goroutine.
+// Group is a member of a consumer group. Its method Run does the work. All other methods may be
+// called at any time, from any goroutine.
 type Group struct {
 	cfg     GroupConfig
 	handler Handler
@@ -23,9 +23,10 @@ type Group struct {
 	assigned map[TopicPartition]*assignment
 	commits  commitCounts
 
-	// committing holds a token while one goroutine reads the low-water marks and commits them. A
-	// revocation takes the token before it removes its partitions. So a commit of this member never
-	// arrives after a commit of the next owner. Such a late commit would lower the committed offset.
+	// committing holds a token while a goroutine reads the low-water marks and commits them. A
+	// revocation takes the token before it removes its partitions. So this member never commits
+	// after the next owner of a partition has committed; such a late commit would lower the
+	// committed offset.
 	committing chan struct{}
 }
 
@@ -55,19 +56,20 @@ func (g *Group) count(f func(*commitCounts)) {
 	f(&g.commits)
 }
 
-// errRejoin ends a session because the log does not hold the next offset any more. Run then joins the
-// group again, which checks the committed offsets.
-var errRejoin = errors.New("log: the log does not hold the next offset of a partition any more")
+// errRejoin ends a session because the log does not contain the next offset any more. Run then
+// joins the group again, which compares the committed offsets with the log.
+var errRejoin = errors.New("log: the log does not contain the next offset of a partition any more")
 
-// commitTimeout bounds one commit.
+// commitTimeout is the timeout of one commit.
 const commitTimeout = 5 * time.Second
 
-// Run joins the group and passes records to the handler until ctx ends. Then it stops reading, waits up
-// to DrainTimeout until the handed records are done, commits, leaves the group, and returns nil. It
-// returns an error if a handler does not return after the handler's context has ended.
+// Run joins the group and passes records to the handler until ctx ends. Then it stops reading,
+// waits up to DrainTimeout until the handler's records are done, commits, leaves the group, and
+// returns nil. It returns an error if a handler does not return after the handler's context has
+// ended.
 func (g *Group) Run(ctx context.Context) error {
 	for {
-		err := g.session(ctx)
+		err := g.runSession(ctx)
 		switch {
 		case !errors.Is(err, errRejoin):
 			return err
@@ -80,8 +82,8 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// session joins the group, works until ctx ends or until errRejoin, and leaves the group.
-func (g *Group) session(ctx context.Context) error {
+// runSession joins the group, works until ctx ends or until errRejoin, and leaves the group.
+func (g *Group) runSession(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain continues after ctx has ended
 	var member *membership
 	if g.cfg.Conn.Local == nil { // all members of groups on the embedded log are in this process
@@ -106,12 +108,12 @@ func (g *Group) session(ctx context.Context) error {
 		confirms.Go(func() { g.confirmEvery(confirming, cl, member) })
 	}
 
-	g.poll(polling, cl, stopPolling)
+	g.pollRecords(polling, cl, stopPolling)
 	cause := context.Cause(polling)
 
 	stopTicking()
 	wg.Wait()
-	err = g.leave(base, cl)
+	err = g.leaveGroup(base, cl)
 	stopConfirming() // not earlier: handlers call AwaitOwnership while they drain
 	confirms.Wait()
 	if err == nil && errors.Is(cause, errRejoin) {
@@ -120,8 +122,8 @@ func (g *Group) session(ctx context.Context) error {
 	return err
 }
 
-// counts returns the earlier and the present numbers of partitions of a topic. wire is the wire name of
-// the topic.
+// counts returns the earlier and the present numbers of partitions of a topic. wire is the name of
+// the topic at the brokers, with Conn.Prefix.
 func (g *Group) counts(wire string) []int {
 	if g.cfg.Counts == nil {
 		return nil
@@ -157,8 +159,8 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 	}
 }
 
-// poll passes fetched records to their assignments until ctx ends.
-func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelCauseFunc) {
+// pollRecords passes fetched records to their assignments until ctx ends.
+func (g *Group) pollRecords(ctx context.Context, cl *kgo.Client, rejoin context.CancelCauseFunc) {
 	for ctx.Err() == nil {
 		fs := cl.PollRecords(ctx, g.cfg.MaxPollRecords)
 		fs.EachPartition(func(p kgo.FetchTopicPartition) {
@@ -197,7 +199,7 @@ func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string]
 			g.mu.Lock()
 			g.assigned[a.tp] = a
 			g.mu.Unlock()
-			go a.run() // release waits for this goroutine
+			go a.run() // releaseAssignments waits for this goroutine
 			if f := g.cfg.Events.Assigned; f != nil {
 				f(a.tp)
 			}
@@ -205,8 +207,9 @@ func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string]
 	}
 }
 
-// onRevoked waits until the handed records of the partitions are done, commits the low-water marks and
-// then removes the assignments. So the next owner starts at the offset at which this member ended.
+// onRevoked waits until the handler's records of these partitions are done. Then it commits the
+// low-water marks and removes the assignments. So the next owner starts at the offset at which this
+// member ended.
 func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][]int32) {
 	as := g.assignmentsOf(tps)
 	if len(as) == 0 {
@@ -214,11 +217,11 @@ func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][
 	}
 	g.drain(base, as, g.cfg.RevokeWait)
 	g.committing <- struct{}{}
-	as = g.stillAssigned(as) // leave may have removed some of them meanwhile
+	as = g.stillAssigned(as) // leaveGroup may have removed some of them meanwhile
 	g.commit(base, cl, as)
 	g.removeAssignments(as)
 	<-g.committing
-	_ = g.release(base, as, false) // release has reported the error to Events
+	_ = g.releaseAssignments(base, as, false) // releaseAssignments has reported the error to Events
 }
 
 // onLost removes the assignments of partitions that another member may already own.
@@ -227,11 +230,11 @@ func (g *Group) onLost(base context.Context, tps map[string][]int32) {
 	g.committing <- struct{}{}
 	g.removeAssignments(as)
 	<-g.committing
-	_ = g.release(base, as, true)
+	_ = g.releaseAssignments(base, as, true)
 }
 
-// leave drains all partitions, commits and leaves the group.
-func (g *Group) leave(base context.Context, cl *kgo.Client) error {
+// leaveGroup drains all partitions, commits and leaves the group.
+func (g *Group) leaveGroup(base context.Context, cl *kgo.Client) error {
 	g.mu.Lock()
 	as := make([]*assignment, 0, len(g.assigned))
 	for _, a := range g.assigned {
@@ -244,7 +247,7 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	g.commit(base, cl, as)
 	g.removeAssignments(as)
 	<-g.committing
-	err := g.release(base, as, false)
+	err := g.releaseAssignments(base, as, false)
 
 	ctx, stop := context.WithTimeout(base, commitTimeout)
 	defer stop()
@@ -253,9 +256,8 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 		g.cfg.Events.trouble(translate(lerr)) // without LeaveGroup the group removes the member after the session timeout
 	}
 	cl.CloseAllowingRebalance()
-	// CloseAllowingRebalance polls once more, and this poll blocks rebalances. CloseAllowingRebalance
-	// also leaves the group a second time, and that leave would then block for ever.
-	// So AllowRebalance must be called again.
+	// CloseAllowingRebalance polls once more, and this poll blocks rebalances. It also leaves the
+	// group a second time, which would then block for ever. AllowRebalance prevents this.
 	cl.AllowRebalance()
 	return err
 }
@@ -274,7 +276,7 @@ func (g *Group) assignmentsOf(tps map[string][]int32) []*assignment {
 	return as
 }
 
-// stillAssigned returns those of the assignments that were not removed yet.
+// stillAssigned returns the given assignments, without those that were removed.
 func (g *Group) stillAssigned(assignments []*assignment) []*assignment {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -307,8 +309,8 @@ func (g *Group) drain(base context.Context, as []*assignment, limit time.Duratio
 	wg.Wait()
 }
 
-// release ends assignments and waits up to RevokeWait until their handlers have returned.
-func (g *Group) release(base context.Context, as []*assignment, lost bool) error {
+// releaseAssignments ends assignments. It waits up to RevokeWait until their handlers have returned.
+func (g *Group) releaseAssignments(base context.Context, as []*assignment, lost bool) error {
 	ctx, stop := context.WithTimeout(base, g.cfg.RevokeWait)
 	defer stop()
 	var errs []error

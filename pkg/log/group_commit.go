@@ -39,9 +39,9 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 	}
 }
 
-// commit commits the low-water marks of those assignments whose low-water mark has moved. Committed
-// offsets only grow: a low-water mark is committed only if it is above the committed offset. The
-// caller must hold the token of committing.
+// commit commits the low-water marks that have moved. It commits a low-water mark only if it is
+// above the committed offset, so committed offsets only grow (except after a reset, see
+// checkPositions). The caller must hold the token of committing.
 func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(assignments))
 	offsets := make(map[TopicPartition]kgo.EpochOffset, len(assignments))
@@ -86,9 +86,9 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assig
 	killpoint.Hit("offsets-committed")
 }
 
-// checkPositions compares positions, the committed offsets that a rebalance has read, with the log.
-// The client reads records at these offsets only after checkPositions has returned. If the log does
-// not hold an offset, checkPositions replaces the offset and calls Events.Reset.
+// checkPositions checks the committed offsets, which a rebalance has just read, against the log. If
+// the log does not contain an offset, checkPositions replaces it in positions and calls
+// Events.Reset. The client reads records only after checkPositions has returned the positions.
 func (g *Group) checkPositions(ctx context.Context, positions map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
 	topics := make([]string, 0, len(positions))
 	tps := make(map[string][]int32, len(positions))
@@ -136,8 +136,9 @@ func (g *Group) checkPositions(ctx context.Context, positions map[string]map[int
 		if f := g.cfg.Events.Reset; f != nil {
 			f(Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset})
 		}
-		// If the log has lost its end, the low-water mark starts below the committed offset. The next
-		// commit lowers the committed offset to the position from which records are really read.
+		// The new position may be below the committed offset, if the log has lost its end. So start
+		// with -1 as the committed offset. The next commit then lowers the committed offset to the
+		// position from which records are really read.
 		a.startAt(start.Offset, -1, finish.Offset, end)
 		positions[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}

@@ -11,30 +11,30 @@ import (
 
 // Handler makes one PartitionHandler for each partition that this member gets.
 type Handler interface {
-	// Assigned returns the handler of the partition's records. If the partition is lost, ctx ends at
-	// once. If the partition is revoked, ctx ends after the drain. Assigned is called during a
-	// rebalance and must not block.
+	// Assigned returns the handler of the partition's records. ctx ends at once if the partition is
+	// lost, and after the drain if the partition is revoked. Assigned is called during a rebalance
+	// and must not block.
 	Assigned(ctx context.Context, tp TopicPartition) PartitionHandler
 }
 
 // PartitionHandler handles the records of one partition.
 type PartitionHandler interface {
-	// Handle gets the next records in offset order. It may return before the records are done, but the
-	// handler must mark each record with Msg.Done later. One goroutine makes all calls of Handle, one
-	// after the other. ctx is the context that Assigned got.
+	// Handle gets the next records in offset order. It may return before the records are done, but
+	// the handler must mark each record with Msg.Done later. One goroutine makes all calls of
+	// Handle, one after the other. ctx is the context that Assigned got.
 	//
-	// If Handle returns an error or panics, the group calls Events.Failed. After a backoff it delivers
-	// the records of msgs that are not done again: one record in each call, with Attempt raised. So a
-	// handler that continues in another goroutine must expect its own records again. After
-	// notify.ErrNewer the records are also delivered one in each call. If such a call returns ErrNewer
-	// again, the partition stops at its record until this member loses the partition (Events.Held).
+	// If Handle returns an error or panics, the group calls Events.Failed. After a backoff it
+	// delivers the records of msgs that are not done again, one in each call and with a higher
+	// Attempt. So a handler that continues in another goroutine may get a record again that it
+	// still handles. If one of these calls returns notify.ErrNewer, the partition stops at its
+	// record until this member loses the partition (Events.Held).
 	Handle(ctx context.Context, msgs []*Msg) error
 }
 
-// Drainer is a PartitionHandler that can stop in the middle of a record. Drain is called when
-// the partition is revoked, and when Run ends. Drain starts no new work and finishes or abandons
-// running work. It returns when no work runs any more, or when ctx ends. If a handler is not a
-// Drainer, the group waits until every record that the handler got is done.
+// Drainer is a PartitionHandler that can stop in the middle of a record. Drain is called when the
+// partition is revoked, and when Run ends. It starts no new work, finishes or abandons running
+// work, and returns when no work runs any more or when ctx ends. If a handler is not a Drainer, the
+// group waits until every record that the handler got is done.
 type Drainer interface {
 	Drain(ctx context.Context)
 }
@@ -45,9 +45,9 @@ type GroupConfig struct {
 	Group  string   // required
 	Topics []string // required
 
-	// Owner names the process. In all groups that have the same owners, an owner gets partitions with
-	// the same numbers, if the topics have the same number of partitions. Empty: each group assigns its
-	// partitions independently of other groups.
+	// Owner names the process. If several groups have the same owners, each owner gets partitions
+	// with the same numbers in all these groups. This holds for topics with the same number of
+	// partitions. Empty: each group assigns its partitions independently of other groups.
 	Owner string
 	// Counts, if set, returns the earlier and the present numbers of partitions of a topic, ascending.
 	// If Counts and Owner are set, adding partitions to a topic does not move its other partitions.
@@ -56,20 +56,22 @@ type GroupConfig struct {
 
 	// MaxPollRecords is the maximum number of records in one call of Handle.
 	MaxPollRecords int `default:"10000" min:"1"`
-	// MaxInFlight and MaxInFlightBytes bound the records of each partition that were read and are not
-	// done. A crash delivers these records again. At one of the limits the partition is paused. At half
-	// of both limits it is resumed. One read may exceed the limits.
+	// MaxInFlight and MaxInFlightBytes limit the records of a partition that were read and are not
+	// done, which a crash delivers again. At one of the limits the partition is paused. It
+	// continues when the records are at most half of both limits. One read may exceed the limits.
 	MaxInFlight      int `default:"20000" min:"1"`
 	MaxInFlightBytes int `default:"32MiB" min:"1"`
 	// CommitEvery is the interval at which the low-water marks are committed.
 	CommitEvery time.Duration `default:"1s" min:"0"`
-	// Hasty, if set, reports whether another group or partition waits for commits of this group. While
-	// it returns true, the low-water marks are committed every 100 ms. It is called before each wait.
+	// Hasty returns true if another group or partition waits for commits of this group. The
+	// low-water marks are then committed every 100 ms. The group calls Hasty before each wait. It
+	// may be nil.
 	Hasty func() bool
-	// RevokeWait bounds the wait until handed records are done, when partitions are revoked. During
-	// this wait the member reads no records of any partition.
+	// RevokeWait is the longest wait, when partitions are revoked, until the handler's records are
+	// done. During this wait the member reads no records of any partition.
 	RevokeWait time.Duration `default:"5s" min:"0"`
-	// DrainTimeout bounds the same wait when the context of Run ends.
+	// DrainTimeout is the longest wait until the handler's records are done when the context of Run
+	// ends.
 	DrainTimeout time.Duration `default:"20s" min:"0"`
 	// SessionTimeout is the time after which the group removes a member that sends no heartbeats.
 	SessionTimeout time.Duration `default:"10s" min:"0"`
@@ -78,9 +80,9 @@ type GroupConfig struct {
 	FetchWait time.Duration `default:"250ms" min:"0"`
 	// RetryBackoff is the first wait after a failed Handle. The wait doubles up to 5 s.
 	RetryBackoff time.Duration `default:"100ms" min:"0"`
-	// Poison, if set, is called instead of Handle for a record whose Attempt has reached MaxAttempts
-	// (default 5). It copies the record to another topic and marks it done (Poisoner.Poison). nil: a
-	// record is retried for ever.
+	// Poison is called instead of Handle for a record whose Attempt has reached MaxAttempts
+	// (default 5). It copies the record to another topic and marks it done (Poisoner.Poison). If
+	// Poison is nil, a record is retried for ever.
 	Poison      func(ctx context.Context, m *Msg, cause error) error
 	MaxAttempts int `default:"5" min:"1"`
 	// Events are called when something happens in the group.
@@ -93,7 +95,7 @@ type GroupEvents struct {
 	// as an attempt.
 	Failed func(tp TopicPartition, cause error)
 	// Held: the partition has stopped at a record of a newer release. Held is called once for each
-	// stop.
+	// time that a partition stops.
 	Held func(tp TopicPartition, cause error)
 	// Reset: a committed offset is not in the log. The group continues at the first record in the log,
 	// so it skips no existing record. If the committed offset is above the end of the log, the log has
@@ -103,8 +105,9 @@ type GroupEvents struct {
 	// Trouble: the client reports an error after which it continues. For example, a broker is
 	// unavailable, a permission is missing, or a commit was refused.
 	Trouble func(err error)
-	// Assigned: this member got a partition. Gone: this member does not have the partition any more. If
-	// lost is true, another member may already own the partition, so nothing was committed.
+	// Assigned: this member got a partition. Gone: this member does not have the partition any
+	// more. If lost is true, nothing was committed, because another member may already own the
+	// partition.
 	Assigned func(tp TopicPartition)
 	Gone     func(tp TopicPartition, lost bool)
 }

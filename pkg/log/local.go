@@ -74,7 +74,7 @@ func (a *assignment) readLocalFrom(local Local, offset int64, generation int) (n
 		if err != nil {
 			return offset, err
 		}
-		if !a.push(f.Records, func(int) int32 { return f.Epoch }, f.End, generation) {
+		if !a.queueRecords(f.Records, func(int) int32 { return f.Epoch }, f.End, generation) {
 			return offset, nil
 		}
 		offset = f.Records[len(f.Records)-1].Offset + 1

@@ -22,15 +22,16 @@ import (
 // Server is an agent: it runs segments of scenarios for controllers, one at a time.
 type Server struct {
 	// Open connects to the target of a scenario. It returns the configuration of the run and a
-	// function that closes the connections. The function token returns the newest token of the
-	// controller.
+	// function that closes the connections. Open may call the function token, which returns the
+	// newest bearer token that the controller sent.
 	Open func(ctx context.Context, s *load.Scenario, aim *Aim, token func(context.Context) (string, error)) (cfg load.Config, end func(), err error)
-	// Check returns an error if a controller's bearer token does not allow a run. nil: every
-	// controller that can connect may run. Such a controller has a certificate, or is on this
-	// machine.
+	// Check returns an error if a controller's bearer token does not allow a run. If Check is nil,
+	// every controller that can connect may run a segment. Such a controller has a certificate, or
+	// is on this machine.
 	Check func(ctx context.Context, token string) error
 	// Loopback is true if the listener has no TLS and listens on a loopback address. Then the agent
-	// refuses requests for other hosts, which a web page could send (see notify.LoopbackHost).
+	// refuses every request whose Host header names another host, because a web page may have sent
+	// it (see notify.LoopbackHost).
 	Loopback bool
 	Version  string
 	Note     func(format string, args ...any) // prints the start and the end of each run
@@ -44,8 +45,8 @@ type Server struct {
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+agentPath, s.about)
-	mux.HandleFunc("POST "+runsPath, s.start)
-	mux.HandleFunc("PUT "+runsPath+"/{id}", s.order)
+	mux.HandleFunc("POST "+runsPath, s.startRun)
+	mux.HandleFunc("PUT "+runsPath+"/{id}", s.applyOrders)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// A web page in a browser on this machine can send requests to the agent, too. The browser
 		// adds an Origin header to such requests.
@@ -71,9 +72,9 @@ func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()})
 }
 
-// read decodes the JSON body of a request. It returns an error if the body takes longer than
+// readJSON decodes the JSON body of a request. It returns an error if the body takes longer than
 // bodyTime or has more than maxRequest bytes.
-func read(w http.ResponseWriter, r *http.Request, into any) error {
+func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 	ctl := http.NewResponseController(w)
 	if err := ctl.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
@@ -90,14 +91,14 @@ func read(w http.ResponseWriter, r *http.Request, into any) error {
 		return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: fmt.Sprintf("the body must have at most %d bytes", maxRequest)}
 	}
 	if err := json.Unmarshal(b, into); err != nil {
-		return notify.Invalid("bad_json", "", "the body is not the JSON expected: "+err.Error())
+		return notify.Invalid("bad_json", "", "the body is not valid JSON for this request: "+err.Error())
 	}
 	return nil
 }
 
-func (s *Server) order(w http.ResponseWriter, r *http.Request) {
+func (s *Server) applyOrders(w http.ResponseWriter, r *http.Request) {
 	var o Orders
-	if err := read(w, r, &o); err != nil {
+	if err := readJSON(w, r, &o); err != nil {
 		refuse(w, err)
 		return
 	}
@@ -112,10 +113,11 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// start runs a segment. The answer lasts as long as the run. If the connection breaks, the run
-// ends.
-func (s *Server) start(w http.ResponseWriter, r *http.Request) {
-	// Check before reading the body. So a stranger cannot make the agent use 8 MiB of memory.
+// startRun runs a segment. It sends events in the response until the run ends. If the connection
+// breaks, it ends the run.
+func (s *Server) startRun(w http.ResponseWriter, r *http.Request) {
+	// Check the token before the body is read. So a caller without a token cannot make the agent
+	// use 8 MiB of memory.
 	if s.Check != nil {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if !ok || token == "" {
@@ -128,7 +130,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	var st Start
-	if err := read(w, r, &st); err != nil {
+	if err := readJSON(w, r, &st); err != nil {
 		refuse(w, err)
 		return
 	}
@@ -158,7 +160,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		emit(Event{Run: run.id})
-		err := run.drive(ctx, &sc, &st, emit)
+		err := run.runSegment(ctx, &sc, &st, emit)
 		if err == nil && ctx.Err() != nil && !run.toldToStop() {
 			// The run ended early, but the controller did not stop it.
 			err = &notify.Error{Kind: notify.KindUnavailable, Code: "agent_stopped", Msg: "the agent was stopped", Err: context.Cause(ctx)}
@@ -173,12 +175,13 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 	})
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	if err := stream(w, events); err != nil {
-		cancel(fmt.Errorf("the controller is gone: %w", err))
+		cancel(fmt.Errorf("the connection to the controller broke: %w", err))
 	}
 	close(gone)
 }
 
-// stream writes the events until the channel is closed. It writes an empty event every second.
+// stream writes the events of the channel until the channel is closed. Once a second it also writes
+// an empty event, which shows that the agent is alive.
 func stream(w http.ResponseWriter, events <-chan Event) error {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -193,7 +196,7 @@ func stream(w http.ResponseWriter, events <-chan Event) error {
 			e = next
 		case <-tick.C:
 		}
-		// A controller that does not read must not block the run.
+		// Limit the time of a write: a controller that does not read must not block the run.
 		if err := ctl.SetWriteDeadline(time.Now().Add(silence)); err != nil {
 			return err
 		}

@@ -25,7 +25,8 @@ type session struct {
 	watch   *time.Timer   // ends the run if no Orders arrive for the time silence
 }
 
-// follow applies new Orders. Orders without a token keep the earlier token.
+// follow replaces the session's orders by o and does what o says. If o has no token, the session
+// keeps its earlier token.
 func (s *session) follow(o *Orders) {
 	s.mu.Lock()
 	token := s.orders.Token
@@ -61,8 +62,8 @@ func (s *session) token(context.Context) (string, error) {
 	return s.orders.Token, nil
 }
 
-// drive runs the segment until the segment or ctx ends.
-func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
+// runSegment runs the segment. It returns when the segment has ended, or when ctx ends.
+func (s *session) runSegment(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
 	watch := time.AfterFunc(silence, func() { s.cancel(errSilent) })
 	defer watch.Stop()
 	s.mu.Lock()
@@ -88,7 +89,7 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 	}
 	cfg.Begin = func(ctx context.Context, phase int, _ time.Time) (time.Time, error) {
 		emit(Event{Ready: &phase})
-		return s.begins(ctx, phase)
+		return s.awaitPhase(ctx, phase)
 	}
 	run, err := load.New(*sc, cfg)
 	if err != nil {
@@ -103,9 +104,9 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 	return failed
 }
 
-// begins waits for the Orders that begin a phase. It returns the moment at which the phase begins,
-// by the clock of time.Now.
-func (s *session) begins(ctx context.Context, phase int) (time.Time, error) {
+// awaitPhase waits until the controller orders the phase to begin. It returns the moment at which
+// the phase begins, by the clock of time.Now.
+func (s *session) awaitPhase(ctx context.Context, phase int) (time.Time, error) {
 	for {
 		s.mu.Lock()
 		o, changed := s.orders, s.changed

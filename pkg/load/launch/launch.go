@@ -1,8 +1,8 @@
 // Package launch connects a load run to its target. The target is a server that already runs, a
-// notifyd in this process, or a notifyd in a process of its own. The faults of a scenario may kill
-// only a notifyd in a process of its own.
+// notifyd in this process, or a notifyd in a process that the run starts. The faults of a scenario
+// may kill only a notifyd in a process that the run starts.
 //
-// Start reading at Open. mayGo decides which hosts may get load.
+// Start reading at Open. The function checkHosts decides which hosts may get load.
 package launch
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Options describes how Open finds or starts the target.
+// Options describes how Open finds or starts the target of a run.
 type Options struct {
 	// Context returns a client of the server that the flags or the current context name. It also
 	// returns the control URLs of that server's simulated providers, separated by commas, or "".
@@ -40,8 +40,7 @@ type Options struct {
 	NoCalibration bool     // true: do not measure the speed of this machine before the run
 }
 
-// Environment is the target of one run. It is not safe for concurrent use. But Failed may be called
-// during the run.
+// Environment is the target of one run. Only its method Failed is safe for concurrent use.
 type Environment struct {
 	Config load.Config
 	closes []func() error // functions that stop what Open started, in the order of the starts
@@ -59,7 +58,8 @@ func (e *Environment) Close() {
 	e.closes = nil
 }
 
-// Failed returns an error if the notifyd that Open started has ended by itself.
+// Failed returns an error if the notifyd that Open started has ended although the run did not stop
+// it. It may be called during the run.
 func (e *Environment) Failed() error {
 	select {
 	case err := <-e.ended:
@@ -77,7 +77,7 @@ func (e *Environment) Failed() error {
 
 func cmpErr(err error) error {
 	if err == nil {
-		return errors.New("without an error")
+		return errors.New("it reported no error")
 	}
 	return err
 }
@@ -103,11 +103,11 @@ func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, er
 	}
 	switch s.Server.Mode {
 	case "pipeline":
-		err = e.pipeline(ctx, s, o)
+		err = e.startPipeline(ctx, s, o)
 	case "process":
-		err = e.process(ctx, s, o)
+		err = e.startProcesses(ctx, s, o)
 	default:
-		err = e.context(ctx, s, o)
+		err = e.connect(ctx, s, o)
 	}
 	if err == nil && s.Uses(load.Kafka) {
 		err = e.kafka(ctx, o.Kafka)
@@ -118,14 +118,14 @@ func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, er
 	return e, err
 }
 
-// context connects to a server that already runs. The server must be on this machine, or there must
-// be a load grant for it. So a wrong context cannot cause an outage.
-func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options) error {
+// connect connects to a server that already runs. The server must be on this machine, or there must
+// be a load grant for it. So a wrong context cannot cause an outage of another server.
+func (e *Environment) connect(ctx context.Context, s *load.Scenario, o *Options) error {
 	cl, simulators, err := o.Context()
 	if err != nil {
 		return err
 	}
-	g, err := o.mayGo(s, cl.BaseURL, simulators)
+	g, err := o.checkHosts(s, cl.BaseURL, simulators)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options)
 		e.Config.Consent = func(ctx context.Context) error {
 			said, err := cl.OwnGrant(ctx)
 			if err == nil {
-				err = confirms(&said, g, host)
+				err = checkConfirmed(&said, g, host)
 			}
 			return err
 		}
@@ -150,26 +150,27 @@ func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options)
 		o.Note("load grant %s of cluster %s: %s messages a second until %s", g.ID, g.Cluster, term.Count(int64(g.Rate)), g.ExpiresAt.Local().Format(time.RFC3339))
 	}
 	e.Config.ServerName = cl.BaseURL
-	if err := awake(ctx, cl); err != nil || simulators == "" {
+	if err := checkAnswers(ctx, cl); err != nil || simulators == "" {
 		return err
 	}
-	return e.simulators(simulators)
+	return e.addSimulators(simulators)
 }
 
-// confirms returns nil if a server's answer about a grant says that the grant is active and covers
-// host. The check is needed because a server that answers every request with 200 may not be a
-// notifyd. Such a server has not consented to the load.
-func confirms(said, g *api.LoadGrant, host string) error {
+// checkConfirmed returns nil if a server's answer about a grant says that the grant is active and
+// covers host. Otherwise it returns an error: a server that answers every request with 200 may not
+// be a notifyd, and has not consented to the load.
+func checkConfirmed(said, g *api.LoadGrant, host string) error {
 	if said.ID != g.ID || said.State != api.GrantActive || !said.Covers(host) {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_unknown", Msg: fmt.Sprintf("%s answered, but did not confirm load grant %s", host, g.ID)}
 	}
 	return nil
 }
 
-// mayGo returns the grant that allows load to the server, or nil if every host is a loopback
-// address. It opens no connection. It does not check the signature of the token: only the cluster
-// that signed the token can do this, and Consent asks that cluster.
-func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadGrant, error) {
+// checkHosts decides whether load may go to the server and its simulators. It returns the grant
+// that allows this, or nil if every host is a loopback address. It opens no connection and does not
+// check the signature of the grant: only the cluster that signed it can do this, and Consent asks
+// that cluster.
+func (o *Options) checkHosts(s *load.Scenario, server, simulators string) (*api.LoadGrant, error) {
 	urls := []string{server}
 	if simulators != "" {
 		list, err := load.ParseSimulators(simulators, nil)
@@ -211,10 +212,10 @@ func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadG
 	return &g, load.CheckGrant(*s, &g)
 }
 
-// awake asks the server for a notification that does not exist. It returns an error if the server
-// does not answer, refuses the token or refuses load. So such an error stops a run before it
-// begins.
-func awake(ctx context.Context, cl *api.Client) error {
+// checkAnswers asks the server for a notification that does not exist. It returns an error if the
+// server does not answer, refuses the token or refuses load. The caller then does not start the
+// run.
+func checkAnswers(ctx context.Context, cl *api.Client) error {
 	_, err := cl.Notification(ctx, notify.ID{Base: notify.NewBase(time.Now())}.String())
 	if e, ok := errors.AsType[*notify.Error](err); ok && (e.Code == "no_answer" || e.Kind == notify.KindUnauthorized || strings.HasPrefix(e.Code, "load_")) {
 		return err
@@ -228,7 +229,7 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	tr.Proxy = nil // the owner of a proxy has not consented to the load
 	cl.HTTPClient = &http.Client{Transport: tr}
 	// Every request has the header of a load run, even a request to a notifyd that this run
-	// started. A setting may have made that notifyd join a cluster. Then it refuses the load.
+	// started. A setting may have made that notifyd join a cluster. Then notifyd refuses the load.
 	cl.Load = api.LoadLocal
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
 	e.Config.Target = &load.HTTP{Client: cl}
@@ -237,8 +238,9 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	e.Config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
 }
 
-// simulators makes one ledger of the simulators at the control URLs. Commas separate the URLs.
-func (e *Environment) simulators(control string) error {
+// addSimulators makes one ledger for all simulators. The parameter control is the list of their
+// control URLs, separated by commas.
+func (e *Environment) addSimulators(control string) error {
 	tr := api.NewTransport(4)
 	tr.Proxy = nil // call only hosts that were checked: no proxy and no redirect
 	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -282,13 +284,13 @@ func stateOf(cl *api.Client) load.StateOf {
 	}
 }
 
-// serverOf returns a function that reads the server's own figures: lag, circuits, dead letters. The
+// serverOf returns a function that reads figures from the server: lag, circuits, dead letters. That
 // function returns an error if the token lacks the scope observe.
 func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	var dead int64
-	// again is when the dead letters may be counted again. Counting reads all dead letters, so it
-	// may take at most 1% of the time.
-	var again time.Time
+	// nextCount is the time at which the dead letters may be counted again. Counting reads all dead
+	// letters, so it may take at most 1% of the time.
+	var nextCount time.Time
 	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)
 		for _, l := range r.Late {
@@ -319,11 +321,11 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 		for i := range lanes.Items {
 			s.Lag[lanes.Items[i].Name] = lanes.Items[i].Lag
 		}
-		if began := time.Now(); last || began.After(again) {
+		if began := time.Now(); last || began.After(nextCount) {
 			top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead", All: true}, 1)
-			// Set the time also after an error, so that a count that timed out is not repeated at
+			// Set nextCount also after an error, so that a count that timed out is not repeated at
 			// once.
-			if again = time.Now().Add(100 * time.Since(began)); err == nil {
+			if nextCount = time.Now().Add(100 * time.Since(began)); err == nil {
 				dead = int64(top.Total)
 			}
 		}
@@ -360,7 +362,7 @@ func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 		brokers = e.brokers
 	}
 	if len(brokers) == 0 {
-		return term.Usage("the target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE, where FILE is kafka.sock in the data folder of notifyd; the address in notifyd's log.listen is for reading only")
+		return term.Usage("the target kafka needs a broker: use --kafka HOST:PORT, or --kafka unix:FILE, where FILE is kafka.sock in the data folder of notifyd. Do not use the address in log.listen: it is for reading only")
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
@@ -377,8 +379,8 @@ func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 	return nil
 }
 
-// pipeline starts notifyd in this process.
-func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options) error {
+// startPipeline starts notifyd in this process.
+func (e *Environment) startPipeline(ctx context.Context, s *load.Scenario, o *Options) error {
 	dir, err := os.MkdirTemp("", "notifyctl-load-")
 	if err != nil {
 		return err
@@ -398,7 +400,7 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 	if err != nil {
 		return err
 	}
-	// Do not use ctx, because the pipeline must still drain after ctx has ended.
+	// Do not use ctx: the pipeline must still drain after ctx has ended.
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { e.ended <- pl.Run(run) }()
 	e.closes = append(e.closes, func() error { stop(); return <-e.ended })
@@ -414,5 +416,5 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 		e.Config.Ledger = seen
 		return nil
 	}
-	return e.simulators(pl.URLs.Control)
+	return e.addSimulators(pl.URLs.Control)
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// process starts notifyd and the simulators in processes of their own. No fault affects the
-// simulators, because their ledger proves what was delivered.
-func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Options) error {
+// startProcesses starts a process for notifyd and another process for the simulators. Faults act
+// only on notifyd: the simulators must stay alive, because their ledger proves what was delivered.
+func (e *Environment) startProcesses(ctx context.Context, s *load.Scenario, opt *Options) error {
 	bin, err := findNotifyd(opt.Notifyd)
 	if err != nil {
 		return err
@@ -40,7 +40,7 @@ func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Option
 		return err
 	}
 	o := &owned{bin: bin, dir: dir, url: "http://127.0.0.1:" + strconv.Itoa(port), port: port, set: s.Server.Set}
-	e.closes = append(e.closes, o.end)
+	e.closes = append(e.closes, o.killAll)
 	opt.Note("starting notifyd and simulated providers")
 	control, err := o.simulate(ctx, s.Server.ProviderLatency())
 	if err != nil {
@@ -57,7 +57,7 @@ func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Option
 	e.client(cl, s)
 	e.Config.ServerName, e.Config.Process = cl.BaseURL+" (a process of its own)", o
 	e.died, e.brokers = o.died, []string{load.Socket + filepath.Join(dir, "dev", "data", app.SocketName)}
-	return e.simulators(control)
+	return e.addSimulators(control)
 }
 
 // findNotifyd returns bin if it is not empty. Otherwise it looks in the folder of notifyctl, and
@@ -79,8 +79,8 @@ func findNotifyd(bin string) (string, error) {
 	return bin, nil
 }
 
-// owned is a notifyd process, with its simulators, that the run may kill. mu guards sims, proc and
-// ending.
+// owned is a notifyd process that the run started and may kill, and the process of its simulators.
+// mu guards sims, proc and ending.
 type owned struct {
 	bin, dir, url string
 	port          int
@@ -101,8 +101,9 @@ type child struct {
 	err  error         // the result of Wait; read it only after done is closed
 }
 
-// why returns an error that says how the child ended. It quotes the last line that the child wrote.
-func (c *child) why() error {
+// exitError returns an error that says how the child ended. The error contains the last line that
+// the child wrote.
+func (c *child) exitError() error {
 	b, _ := os.ReadFile(c.log) // if there is no log, the error is only shorter
 	text := strings.TrimSpace(string(b))
 	text = text[strings.LastIndexByte(text, '\n')+1:]
@@ -122,7 +123,7 @@ func (c *child) kill() {
 }
 
 func (o *owned) child(name string, args ...string) (*child, error) {
-	c := &child{Cmd: exec.Command(o.bin, args...), log: filepath.Join(o.dir, name+".log"), done: make(chan struct{})} //nolint:gosec,noctx // the user's own program; end kills it
+	c := &child{Cmd: exec.Command(o.bin, args...), log: filepath.Join(o.dir, name+".log"), done: make(chan struct{})} //nolint:gosec,noctx // the user's own program; killAll kills it
 	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -131,8 +132,8 @@ func (o *owned) child(name string, args ...string) (*child, error) {
 	c.Stdout, c.Stderr = log, log
 	// The child must not get settings from this environment: they may name a cluster.
 	c.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, app.EnvPrefix) })
-	// In a process group of its own the child does not get Ctrl-C. notifyctl gets it and then ends
-	// the child.
+	// Give the child another process group, so that Ctrl-C does not reach the child. notifyctl gets
+	// Ctrl-C and then ends the child.
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {
 		return nil, err
@@ -188,8 +189,8 @@ func (o *owned) start(ctx context.Context) error {
 	return c.await(ctx, func() error { return o.ready(ctx) })
 }
 
-// await calls f until f succeeds or five minutes have passed. On a busy disk a start may take a
-// minute. It returns an error as soon as the child has ended.
+// await repeats f until f succeeds, at most for five minutes, because a start may take a minute on
+// a busy disk. If the child ends, await returns an error at once.
 func (c *child) await(ctx context.Context, f func() error) error {
 	for began := time.Now(); ; {
 		err := f()
@@ -198,7 +199,7 @@ func (c *child) await(ctx context.Context, f func() error) error {
 		}
 		select {
 		case <-c.done:
-			return c.why()
+			return c.exitError()
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -206,7 +207,7 @@ func (c *child) await(ctx context.Context, f func() error) error {
 	}
 }
 
-// died returns an error if notifyd has ended although no fault ended it.
+// died returns an error if notifyd has ended by itself, not by a fault.
 func (o *owned) died() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -215,15 +216,16 @@ func (o *owned) died() error {
 	}
 	select {
 	case <-o.proc.done:
-		return o.proc.why()
+		return o.proc.exitError()
 	default:
 		return nil
 	}
 }
 
-// Fault implements load.ProcessControl. For a fault "stop", notifyd must end before the end of the
-// fault. If notifyd has not ended, the returned function kills notifyd and reports an error. If
-// notifyd ended with an error, the returned function returns this error.
+// Fault implements load.ProcessControl. The returned function ends the fault: it starts notifyd
+// again, or lets a paused notifyd continue. After a fault "stop" it first checks that notifyd has
+// stopped. If notifyd still runs, it kills notifyd and returns an error. If notifyd ended with an
+// error, it returns this error.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc
@@ -240,7 +242,7 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 	if err := proc.Process.Signal(sig); err != nil {
 		select {
 		case <-proc.done: // the process had ended before the signal
-			return nil, proc.why()
+			return nil, proc.exitError()
 		default:
 			return nil, err
 		}
@@ -250,19 +252,19 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 		if sig == syscall.SIGKILL {
 			<-proc.done
 		} else {
-			stopped = proc.stopped()
+			stopped = proc.checkStopped()
 		}
 		return errors.Join(stopped, o.start(ctx))
 	}, nil
 }
 
-// stopped returns nil if the child has ended without an error. If the child has not ended, stopped
-// kills it and returns an error.
-func (c *child) stopped() error {
+// checkStopped returns nil if the child has ended without an error. If the child has not ended,
+// checkStopped kills it and returns an error.
+func (c *child) checkStopped() error {
 	select {
 	case <-c.done:
 		if c.err != nil {
-			return c.why()
+			return c.exitError()
 		}
 		return nil
 	default:
@@ -271,8 +273,8 @@ func (c *child) stopped() error {
 	return errors.New("notifyd had not stopped by the end of the fault, so it was killed")
 }
 
-// end kills notifyd and the simulators.
-func (o *owned) end() error {
+// killAll kills notifyd and the simulators.
+func (o *owned) killAll() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.proc.kill() // a clean stop is not needed, because its folder is removed

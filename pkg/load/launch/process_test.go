@@ -30,7 +30,7 @@ func TestOwned(t *testing.T) {
 		}
 		return nil
 	}}
-	t.Cleanup(func() { _ = o.end() })
+	t.Cleanup(func() { _ = o.killAll() })
 	if err := o.start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

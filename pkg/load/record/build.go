@@ -32,7 +32,8 @@ type Recorded struct {
 	trace []byte
 }
 
-// traceSlot is the resolution of a trace. Requests of the same size in one slot share a line.
+// traceSlot is the resolution of a trace. A line of the trace file is for all requests of the same
+// size in one slot.
 const traceSlot = 100 * time.Millisecond
 
 // The largest values that a scenario accepts.
@@ -117,8 +118,8 @@ func (r *Recorder) recordedStep(target string, st stream, rs requestCounts) Reco
 	if largest > 1 {
 		step.Size = largest
 	}
-	// Provide enough workers for requests that take 10 ms each. For low rates the default of 64 is
-	// enough.
+	// Provide enough workers for the case that each request takes 10 ms. The default of 64 workers
+	// is enough for low rates.
 	if n := int(busiest / 100); n > 64 && target != load.Fanout {
 		step.Workers = min(n, 2000)
 	}

@@ -40,8 +40,8 @@ type Skew struct {
 	once     bool    // true: no user got more than one message
 }
 
-// minMessages is the least number of messages of a user whose share is used for the fit. The share
-// of users with fewer messages depends more on chance than on the distribution.
+// minMessages is the lowest number of messages with which a user is used for the fit. For users
+// with fewer messages, the share depends more on chance than on the distribution.
 const minMessages = 10
 
 // skewOf describes how messages are spread over users. The parameter byUser holds the number of
@@ -92,5 +92,5 @@ func fitExponent(users, top, share float64) float64 {
 	return math.Round(low*1000) / 1000
 }
 
-// minExponent is the lowest exponent that counts. A lower exponent may come from chance alone.
+// minExponent is the lowest exponent that fitExponent returns. A lower exponent may be only chance.
 const minExponent = 0.15

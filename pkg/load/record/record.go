@@ -4,14 +4,15 @@
 //
 //	Log, Archive, Server  read one source and call Add for each message: sources.go
 //	Recorder              counts the messages: record.go
-//	Steps, Write          make steps with traces of the counts: build.go, fit.go
+//	Steps, Write          make steps with traces from the counts: build.go, fit.go
 //
 // A scenario contains no content, and no name of a user, caller or message. The Recorder stores
 // users and callers only as hashes. The seed of the hash exists only in the Recorder.
 //
-// What may go wrong: the log may begin after the start of the period. Then Log returns short as
-// true. Or an archive may end before the end of the period. Then Latest is before Until. Start
-// reading at Recorder.Add.
+// What may go wrong: messages may be missing. If the log begins after the start of the period, Log
+// returns short as true. If an archive ends before the end of the period, Latest is before Until.
+//
+// Start reading at Recorder.Add.
 package record
 
 import (
@@ -37,9 +38,9 @@ type Message struct {
 	Bytes    int           // length of the message's text; 0: not known
 }
 
-// Recorder counts messages. For each channel and category it needs about 50 bytes for each
-// millisecond in which a caller sent messages, and about 50 bytes for each user. Only one goroutine
-// may use a Recorder at a time.
+// Recorder counts messages. It needs about 50 bytes for each millisecond in which a caller sent
+// messages of one channel and category. It also needs about 50 bytes for each user of a channel and
+// category. Only one goroutine may use a Recorder at a time.
 type Recorder struct {
 	since, until time.Time
 	batchFrom    int
@@ -52,8 +53,8 @@ type Recorder struct {
 	latest  time.Time                  // latest acceptance of any message, inside or outside the period
 }
 
-// stream identifies messages that become one step. They become two steps if some of the messages
-// were sent in batches and others as single requests.
+// stream identifies the messages that become one step of the scenario. If some of the messages were
+// sent in batches and others as single requests, they become two steps.
 type stream struct {
 	trigger, fanout, later bool
 	channel                notify.Channel
@@ -84,12 +85,12 @@ type streamStats struct {
 	users        map[uint64]uint32 // number of messages by hash of the user
 }
 
-// New returns a Recorder of the messages accepted in [since, until). The id of a message does not
-// show which request the message came in. So the Recorder guesses which messages were one batch:
-// messages of one caller, channel and category in one millisecond with the same trace id. If trace
-// ids are not known, such messages count as one batch if there are at least batchFrom of them in the
-// millisecond. New returns an error of notify.KindInvalid if the period is empty or longer than 24 h,
-// or if batchFrom is below 2.
+// New returns a Recorder of the messages accepted in [since, until). It returns an error of
+// notify.KindInvalid if the period is empty or longer than 24 h, or if batchFrom is below 2.
+//
+// The id of a message does not show to which request it belonged. So the Recorder guesses: messages
+// of one caller, channel and category in the same millisecond and with the same trace id were one
+// batch. If trace ids are not known, such messages were one batch if there are at least batchFrom.
 func New(since, until time.Time, batchFrom int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):

@@ -15,14 +15,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// minLater is the shortest delay between acceptance and append with which a message counts as
-// scheduled. Retries of an append delay a message by at most a second, so a longer delay is not
-// caused by retries.
+// minLater is the shortest time between acceptance and append with which a message counts as
+// scheduled. Retries of an append delay a message by at most a second, so they do not count as a
+// schedule.
 const minLater = 2 * time.Second
 
-// Log records the messages in the log. A scheduled message is appended to the log only when it is due.
-// So Log reads from the start of the period until its end plus the parameter due. The result short is
-// true if the log begins within the period, so that messages may be missing.
+// Log records the messages in the log. A scheduled message is appended to the log only when it is
+// due. So Log reads from since to until+due. The result short is true if messages may be missing,
+// because the log begins within the period.
 func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration) (short bool, err error) {
 	conn := log.Conn{Brokers: brokers}
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), load.Socket); ok {
@@ -64,8 +64,8 @@ func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conser
 	return short, over.Read(ctx, from, to, func(_ log.TopicPartition, rec *log.Record) error {
 		var env notify.Envelope
 		if err := notify.DecodeEnvelope(rec.Value, &env); err != nil || env.Derived() {
-			// A damaged record cannot be counted. A derived record, such as a retry, is not part of
-			// the load.
+			// Skip a damaged record, which cannot be counted, and a derived record, such as a
+			// retry, which is not part of the load.
 			return nil //nolint:nilerr // the comment above says why
 		}
 		r.addEnvelope(&env, rec.Time)

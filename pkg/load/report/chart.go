@@ -10,7 +10,7 @@ import (
 
 // chart is one chart of the page. Its lines are an SVG that is stretched to the size of its box.
 // Its texts are HTML outside the SVG, so that they keep their size on a phone. The SVG contains
-// only numbers and escaped titles. Names go through the template, which escapes them.
+// only numbers and escaped titles. All names are written by the template, which escapes them.
 type chart struct {
 	Title, About, XName string
 	Lines               []series
@@ -178,8 +178,8 @@ func linearAxis(peak float64, write func(float64) string) (a axis) {
 	return a
 }
 
-// logAxis returns a logarithmic axis of nanoseconds that covers whole decades. It returns false if
-// the lines have no value above 0.
+// logAxis returns a logarithmic axis of nanoseconds that covers whole powers of ten. It returns
+// false if the lines have no value above 0.
 func logAxis(lines []series) (axis, bool) {
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for _, l := range lines {

@@ -19,11 +19,11 @@ type timeFrame struct {
 	groups [][]load.SecondRow // each group of seconds becomes one point of a line
 }
 
-// maxColumns is the most points of a line over time. maxHeat is the most columns of the heat map.
-// In a longer run each point or column stands for a group of seconds.
+// maxColumns is the highest number of points of a line over time, and maxHeat the highest number of
+// columns of the heat map. In a longer run each point or column is for a group of seconds.
 const maxColumns, maxHeat = 500, 240
 
-// An ofSecond returns one figure of a second. An ofGroup returns one figure of a group of seconds.
+// ofSecond returns one figure of a second. ofGroup returns one figure of a group of seconds.
 type (
 	ofSecond = func(*load.SecondRow) int64
 	ofGroup  = func([]load.SecondRow) float64
@@ -221,10 +221,11 @@ func (n *percentileCurves) chart(title, about string) []*chart {
 	for _, h := range n.hs {
 		most = max(most, h.TotalCount())
 	}
-	// The axis shows as many nines as the number of values can resolve.
+	// The more values there are, the more nines the axis shows: 99%, 99.9%, 99.99% and so on.
 	c := &chart{XName: "percentile", Lines: n.lines, x: axis{hi: min(max(math.Ceil(math.Log10(float64(most))), 2), 7)}}
 	for i, h := range n.hs {
-		// Stop at the last value, because higher percentiles would only repeat this value.
+		// End the line at the percentile of the highest value. Higher percentiles would only repeat
+		// this value.
 		end := min(math.Log10(float64(h.TotalCount())), c.x.hi)
 		const points = 160
 		l, at := &c.Lines[i], []float64{}

@@ -12,20 +12,22 @@ import (
 
 // Rules say when a figure of run B is a regression against run A.
 //
-// A percentile (of response, service and end to end) is worse if it is higher by more than Percent,
-// by more than Floor, and by more than three times the noise. All three must be true. The noise is
-// the standard error of the difference between the two runs, estimated from their seconds. If each
-// second is similar to the previous second, the run counts as fewer independent seconds. A
-// percentile is judged only if at least ten values are above it in both runs.
+// A percentile (of response, service and end to end) is worse if three conditions hold: it is
+// higher by more than Percent, by more than Floor, and by more than three times the noise. The
+// noise is the standard error of the difference between the two runs, estimated from their seconds.
+// If the figures of neighbouring seconds are similar, fewer seconds count, and the noise is larger.
+// A percentile is judged only if at least ten values are above it in both runs.
 //
-// The highest backlog is worse if it is higher by more than Percent, by more than a tenth of what B
-// accepts per second, and by more than three times the spread of the backlogs of the seconds. A
-// rate is worse if it is lower by more than Percent. A count of losses, duplicates and similar is
-// worse if it is higher at all. Failures are worse if their share of the sent messages is higher by
-// more than 0.1 percentage points.
+// The highest backlog is worse if three conditions hold: it is higher by more than Percent, by more
+// than a tenth of what B accepts per second, and by more than three times the spread of the
+// backlogs of the seconds.
 //
-// If the verdict of a run is GENERATOR_BOUND or INCONCLUSIVE, nothing is judged, because the figures
-// of such a run do not describe the server.
+// A rate is worse if it is lower by more than Percent. A count of losses, duplicates and similar is
+// worse if it is higher by any amount. Failures are worse if their share of the sent messages is
+// higher by more than 0.1 percentage points.
+//
+// If the verdict of a run is GENERATOR_BOUND or INCONCLUSIVE, nothing is judged, because the
+// figures of such a run do not describe the server.
 type Rules struct {
 	Percent float64       `json:"percent"`  // default 10
 	Floor   time.Duration `json:"floor_ns"` // default 100 us
@@ -118,8 +120,8 @@ func stepOf(r *load.Result, like *load.StepSnapshot) *load.StepResult {
 	return nil
 }
 
-// noteDifferences adds a note for each difference of the environments that makes it hard to compare
-// the runs.
+// noteDifferences adds a note for each difference between the environments that makes the runs hard
+// to compare.
 func (c *Comparison) noteDifferences(a, b *load.Result) {
 	note := func(what, x, y string) {
 		if x != y {
@@ -141,10 +143,9 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 	}
 }
 
-// addRow appends a row and judges it. If the figure of B is between low and high, or equal to one
-// of them, the change is Same. If the figure is lower than low, the change is the parameter below.
-// If the figure is higher than high, the change is the parameter above. If why is not empty, the
-// row is Unjudged for that reason.
+// addRow appends a row and judges it. The change is the parameter below if the figure of B is lower
+// than low, and the parameter above if it is higher than high. Otherwise the change is Same. If why
+// is not empty, the row is Unjudged for that reason.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
 	row.Change, row.UnjudgedBecause = Same, why
 	switch {
@@ -158,8 +159,8 @@ func (c *Comparison) addRow(row Row, why string, low, high float64, below, above
 	c.Rows = append(c.Rows, row)
 }
 
-// addLessIsBetter appends a row of a figure for which a lower value is better. The row is Same if the
-// figure differs by at most Percent, or by at most the parameter beyond.
+// addLessIsBetter appends a row for a figure that should be low. The row is Same if B differs from
+// A by at most Percent, or by at most the value beyond.
 func (c *Comparison) addLessIsBetter(row Row, why string, beyond float64) {
 	limit := 1 + c.Rules.Percent/100
 	c.addRow(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
@@ -276,8 +277,8 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figuresOf returns one figure of each second that has values. The function readFigure reads this
-// figure.
+// figuresOf returns one figure of each second that has values, in order. readFigure reads the
+// figure from a second.
 func figuresOf(in []load.Brief, readFigure func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {

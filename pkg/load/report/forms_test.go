@@ -242,7 +242,7 @@ func TestStore(t *testing.T) {
 	f("last~1", second, "")
 	f("last~2", first, "")
 	f("last~9", "", "stored runs matches")
-	f("last~x", "", "neither")
+	f("last~x", "", "must be the ID")
 	f(first, first, "")
 	f("spike-2", second, "")
 	f("spike", "", "several")

@@ -15,8 +15,8 @@ import (
 
 // WriteHLog writes the histograms as a log in HdrHistogram's format 1.3. The Java tools of
 // HdrHistogram read this format (HistogramLogProcessor -tag). Values are nanoseconds. A tag is
-// PHASE/STEP/KIND, and each of the three is one word. A kind of a step that has intervals gets one
-// line per interval. Every other kind gets one line for the whole run.
+// PHASE/STEP/KIND, and each of the three is one word. A kind of latency has one line per interval
+// if the step has intervals of this kind. Otherwise it has one line for the whole run.
 //
 // WriteHLog formats the lines itself. The writer of hdrhistogram-go would cut the start to whole
 // seconds, and would decode and encode every histogram again. The tests read the log with the

@@ -61,16 +61,16 @@ func rowCells(class string, texts ...string) (row []cellText) {
 
 func plainCells(texts ...string) []cellText { return rowCells("", texts...) }
 
-// WriteHTML writes a run as one page. The page has no scripts and loads nothing from a network. Its
-// texts go through html/template.
+// WriteHTML writes a run as one page. The page has no scripts and loads nothing from a network. The
+// package html/template escapes all texts.
 func WriteHTML(w io.Writer, r *load.Result) error {
 	v := viewOf(r)
 	var b bytes.Buffer
 	if err := pageTemplate.Execute(&b, v); err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}
-	// Names and errors may contain control characters. A terminal that prints the page must not get
-	// them.
+	// Escape control characters, which names and errors may contain, because the page may be
+	// printed on a terminal.
 	lines := strings.Split(b.String(), "\n")
 	for i := range lines {
 		lines[i] = notify.EscapeControls(lines[i])

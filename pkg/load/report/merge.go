@@ -18,10 +18,10 @@ import (
 
 // Merge makes one result from the results of the segments of a run. It adds totals, counts per
 // second, errors, heat and histograms. So totals and percentiles are the same as if one generator
-// had sent everything. Percentiles of one second cannot be added, so Merge uses the highest
-// percentile of the segments. Rates cover the time from the first start to the last end.
+// had sent everything. Only percentiles of one second cannot be added; for each second, Merge takes
+// the highest of all segments. Rates cover the time from the first start to the last end.
 //
-// All segments must have the same scenario and seed. Each of the n segments must occur exactly
+// All segments must have the same scenario and seed, and each of the n segments must occur exactly
 // once. Otherwise Merge returns an error of notify.KindInvalid that names the segment.
 func Merge(parts []*load.Result) (*load.Result, error) {
 	parts = slices.Clone(parts)
@@ -86,7 +86,7 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 }
 
 // shiftTimes returns a copy of the result of a segment. The times in the copy count from the start
-// of the first segment. The parameter late is how long after the first segment this segment began.
+// of the first segment, which began earlier by the time late.
 func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 	s, seconds := *p, int(math.Round(late.Seconds()))
 	s.Seconds, s.Heat, s.Intervals = slices.Clone(p.Seconds), slices.Clone(p.Heat), slices.Clone(p.Intervals)
@@ -143,9 +143,9 @@ func sameServer(parts []*load.Result) bool {
 	})
 }
 
-// mergeRest sets fields with the tag "own" that depend on several segments: the worst verdict, the
-// reasons of all verdicts, the thresholds and the markers. It also sets derived figures of the
-// health.
+// mergeRest sets the fields with the merge tag "own": it takes the worst verdict and collects the
+// reasons, thresholds and markers of all segments. It also computes the figures of the health that
+// depend on other fields.
 func mergeRest(m *load.Result, parts []*load.Result) {
 	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
 	m.Verdict.Code = load.Valid
@@ -179,10 +179,9 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the
-// first segment. If the kept threshold is met, and t has a known value and is missed, m instead
-// keeps t. The same happens if the kept threshold is met without a known value, and t has a known
-// value.
+// mergeThreshold adds the threshold t of a segment to m. If m already has a threshold with this
+// condition, that threshold normally stays. It is replaced by t only if it is met, and t is missed
+// or is the only one of the two with a known value. A t without a known value replaces nothing.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {
@@ -210,10 +209,9 @@ var foldRules = map[string]string{
 	"own":   "Merge sets it itself",
 }
 
-// foldValues merges the values in the parameter from by the rule, see foldRules. It stores the
-// result in the parameter to, which must be zero before the call. The parameter shared is true if
-// all segments used the same server. foldValues returns an error of notify.KindInvalid if a
-// histogram is damaged.
+// foldValues merges the values in from by the rule, see foldRules. It stores the result in to,
+// which must be zero before. The parameter shared is true if all segments used the same server.
+// foldValues returns an error of notify.KindInvalid if a histogram is damaged.
 func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
 	switch rule {
 	case "key", "first":

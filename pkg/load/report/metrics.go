@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. It calls the
-// function latest once for each scrape, from any goroutine. This function returns nil before the run
-// begins. docs/metrics-load.md lists the metrics.
+// MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. For each scrape
+// it calls latest once, in any goroutine. Before the run begins, latest returns nil.
+// docs/metrics-load.md lists the metrics.
 func MetricsHandler(latest func() *load.Snapshot) http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(&collector{latest})

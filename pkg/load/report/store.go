@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Store keeps each run in a folder of its own. A folder appears only when it is complete. So
-// several processes may use one Store at the same time.
+// Store keeps each run in a separate folder. Save gives a folder its final name only when the
+// folder is complete. So several processes may use one Store at the same time.
 type Store struct{ Dir string }
 
 // The files of a run.
@@ -62,8 +62,8 @@ type Entry struct {
 	Damaged string `json:"damaged,omitempty"`
 }
 
-// Save writes every report of a run and returns the run's ID. It writes the files into a temporary
-// folder. It renames the folder when all files are on the disk.
+// Save writes all reports of a run and returns the run's ID. It writes the files into a temporary
+// folder, and renames the folder when all files are on the disk.
 func (s Store) Save(r *load.Result) (id string, err error) {
 	files := map[string]func(*bytes.Buffer) error{
 		FileResult:  func(b *bytes.Buffer) error { raw, err := Encode(r); b.Write(raw); return err },
@@ -166,9 +166,10 @@ func (s Store) List() ([]Entry, error) {
 	return list, nil
 }
 
-// Folder returns the folder of a run. The parameter id is the run's ID, a text that occurs only in
-// this run's ID, "last", or "last~N" for the Nth run before the last run. Folder returns an error of
-// notify.KindNotFound if there is no such run, and of notify.KindInvalid if several runs match.
+// Folder returns the folder of a run. The parameter id is one of these: the ID of the run, a part
+// of the ID that no other ID contains, "last", or "last~N" for the Nth run before the last run.
+// Folder returns an error of notify.KindNotFound if there is no such run, and of notify.KindInvalid
+// if several runs match.
 func (s Store) Folder(id string) (string, error) {
 	list, err := s.List()
 	if err != nil {
@@ -178,7 +179,7 @@ func (s Store) Folder(id string) (string, error) {
 		n := 0
 		if back != "" {
 			if _, err := fmt.Sscanf(back, "~%d", &n); err != nil || fmt.Sprintf("~%d", n) != back || n < 0 {
-				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is neither an ID nor \"last\" nor \"last~N\"", id))
+				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q must be the ID of a run, \"last\" or \"last~N\"", id))
 			}
 		}
 		if n >= len(list) {
@@ -210,9 +211,9 @@ func notFound(id string, have int) error {
 	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("none of the %[2]d stored runs matches %[1]q; notifyctl load ls lists the runs", id, have)}
 }
 
-// Open reads a result. If name contains a slash or ends in .json, it names a result file, or a
-// folder with a result file. Otherwise it names a run as in Folder. Open returns an error of
-// notify.KindNotFound if there is no such file or run.
+// Open reads a result. If name contains a slash or ends in .json, it is the name of a result file,
+// or of a folder with a result file. Otherwise it is the id of a run, as in Folder. Open returns an
+// error of notify.KindNotFound if there is no such file or run.
 func (s Store) Open(name string) (*load.Result, error) {
 	file := name
 	if !strings.ContainsRune(name, filepath.Separator) && !strings.HasSuffix(name, ".json") {
@@ -291,8 +292,8 @@ func Decode(in io.Reader) (*load.Result, error) {
 	return r, nil
 }
 
-// WriteFile writes a Result to the file name. After an error the file has its old content or the
-// new content, never a part of the new content.
+// WriteFile writes a Result to the file name. If it returns an error, the file has either the
+// complete old content or the complete new content.
 func WriteFile(name string, r *load.Result) error {
 	raw, err := Encode(r)
 	if err != nil {

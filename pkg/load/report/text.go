@@ -36,8 +36,8 @@ func (p *textPage) para(name, text string) {
 }
 
 // WriteText writes the summary of a run for people. The summary is plain ASCII, except names in the
-// scenario, and no line is wider than 80 columns. The last line is for programs and may be wider.
-// It has the word "load" and pairs name=value, see FinalLine.
+// scenario. Its lines are at most 80 columns wide, except the last line, which is for programs
+// (FinalLine).
 func WriteText(w io.Writer, r *load.Result) error {
 	p := &textPage{}
 	p.writeHead(r)
@@ -146,8 +146,8 @@ func (p *textPage) writeLatency(r *load.Result) {
 	}
 }
 
-// percentileOrDash formats a percentile. One of every oneIn values is above the percentile; for p99.9
-// oneIn is 1000. If fewer than ten of all values are above the percentile, it returns "-".
+// percentileOrDash formats a percentile, or returns "-" if fewer than ten values are above it. The
+// parameter oneIn means that one of oneIn values is above the percentile: for p99.9 it is 1000.
 func percentileOrDash(count, oneIn, ns int64) string {
 	if count < 10*oneIn {
 		return "-"

@@ -107,8 +107,8 @@ func percent(part, of float64) string {
 	return strconv.FormatFloat(p, 'f', 1, 64) + "%"
 }
 
-// timeThreshold matches the expression of a threshold on a time. The value of such a threshold is
-// in nanoseconds.
+// timeThreshold matches the expression of a threshold that compares with a time. The value of such
+// a threshold is in nanoseconds.
 var timeThreshold = regexp.MustCompile(`[0-9](ns|us|µs|ms|s|m|h)\b`)
 
 // ThresholdValue formats the value of a threshold's metric.

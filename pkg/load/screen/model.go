@@ -98,8 +98,8 @@ const (
 
 type tickMsg struct{}
 
-// drawEvery is how often the screen reads the source and draws. Drawing ten frames a second used 3%
-// of a core, which a run on the same machine would not have.
+// drawEvery is how often the screen reads the source and draws. It is not shorter, because ten
+// frames a second need 3% of a core, which the load run on the same machine may need.
 const drawEvery = 250 * time.Millisecond
 
 const messageTime = 8 * time.Second

@@ -161,8 +161,8 @@ func timeChart(m *model, list []chartLine, rows []load.SecondRow, w, h int, axis
 	return append(out, st.Dim.Render(st.Fit(line, w)))
 }
 
-// minSeconds returns the least number of seconds that the width of a chart stands for. So the first
-// seconds of a run do not fill the whole width.
+// minSeconds returns the lowest number of seconds that the width of a chart shows. So the curve of
+// a shorter run does not fill the whole width.
 func minSeconds(m *model) int {
 	if w := windows[m.window]; w > 0 {
 		return int(w / time.Second)
@@ -170,10 +170,9 @@ func minSeconds(m *model) int {
 	return 30
 }
 
-// resample converts values of seconds to the dots of a chart. If there are more seconds than dots,
-// a dot is the mean of several seconds. Otherwise a second has several dots. All dots together
-// normally stand for all values. If there are fewer than minCount values, the dots instead stand for
-// minCount seconds.
+// resample converts the values of seconds to the dots of a chart. If there are more seconds than
+// dots, each dot is the mean of several seconds; otherwise a second has several dots. The dots
+// together cover all values, and at least minCount seconds.
 func resample(values []float64, dots, minCount int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
@@ -293,21 +292,22 @@ func heatHeight(m *model) int {
 	return max(4, hi-lo+2)
 }
 
-// heatCells adds up the columns so that they fit into the given number of cells. In the result the
-// lowest line and the oldest cell come first.
-func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]int64 {
+// heatCells adds up latency counts for the cells of the heat map. Each line of the result covers
+// perLine buckets; the first line begins with the bucket lo. The cells of a line cover all columns,
+// and at least minCols columns. The oldest cell comes first.
+func heatCells(cols []load.HeatColumn, cells, minCols, lo, perLine, lines int) [][]int64 {
 	grid := make([][]int64, lines)
 	for l := range grid {
 		grid[l] = make([]int64, cells)
 	}
 	n := len(cols)
-	whole := max(n, least)
+	whole := max(n, minCols)
 	for x := range cells {
 		from := x*whole/cells - (whole - n)
 		to := max((x+1)*whole/cells-(whole-n), from+1)
 		for i := max(0, from); i < min(n, to); i++ {
 			for l := range lines {
-				for b := lo + l*each; b < min(lo+(l+1)*each, load.HeatBuckets); b++ {
+				for b := lo + l*perLine; b < min(lo+(l+1)*perLine, load.HeatBuckets); b++ {
 					grid[l][x] += cols[i].Counts[b]
 				}
 			}
@@ -316,8 +316,8 @@ func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]in
 	return grid
 }
 
-// heatLine draws a line of the heat map. Readers look for rare slow responses. So the shades depend
-// on the logarithm of the count.
+// heatLine draws a line of the heat map. The shades depend on the logarithm of the count, because
+// readers look for rare slow responses.
 func (s *styles) heatLine(row []int64, most int64) string {
 	level := func(n int64) int {
 		if n <= 0 {

@@ -85,8 +85,8 @@ type latencyLine struct {
 	now  bool // true: the line describes the last second, which has fewer percentiles
 }
 
-// latencyLines returns a line for the last second, and then lines for each step. If several panels
-// and several steps share the screen, a step has only a line for its response.
+// latencyLines returns a line for the last second, and then lines for each step. If the screen
+// shows several panels and several steps, each step has only the line of its response times.
 func latencyLines(m *model) (list []latencyLine) {
 	if n := len(m.snapshot.Seconds); n > 0 && m.filter == "" {
 		row := &m.snapshot.Seconds[n-1]

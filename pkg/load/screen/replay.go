@@ -11,9 +11,9 @@ import (
 )
 
 // Replay is a Player of a finished run. It shows the seconds of the run again, at any speed. Counts
-// and rates are the values at the shown moment. Percentiles of steps are computed from the
-// intervals that ended before that moment. The ledger, the verdict, and percentiles that exist only
-// for the whole run appear at the end.
+// and rates are those of the shown moment. Percentiles of steps come from the intervals that ended
+// before this moment. The ledger, the verdict and percentiles that exist only for the whole run
+// appear at the end.
 type Replay struct {
 	result *load.Result
 	now    func() time.Time

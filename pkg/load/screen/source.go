@@ -51,11 +51,11 @@ type Player interface {
 }
 
 // Run shows a run on a terminal until the run ends or the user leaves the screen. It restores the
-// terminal and returns how the user left. The parameters in and out are the terminal. The parameter
-// env is the environment in the form of os.Environ. It shows which abilities the terminal has.
+// terminal and returns how the user left. The terminal is given by in and out, and its abilities by
+// the environment env, which has the form of os.Environ.
 //
 // Run does not stop the load run when ctx ends; the caller must stop it. The screen stays until the
-// source is done, so that the user sees the drain. A replay ends when ctx ends.
+// source is done, so that the user sees the drain. Only a replay ends when ctx ends.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) (Left, error) {
 	m := newModel(o)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler(), tea.WithFPS(10))

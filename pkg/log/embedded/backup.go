@@ -45,11 +45,11 @@ func (b *Broker) CopyState(target string) error {
 	return nil
 }
 
-// CopyRecords copies all records that were acknowledged before it began into target, a folder. If the
-// file system supports hard links, full segments become hard links. CopyRecords copies the growing
-// segment byte by byte. The copy may end in the middle of a batch that was not acknowledged. Open
-// removes this part, as it does after a crash. The caller must call HoldTrim before CopyRecords, and
-// may call release only after CopyRecords has returned.
+// CopyRecords copies all records that were acknowledged before it began into target, a folder. Full
+// segments become hard links, if the file system supports this. The growing segment is copied byte
+// by byte. The copy may end in the middle of a batch that was not acknowledged; Open removes this
+// part, as it does after a crash. The caller must call HoldTrim before CopyRecords, and may call
+// release only after CopyRecords has returned.
 func (b *Broker) CopyRecords(target string) error {
 	parts, err := os.ReadDir(filepath.Join(b.cfg.Dir, "partitions"))
 	if err != nil {

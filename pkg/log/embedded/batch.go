@@ -112,9 +112,9 @@ const (
 	indexVersion = 1
 )
 
-// indexEpoch returns the leader epoch of batch n according to the index. ok is false if the index has
-// no undamaged entry for the batch. The broker writes the entry after the batch. So a batch whose write
-// was cut by a kill has no entry.
+// indexEpoch returns the leader epoch of batch n according to the index. ok is false if the index
+// has no undamaged entry for the batch. The broker writes the batch first and then the entry. So if
+// a kill cut the write of a batch, the batch has no entry.
 func indexEpoch(index []byte, n int) (int32, bool) {
 	if len(index) < (n+1)*indexEntry {
 		return 0, false

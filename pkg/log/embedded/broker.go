@@ -48,9 +48,9 @@ func (t Truncation) String() string {
 	return fmt.Sprintf("%s/%d: the broker cut the records from offset %d to %d", t.Topic, t.Partition, t.To, t.End)
 }
 
-// Open checks and repairs the log in Dir and starts the broker on it. When Open returns, the broker
-// serves requests. The caller must then run Run, which keeps the guard up to date. If the folder does
-// not have the id Config.StoreID, Open returns the error "store_id_mismatch".
+// Open checks and repairs the log in Dir and starts the broker. When Open returns, the broker
+// serves requests. The caller must then run Run, which measures the log for the guard. If the
+// folder does not have the id Config.StoreID, Open returns the error "store_id_mismatch".
 func Open(cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -127,7 +127,7 @@ func (b *Broker) startOnPort() error {
 	return nil
 }
 
-// startBehind starts the broker with a new door as its listener.
+// startBehind starts the broker. The broker accepts its connections from a new door (see door.go).
 func (b *Broker) startBehind(port int) error {
 	d := newDoor()
 	if !b.cfg.NoPort {
@@ -245,18 +245,18 @@ func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 	return byGroup(now), err
 }
 
-// Torn returns the unfinished writes that this start removed. A crash leaves such writes. They contain
+// Torn returns the unfinished writes that this start removed. They were cut by a crash and contain
 // no acknowledged record.
 func (b *Broker) Torn() []Torn { return b.checked.torn }
 
-// Truncated returns the partitions whose ends the broker cut when it opened. The list should be empty,
-// because the check before has repaired every damaged partition.
+// Truncated returns the partitions whose ends the broker cut when it opened. The list should be
+// empty, because the check repaired every damaged partition before.
 func (b *Broker) Truncated() []Truncation { return b.cuts }
 
 // Partitions returns the number of partitions of topic, or 0 if the topic does not exist. For a
-// configured topic it is the number at the start. Partitions does not ask the broker for this number,
-// because the broker answers only between two batches and their fsyncs. Every intake request calls
-// Partitions, and a batch request calls it six times.
+// configured topic it returns the number at the start and does not ask the broker, because the
+// broker answers only between two batches and their fsyncs. Every intake request calls Partitions,
+// and a batch request calls it six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {
 		return n

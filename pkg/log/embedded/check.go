@@ -24,9 +24,9 @@ import (
 )
 
 // checker reads every batch of a log before the broker opens the log. Without the check, the broker
-// would cut a segment at its first bad checksum, log a warning, and give the offsets of the cut
-// records to new records. So the records after the damage would also be lost. Groups and the history
-// have stored positions after the damage, so they would treat the new records as done.
+// would cut a segment at its first bad checksum and only log a warning. The records after the
+// damage would be lost, too, and new records would get their offsets. Groups and the history have
+// already stored positions after these offsets, so they would skip the new records.
 type checker struct {
 	cfg     Config
 	now     time.Time
@@ -98,9 +98,9 @@ func check(cfg Config) (_ checkResult, err error) {
 	return c.checkResult, nil
 }
 
-// partitions returns the partitions of the log, and the first offsets of their segments, ascending. It
-// also returns a partition without segments if the stored ends, a committed offset or Config.Kept show
-// that the partition had records.
+// partitions returns the partitions of the log. For each partition it returns the first offsets of
+// the segments, ascending. A partition without segments is also returned if it once had records.
+// The stored ends, a committed offset or Config.Kept show this.
 func (c *checker) partitions() (map[place][]int64, error) {
 	parts := map[place][]int64{}
 	for topic, bs := range c.ends.Parts {
@@ -161,8 +161,8 @@ func (c *checker) knownEnd(p place) int64 {
 	return max(end, snapshotEnd(p.folder(c.cfg.Dir)))
 }
 
-// readFile reads a file into buf, which the caller uses again for other files. Allocating memory for
-// every segment took longer than the check.
+// readFile reads a file into buf. The caller uses buf again for the next file, because allocating
+// memory for every segment took longer than the check.
 func readFile(buf *bytes.Buffer, name string) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -256,9 +256,9 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 	return next, nil
 }
 
-// checkStart finds missing segments at the start of a partition. raw is the first segment that exists,
-// and base is its first offset. Only a trim removes segments at the start of a partition, and it
-// stores the new first offset before the removal.
+// checkStart finds missing segments at the start of a partition. raw is the first segment that
+// exists, and base is its first offset. Only a trim removes such segments, and before the removal
+// it stores the new first offset. So segments after that offset must exist.
 func (c *checker) checkStart(p place, base int64, raw []byte) {
 	at, ok := c.ends.of(p)
 	if !ok || at.Start >= base || at.Start >= at.End {
@@ -273,8 +273,9 @@ func (c *checker) checkStart(p place, base int64, raw []byte) {
 	c.queueRewrite(p.folder(c.cfg.Dir), g.from, markers(g.from, g.to, epoch, g.before))
 }
 
-// mendLast repairs the last segment of a partition. The tail of the segment is either a write that a
-// crash cut, or acknowledged records that were damaged.
+// mendLast repairs the last segment of a partition. The bytes after its last undamaged batch are
+// either a write that a crash cut, or acknowledged records that were damaged. mendLast decides
+// which.
 func (c *checker) mendLast(p place, m *mended, base, known int64, index []byte) {
 	to := known
 	if len(m.tail) > 0 && m.next >= known && c.ends.sameBoot() && len(m.gaps) == 0 && m.healed == 0 {

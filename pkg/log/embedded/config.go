@@ -43,7 +43,7 @@ type Config struct {
 	// StoreID is the id of this log that the database holds. Empty: the database is new, and the caller
 	// must store Broker.StoreID in it before the first append.
 	StoreID string
-	// Kept[topic][partition] is an offset. All records below this offset were read from the log and are
+	// Kept[topic][partition] is the offset below which all records were read from the log and are
 	// stored elsewhere. So a log that ends below this offset has lost records.
 	Kept map[string]map[int32]int64
 	// CapBytes is the size on disk, in bytes, at which Guard returns log_full.
@@ -53,9 +53,9 @@ type Config struct {
 	MinFreeBytes int64 `default:"256MiB" min:"0"`
 	// MaxBatchBytes is the size in bytes of the largest batch that the broker accepts.
 	MaxBatchBytes int `default:"8256KiB" min:"0"`
-	// SegmentBytes is the size in bytes at which a segment is closed. Only whole segments are trimmed.
-	// The default is 32 MiB. It is smaller if the open segments of all partitions together could
-	// otherwise hold more than half of CapBytes.
+	// SegmentBytes is the size in bytes at which a segment is closed. Only whole segments are
+	// trimmed. The default is 32 MiB, or less if the open segments of all partitions could hold
+	// more than half of CapBytes.
 	SegmentBytes int64
 	// Measure is the interval of the measurements of size and free space. At the same interval the
 	// broker probes the volume with an fsync.

@@ -9,12 +9,13 @@ import (
 	"time"
 )
 
-// door is the listener from which the broker accepts connections. A client can connect in three ways:
+// door is the listener from which the broker accepts connections. A client can connect in three
+// ways:
 //
 //   - by Dial, within the process;
 //   - through a unix socket of mode 0600, for tools of the same user;
-//   - through a loopback port, which any user of the machine can reach. Each connection through the
-//     port is a readerConn.
+//   - through a loopback port, which any user of the machine can reach. These connections are of type
+//     readerConn, which refuses writes.
 type door struct {
 	addr   net.Addr // the address that the broker advertises to clients
 	ways   []net.Listener
@@ -25,8 +26,8 @@ type door struct {
 	loops  sync.WaitGroup // goroutines of serve
 }
 
-// unnamed is the address of a broker without a port. Clients need an address, although Dial ignores
-// the address.
+// unnamed is the address of a broker without a port. Clients with Dial ignore the address, but
+// their configuration must have one.
 var unnamed = net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9092}
 
 func newDoor() *door {
@@ -69,8 +70,9 @@ func (d *door) listenSocket(name string) error {
 	return nil
 }
 
-// serve accepts connections from l in a goroutine until the door is closed. For each connection, wrap
-// returns the connection that the broker gets. If wrap has closed the connection, it returns nil.
+// serve accepts connections from l in a goroutine until the door is closed. It passes each
+// connection to wrap, and the result of wrap to the broker. wrap returns nil if it has closed the
+// connection.
 func (d *door) serve(l net.Listener, wrap func(net.Conn) net.Conn) {
 	d.ways = append(d.ways, l)
 	d.loops.Go(func() {
@@ -98,8 +100,8 @@ func (d *door) serve(l net.Listener, wrap func(net.Conn) net.Conn) {
 }
 
 // dial connects within the process. While the broker works on a request, it reads only one more
-// request. So dial uses TCP: the buffers of TCP hold the requests that the broker has not read yet.
-// With a pipe or a unix socket the client's writes would time out while the disk is slow.
+// request. So dial uses TCP, whose buffers can hold further requests. With a pipe or a unix socket
+// the client's writes would time out while the disk is slow.
 func (d *door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	ours, theirs, err := connPair(ctx)
 	if err != nil {

@@ -47,8 +47,8 @@ func (e *ends) of(p place) (b bounds, ok bool) {
 	return b, false
 }
 
-// sameBoot reports whether the machine has not restarted since e was written. In this case all bytes
-// that were written before a kill of the process are in the files, synced or not.
+// sameBoot reports whether the machine has run without a restart since e was written. If so, all
+// bytes that a process wrote before it was killed are in the files, synced or not.
 func (e *ends) sameBoot() bool { return e.Boot != "" && e.Boot == bootID() }
 
 func bootID() string {
@@ -116,9 +116,9 @@ func writeEnds(dir string, e *ends) error {
 	return err
 }
 
-// writeEndsEvery writes the ends every Config.Measure until ctx ends, and then one last time. It gets
-// the ends from the broker, which answers only between two batches. So all records below these ends
-// are written, and in Fsync mode synced.
+// writeEndsEvery writes the ends once in each Config.Measure until ctx ends, and then one last
+// time. The broker reports the ends only between two batches. So all records below these ends are
+// written, and in Fsync mode synced.
 func writeEndsEvery(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()
@@ -142,8 +142,8 @@ func writeEndsIfMoved(b *Broker) error {
 	return writeEndsLocked(b, nil)
 }
 
-// writeEndsLocked writes the ends if they have moved. starts holds the new first offsets of a trim that
-// will follow. The caller holds b.endsMu.
+// writeEndsLocked writes the ends if they have moved. starts holds the first offsets that a trim
+// will set after this call. The caller holds b.endsMu.
 func writeEndsLocked(b *Broker, starts map[place]int64) error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot

@@ -10,9 +10,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Guard decides whether the log accepts more records from outside. Only intake asks it. Workers must
-// append retries and dead letters even when the log is at its cap, because otherwise the log would
-// never become empty. The cap leaves room for these records. A Guard may be used from any goroutine.
+// Guard decides whether the log accepts more records from intake. Workers need no permission: they
+// must append retries and dead letters even when the log is at its cap, because otherwise the log
+// would never become empty. The cap leaves room for these records. A Guard may be used from any
+// goroutine.
 type Guard struct {
 	cap, minFree int64
 
@@ -49,8 +50,8 @@ func (g *Guard) Err() error {
 	return nil
 }
 
-// Bulk is Err for records of bulk lanes. Their cap is lower by an eighth, so that a campaign never uses
-// the last space. Single requests need that space.
+// Bulk returns the same as Err, but for records of bulk lanes. Their cap is lower by an eighth: the
+// last space is for single requests, and a campaign cannot use it.
 func (g *Guard) Bulk() error {
 	if err := g.Err(); err != nil {
 		return err
@@ -61,7 +62,8 @@ func (g *Guard) Bulk() error {
 	return nil
 }
 
-// Disk is Err without the check of the log's cap. It is for stores on the same volume.
+// Disk returns the same as Err, but without the check of the log's cap. Stores on the same volume
+// use it.
 func (g *Guard) Disk() error {
 	if e := g.broken.Load(); e != nil {
 		return e
@@ -79,7 +81,8 @@ func diskFull(msg string) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: msg, RetryAfter: 5 * time.Second}
 }
 
-// Appended counts bytes that were just appended, so that the cap also holds between two measurements.
+// Appended adds bytes that were just appended to the size of the log, so that the cap also holds
+// between two measurements.
 func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
 
 // Usage is a snapshot for metrics and doctor.
@@ -105,9 +108,9 @@ func (g *Guard) writeFailed(err error) {
 	g.fail(fmt.Errorf("write: %w", err))
 }
 
-// measureFailed handles an error of a measurement. It returns true if the error is a failure of the
-// disk. A lack of file descriptors or memory is not a failure of the disk: for a while connections may
-// use every descriptor.
+// measureFailed handles an error of a measurement. It returns true if the error shows that the disk
+// has failed. Otherwise the process only lacks file descriptors or memory for a while, for example
+// because connections use every descriptor.
 func (g *Guard) measureFailed(err error) bool {
 	for _, passes := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EAGAIN} {
 		if errors.Is(err, passes) {

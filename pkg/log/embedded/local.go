@@ -23,14 +23,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A consumer in this process reads the broker's files directly. When consumers used the network, every
-// record was read, copied and sent twice: for the workers and for the history. This work ran on the
-// goroutine that also appends, and took 11% of the cost of a receiver of a fan-out.
+// A consumer in this process reads the broker's files directly. When consumers used the network,
+// every record was read, copied and sent twice: for the workers and for the history. The goroutine
+// that also appends did this work, which was 11% of the cost of a receiver of a fan-out.
 //
-// The consumer sees the same batches as a fetch: batches below the high watermark, which are
-// acknowledged. It does not ask the broker for the high watermark, because the broker answers only
-// between two batches and their fsyncs. Instead, the producers of this process report acknowledged
-// appends (Appended). For appends of other clients, the broker is asked twice a second
+// The consumer reads the same batches as a client that fetches: the acknowledged batches, which are
+// below the high watermark. It does not ask the broker for the high watermark, because the broker
+// answers only between two batches and their fsyncs. Instead, the producers of this process report
+// acknowledged appends (Appended). For appends of other clients, the broker is asked twice a second
 // (writeEndsIfMoved).
 
 // ackedEnd is the offset below which all records of a partition are known to be acknowledged.
@@ -43,7 +43,7 @@ type ackedEnd struct {
 	reads reads
 }
 
-// raise sets end to newEnd, unless end is already higher. It wakes the waiting readers.
+// raise raises the field end to newEnd, unless it is already higher. It wakes the waiting readers.
 func (h *ackedEnd) raise(newEnd int64) {
 	for {
 		was := h.end.Load()
@@ -62,8 +62,8 @@ func (h *ackedEnd) raise(newEnd int64) {
 	}
 }
 
-// waitAbove waits until end is greater than offset, and returns end. If ctx ends first, it returns
-// ctx's error.
+// waitAbove waits until the field end is greater than offset, and returns it. If ctx ends first,
+// waitAbove returns ctx's error.
 func (h *ackedEnd) waitAbove(ctx context.Context, offset int64) (int64, error) {
 	for {
 		if end := h.end.Load(); end > offset {
@@ -121,7 +121,7 @@ func (l local) Open(tp log.TopicPartition, offset int64) (log.Tail, error) {
 		return nil, notify.Unavailable("log", time.Second, fmt.Errorf("partition %s does not exist", tp))
 	}
 	if end := h.end.Load(); offset < 0 || offset > end {
-		// Another client may have appended after the broker was last asked.
+		// Another client may have appended records since the broker was last asked for its end.
 		if info := l.b.cluster.PartitionInfo(tp.Topic, tp.Partition); info != nil {
 			h.raise(info.HighWatermark)
 		}
@@ -137,8 +137,8 @@ func errGone(tp log.TopicPartition, offset int64) error {
 	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold offset %d of partition %s", offset, tp), Err: kerr.OffsetOutOfRange}
 }
 
-// tail implements log.Tail. When the broker removes the file of a tail, the file stays open, so the
-// tail can read it to the end.
+// tail implements log.Tail. It keeps its file open. So it can read the file to the end even if the
+// broker removes the file.
 type tail struct {
 	tp    log.TopicPartition
 	dir   string
@@ -187,8 +187,9 @@ func (t *tail) Next(ctx context.Context) (log.Fetched, error) {
 	}
 }
 
-// fetch adds the records of the batches at pos to f. At the end of a file it adds no record. If another
-// reader has read the same position or is reading it, fetch uses the records of that reader.
+// fetch adds the records of the batches at the position t.pos to f. At the end of a file it adds no
+// record. If another reader reads or has read the same position, fetch takes the records of that
+// reader.
 func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	if t.f == nil {
 		if err := t.openAtNext(); err != nil {
@@ -213,12 +214,13 @@ func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	return nil
 }
 
-// readBatches reads the batches at pos and adds their records to f. At the end of a file it opens the
-// next file and adds no record.
+// readBatches reads the batches at t.pos and adds their records to f. At the end of a file it opens
+// the next file and adds no record.
 //
-// If a batch begins below the acknowledged end, the whole batch is acknowledged. The end may be inside
-// the batch, because the acknowledgements of its callers are reported one by one. If a batch is
-// damaged, readBatches returns the records of the batches before it, without an error.
+// If a batch begins below the acknowledged end, the whole batch is acknowledged. The end may be
+// inside the batch, because the callers whose records share a batch report their acknowledgements
+// one by one. If a later batch is damaged, readBatches adds the records before it and returns no
+// error.
 func (t *tail) readBatches(f *log.Fetched) error {
 	if t.ahead == nil {
 		t.ahead = make([]byte, readAhead)
@@ -266,8 +268,8 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	return nil
 }
 
-// readBatch adds the records of the batch at the beginning of raw, and moves pos and next to the
-// following batch.
+// readBatch adds the records of the batch at the beginning of raw to f, and moves t.pos and t.next
+// to the following batch. It returns the size of the batch.
 func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	b, ok := readBatch(raw, 0)
 	switch {
@@ -296,7 +298,8 @@ func sizeOf(raw []byte) int64 {
 	return int64(binary.BigEndian.Uint32(raw[atLength:])) + atEpoch
 }
 
-// openAtNext opens the file that holds next and sets pos to its batch.
+// openAtNext opens the file that contains the offset t.next, and sets t.pos to the batch with this
+// offset.
 func (t *tail) openAtNext() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {
@@ -341,16 +344,16 @@ func (t *tail) open(base int64) error {
 	return nil
 }
 
-// openNextFile opens the next file of the partition. The next file begins at the offset at which the
-// present file ends.
+// openNextFile opens the next file of the partition. It begins at the offset at which the present
+// file ends.
 func (t *tail) openNextFile() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {
 		return err
 	}
 	if i, _ := slices.BinarySearch(bases, t.base+1); i < len(bases) {
-		// If files between the two were removed, the opened file begins after next. readBatch then
-		// returns errGone.
+		// If files after the present file were removed, the opened file begins after t.next.
+		// readBatch then returns errGone.
 		return t.open(bases[i])
 	}
 	return fmt.Errorf("embedded log: the last file %s ends at byte %d and does not hold offset %d of partition %s", t.f.Name(), t.pos, t.next, t.tp)

@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// Loss is a range of records that the log held, and that a start found damaged or missing. A marker
-// (log.LostHeader) replaces the records in the log. So readers continue after the marker, and no new
-// record gets the offset of a lost record. The loss stays in losses.json until an operator removes
-// that file.
+// Loss is a range of records that were in the log, and that a start of the broker found damaged or
+// missing. The start replaces them by a marker (log.LostHeader). So readers continue after the
+// marker, and no new record gets the offset of a lost record. The loss stays in losses.json until
+// an operator removes that file.
 type Loss struct {
 	Topic     string    `json:"topic"`
 	Partition int32     `json:"partition"`
@@ -44,8 +44,8 @@ func (l *Loss) Records() int64 { return l.To - l.From }
 // Below returns the number of lost records whose offsets are below offset.
 func (l *Loss) Below(offset int64) int64 { return min(max(offset-l.From, 0), l.Records()) }
 
-// Torn is an incomplete write at the end of a partition. A crash cut it, so it was never acknowledged.
-// A start removes it.
+// Torn is an incomplete write at the end of a partition, which a start of the broker has removed.
+// It was never acknowledged, because a crash cut it.
 type Torn struct {
 	Topic     string
 	Partition int32
@@ -66,7 +66,8 @@ func readLosses(dir string) (all []Loss, err error) {
 		return nil, fmt.Errorf("embedded log: %w", err)
 	}
 	if json.Unmarshal(raw, &all) != nil {
-		// The report itself is damaged. It must not prevent the log from opening.
+		// A damaged report must not prevent the start of the log. Rename the report and begin a new
+		// one.
 		if err := os.Rename(name, name+".damaged"); err != nil {
 			return nil, fmt.Errorf("embedded log: %w", err)
 		}
@@ -75,9 +76,9 @@ func readLosses(dir string) (all []Loss, err error) {
 	return all, nil
 }
 
-// addLosses adds found to the losses file durably and returns all losses. The caller must repair the
-// segments after addLosses, not before. If a start stops between the two steps, the next start finds
-// the same losses again.
+// addLosses adds found to the losses file durably and returns all losses. The caller must repair
+// the segments only after this: if the process ends between the two steps, the next start finds the
+// same losses again.
 func addLosses(dir string, found []Loss) ([]Loss, error) {
 	all, err := readLosses(dir)
 	if err != nil || len(found) == 0 {

@@ -27,8 +27,8 @@ type segmentContext struct {
 	knownEnd  int64 // other files prove that the log held every offset below knownEnd; 0: there is no such proof
 }
 
-// walkUndamaged reads the batches of a segment in order. At the first damage it returns ok = false; the
-// caller must then call mend.
+// walkUndamaged reads the batches of a segment in order. It returns ok = false at the first damage;
+// then the caller must call mend.
 func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epoch int32, ok bool) {
 	pos := 0
 	next = s.first
@@ -45,8 +45,8 @@ func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epo
 	return next, latest, epoch, s.nextFirst < 0 || next == s.nextFirst
 }
 
-// mend repairs a damaged segment. Without the repair, the broker would cut the segment at the first bad
-// checksum. All batches after it would be lost, and the broker would give their offsets to new records.
+// mend repairs a damaged segment. Without the repair, the broker would cut the segment at the first
+// bad checksum. All later batches would be lost, and new records would get their offsets.
 func mend(raw, index []byte, s segmentContext) (m mended) {
 	m.next = s.first
 	inStep := true // true: batch n still corresponds to entry n of the index
@@ -101,9 +101,9 @@ func (m *mended) addGap(g gap) {
 	m.next = g.to
 }
 
-// hasWrongOffset decides about an undamaged batch whose first offset is not the expected one. The
-// checksum does not cover the field of the first offset. hasWrongOffset returns true if this field is
-// wrong. It returns false if batches before this batch are missing.
+// hasWrongOffset is called for an undamaged batch that does not begin at the expected offset. The
+// checksum does not cover the field of the first offset. hasWrongOffset returns true if this field
+// is wrong, and false if batches before this batch are missing.
 func (m *mended) hasWrongOffset(raw []byte, b *batch, s segmentContext) bool {
 	if b.first < m.next {
 		return true // offsets in a segment only grow
@@ -146,9 +146,9 @@ func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 	return end
 }
 
-// repairHeader adds raw as a batch with a rewritten header. It does so only if the header alone was
-// damaged and if the offset after the batch equals wantNext. If wantNext is -1, any offset may follow.
-// repairHeader reports whether it has added the batch.
+// repairHeader adds raw as a batch with a corrected header, and returns true. It returns false and
+// adds nothing if more than the header was damaged, or if the offset after the batch is not
+// wantNext. A wantNext of -1 accepts any offset.
 func (m *mended) repairHeader(raw []byte, wantNext int64) bool {
 	if len(raw) < batchHeader {
 		return false
@@ -171,9 +171,9 @@ func (s segmentContext) maxFirst() int64 {
 	return math.MaxInt64
 }
 
-// findBatch finds the first undamaged batch at or after pos whose first offset is at least minFirst
-// and at most maxFirst. The data of a record may look like a batch. So findBatch prefers a batch that
-// another batch or the end of the segment follows directly.
+// findBatch finds the first undamaged batch at or after pos whose first offset is from minFirst to
+// maxFirst. The data of a record may look like a batch. So findBatch prefers a batch that is
+// directly before another batch or the end of the segment.
 func findBatch(raw []byte, pos int, minFirst, maxFirst int64) (b batch, found bool) {
 	for ; pos+batchHeader <= len(raw); pos++ {
 		if raw[pos+atMagic] != 2 {

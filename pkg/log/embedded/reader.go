@@ -31,10 +31,10 @@ var readable = []kmsg.Key{
 	kmsg.FindCoordinator, kmsg.OffsetFetch, kmsg.DescribeGroups, kmsg.ListGroups, kmsg.DescribeConfigs,
 }
 
-// readerConn is a connection through the port. The broker is not safe for clients: it would end the
-// process at an unknown request, allocate any length that a request states, and execute any request.
-// So the broker never sees the bytes of a client. readerConn parses each request and refuses requests
-// that are not in readable. It limits an accepted request and encodes it again. After a refused
+// readerConn is a connection through the port. The broker must not get the bytes of such a client:
+// it would end the process at an unknown request, allocate any length that a request states, and
+// execute any request. So readerConn parses each request and refuses requests that are not in
+// readable. It limits an accepted request and encodes it again for the broker. After a refused
 // request the connection ends.
 type readerConn struct {
 	net.Conn
@@ -161,10 +161,10 @@ func limitFetch(q *kmsg.FetchRequest) {
 	}
 }
 
-// Write sends a response to the client. The broker writes each response in one call. Clients send only
-// requests that the ApiVersions response offers. So Write removes requests that are not readable from
-// that response. Produce stays in the list, although readerConn refuses it: librdkafka, which kcat
-// uses, fetches nothing from a broker that does not offer Produce.
+// Write sends a response to the client. The broker writes each response in one call. Clients send
+// only requests that the ApiVersions response offers, so Write removes the requests that are not
+// readable from that response. Only Produce stays there, although readerConn refuses it:
+// librdkafka, which kcat uses, does not fetch from a broker that does not offer Produce.
 func (r *readerConn) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	var a pendingRequest

@@ -7,10 +7,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// reads shares the reads of a partition's files between the readers in this process: the workers and
-// the history. The two readers are usually at the same position. The second reader waits for the first
-// reader and uses its records, which are already checked and decoded. This saves 3 ns and 20 bytes of
-// memory for each receiver (P6).
+// reads lets the readers of a partition in this process, the workers and the history, share their
+// reads of the files. These readers are usually at the same position. The second reader waits for
+// the first reader and takes its records, which are already checked and decoded. This saves 3 ns
+// and 20 bytes of memory for each receiver (P6).
 type reads struct {
 	mu     sync.Mutex     // guards the fields below
 	open   int            // number of open readers
@@ -18,8 +18,8 @@ type reads struct {
 	turn   int            // index of the entry of latest to replace next
 }
 
-// sharedRead is one read at a position. The reader that makes the read owns it until done is closed.
-// After that no goroutine changes it.
+// sharedRead is one read at a position. Until done is closed, it belongs to the reader that makes
+// the read. After that no goroutine changes it.
 type sharedRead struct {
 	at, behind readPos       // positions before and after the read
 	found      log.Fetched   // result; a read without records cannot be shared
@@ -30,7 +30,8 @@ type sharedRead struct {
 // next offset.
 type readPos struct{ base, pos, next int64 }
 
-// opened and closed count the open readers. With a single reader, reads keeps no sharedRead.
+// opened adds an open reader to the count, and closed subtracts it. With a single reader, reads
+// keeps no sharedRead.
 func (r *reads) opened() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,9 +46,9 @@ func (r *reads) closed() {
 	}
 }
 
-// claimRead returns the read at the position at. If another reader has made this read or is making it,
-// mine is false, and the caller must wait for done. Otherwise mine is true: the caller must make the
-// read and call finishRead.
+// claimRead returns the read at the position at. If mine is true, the caller must make the read and
+// call finishRead. If mine is false, another reader makes this read or has made it, and the caller
+// must wait for done.
 func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,8 +66,8 @@ func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	return e, true
 }
 
-// finishRead publishes the result of a read: the records and end, the position after the read. A read
-// without records is not kept.
+// finishRead publishes the result of a read: the records, and in end the position after the read. A
+// read without records is not kept.
 func (r *reads) finishRead(e *sharedRead, end readPos, found log.Fetched) {
 	if len(found.Records) == 0 {
 		r.mu.Lock()

@@ -78,13 +78,13 @@ const (
 // minRecord is the size of the smallest record, in bytes.
 const minRecord = 7
 
-// plainRecord is a record of an uncompressed batch. Its stored form is
+// plainRecord is a record of an uncompressed batch. It is stored in this form:
 //
 //	varint length of the rest, 1 byte of attributes, varint difference to the time of the
 //	batch's first record, varint difference to the first offset, key, value, varint number
 //	of headers {key, value}
 //
-// Keys and values are bytes after their varint length. Length -1 means nil.
+// Before each key and value is its length as a varint. The length -1 means nil.
 type plainRecord struct {
 	offset     int32
 	ms         int64

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// Run measures the log, probes the volume and stores the end offset of each partition, until ctx is
-// done. In PageCache mode it also starts the write-back of new bytes every 100 ms.
+// Run measures the log, probes the volume and stores the end offset of each partition, until ctx
+// ends. In PageCache mode it also starts to write new bytes to the disk every 100 ms.
 func (b *Broker) Run(ctx context.Context) error {
 	var probe syncer
 	if b.cfg.Dir != "" {
@@ -77,7 +77,8 @@ func (g *Guard) probe(f syncer) {
 	}
 }
 
-// measure updates the guard's size of the log and free space of the volume.
+// measure measures the size of the log and the free space of the volume, and stores both in the
+// guard.
 func (b *Broker) measure() error {
 	before := b.guard.appended.Load()
 	var size int64
@@ -128,9 +129,10 @@ func dirSize(dir string) (int64, error) {
 	return size, nil
 }
 
-// Trim removes records every Config.TrimEvery until ctx ends. safe()[topic][partition] is an offset:
-// every record below it is sealed in history and has a durable outcome. A partition that is missing in
-// the result is not trimmed. Only the removal of a whole segment frees space.
+// Trim removes records every Config.TrimEvery until ctx ends. For each topic and partition, safe
+// returns an offset: every record below it is sealed in history and has a durable outcome.
+// Partitions that are missing in the result are not trimmed. Only the removal of a whole segment
+// frees space.
 func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int64) error {
 	tick := time.NewTicker(b.cfg.TrimEvery)
 	defer tick.Stop()

@@ -6,10 +6,10 @@ import (
 	"path/filepath"
 )
 
-// smoother starts the write-back of the last segment of each partition while the segment grows.
-// Without the smoother the kernel writes dirty pages in bursts that stall every writer of the volume:
-// the rate of a closed loop fell from 12.6-14M to 4.6M receivers/s. In Fsync mode the smoother is nil,
-// because no page stays dirty. Only the goroutine of Run uses the smoother.
+// smoother starts to write the last segment of each partition to the disk while the segment grows.
+// Without the smoother the kernel writes dirty pages in bursts, which stop all writers of the
+// volume: the rate of a closed loop fell from 12.6-14M to 4.6M receivers/s. In Fsync mode the
+// smoother is nil, because no page stays dirty. Only the goroutine of Run uses the smoother.
 type smoother struct {
 	dir  string
 	open map[string]*growing // key: folder of the partition
@@ -55,7 +55,8 @@ func (s *smoother) findSegments() {
 	}
 }
 
-// flush starts the write-back of the bytes that were appended after the last call.
+// flush takes the bytes that were appended after the last call, and starts to write them to the
+// disk.
 func (s *smoother) flush() {
 	if s == nil {
 		return

@@ -45,10 +45,10 @@ type (
 // stateVersion is the version of metaJSON and topicsJSON that kfake reads.
 const stateVersion = 1
 
-// repairState writes meta.json and topics.json again if they are missing, if they cannot be read, or if
-// topics.json omits partitions that have segments. Their content can be computed from the folders, so
-// nothing is lost. Call repairState after the segments were repaired. ends are the stored ends of the
-// partitions.
+// repairState writes meta.json and topics.json again if they are missing or cannot be read, or if
+// topics.json omits partitions that have segments. The folders show what the files must contain, so
+// nothing is lost. Call repairState after the segments were repaired. ends holds the stored ends of
+// the partitions.
 func repairState(cfg Config, ends *ends) error {
 	most := map[string]int{} // number of partitions of each topic, according to the segments
 	err := eachSegment(cfg.Dir, func(folder string, _, _ int64) {
@@ -104,9 +104,9 @@ func repairState(cfg Config, ends *ends) error {
 	return writeState(cfg.Dir, topicsFile, topics)
 }
 
-// moveDamagedAside renames damaged files. The broker would refuse to start with them, but it needs
-// nothing that is in them: access rules and quotas are not used, the settings are given at each start,
-// and the sequence windows belong to producers of the previous process.
+// moveDamagedAside renames damaged files, because the broker would not start with them. The broker
+// needs nothing from these files: access rules and quotas are not used, the settings are given at
+// each start, and the sequence windows belong to producers of the previous process.
 func moveDamagedAside(cfg Config) error {
 	for _, name := range []string{"acls.json", "sasl.json", "quotas.json", "broker_configs.json", "seq_windows.json"} {
 		file := filepath.Join(cfg.Dir, name)

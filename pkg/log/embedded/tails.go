@@ -11,10 +11,10 @@ import (
 	"path/filepath"
 )
 
-// cutTornEntries removes the bytes that a power loss left at the end of the broker's lists of groups
-// and of producers: a part of an entry, or zeros. The broker skips these bytes when it reads a list,
-// but it appends new entries after them. The next start would not read the new entries, and groups
-// would continue at old offsets.
+// cutTornEntries removes incomplete entries at the end of the broker's lists of groups and of
+// producers. A power loss may leave a part of an entry there, or zeros. The broker skips these
+// bytes when it reads a list, but it appends new entries after them. The next start would not read
+// the new entries, and groups would continue at old offsets.
 func cutTornEntries(dir string, log *slog.Logger) error {
 	for _, name := range []string{"groups.log", "pids.log"} {
 		cut, err := cutTornEntry(filepath.Join(dir, name))
@@ -53,9 +53,9 @@ func cutTornEntry(name string) (cut int64, err error) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// wholeEntries returns the length of the undamaged entries at the beginning of raw. An entry is the
-// length of its body, the checksum of its body (both little-endian), and the body. The body begins with
-// a version of two bytes.
+// wholeEntries returns the length of the undamaged entries at the beginning of raw. An entry has
+// three parts: the length of its body, the checksum of its body (both little-endian), and the body.
+// The body begins with a version of two bytes.
 func wholeEntries(raw []byte) int {
 	const frame, version = 8, 2
 	pos := 0

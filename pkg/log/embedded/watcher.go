@@ -15,9 +15,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// watcher is the broker's logger. The broker library reports the error of a failed write only in its
-// log lines, and it cannot use a file system of ours. So watcher finds such errors in the log lines and
-// passes them to the Guard.
+// watcher is the broker's logger. The broker library reports a failed write only in its log lines,
+// and we cannot give it a file system that reports errors. So watcher finds such errors in the log
+// lines and passes them to the Guard.
 type watcher struct {
 	cfg   Config
 	guard *Guard
@@ -26,8 +26,8 @@ type watcher struct {
 	warnings map[string]*repeatedWarning // key: format of the warning
 }
 
-// repeatedWarning is a kind of warning that the broker repeats. On a full disk the broker warns of
-// every batch and of every commit.
+// repeatedWarning counts a kind of warning that the broker repeats within a span of time
+// (repeatSpan). On a full disk the broker warns of every batch and of every commit.
 type repeatedWarning struct {
 	began time.Time // start of the span
 	lines int       // warnings in the span
@@ -35,7 +35,7 @@ type repeatedWarning struct {
 	last  string
 }
 
-// In each repeatSpan, watcher logs the first repeatLines warnings of each kind and only counts the
+// Within a repeatSpan, watcher logs only the first repeatLines warnings of each kind. It counts the
 // others.
 const (
 	repeatSpan  = 10 * time.Second
@@ -114,8 +114,8 @@ func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
 	w.logLimited(at, format, text)
 }
 
-// isFileError reports whether err comes from a file operation. The broker also warns of entries that it
-// cannot parse. Such a warning is not a failure of the disk.
+// isFileError reports whether err comes from a file operation. The broker also warns of entries
+// that it cannot parse, but then the disk has not failed.
 func isFileError(err error) bool {
 	_, path := errors.AsType[*fs.PathError](err)
 	_, link := errors.AsType[*os.LinkError](err)
