@@ -52,9 +52,8 @@ func Number(v float64) string {
 
 func short(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
 
-// maxCount is the highest count of a sheet. A load that needs more of something cannot exist, and
-// an int64 could not hold all such counts.
-const maxCount = 1e15
+// maxCount is the highest count of a sheet: a round number that an int64 can hold.
+const maxCount = 9e18
 
 // ceil rounds up, but ignores floating-point rounding errors. A positive v gives at least 1. The
 // result is at most maxCount.
