@@ -192,7 +192,7 @@ func expandFolders(names []string) (out []string, err error) {
 			return nil, &term.Error{Exit: term.ExitUsage, Err: err}
 		}
 		if len(out) == was {
-			return nil, term.Usage("%s holds no dashboard (.json) and no rules (.yml)", name)
+			return nil, term.Usage("%s contains no dashboard (.json) and no rules (.yml)", name)
 		}
 	}
 	return out, nil

@@ -274,7 +274,7 @@ func suggestCodes(ctx context.Context, p *program, cl *api.Client, f *api.Letter
 	}
 }
 
-// planFields returns the fields of a plan.
+// planFields returns a plan as the rows of a table.
 func planFields(p *program, plan *api.Plan) term.Table {
 	if plan.Entries == 0 {
 		return term.Table{{"plan", plan.Digest}, {"entries", "0: no dead letter matches"}}

@@ -99,7 +99,7 @@ func localFindings(ctx context.Context, p *program) []api.Finding {
 	return append(fs, c)
 }
 
-// withDoctorAdvice adds the next steps to an error that stops doctor.
+// withDoctorAdvice adds the next steps to an error that ends "notifyctl doctor".
 func withDoctorAdvice(p *program, err error, t *target) error {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {

@@ -66,8 +66,8 @@ func complete(c *cobra.Command, flag string, values []string) {
 
 var colors = []string{"auto", "always", "never"}
 
-// check refuses wrong values before any work is done. timed means that the flag --timeout was
-// given. Otherwise check uses env, the value of NOTIFYCTL_TIMEOUT.
+// check returns an error for a wrong value of a flag. If the flag --timeout was given, timed is
+// true. If not, check takes the timeout from env, the value of NOTIFYCTL_TIMEOUT.
 func (g *globals) check(timed bool, env string) error {
 	if err := (&term.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
@@ -170,8 +170,8 @@ func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Cli
 	return cl, err
 }
 
-// operatorClient returns the chosen server and a client for it. For each change that the client
-// makes, the audit log keeps reason.
+// operatorClient returns the chosen server and a client for it. The client sends reason with each
+// change, and the server stores it in the audit log.
 func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	t, err := p.target()
 	if err != nil {
@@ -182,7 +182,8 @@ func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	return &t, cl, nil
 }
 
-// withClient returns a RunE that calls run with a client for the chosen server.
+// withClient returns a function for cobra.Command.RunE. That function calls run with a client for
+// the chosen server.
 func (p *program) withClient(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		cl, err := p.client()
@@ -200,13 +201,13 @@ func (p *program) clientOf(t *target) *api.Client {
 	return &api.Client{
 		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,
 		HTTPClient: &http.Client{Transport: api.NewTransport(16), Timeout: p.global.timeout},
-		OnAudit:    p.audited,
+		OnAudit:    p.noteAuditID,
 	}
 }
 
-// audited prints the id of the audit log's row in which the server recorded a change. It also
-// stores the id, so that the printed result contains it.
-func (p *program) audited(id string) {
+// noteAuditID prints the id of a row of the audit log. The server has recorded the change of this
+// command in that row. noteAuditID also stores the id, so that the printed result contains it.
+func (p *program) noteAuditID(id string) {
 	p.auditID.Store(&id)
 	p.note("audit %s", id)
 }
@@ -242,7 +243,7 @@ func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, 
 	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
 }
 
-// runIDs returns the ids of the kept runs, for completion in the shell.
+// runIDs returns the ids of the stored load runs, for completion in the shell.
 func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	list, err := runStore(p).List()
 	if err != nil {

@@ -104,7 +104,8 @@ func startJob(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, e
 // finalRequestTime is how long a request may take after Ctrl-C. Another Ctrl-C ends it at once.
 const finalRequestTime = 30 * time.Second
 
-// outliveContext returns a context that ends after ctx, later by the duration extra.
+// outliveContext returns a context that ends later than ctx: when the time extra has passed after
+// the end of ctx.
 func outliveContext(ctx context.Context, extra time.Duration) (context.Context, context.CancelFunc) {
 	late, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

@@ -332,8 +332,9 @@ func (o *loadOptions) parseSegment() (seg load.Segment, at time.Time, err error)
 	return seg, at, nil
 }
 
-// loadExitError returns an error with the result's exit code. If requireValid is true, a run whose
-// figures do not show the server, such as GENERATOR_BOUND, is an error too.
+// loadExitError returns an error with the exit code of the result. The verdict of a run says
+// whether its figures measure the server. If requireValid is true, a verdict such as
+// GENERATOR_BOUND, by which they do not, is an error too.
 func loadExitError(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {

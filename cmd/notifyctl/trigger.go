@@ -68,7 +68,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
 	if o.file != "" {
 		if o.url != "" || o.later.given() || o.payload != "" || o.dryRun {
-			return term.Usage("-f: the file contains the triggers, so no flag of a trigger other than --idempotency-key can be given")
+			return term.Usage("-f: the file describes the triggers, so no flag may describe a trigger; only --idempotency-key is allowed with -f")
 		}
 		return runTriggerFile(ctx, p, o)
 	}
@@ -305,7 +305,7 @@ func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, b.recordAnswer)
 	pr, sum := p.printer(), &b.total
 	if err == nil && sum.Sent == 0 {
-		return term.Usage("%s holds no triggers", label(o.file))
+		return term.Usage("%s contains no triggers", label(o.file))
 	}
 	if pr.Format != "jsonl" {
 		var table term.Table

@@ -85,8 +85,8 @@ or after that. set prints the stored profile.`,
 	return c
 }
 
-// oneUser checks that there is one argument. If the user typed --quiet, which is another flag,
-// instead of --quiet-hours, the hours are a second argument. The error then names --quiet-hours.
+// oneUser checks that there is one argument, the user. A common mistake is to type --quiet instead
+// of --quiet-hours. Then the hours become a second argument, and the error names --quiet-hours.
 func oneUser(c *cobra.Command, args []string) error {
 	if len(args) == 2 && strings.Count(args[1], ":") == 2 {
 		return term.Usage("%q is not a user; to set quiet hours, use --quiet-hours %s", args[1], args[1])

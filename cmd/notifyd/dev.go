@@ -159,8 +159,8 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		context, err = writeContext(ctx, p, o, term.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
 	}
 	if err == nil {
-		// SeedCaller runs before the node. A callback that an earlier start has left must be signed
-		// with the secret that the simulated receiver expects.
+		// Set the caller's secret before the node runs. The node may make a callback of an earlier
+		// start at once, and the simulated receiver expects a signature with this secret.
 		err = n.SeedCaller(ctx, "dev", []string{urls.Callback + "/"}, secret)
 	}
 	if err != nil {
@@ -235,7 +235,7 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	// dir/data. So it would ignore the store in dir and start with an empty store.
 	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
 		return dir, cleanup, &term.Error{Exit: term.ExitUsage,
-			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; notifyd dev would ignore this data, because it reads only the subfolder named data", dir),
+			Err:  fmt.Errorf("%s contains the data of notifyd serve or of a restored backup; notifyd dev would ignore this data, because it reads only the subfolder named data", dir),
 			Next: []string{"notifyd restore FILE --data-dir NEW/data, then notifyd dev --data-dir NEW", "notifyd serve --data-dir " + dir},
 		}
 	}

@@ -151,11 +151,11 @@ func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// refuse answers 422 if a repetition of the request would get the same error. Otherwise it answers
-// 503, and notifyd calls again.
+// refuse answers a callback of notifyd after an error. If a repetition would fail with the same
+// error, it answers 422. Otherwise it answers 503, so that notifyd calls again.
 func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusServiceUnavailable
-	if final(err) {
+	if isFinal(err) {
 		status = http.StatusUnprocessableEntity
 	}
 	http.Error(w, err.Error(), status)
@@ -202,16 +202,16 @@ func (s *shop) fallBack(ctx context.Context, failed *api.DeadLetter) error {
 		Channel: "email", Category: failed.Category, To: api.Receiver{UserID: failed.UserID},
 		Content: api.Content{Title: "We could not reach your phone", Body: sent.Content.Body},
 	}, "fallback-"+failed.NotificationID)
-	if final(err) {
+	if isFinal(err) {
 		log.Printf("%s failed by SMS, and email is refused: %v", failed.NotificationID, err)
 		return nil
 	}
 	return err
 }
 
-// final reports whether a repetition of the request would get the same error. The content of such a
-// request is refused, or its key was used with other content.
-func final(err error) bool {
+// isFinal reports whether a repetition of the request would fail with the same error: notifyd
+// refused the content of the request, or its idempotency key was used with other content.
+func isFinal(err error) bool {
 	kind := notify.KindOf(err)
 	return kind == notify.KindInvalid || kind == notify.KindMismatch
 }

@@ -1,9 +1,10 @@
-// Package freeport finds loopback ports for servers that tests stop and start again on the same port.
+// Package freeport finds loopback ports for servers that tests stop and start again on the same
+// port.
 //
-// A port from listening on ":0" does not work for such a server, because the kernel also gives these
-// ports to outgoing connections. While the server is down, another connection may get its port. A
-// client that dials the server may even get the port itself and connect to itself. The server then
-// cannot listen on the port again.
+// Such a server cannot use a port that the kernel chose for ":0", because the kernel also gives
+// these ports to outgoing connections. While the server is down, another connection may get its
+// port. A client that dials the server may even get the port itself and connect to itself. The
+// server then cannot listen on the port again.
 package freeport
 
 import (

@@ -33,9 +33,8 @@ type Client struct {
 	// Retries is how often a request that is safe to repeat is sent again after 429, 503 or a
 	// broken connection. 0: the request is not repeated.
 	Retries int
-	// Patience is how long a request is repeated while the server answers with Retry-After. In that
-	// time such an answer does not count against Retries, and it sets the count of failures back to
-	// 0.
+	// Patience is how long a request is repeated while the server answers with Retry-After. During
+	// this time, such an answer resets the count of retries to 0.
 	Patience time.Duration
 	// Backoff is the wait before the first retry if the server sent no Retry-After. It doubles for
 	// each further retry, with jitter, up to 20 times Backoff. Default: 250 ms.
@@ -99,8 +98,8 @@ type call struct {
 	expectContinue bool   // send the body only after the server asked for it (Expect: 100-continue)
 }
 
-// largeBody is the size in bytes from which a refused body is sent again only after the server
-// asked for it (Expect: 100-continue).
+// largeBody is a size in bytes. If the server refuses a request with a body of this size or more,
+// the next try uses "Expect: 100-continue": it sends the body only when the server asks for it.
 const largeBody = 64 << 10
 
 // do sends the request c, repeats it if that is safe, and decodes the answer into result. If result
