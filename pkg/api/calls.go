@@ -114,8 +114,9 @@ func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (ScheduledPage
 	return getJSON[ScheduledPage](ctx, cl, "/v1/schedules", q)
 }
 
-// Forecast counts what becomes due from start until before end, by minute and channel. The two
-// times may be at most 7 days apart. Zero times mean the next hour. Only operators may call it.
+// Forecast counts the receivers and triggers that become due from start until before end, by minute
+// and channel. The two times may be at most 7 days apart. Zero times mean the next hour. Only
+// operators may call it.
 func (cl *Client) Forecast(ctx context.Context, start, end time.Time) (Forecast, error) {
 	q := url.Values{}
 	setTime(q, "from", start)

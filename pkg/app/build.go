@@ -67,7 +67,7 @@ func (n builder) build() error {
 		calls.divide(n.provs, func(topic string) int { return n.st.spread(topic).Most() })
 	}
 	for _, l := range notify.Lanes() {
-		if err := n.lane(l, calls); err != nil {
+		if err := n.buildLane(l, calls); err != nil {
 			return err
 		}
 	}
@@ -111,14 +111,14 @@ func (n builder) build() error {
 	return n.buildServer()
 }
 
-// quietFetch is how long a fetch waits for records in two kinds of groups: groups whose records are not
-// urgent, and groups that rarely have records. A record that arrives ends the wait at once. Only a
-// partition that was just assigned, or that was paused, waits until the running fetch ends.
+// quietFetch is how long a fetch waits for records in a group whose records are rare or not urgent.
+// A record that arrives ends the wait at once. But a partition that was just assigned, or whose
+// pause has just ended, is read only after the running fetch has ended.
 const quietFetch = time.Second
 
-// lane builds the two workers of a lane, one for first attempts and one for retries, and their consumer
-// groups.
-func (n builder) lane(l notify.Lane, calls *callShare) error {
+// buildLane builds the two workers of a lane, for first attempts and for retries. It also builds
+// the consumer groups of the two workers.
+func (n builder) buildLane(l notify.Lane, calls *callShare) error {
 	set, prov := n.cfg.lane(l), n.provs.lane(l)
 	if n.seams.provider != nil {
 		prov = n.seams.provider(prov)

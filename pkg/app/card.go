@@ -128,11 +128,11 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-// worstProviders returns which kind of providers the processes call. If they call several kinds, it
-// returns the kind that comes last in api.ProviderModes, whose last kind is real providers. A
-// process that does not answer counts with its last card. A worker of an older release has a card
-// without a kind, and counts as a process that calls real providers. Until the cards of the other
-// processes are read, all of them together also count as such a process.
+// worstProviders returns which kind of providers the processes of the cluster call. If they call
+// several kinds, it returns the most harmful kind: the last of them in api.ProviderModes. If a
+// process does not answer, its last card counts. If the kind of a process is not known, the process
+// counts as one that calls real providers. This happens with workers of an older release, and until
+// the cards of the other processes were read.
 func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {

@@ -132,9 +132,10 @@ func (r restorer) run(ctx context.Context, snapshotTime time.Time, acceptLoss bo
 	return out, err
 }
 
-// checkStopped returns an error if a process is still running. Workers and operators are members of
-// consumer groups. Schedulers and dispatchers send heartbeats. One of the processes with the role
-// api also sends heartbeats.
+// checkStopped returns an error if a process of the cluster is still running. It finds workers and
+// operators as members of consumer groups. It finds schedulers, dispatchers and the role api by
+// their heartbeats. While processes with the role api run, only one of them sends the heartbeat
+// "figure:lags", for all of them.
 func (r restorer) checkStopped(ctx context.Context) error {
 	running := func(what string) error {
 		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: what + ": stop every process first; a process that was killed still counts for 10 seconds"}

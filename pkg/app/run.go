@@ -194,7 +194,7 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 func partError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() == nil && err == nil:
-		return errors.New("the part returned before it was stopped")
+		return errors.New("the part ended too early: it must run until the process stops")
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return nil
 	}

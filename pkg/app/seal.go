@@ -44,9 +44,9 @@ func readDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	return nil, err
 }
 
-// makeDefaultKeys makes the key file of a data folder at its default path. In two cases it makes the
-// file inside the folder instead. The first case: the path cannot be written. The second case: the
-// folder is on its own volume. A file outside the volume may be lost when the container is removed.
+// makeDefaultKeys makes the key file of a data folder at its default path. In two cases it makes
+// the file inside the folder instead: the path cannot be written, or the folder is on a volume that
+// the path is not on. A file outside the volume may be lost when the container is removed.
 func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	beside, err := keyFileBeside(dataDir)
 	if err != nil {
@@ -157,7 +157,8 @@ func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 }
 
 // keyFileError returns the error of a start that fails because of the key file. It adds the name of
-// the setting, unless err has an error code other than secret_exposed.
+// the setting to errors without an error code and to secret_exposed. It returns all other errors
+// unchanged.
 func keyFileError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" && e.Code != "secret_exposed" {
 		return err

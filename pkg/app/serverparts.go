@@ -67,7 +67,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	ps["follower"], ps["card"] = n.follow, n.cards.Run
 	n.addFigures(ps, do)
 	ps["tails"] = func(ctx context.Context) error { return s.tails.Run(ctx, do.Lanes) }
-	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
+	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownCallStop) }
 	if len(n.clock.Servers) > 0 {
 		ps["clock"] = n.clock.Run
 	}
@@ -84,8 +84,9 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 }
 
-// addFigures adds two kinds of parts. In one process a part asks the servers for figures that all
-// processes need. In the other processes parts read its results.
+// addFigures adds the parts for figures that all processes need, such as the consumer lag. One
+// process asks the servers for a figure and sends it to the other processes. In every process that
+// needs the figure, a second part receives it.
 func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	lags := &cluster.Figure[[]api.GroupLag]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "lags", Log: n.log}
 	deferred := &cluster.Figure[worker.DeferredCount]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "deferred", Log: n.log}
