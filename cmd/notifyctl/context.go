@@ -128,7 +128,7 @@ func runContextAdd(p *program, name string, x term.Context, use bool) error {
 		return term.Usage("--server is missing; give the URL of the server")
 	}
 	if name == "" || strings.ContainsAny(name, "/\\ \t\n") || name == "-" {
-		return term.Usage("%q cannot be the name of a context; a name must not be empty or - and must not contain /, \\ or spaces", name)
+		return term.Usage("%q cannot be the name of a context; a name must not be empty, must not be -, and must not contain /, \\ or spaces", name)
 	}
 	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {

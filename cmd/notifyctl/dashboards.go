@@ -278,7 +278,7 @@ func scrapeMetrics(ctx context.Context, p *program, from string) (promcheck.Cata
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, away(errors.New("it answered " + resp.Status))
+		return nil, away(errors.New("the server answered " + resp.Status))
 	}
 	served, err := promcheck.ParseExposition(io.LimitReader(resp.Body, maxScrape))
 	if err != nil {

@@ -82,7 +82,7 @@ func newDLQList(p *program) *cobra.Command {
 	})
 	letters.add(c)
 	c.Flags().StringVar(&letters.f.State, "state", "", "dead, replayed or discarded; default: all")
-	complete(c, "state", []string{"dead", "replayed", "discarded"})
+	completeFlag(c, "state", []string{"dead", "replayed", "discarded"})
 	return c
 }
 

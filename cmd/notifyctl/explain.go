@@ -49,7 +49,7 @@ lists all of them, on a terminal with $PAGER (default: less). It needs no server
 		},
 	}
 	c.Flags().StringVar(&kind, "kind", "", "only one kind: "+strings.Join(codes.Kinds, ", "))
-	complete(c, "kind", codes.Kinds)
+	completeFlag(c, "kind", codes.Kinds)
 	return c
 }
 

@@ -50,17 +50,18 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail instead of asking a question")
 	f.BoolVarP(&g.yes, "yes", "y", false, "answer yes to every question")
 
-	complete(root, "output", term.Formats)
-	complete(root, "color", colors)
-	complete(root, "time-format", timeFormats)
+	completeFlag(root, "output", term.Formats)
+	completeFlag(root, "color", colors)
+	completeFlag(root, "time-format", timeFormats)
 	_ = root.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
 	})
 }
 
-// complete tells the shell the possible values of a flag, for completion.
-func complete(c *cobra.Command, flag string, values []string) {
-	// The only possible error is an unknown flag, and every test would find that.
+// completeFlag tells the shell the possible values of a flag. The shell shows them when the user
+// presses Tab.
+func completeFlag(c *cobra.Command, flag string, values []string) {
+	// The only possible error is that the flag does not exist, and every test would find it.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 

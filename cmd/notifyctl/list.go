@@ -255,8 +255,8 @@ user at a time.`,
 	f.StringVar(&q.Campaign, "campaign", "", "only this campaign")
 	f.StringVar(&since, "since", "", "accepted at or after this time: RFC 3339, 2h (ago), yesterday, 'today 09:00'")
 	f.StringVar(&until, "until", "", "accepted before this time")
-	complete(c, "channel", channelNames())
-	complete(c, "status", stateNames())
+	completeFlag(c, "channel", channelNames())
+	completeFlag(c, "status", stateNames())
 	return c
 }
 

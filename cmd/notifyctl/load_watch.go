@@ -148,8 +148,8 @@ func serveMetrics(ctx context.Context, p *program, addr string, w *watchedRun) (
 	return func() { _ = s.Close(); wg.Wait() }, nil
 }
 
-// finishLoad prints the result of a run and keeps it. It prints the result even if keeping it
-// fails, and keeps the result even if writing or printing it fails.
+// finishLoad prints the result of a run and stores it. If one of the two fails, it still does the
+// other.
 func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.out != "" {
 		err = report.WriteFile(o.out, res)

@@ -218,6 +218,6 @@ func nearest(word string, names []string) string {
 
 // completeKinds registers the completion of --channel and --category.
 func completeKinds(c *cobra.Command) {
-	complete(c, "channel", channelNames())
-	complete(c, "category", categoryNames())
+	completeFlag(c, "channel", channelNames())
+	completeFlag(c, "category", categoryNames())
 }

@@ -159,7 +159,7 @@ func (r *fanoutRun) checkContinuation() error {
 		return err
 	}
 	if !bytes.Equal(a, b) {
-		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was started with another content", s.Campaign), Next: []string{"continue it without content flags, or omit --campaign to start a new campaign"}}
+		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was started with other content", s.Campaign), Next: []string{"continue it without content flags, or omit --campaign to start a new campaign"}}
 	}
 	return nil
 }

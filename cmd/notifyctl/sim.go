@@ -143,7 +143,7 @@ func (s *simulators) newInbox() *cobra.Command {
 	c.Flags().StringVar(&channel, "channel", "", "only this channel")
 	c.Flags().StringVar(&query, "query", "", "only messages that contain this text")
 	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
-	complete(c, "channel", channelNames())
+	completeFlag(c, "channel", channelNames())
 	return c
 }
 
@@ -325,7 +325,7 @@ closed in order; the message is accepted but not answered).`,
 	f.StringVar(&r.Location, "location", "", "redirect: URL to redirect to")
 	f.DurationVar((*time.Duration)(&r.Latency.Median), "median", 0, "drip, latency: median")
 	f.DurationVar((*time.Duration)(&r.Latency.P99), "p99", 0, "drip, latency: 99th percentile")
-	complete(c, "provider", simProviders)
+	completeFlag(c, "provider", simProviders)
 	return c
 }
 

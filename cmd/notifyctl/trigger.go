@@ -61,7 +61,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 	f.StringVar(&o.late, "late", "", "what to do if it is later than --max-lateness: fire, drop, dead_letter")
 	f.StringVar(&o.key, "idempotency-key", "", "the idempotency key; default: random")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
-	complete(c, "late", []string{"fire", "drop", "dead_letter"})
+	completeFlag(c, "late", []string{"fire", "drop", "dead_letter"})
 	return c
 }
 
@@ -252,7 +252,7 @@ func newTriggerList(p *program) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&q.Status, "status", "", "only this status: "+strings.Join(triggerStates, ", "))
 	f.StringVar(&q.Caller, "caller", "", "only this caller's (operators)")
-	complete(c, "status", triggerStates)
+	completeFlag(c, "status", triggerStates)
 	return c
 }
 

@@ -80,8 +80,8 @@ or after that. set prints the stored profile.`,
 	f.StringSliceVar(&o.optIn, "opt-in", nil, "remove an opt-out")
 	f.StringVar(&o.quiet, "quiet-hours", "", "quiet hours in local time, such as 22:00-07:00; none: no quiet hours")
 	f.StringVar(&o.zone, "tz", "", "time zone, such as Europe/Berlin")
-	complete(c, "opt-out", append(channelNames(), categoryNames()...))
-	complete(c, "opt-in", append(channelNames(), categoryNames()...))
+	completeFlag(c, "opt-out", append(channelNames(), categoryNames()...))
+	completeFlag(c, "opt-in", append(channelNames(), categoryNames()...))
 	return c
 }
 
@@ -253,7 +253,7 @@ provider reports the address as dead again, it is suppressed again.`,
 	ls.Flags().StringVar(&f.UserID, "user", "", "only suppressions in this user's profile")
 	ls.Flags().StringVar(&f.Channel, "channel", "", "only this channel: push, sms, email")
 	ls.Flags().StringVar(&f.Code, "code", "", "only suppressions with this code of a provider")
-	complete(ls, "channel", []string{"push", "sms", "email"})
+	completeFlag(ls, "channel", []string{"push", "sms", "email"})
 	show := &cobra.Command{
 		Use: "show ADDRESS", Short: "Show which profiles suppress an address, and why", Args: term.Exact("an address"),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -64,8 +64,8 @@ func run(ctx context.Context) error {
 		},
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /orders", s.order)
-	mux.HandleFunc("POST /hooks/reminder", s.reminder)
+	mux.HandleFunc("POST /orders", s.handleOrder)
+	mux.HandleFunc("POST /hooks/reminder", s.handleReminder)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	defer srv.Close()
 	served := make(chan error, 1)
@@ -87,9 +87,10 @@ type shop struct {
 	state    string // name of the file that contains the position up to which the failed feed was read
 }
 
-// order tells a user about an order and plans a reminder. The idempotency keys contain the order's
-// id. So if an order is posted twice, there is still only one SMS and one reminder.
-func (s *shop) order(w http.ResponseWriter, r *http.Request) {
+// handleOrder sends the user an SMS about an order and plans a reminder. The idempotency keys
+// contain the order's id. So if an order is posted twice, there is still only one SMS and one
+// reminder.
+func (s *shop) handleOrder(w http.ResponseWriter, r *http.Request) {
 	var o struct {
 		ID      string  `json:"id"`
 		User    string  `json:"user"`
@@ -121,9 +122,9 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"notification_id": sent.NotificationID, "trigger_id": planned.TriggerID}) // fails if the client has gone
 }
 
-// reminder reacts to a trigger that is due. notifyd may call twice with the same webhook-id. The
-// idempotency key contains the webhook-id, so only one push is sent.
-func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
+// handleReminder sends a push when the trigger of a reminder is due. notifyd may call twice with
+// the same webhook-id. The idempotency key contains the webhook-id, so only one push is sent.
+func (s *shop) handleReminder(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -30,8 +30,8 @@ type Client struct {
 	// HTTPClient sends the requests; nil: http.DefaultClient. NewTransport returns a transport
 	// that keeps enough connections for many concurrent requests.
 	HTTPClient *http.Client
-	// Retries is how often a request that is safe to repeat is sent again after 429, 503 or a
-	// broken connection. 0: the request is not repeated.
+	// Retries is the maximum number of retries of a request after 429, 503 or a broken connection.
+	// Only requests that are safe to repeat are retried. 0: no retries.
 	Retries int
 	// Patience is how long a request is repeated while the server answers with Retry-After. During
 	// this time, such an answer resets the count of retries to 0.
@@ -245,8 +245,8 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if hc == nil {
 		hc = http.DefaultClient
 	}
-	// The API sends no redirects, so a redirect does not come from notifyd. If the client followed
-	// it, the body would be sent to another place, and on the same host the token too.
+	// The API sends no redirects, so a redirect does not come from notifyd. A client that follows
+	// it would send the body to a wrong place. On the same host it would also send the token.
 	once := *hc
 	once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := once.Do(req)

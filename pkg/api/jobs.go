@@ -293,9 +293,9 @@ type AuditRow struct {
 	Result string `json:"result,omitempty"`
 }
 
-// FoldAudit removes rows that are misleading alone. The server writes a row before it makes a
-// change. If the change is then refused or fails, the server writes a second row, and both rows
-// stay in the log. FoldAudit removes the first row of such a pair.
+// FoldAudit returns rows without the rows that a later row corrects. The server writes a row before
+// it makes a change. If the change is then refused or fails, the server adds a second row. Of these
+// two rows, FoldAudit keeps only the second. The log itself keeps both.
 func FoldAudit(rows []AuditRow) []AuditRow {
 	ended := map[[3]string]bool{}
 	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }

@@ -179,9 +179,9 @@ type Summary struct {
 	Counted        int64          `json:"counted"`        // receivers in Counts
 	Counts         map[string]int `json:"counts"`         // by state
 	Complete       bool           `json:"complete"`       // the last receiver is counted
-	// Pending is how many accepted receivers have no state in Counts. They are not counted yet or,
-	// if Complete is true, they have no rows. Pending is set only if the page begins at the first
-	// receiver.
+	// Pending is how many accepted receivers have no state in Counts. Either they are not counted
+	// yet, or (if Complete is true) they have no rows. Pending is set only if the page begins at
+	// the first receiver.
 	Pending *int64 `json:"pending,omitempty"`
 	Next    string `json:"next,omitempty"`
 }

@@ -174,8 +174,9 @@ type preferences struct {
 	*users.Service
 }
 
-// followOperators reads the lanes, campaigns and circuits that operators hold. It must run before the
-// workers are built, so that no worker makes a call that is held.
+// followOperators reads which lanes and campaigns operators have paused, and which circuits they
+// hold open or closed. It must run before the workers are built, so that no worker makes a call
+// that an operator has stopped.
 func (n builder) followOperators(ctx context.Context) (err error) {
 	if n.lanes, err = cluster.OpenLanes(ctx, n.st.meta, n.log, n.lookAtLane); err != nil {
 		return err
@@ -198,7 +199,8 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	return err
 }
 
-// refusals parses intake.refuse. Config.validate has already refused unknown names.
+// refusals parses the setting intake.refuse: the categories that are refused on each channel.
+// Config.validate has already checked the names.
 func refusals(in map[string][]string) map[notify.Channel][]notify.Category {
 	out := map[notify.Channel][]notify.Category{}
 	for name, cats := range in {

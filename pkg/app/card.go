@@ -28,7 +28,7 @@ func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 		StartedAt: n.started, State: n.processState(ctx),
 	}
 	c.Providers = api.ProvidersNone
-	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
+	if n.hasTask(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
 		c.Providers = n.cfg.providerMode()
 	}
 	var err error
@@ -63,7 +63,7 @@ func (n cardWriter) settings() api.ProcessSettings {
 	s.Roles = n.roles
 	s.Channels = slices.DeleteFunc(s.Channels, func(c api.ChannelSettings) bool {
 		ch, _ := notify.ParseChannel(c.Channel)
-		return !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) })
+		return !n.hasTask(func(t cluster.Tasks) bool { return t.Calls(ch) })
 	})
 	if spread, err := n.shards.Now(); err == nil {
 		s.TimerShards = spread.Most()
@@ -89,7 +89,7 @@ func (n cardWriter) settings() api.ProcessSettings {
 // accounts returns the provider accounts that this process calls.
 func (n cardWriter) accounts() (out []api.Account) {
 	add := func(name string, ch notify.Channel, list []provider.AccountStatus) {
-		if !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
+		if !n.hasTask(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
 			return
 		}
 		for _, a := range list {
@@ -152,9 +152,9 @@ func (n cardWriter) worstProviders(ctx context.Context) string {
 // no such calls, its breaker has no information.
 func (n cardWriter) makesCallsOf(circuit string) bool {
 	if cluster.IsProviderCircuit(circuit) {
-		return n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
+		return n.hasTask(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
 	}
-	return n.does(func(t cluster.Tasks) bool { return t.Dispatcher })
+	return n.hasTask(func(t cluster.Tasks) bool { return t.Dispatcher })
 }
 
 // processState returns the state of this process: draining, ready, or the code of the error that

@@ -34,8 +34,8 @@ type later struct {
 	teller     *outcomehook.Teller // notifies callers of failures, by triggers
 }
 
-// The delay queue of triggers, the number of receives after which a message counts as dead, and the
-// time between two repairs of triggers.
+// triggerQueue is the name of the delay queue of triggers. A message that was received
+// triggerReceives times counts as dead. reconcileEvery is the time between two repairs of triggers.
 const (
 	triggerQueue    = "triggers"
 	triggerReceives = 1000 // a trigger ends by its own rules long before this number

@@ -35,7 +35,7 @@ type Migration struct {
 // section.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
-		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
+		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: notifyd serve checks the format of the store when it starts")
 	}
 	var out []Migration
 	var errs []error

@@ -28,8 +28,9 @@ func portOf(addr string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// countedLog reports to the guard of the embedded log how many bytes intake appends. So the cap
-// also holds between two measurements of the disk.
+// countedLog counts the bytes that intake appends to the embedded log, and reports them to the
+// guard. So the guard can enforce the limit of the log's size between two measurements of the disk
+// too.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)

@@ -74,13 +74,13 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	if do.Operator {
 		ps["group "+history.WritersGroup] = n.groups.byName(history.WritersGroup).Run
 		for name, run := range n.purges() {
-			ps[name] = n.alone(name, run)
+			ps[name] = n.exclusive(name, run)
 		}
 		if n.archive != nil {
-			ps["archive"] = n.alone("archive", n.archive.Run)
+			ps["archive"] = n.exclusive("archive", n.archive.Run)
 		}
-		ps["checkpoints"] = n.alone("checkpoints", func(ctx context.Context) error { return keepCheckpoints(ctx, n.Node) })
-		ps["trim"] = n.alone("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
+		ps["checkpoints"] = n.exclusive("checkpoints", func(ctx context.Context) error { return keepCheckpoints(ctx, n.Node) })
+		ps["trim"] = n.exclusive("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
 	}
 }
 

@@ -133,7 +133,7 @@ func (w *lineWriter) discard() {
 }
 
 // errFileGone means that neither the temporary nor the final name of a file exists.
-var errFileGone = errors.New("the file is gone")
+var errFileGone = errors.New("the file is missing")
 
 // publishFile gives a sealed file its final name and its manifest, durably. It may be called again
 // for a published file. It returns errFileGone if the file is missing.
