@@ -332,9 +332,9 @@ func (o *loadOptions) parseSegment() (seg load.Segment, at time.Time, err error)
 	return seg, at, nil
 }
 
-// loadExitError returns an error with the exit code of the result. The verdict of a run says
-// whether its figures measure the server. If requireValid is true, a verdict such as
-// GENERATOR_BOUND, by which they do not, is an error too.
+// loadExitError returns an error with the exit code of the result. Some verdicts, such as
+// GENERATOR_BOUND, mean that the figures of the run do not measure the server. If requireValid is
+// true, such a verdict is an error too.
 func loadExitError(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {

@@ -33,7 +33,7 @@ func TestReadOnlyToken(t *testing.T) {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
 	}
 	for token, can := range map[string]bool{
-		jwt(`{"scope":"send operate"}`): true, jwt(`{"scope":"observe read"}`): false, jwt(`{"scope":"newTokenCheck"}`): false,
+		jwt(`{"scope":"send operate"}`): true, jwt(`{"scope":"observe read"}`): false, jwt(`{"scope":"operates"}`): false,
 		jwt(`{}`): false, "opaque": true, "a.b.c": true, jwt(`[]`): true, "": true,
 	} {
 		w := newWorld(t, "http://127.0.0.1:1")

@@ -97,7 +97,8 @@ type LoadGrantChange struct {
 
 // Covers reports whether the grant allows this host, given as HOST or HOST:PORT. If the grant
 // contains a name without a port, it allows all ports of that name. If the given host has no port,
-// its port may be 80 or 443, so both match.
+// it uses the default port of its scheme. So it also matches the name with port 80 or 443 in the
+// grant.
 func (g *LoadGrant) Covers(host string) bool {
 	host = strings.ToLower(host)
 	name, _, err := net.SplitHostPort(host)

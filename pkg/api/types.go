@@ -18,9 +18,8 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
-	// HeaderIdempotencyFallback with the value AtLeastOnce accepts a risk: while the server cannot
-	// look up idempotency keys, it accepts the request anyway. A repeated request may then be sent
-	// twice.
+	// HeaderIdempotencyFallback with the value AtLeastOnce makes the server accept a request even
+	// while it cannot look up idempotency keys. Then a repeated request may be sent twice.
 	HeaderIdempotencyFallback = "Idempotency-Fallback"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"

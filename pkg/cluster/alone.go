@@ -52,8 +52,8 @@ func (p *soloPart) callLease(ctx context.Context, method func(ctx context.Contex
 	return method(ctx, p.name, p.owner, aloneTTL)
 }
 
-// runWhileHeld runs the part until ctx ends, the part ends, or the lease is lost. If the lease was
-// not renewed, it counts as lost when it has only aloneRenew left.
+// runWhileHeld runs the part until ctx ends, the part ends, or the lease is lost. If no renewal
+// succeeds, the lease counts as lost aloneRenew before it expires.
 func (p *soloPart) runWhileHeld(ctx context.Context) error {
 	held, lost := context.WithCancel(ctx)
 	defer lost()
