@@ -67,8 +67,8 @@ func (p *program) optionalTimeText(t *time.Time) string {
 // span returns a duration in words, with its two largest units.
 func span(d time.Duration) string { return term.FormatDuration(d) }
 
-// parseTime parses a time: RFC 3339, "now", a day in the form of parseDay, or a duration from now
-// such as "+10m", "in 10m", "-2h" or "2h ago". In a duration, "d" means days.
+// parseTime parses a time. It accepts RFC 3339, "now", the days of parseDay, and a duration from
+// now: "+10m", "in 10m", "-2h" or "2h ago". In a duration, "d" means days.
 func parseTime(s string, now time.Time) (time.Time, error) {
 	in := strings.TrimSpace(s)
 	if in == "now" {

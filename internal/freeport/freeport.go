@@ -15,11 +15,13 @@ import (
 	"sync"
 )
 
-// A lot is a range of ports. Find returns ports of lots that this process owns. A process owns a lot
-// while it listens on the first port of the lot, and it listens there until it ends. So two processes
-// never use the same port, even if their servers start to listen much later. The ports are below the
-// range of outgoing connections, which is 32768 to 60999 by default (Linux,
-// net.ipv4.ip_local_port_range). A node of a Redis cluster also uses its own port number plus 10,000.
+// A lot is a range of ports. A process owns a lot while it listens on the first port of the lot,
+// and it listens there until it ends. Find returns only ports of lots that this process owns. So
+// two processes never get the same port.
+//
+// Outgoing connections use the ports 32768 to 60999 by default (Linux,
+// net.ipv4.ip_local_port_range). The lots are below this range. A node of a Redis cluster also uses
+// its own port number plus 10,000.
 const (
 	lowest = 10_000
 	lots   = 49 // the last port is 22,543

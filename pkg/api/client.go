@@ -148,7 +148,8 @@ func (c *call) mayRetry(err error) bool {
 }
 
 // retryDelay returns the wait before the next try. If the server sent a Retry-After, retryDelay
-// adds up to half of it, so that clients that were refused together do not return together.
+// adds a random time of up to half of it. Otherwise all clients that were refused at once would
+// return at once.
 func (cl *Client) retryDelay(try int, err error) time.Duration {
 	base := cl.Backoff
 	if base <= 0 {
@@ -256,9 +257,9 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	return resp, nil
 }
 
-// lentBody is a request body that the transport may read until roundTrip returns. If the server
-// answers early, a goroutine of the transport may try to read the body later, when the caller
-// already overwrites the buffer. So takeBack makes all later reads fail. mu guards data and
+// lentBody is a request body that the transport may read only until roundTrip returns. If the
+// server answers early, a goroutine of the transport may read the body later. By then the caller
+// may have overwritten the buffer. So takeBack makes all later reads fail. mu guards data and
 // takenBack.
 type lentBody struct {
 	mu        sync.Mutex

@@ -57,8 +57,8 @@ func newPurger(n *Node) *purger {
 
 // removeOutcomes removes the outcome rows of requests that the history has removed, and their
 // receipts. The history removes a request after its retention, and only after the archive has read
-// it. removeOutcomes keeps a row with an open claim for another timers.max_delay, because the
-// record of the claim may still wait in the log or in a timer.
+// it. A row with an open claim is kept for another timers.max_delay, because its record may still
+// wait in the log or in a timer.
 func (p *purger) removeOutcomes(ctx context.Context, now time.Time) error {
 	closed := min(p.embedded.history.Kept(now).UnixMilli(), p.embedded.history.Oldest(now)) - outcomesLonger.Milliseconds()
 	_, err := p.embedded.store.PurgeOutcomes(ctx, closed, closed-p.maxDelay.Milliseconds())

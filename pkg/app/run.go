@@ -206,9 +206,9 @@ func (n runner) exclusive(name string, run func(context.Context) error) func(con
 	return cluster.Exclusive(n.st.lease, n.owner, name, run)
 }
 
-// Idle returns true if no work waits. Then every group of this process was assigned its topics and
-// has finished all their records, and the timer engine has no timer in memory. Timers that are due
-// later are only in the store, and Idle ignores them.
+// Idle returns true if no work waits. Every group of this process was assigned its topics and has
+// finished all their records. The timer engine has no timer in memory. Timers that are due later
+// are only in the store, and Idle ignores them.
 func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }
 
 // Audit audits everything that was accepted at the time since or later. If since is zero, it audits

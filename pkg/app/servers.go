@@ -95,8 +95,8 @@ func checkSecret(key, file string) error {
 	return nil
 }
 
-// exposedSecrets returns a problem for each secret that other users could read, because it is in a
-// configuration file or on the command line.
+// exposedSecrets returns a problem for each secret that is in a configuration file or on the
+// command line, if other users could read it there.
 func exposedSecrets(l *Loaded) (problems []problem) {
 	for key, f := range flatten(l.Config) {
 		from := l.Origin[key]

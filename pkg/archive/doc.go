@@ -17,7 +17,7 @@
 //  4. It stores in the row that the file is archived.
 //
 // After a crash before step 2 the row is unchanged, and the next run writes the file again. After a
-// crash after step 2 the row contains the pending file, and the next run finishes it. Thus each
+// crash after step 2 the row contains the pending file, and the next run completes the file. Thus each
 // line is in exactly one file. (If the file is removed from the folder between step 3 and step 4,
 // its lines are written again.)
 //
