@@ -21,7 +21,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// bundle is the result of debug bundle.
+// bundle is the result of "notifyctl debug bundle".
 type bundle struct {
 	File     string         `json:"file"`
 	Parts    []bundlePart   `json:"parts"`

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// verifyResult is the result of plan --verify.
+// verifyResult is the result of "notifyctl plan --verify".
 type verifyResult struct {
 	Measured bool                  `json:"measured"` // the load was measured, and not given
 	Rate     float64               `json:"rate"`     // notifications/s of the load

@@ -163,8 +163,8 @@ func refuse(w http.ResponseWriter, err error) {
 }
 
 // followFailures reads the failed feed until ctx ends. It stores its position after each page, so
-// it misses no failure. It may read a page twice after a crash. The second email then has the same
-// idempotency key, so notifyd does not send it.
+// it misses no failure. After a crash it may read a page a second time. notifyd does not send the
+// emails of that page again, because they have the same idempotency keys.
 func (s *shop) followFailures(ctx context.Context) error {
 	after := uint64(0)
 	b, err := os.ReadFile(s.state)

@@ -20,8 +20,8 @@ import (
 // two processes never get the same port.
 //
 // Outgoing connections use the ports 32768 to 60999 by default (Linux,
-// net.ipv4.ip_local_port_range). The lots are below this range. A node of a Redis cluster also uses
-// its own port number plus 10,000.
+// net.ipv4.ip_local_port_range). All ports of the lots are below this range, and also all ports
+// plus 10,000, because a node of a Redis cluster uses such a second port.
 const (
 	lowest = 10_000
 	lots   = 49 // the last port is 22,543

@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Post sends an unchanged body to one of the sending routes, such as "/v1/notifications:batch",
-// for callers that build their bodies themselves. Without a key, it does not repeat a request
-// whose outcome is unclear.
+// Post sends an unchanged body to one of the sending routes, such as "/v1/notifications:batch". It
+// is for callers that build their bodies themselves. If it is unknown whether the server accepted
+// the request, Post repeats it only if there is a key.
 func (cl *Client) Post(ctx context.Context, path, contentType string, body []byte, key string) (Reply, error) {
 	return cl.do(ctx, call{method: http.MethodPost, path: path, contentType: contentType, body: body, key: key, repeatable: key != ""}, nil)
 }

@@ -200,7 +200,8 @@ func addMembers(lags []api.GroupLag, cards []cluster.Card) {
 	}
 }
 
-// allCircuits holds the circuits of all processes. Setting a circuit sets it in every process.
+// allCircuits contains the circuits of all processes. If an operator changes a circuit, the change
+// applies to every process.
 type allCircuits struct {
 	*cluster.Circuits
 	cards *cluster.Cards

@@ -13,8 +13,9 @@ const (
 	triggersKept = 30 * 24 * time.Hour // how long triggers are kept after their end
 	purgeBatch   = 1000                // maximum number of triggers that one call removes
 
-	// outcomesLonger is how much longer outcomes are kept than the history. An audit may still read a
-	// segment that the history has removed, and must then find the outcome rows.
+	// outcomesLonger is the time for which outcomes are kept after the history has removed their
+	// requests. An audit may still read a removed segment of the history, and must then find the
+	// outcome rows.
 	outcomesLonger = 24 * time.Hour
 )
 

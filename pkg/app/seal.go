@@ -80,9 +80,9 @@ func KeyAdvice(dataDir, keyID string) string {
 // sealer reads or makes the keys that seal callers' secrets.
 type sealer struct{ *Node }
 
-// sealCallers wraps the store of callers, so that the store seals and opens their secrets. It reads the
-// key file. With embedded engines it does more. It makes the file if no secret is sealed yet. It seals
-// secrets that were stored in clear or with an older key.
+// sealCallers wraps the store of callers, so that the store seals and opens their secrets. It reads
+// the key file. With embedded engines it also makes the key file if no secret is sealed yet. And it
+// seals the secrets that were stored in clear or with an older key.
 func (n sealer) sealCallers(ctx context.Context) error {
 	keys, err := n.readKeys()
 	if n.embedded == nil {

@@ -37,7 +37,7 @@ type serverCheck func(ctx context.Context) engine.Findings
 // followEvery is the time between two reads of the changes that operators made through other processes.
 const followEvery = time.Second
 
-// Times between two reads by the one process that reads for all processes.
+// Times between two reads of a figure. One process reads it for all processes.
 const (
 	lagsEvery     = 2 * time.Second
 	deferredEvery = 5 * time.Second

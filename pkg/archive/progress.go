@@ -52,8 +52,8 @@ func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error
 	return parsePositions(st.History), err
 }
 
-// purgeScanLimit is how many dead letters that are not archived PurgeBefore reads. If there are
-// more, PurgeBefore treats every dead letter as not archived.
+// purgeScanLimit limits how many dead letters PurgeBefore reads. It reads only dead letters that
+// are not archived. If there are more, it treats every dead letter as not archived.
 const purgeScanLimit = 100_000
 
 // PurgeBefore returns a time in ms since 1970. A dead letter may be removed now if its
