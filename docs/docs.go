@@ -1,10 +1,10 @@
-// Package docs carries documents that programs read too.
+// Package docs embeds the documents that programs read too.
 package docs
 
 import _ "embed" // for Metrics
 
-// Metrics is the catalogue of every metric notifyd has: the tables of the pages metrics-*.md
-// of a server, one after the other. A test of pkg/app compares them with a running node.
+// Metrics contains the tables of all metrics of notifyd, in Markdown: the pages metrics-*.md of
+// this folder. A test of pkg/app compares the tables with the metrics of a running node.
 var Metrics = requests + delivery + timers + engines
 
 var (

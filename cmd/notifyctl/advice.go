@@ -142,8 +142,8 @@ func (p *program) noAnswerAdvice() []string {
 	return append([]string{what}, "notifyctl context ls          (lists the known servers), then run the same command again")
 }
 
-// missingTokenAdvice returns advice if the context's token file does not exist. Then the server of
-// the context is probably gone too.
+// missingTokenAdvice returns advice if the context's token file does not exist. The usual reason is
+// that the server of the context was removed too.
 func (p *program) missingTokenAdvice() []string {
 	t, err := p.target()
 	if err != nil || t.token == nil || t.name == "" || p.tokenGiven() {
@@ -159,9 +159,9 @@ func (p *program) missingTokenAdvice() []string {
 	return []string{next}
 }
 
-// withRetryHint adds to err a safe way to repeat the command. It does so if it is unknown whether
-// the server accepted the request. With the same idempotency key, a repeated request does not do
-// the work twice.
+// If it is unknown whether the server accepted the request, withRetryHint adds to err a safe way to
+// repeat the command. A request that is repeated with the same idempotency key does not do the work
+// twice.
 func withRetryHint(ctx context.Context, err error, key, what string) error {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindThrottled:
@@ -173,14 +173,14 @@ func withRetryHint(ctx context.Context, err error, key, what string) error {
 	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + term.Quote(key) + " does not " + what + " twice"}}
 }
 
-// human reports whether results are printed for people to read.
-func (p *program) human() bool { return p.global.output == "table" && p.global.jq == "" }
+// printsForPeople reports whether results are printed as tables for people, not for programs.
+func (p *program) printsForPeople() bool { return p.global.output == "table" && p.global.jq == "" }
 
-// paged calls the function write, which prints the output. On a terminal, the output goes through
-// $PAGER, or through less if PAGER is not set. If the pager does not exist, paged prints without a
-// pager.
-func (p *program) paged(ctx context.Context, write func() error) error {
-	if !p.outTerminal || !p.human() {
+// runPaged calls write, which prints the output. If the output is a terminal, runPaged sends it
+// through the pager: $PAGER, or less if PAGER is not set. If the pager does not exist, it prints
+// without a pager.
+func (p *program) runPaged(ctx context.Context, write func() error) error {
+	if !p.outTerminal || !p.printsForPeople() {
 		return write()
 	}
 	pager := cmp.Or(p.getenv("PAGER"), "less")
@@ -222,8 +222,8 @@ func (p *program) startProgress(what string, total int64) *progress {
 		return nil
 	}
 	all, began := mpb.New(mpb.WithOutput(p.err), mpb.WithWidth(48)), p.now()
-	// After Ctrl-C, the terminal shows ^C, so the cursor is not in column 0. Without the carriage
-	// return, mpb would draw the next frame from there ("chchecking").
+	// After Ctrl-C the terminal shows ^C, and the cursor stands behind it. The carriage return
+	// moves the cursor to the start of the line, because mpb draws the next frame at the cursor.
 	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("\r%-10s ", what)))
 	tail := mpb.AppendDecorators(decor.Any(func(st decor.Statistics) string {
 		return progressText(st.Current, total, p.now().Sub(began))

@@ -106,8 +106,8 @@ meanwhile. The last line is
 	return c
 }
 
-// printConservation prints a report. The line for scripts follows only after the tables, because
-// JSON and YAML contain the same figures as fields.
+// printConservation prints a report. After the tables it prints one line for scripts. JSON and YAML
+// do not need this line, because their fields contain the same figures.
 func printConservation(p *program, rep *api.Conservation) error {
 	pr := p.printer()
 	if pr.Format != "table" || pr.JQ != "" {

@@ -125,8 +125,8 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	})
 }
 
-// restoreLine returns the command that restores a backup. For a backup of notifyd dev, DIR is the
-// folder to give to notifyd dev as --data-dir.
+// restoreLine returns the command that restores the backup. A backup of "notifyd dev" is restored
+// into the subfolder data of DIR, because "notifyd dev" uses this subfolder.
 func restoreLine(name string, m backup.Manifest) string {
 	if strings.HasPrefix(name, "-") {
 		name = "./" + name

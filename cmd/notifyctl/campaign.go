@@ -108,9 +108,9 @@ func holdText(h *api.CampaignHold) string {
 	return text
 }
 
-// campaignState is the checkpoint of a fan-out on this machine. It is written after every part. So
-// a later run skips the parts that are done, even after a crash. A part that was in flight at the
-// crash is sent again. The server recognizes it by (campaign, part).
+// campaignState is the stored progress of a campaign that this machine sends. It is written after
+// every part. After a crash, the next run skips the parts that are done. It repeats a part that was
+// being sent at the crash, and the server recognizes this part by (campaign, part).
 type campaignState struct {
 	Campaign string     `json:"campaign"`
 	Server   string     `json:"server"`
@@ -118,8 +118,8 @@ type campaignState struct {
 	Fanout   api.Fanout `json:"fanout"` // the content; the first run fixes its times
 	PartSize int        `json:"part_size"`
 
-	// The source. A resumed run needs the same file, because only the same file gives the same
-	// parts.
+	// The file of receivers. A resumed run needs the same file, because the server recognizes a
+	// part only if it contains the same receivers.
 	File   string `json:"file"`   // "-": standard input
 	Size   int64  `json:"size"`   // bytes; -1: unknown
 	Head   string `json:"head"`   // SHA-256 of the file's first 64 KiB

@@ -28,14 +28,15 @@ $XDG_STATE_HOME/notifyctl, so that a shared configuration can be read-only.`,
 	return c
 }
 
-// namedContext is a context with its name, in the form in which it is printed.
+// namedContext is a context with its name. The commands print it.
 type namedContext struct {
 	Name    string `json:"name"`
 	Current bool   `json:"current"`
 	term.Context
 }
 
-// withContexts returns a RunE that opens the contexts and calls fn with them.
+// withContexts returns a function for cobra.Command.RunE. That function opens the contexts and
+// calls fn with them.
 func withContexts(p *program, fn func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
 	return func(_ *cobra.Command, args []string) error {
 		cs, err := term.OpenContexts(p.getenv)
@@ -127,7 +128,7 @@ func runContextAdd(p *program, name string, x term.Context, use bool) error {
 		return term.Usage("--server is missing; give the URL of the server")
 	}
 	if name == "" || strings.ContainsAny(name, "/\\ \t\n") || name == "-" {
-		return term.Usage("%q cannot be the name of a context; a name must not be empty or - and must not contain /, \\ or spaces", name)
+		return term.Usage("%q cannot be the name of a context; a name must not be empty, must not be -, and must not contain /, \\ or spaces", name)
 	}
 	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {

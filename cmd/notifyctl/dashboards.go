@@ -192,7 +192,7 @@ func expandFolders(names []string) (out []string, err error) {
 			return nil, &term.Error{Exit: term.ExitUsage, Err: err}
 		}
 		if len(out) == was {
-			return nil, term.Usage("%s holds no dashboard (.json) and no rules (.yml)", name)
+			return nil, term.Usage("%s contains no dashboard (.json) and no rules (.yml)", name)
 		}
 	}
 	return out, nil
@@ -278,7 +278,7 @@ func scrapeMetrics(ctx context.Context, p *program, from string) (promcheck.Cata
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, away(errors.New("it answered " + resp.Status))
+		return nil, away(errors.New("the server answered " + resp.Status))
 	}
 	served, err := promcheck.ParseExposition(io.LimitReader(resp.Body, maxScrape))
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// bundle is the result of debug bundle.
+// bundle is the result of "notifyctl debug bundle".
 type bundle struct {
 	File     string         `json:"file"`
 	Parts    []bundlePart   `json:"parts"`
@@ -179,8 +179,8 @@ func (b *bundle) describe(now time.Time) {
 	b.addPart("README.txt", []byte(s.String()))
 }
 
-// write writes the archive. It contains one top folder, and only the owner may read it. write never
-// replaces an existing file. After an error it removes the incomplete file.
+// write writes the archive, in which all files are in one top folder. Only the owner may read the
+// archive. write never replaces an existing file. After an error it removes the incomplete archive.
 func (b *bundle) write(now time.Time) (err error) {
 	f, err := os.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

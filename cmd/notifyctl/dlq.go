@@ -82,7 +82,7 @@ func newDLQList(p *program) *cobra.Command {
 	})
 	letters.add(c)
 	c.Flags().StringVar(&letters.f.State, "state", "", "dead, replayed or discarded; default: all")
-	complete(c, "state", []string{"dead", "replayed", "discarded"})
+	completeFlag(c, "state", []string{"dead", "replayed", "discarded"})
 	return c
 }
 
@@ -120,8 +120,8 @@ func newDLQTop(p *program) *cobra.Command {
 	return c
 }
 
-// top groups the selected letters by the way in which they failed. The parameter state is used if
-// the flags contain no state. "" means any state.
+// top requests the selected letters, grouped by the way in which they failed. If no flag gives a
+// state, the parameter state selects the letters ("": letters in any state).
 func (l *letterFlags) top(ctx context.Context, p *program, state string, limit int) (api.LetterTop, error) {
 	cl, err := p.client()
 	if err != nil {

@@ -41,8 +41,8 @@ func (l *letterFlags) add(c *cobra.Command) {
 	f.StringSliceVar(&l.ids, "id", nil, "only these ids; - reads them from standard input, one per line")
 	f.StringVar(&l.f.Attempts, "attempts", "", "only with this number of attempts: 3, '>=3', '<2'")
 	f.StringVar(&l.f.Where, "where", "", "only letters for which this jq expression is true, e.g. '.code | startswith(\"twilio_\")'")
-	complete(c, "channel", []string{"push", "sms", "email", "trigger"})
-	complete(c, "category", categoryNames())
+	completeFlag(c, "channel", []string{"push", "sms", "email", "trigger"})
+	completeFlag(c, "category", categoryNames())
 }
 
 // filter returns the filter of the flags. It computes relative times once, so that the plan and the
@@ -121,10 +121,10 @@ func (j *jobFlags) add(c *cobra.Command, kind string) {
 	f.StringVar(&j.spec.Order, "order", "offset", "order of sending: as they failed (offset) or as they were accepted (due)")
 	f.StringVar(&j.spec.OpenCircuit, "if-open-circuit", "stop", "if a circuit is open: stop, or wait until it closes")
 	f.BoolVar(&j.spec.ForceResend, "force-resend", false, "also send letters that are UNKNOWN; they may have arrived before, and then arrive twice")
-	complete(c, "expired", []string{"skip", "send", "fail"})
-	complete(c, "collapse", []string{"none", "latest-per-recipient"})
-	complete(c, "order", []string{"offset", "due"})
-	complete(c, "if-open-circuit", []string{"stop", "wait"})
+	completeFlag(c, "expired", []string{"skip", "send", "fail"})
+	completeFlag(c, "collapse", []string{"none", "latest-per-recipient"})
+	completeFlag(c, "order", []string{"offset", "due"})
+	completeFlag(c, "if-open-circuit", []string{"stop", "wait"})
 }
 
 // parseRate parses "50", "50/s", "2k/s" and "600/m".
@@ -137,7 +137,7 @@ func parseRate(s string) (float64, error) {
 	v, err := strconv.ParseFloat(num, 64)
 	div, ok := map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[per]
 	if err != nil || !ok || v <= 0 {
-		return 0, term.Usage("--rate %q: write 50, 50/s, 2k/s or 600/m", s)
+		return 0, term.Usage("--rate %q is not a rate such as 50/s, 2k/s or 600/m", s)
 	}
 	return v * times / div, nil
 }
@@ -154,7 +154,7 @@ func parseAbort(s string) (float64, error) {
 		v /= 100
 	}
 	if err != nil || v <= 0 || v > 1 {
-		return 0, term.Usage("--abort-if %q: write 20%%, refail>20%% or never", s)
+		return 0, term.Usage("--abort-if %q is not a share such as 20%%, refail>20%% or never", s)
 	}
 	return v, nil
 }
@@ -274,7 +274,7 @@ func suggestCodes(ctx context.Context, p *program, cl *api.Client, f *api.Letter
 	}
 }
 
-// planFields returns the fields of a plan.
+// planFields returns a plan as the rows of a table.
 func planFields(p *program, plan *api.Plan) term.Table {
 	if plan.Entries == 0 {
 		return term.Table{{"plan", plan.Digest}, {"entries", "0: no dead letter matches"}}

@@ -33,7 +33,7 @@ finding that is not ok says what to do. Exit codes:
 		RunE: func(c *cobra.Command, _ []string) error { return runDoctor(c.Context(), p, failOn) },
 	}
 	c.Flags().StringVar(&failOn, "fail-on", "fail", "lowest level of a finding that makes the exit code 9: warn or fail")
-	complete(c, "fail-on", levels[1:])
+	completeFlag(c, "fail-on", levels[1:])
 	return c
 }
 
@@ -99,7 +99,7 @@ func localFindings(ctx context.Context, p *program) []api.Finding {
 	return append(fs, c)
 }
 
-// withDoctorAdvice adds the next steps to an error that stops doctor.
+// withDoctorAdvice adds the next steps to an error that ends "notifyctl doctor".
 func withDoctorAdvice(p *program, err error, t *target) error {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {

@@ -31,7 +31,7 @@ lists all of them, on a terminal with $PAGER (default: less). It needs no server
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if kind != "" && !slices.Contains(codes.Kinds, kind) {
-				return term.Usage("--kind %q is no kind; kinds are %s%s", kind, strings.Join(codes.Kinds, ", "), nearest(kind, codes.Kinds))
+				return term.Usage("--kind %q does not exist; the kinds are %s%s", kind, strings.Join(codes.Kinds, ", "), nearest(kind, codes.Kinds))
 			}
 			if len(args) == 0 {
 				return runExplainAll(c.Context(), p, kind)
@@ -49,7 +49,7 @@ lists all of them, on a terminal with $PAGER (default: less). It needs no server
 		},
 	}
 	c.Flags().StringVar(&kind, "kind", "", "only one kind: "+strings.Join(codes.Kinds, ", "))
-	complete(c, "kind", codes.Kinds)
+	completeFlag(c, "kind", codes.Kinds)
 	return c
 }
 
@@ -60,7 +60,7 @@ func runExplainAll(ctx context.Context, p *program, kind string) error {
 			list = append(list, e)
 		}
 	}
-	return p.paged(ctx, func() error {
+	return p.runPaged(ctx, func() error {
 		cols := columns[codes.Entry]{head: "CODE  KIND  RETRY  MEANING", row: func(e *codes.Entry) []string { return []string{e.Code, e.Kind, e.Retry, e.Meaning} }}
 		return p.printer().Print(list, cols.table(list))
 	})
@@ -97,7 +97,7 @@ func runExplain(p *program, code, kind string) error {
 	return nil
 }
 
-// build describes this program, and the chosen server.
+// build is what "notifyctl version" prints: the build of this program and of the chosen server.
 type build struct {
 	Version  string       `json:"version"`
 	Go       string       `json:"go"`

@@ -50,24 +50,25 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail instead of asking a question")
 	f.BoolVarP(&g.yes, "yes", "y", false, "answer yes to every question")
 
-	complete(root, "output", term.Formats)
-	complete(root, "color", colors)
-	complete(root, "time-format", timeFormats)
+	completeFlag(root, "output", term.Formats)
+	completeFlag(root, "color", colors)
+	completeFlag(root, "time-format", timeFormats)
 	_ = root.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
 	})
 }
 
-// complete tells the shell the possible values of a flag, for completion.
-func complete(c *cobra.Command, flag string, values []string) {
-	// The only possible error is an unknown flag, and every test would find that.
+// completeFlag tells the shell the possible values of a flag. The shell shows them when the user
+// presses Tab.
+func completeFlag(c *cobra.Command, flag string, values []string) {
+	// The only possible error is that the flag does not exist, and every test would find it.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 var colors = []string{"auto", "always", "never"}
 
-// check refuses wrong values before any work is done. timed means that the flag --timeout was
-// given. Otherwise check uses env, the value of NOTIFYCTL_TIMEOUT.
+// check returns an error for a wrong value of a flag. If the flag --timeout was given, timed is
+// true. If not, check takes the timeout from env, the value of NOTIFYCTL_TIMEOUT.
 func (g *globals) check(timed bool, env string) error {
 	if err := (&term.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
@@ -170,8 +171,8 @@ func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Cli
 	return cl, err
 }
 
-// operatorClient returns the chosen server and a client for it. For each change that the client
-// makes, the audit log keeps reason.
+// operatorClient returns the chosen server and a client for it. The client sends reason with each
+// change, and the server stores it in the audit log.
 func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	t, err := p.target()
 	if err != nil {
@@ -182,7 +183,8 @@ func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	return &t, cl, nil
 }
 
-// withClient returns a RunE that calls run with a client for the chosen server.
+// withClient returns a function for cobra.Command.RunE. That function calls run with a client for
+// the chosen server.
 func (p *program) withClient(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		cl, err := p.client()
@@ -200,13 +202,13 @@ func (p *program) clientOf(t *target) *api.Client {
 	return &api.Client{
 		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,
 		HTTPClient: &http.Client{Transport: api.NewTransport(16), Timeout: p.global.timeout},
-		OnAudit:    p.audited,
+		OnAudit:    p.noteAuditID,
 	}
 }
 
-// audited prints the id of the audit log's row in which the server recorded a change. It also
-// stores the id, so that the printed result contains it.
-func (p *program) audited(id string) {
+// noteAuditID prints the id of a row of the audit log. The server has recorded the change of this
+// command in that row. noteAuditID also stores the id, so that the printed result contains it.
+func (p *program) noteAuditID(id string) {
 	p.auditID.Store(&id)
 	p.note("audit %s", id)
 }
@@ -242,7 +244,7 @@ func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, 
 	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
 }
 
-// runIDs returns the ids of the kept runs, for completion in the shell.
+// runIDs returns the ids of the stored load runs, for completion in the shell.
 func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	list, err := runStore(p).List()
 	if err != nil {

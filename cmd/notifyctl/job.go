@@ -104,7 +104,7 @@ func startJob(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, e
 // finalRequestTime is how long a request may take after Ctrl-C. Another Ctrl-C ends it at once.
 const finalRequestTime = 30 * time.Second
 
-// outliveContext returns a context that ends after ctx, later by the duration extra.
+// outliveContext returns a context that ends some time after ctx. The parameter extra is that time.
 func outliveContext(ctx context.Context, extra time.Duration) (context.Context, context.CancelFunc) {
 	late, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

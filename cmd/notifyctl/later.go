@@ -26,9 +26,9 @@ func (o *laterOptions) given() bool { return o.at != "" || o.in != "" }
 // reading the time and using it.
 const grace = time.Minute
 
-// resolveFuture returns the time of the flags. It refuses a time in the past, because such a time
-// is probably a mistake. repeated means that the command repeats an earlier command. Then a time in
-// the past is allowed, because it was in the future when the command was first run.
+// resolveFuture returns the time that --at or --in gives. It refuses a time in the past, because
+// such a time is probably a mistake. If repeated is true, this command repeats an earlier command.
+// Its time was in the future then, so a time in the past is allowed.
 func (o *laterOptions) resolveFuture(now time.Time, repeated bool) (*time.Time, error) {
 	t, err := o.resolve(now)
 	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {
@@ -40,7 +40,8 @@ func (o *laterOptions) resolveFuture(now time.Time, repeated bool) (*time.Time, 
 	}
 }
 
-// location returns the time zone of the flags.
+// location returns the time zone that --tz gives. Without --tz, it returns the zone of this
+// machine.
 func (o *laterOptions) location() (*time.Location, error) {
 	if o.zone == "" {
 		return time.Local, nil
@@ -73,7 +74,7 @@ func (o *laterOptions) parseMoment(flag, text string, now time.Time) (*time.Time
 	return &t, nil
 }
 
-// resolve returns the time of the flags. It returns nil if they contain no time.
+// resolve returns the time that --at or --in gives. It returns nil if neither flag was given.
 func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
 	if _, err := o.location(); err != nil {
 		return nil, err

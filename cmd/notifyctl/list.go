@@ -35,8 +35,8 @@ func (c *columns[T]) table(list []T) term.Table {
 	return t
 }
 
-// printList prints a list. The format table gives a table, and jsonl gives one line per item. Every
-// other format prints the value in the parameter whole, which contains the items.
+// printList prints a list. As a table or jsonl it prints only the items. In every other format it
+// prints whole, the complete answer that contains the items.
 func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	pr := p.printer()
 	pr.Optional = c.optional
@@ -57,7 +57,8 @@ type listing[T any] struct {
 	once    bool // get returns the latest n items and no cursor: there is no --cursor
 }
 
-// newListing makes c a command that prints a list. c already has the flags of the filter.
+// newListing adds to c the code and the flags of a command that prints a list. The flags that
+// filter the list must be in c already.
 func newListing[T any](p *program, c *cobra.Command, l *listing[T]) *cobra.Command {
 	if c.Use == "" {
 		c.Use, c.Args = "ls", cobra.NoArgs
@@ -127,12 +128,13 @@ func (p *program) noteMissing(ps []api.Process) {
 	}
 }
 
-// wholeList returns a function for listing.get. It uses a call that returns all items.
+// wholeList makes the function listing.get from a client method that returns all items at once.
 func wholeList[T any](get func(*api.Client, context.Context) (api.List[T], error)) func(context.Context, *api.Client, string, int) (api.List[T], error) {
 	return func(ctx context.Context, cl *api.Client, _ string, _ int) (api.List[T], error) { return get(cl, ctx) }
 }
 
-// newShowCommand makes c a command that shows one item. The command's argument is the item's name.
+// newShowCommand adds to c the code of a command that shows one item. The argument of the command
+// is the name of the item.
 func newShowCommand[T any](p *program, c *cobra.Command, get func(*api.Client, context.Context, string) (T, error), fields func(*T) term.Table) *cobra.Command {
 	c.RunE = p.withClient(func(ctx context.Context, cl *api.Client, args []string) error {
 		v, err := get(cl, ctx, args[0])
@@ -253,8 +255,8 @@ user at a time.`,
 	f.StringVar(&q.Campaign, "campaign", "", "only this campaign")
 	f.StringVar(&since, "since", "", "accepted at or after this time: RFC 3339, 2h (ago), yesterday, 'today 09:00'")
 	f.StringVar(&until, "until", "", "accepted before this time")
-	complete(c, "channel", channelNames())
-	complete(c, "status", stateNames())
+	completeFlag(c, "channel", channelNames())
+	completeFlag(c, "status", stateNames())
 	return c
 }
 

@@ -76,7 +76,7 @@ func (o *loadOptions) add(c *cobra.Command) {
 	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka: HOST:PORT on loopback, or unix:FILE (kafka.sock in the data folder of notifyd)")
 	f.StringVar(&o.grant, "grant", "", "file with the token of a load grant (env NOTIFYCTL_LOAD_GRANT has the token itself)")
 	f.BoolVar(&o.noCalibration, "no-calibration", false, "do not measure the load generator first")
-	complete(c, "mode", []string{"context", "pipeline", "process"})
+	completeFlag(c, "mode", []string{"context", "pipeline", "process"})
 }
 
 func newLoadRun(p *program) *cobra.Command {
@@ -249,7 +249,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	}
 	if len(o.control.agents) > 0 {
 		if o.segment != "" {
-			return term.Usage("--agents and --segment exclude each other: each agent sends a segment")
+			return term.Usage("--agents and --segment cannot be used together, because each agent sends a segment")
 		}
 		if err := agent.Suits(&s); err != nil {
 			return err
@@ -332,8 +332,9 @@ func (o *loadOptions) parseSegment() (seg load.Segment, at time.Time, err error)
 	return seg, at, nil
 }
 
-// loadExitError returns an error with the result's exit code. If requireValid is true, a run whose
-// figures do not show the server, such as GENERATOR_BOUND, is an error too.
+// loadExitError returns an error with the exit code of the result. Some verdicts, such as
+// GENERATOR_BOUND, mean that the figures of the run do not measure the server. If requireValid is
+// true, such a verdict is an error too.
 func loadExitError(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {

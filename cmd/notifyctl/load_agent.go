@@ -111,7 +111,7 @@ func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 		if err != nil {
 			return err
 		}
-		s.Check = operates(p, &t)
+		s.Check = newTokenCheck(p, &t)
 	}
 	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
 	if err != nil {
@@ -144,9 +144,9 @@ func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 	return context.Canceled
 }
 
-// operates returns a check of a controller's token. The check passes if the server of t accepts the
-// token for the scope operate.
-func operates(p *program, t *target) func(context.Context, string) error {
+// newTokenCheck returns a function that checks the token of a controller. A token is accepted if
+// the server of t accepts it for the scope operate.
+func newTokenCheck(p *program, t *target) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
 		ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 		defer stop()
@@ -157,7 +157,8 @@ func operates(p *program, t *target) func(context.Context, string) error {
 	}
 }
 
-// openAim opens the server that the controller names, under the rules of this machine.
+// openAim connects to the server that the controller chose as the target of the load. The safety
+// rules of load runs apply on this machine too.
 func openAim(ctx context.Context, p *program, s *load.Scenario, aim *agent.Aim, token func(context.Context) (string, error)) (load.Config, func(), error) {
 	env, err := launch.Open(ctx, s, &launch.Options{
 		Note: p.note, Version: version, Grant: aim.Grant, Timeout: aim.Timeout, Kafka: aim.Kafka, NoCheck: true, NoCalibration: aim.NoCalibration,
@@ -190,8 +191,8 @@ func (o *controllerOptions) add(c *cobra.Command) {
 	f.StringVar(&o.key, "agent-key", "", "the key of --agent-cert, in PEM")
 }
 
-// dialAgents connects to the agents of a run. It returns nil if the run has no agents, so that this
-// process sends.
+// dialAgents connects to the agents of a run. It returns nil if there are none. Then this process
+// itself sends the load.
 func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOptions, cfg *load.Config) (*agent.Fleet, error) {
 	c := &o.control
 	if len(c.agents) == 0 {

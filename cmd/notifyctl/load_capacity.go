@@ -39,8 +39,8 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	}
 	o.repeatedTrial = true
 	run := func(trial load.Scenario) (*load.Result, error) {
-		// If the run starts a server, each trial gets a new server, so that the backlog of one
-		// trial does not slow down the next trial.
+		// If the run starts a server, start a new server for each trial. Otherwise the backlog of
+		// one trial would slow down the next trial.
 		env, err := launchServer(ctx, p, &trial, o)
 		if err != nil {
 			return nil, err

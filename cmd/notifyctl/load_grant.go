@@ -75,7 +75,7 @@ Scope operate.`,
 	f.StringVar(&in.Providers, "providers", api.ProvidersStub, "the worst that may be called: "+strings.Join(api.ProviderModes, ", "))
 	f.StringSliceVar(&in.Hosts, "host", nil, "HOST or HOST:PORT that load may go to (default: the server's)")
 	f.StringVar(&out, "out", "", "write the token to this file, which only you can read, instead of printing it")
-	complete(c, "providers", api.ProviderModes)
+	completeFlag(c, "providers", api.ProviderModes)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		n, err := load.ParseNumber(rate)
 		if err != nil {

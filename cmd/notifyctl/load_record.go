@@ -68,7 +68,7 @@ func runLoadRecord(ctx context.Context, p *program, o *recordOptions) error {
 		return term.Usage("give --since (what to record) and --out (the scenario file)")
 	}
 	if o.from != "" && len(o.kafka) > 0 {
-		return term.Usage("--from and --kafka exclude each other: give one source")
+		return term.Usage("--from and --kafka cannot be used together; give one source")
 	}
 	since, until, err := p.parsePeriod(o.since, o.until)
 	if err != nil {
@@ -144,8 +144,8 @@ func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder
 	return "the archive", err
 }
 
-// fetchArchive copies from a bucket the archive files that were written on the day of since or
-// later.
+// fetchArchive copies archive files from a bucket to dir. It skips the files that were written
+// before the day of since.
 func fetchArchive(ctx context.Context, name string, since time.Time, dir string) error {
 	u, err := url.Parse("s3://" + name)
 	if err != nil || u.Host == "" {

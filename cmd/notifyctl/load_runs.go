@@ -110,7 +110,7 @@ before the last), or a file.`,
 		},
 	}
 	c.Flags().StringVar(&form, "form", "text", "text, html, hlog or json")
-	complete(c, "form", runForms)
+	completeFlag(c, "form", runForms)
 	return c
 }
 
@@ -226,7 +226,7 @@ func keepRun(p *program, r *load.Result, file string) error {
 	store := runStore(p)
 	id, err := store.Save(r)
 	if err != nil {
-		return fmt.Errorf("the run cannot be kept: %w", err)
+		return fmt.Errorf("the run cannot be stored: %w", err)
 	}
 	p.note("kept as %s: notifyctl load show %s, or open %s/%s/%s", id, id, store.Dir, id, report.FilePage)
 	if file == "" {

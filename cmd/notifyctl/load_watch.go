@@ -113,8 +113,8 @@ func watch(ctx context.Context, p *program, w *watchedRun, o *watchOptions) erro
 	return nil
 }
 
-// watchScreen shows the live screen. On the live screen Ctrl-C is a key. The second Ctrl-C ends the
-// process at once, as it does without the screen.
+// watchScreen shows the live screen. While it is shown, Ctrl-C is an ordinary key and sends no
+// signal. So watchScreen ends the process itself at the second Ctrl-C.
 func watchScreen(ctx context.Context, p *program, w *watchedRun) (screen.Left, error) {
 	p.drawing.Store(true)
 	left, err := screen.Run(ctx, p.in, p.out, screenEnv(p), screen.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
@@ -148,8 +148,8 @@ func serveMetrics(ctx context.Context, p *program, addr string, w *watchedRun) (
 	return func() { _ = s.Close(); wg.Wait() }, nil
 }
 
-// finishLoad prints the result of a run and keeps it. It prints the result even if keeping it
-// fails, and keeps the result even if writing or printing it fails.
+// finishLoad prints the result of a run and stores it. If one of the two fails, it still does the
+// other.
 func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.out != "" {
 		err = report.WriteFile(o.out, res)
@@ -159,7 +159,7 @@ func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 		return err
 	}
 	if failed := keepRun(p, res, ""); failed != nil {
-		// Print it even with --quiet, because the measurement is lost.
+		// Print the warning even with --quiet, because the result of the run is not stored.
 		fmt.Fprintln(p.err, term.Clean("warning: "+failed.Error()))
 	}
 	return err

@@ -67,8 +67,8 @@ func (p *program) optionalTimeText(t *time.Time) string {
 // span returns a duration in words, with its two largest units.
 func span(d time.Duration) string { return term.FormatDuration(d) }
 
-// parseTime parses a time: RFC 3339, "now", a day in the form of parseDay, or a duration from now
-// such as "+10m", "in 10m", "-2h" or "2h ago". In a duration, "d" means days.
+// parseTime parses a time. It accepts RFC 3339, "now", the days of parseDay, and a duration from
+// now: "+10m", "in 10m", "-2h" or "2h ago". In a duration, "d" means days.
 func parseTime(s string, now time.Time) (time.Time, error) {
 	in := strings.TrimSpace(s)
 	if in == "now" {
@@ -99,9 +99,9 @@ func parseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, term.Usage("%q is not a time: write 2026-03-01T09:00:00Z, '2026-03-01 09:00', yesterday, 'today 09:00', now, +10m, or -2h", s)
 }
 
-// parseDay parses a day, which a time of day may follow: "yesterday", "today 9am", "2026-03-01
-// 09:00". The time of day has the form of --at. Without it, parseDay returns the midnight at which
-// the day begins. It uses the time zone of now.
+// parseDay parses a day: "yesterday", "today" or "2026-03-01". A time of day may follow the day, in
+// the form of --at: "today 9am". Without a time of day, parseDay returns the midnight at which the
+// day begins. It uses the time zone of now.
 func parseDay(s string, now time.Time) (time.Time, error) {
 	word, clock, _ := strings.Cut(s, " ")
 	day := now
@@ -193,7 +193,7 @@ func categoryNames() (names []string) {
 func checkState(given string) (string, error) {
 	name := strings.ToUpper(given)
 	if _, ok := notify.ParseState(name); name != "" && !ok {
-		return "", term.Usage("--status %q is no state; states are %s%s", given, strings.Join(stateNames(), ", "), nearest(name, stateNames()))
+		return "", term.Usage("--status %q does not exist; the states are %s%s", given, strings.Join(stateNames(), ", "), nearest(name, stateNames()))
 	}
 	return name, nil
 }
@@ -201,10 +201,10 @@ func checkState(given string) (string, error) {
 // checkKinds returns an error for an unknown channel or category. Empty values are valid.
 func checkKinds(channel, category string) error {
 	if _, ok := notify.ParseChannel(channel); channel != "" && !ok {
-		return term.Usage("--channel %q is no channel; channels are %s%s", channel, strings.Join(channelNames(), ", "), nearest(channel, channelNames()))
+		return term.Usage("--channel %q does not exist; the channels are %s%s", channel, strings.Join(channelNames(), ", "), nearest(channel, channelNames()))
 	}
 	if _, ok := notify.ParseCategory(category); category != "" && !ok {
-		return term.Usage("--category %q is no category; categories are %s%s", category, strings.Join(categoryNames(), ", "), nearest(category, categoryNames()))
+		return term.Usage("--category %q does not exist; the categories are %s%s", category, strings.Join(categoryNames(), ", "), nearest(category, categoryNames()))
 	}
 	return nil
 }
@@ -218,6 +218,6 @@ func nearest(word string, names []string) string {
 
 // completeKinds registers the completion of --channel and --category.
 func completeKinds(c *cobra.Command) {
-	complete(c, "channel", channelNames())
-	complete(c, "category", categoryNames())
+	completeFlag(c, "channel", channelNames())
+	completeFlag(c, "category", categoryNames())
 }

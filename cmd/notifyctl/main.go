@@ -87,7 +87,7 @@ func run(ctx context.Context, p *program, args []string) int {
 	return code
 }
 
-// signalStop is the cause with which a signal ends a context.
+// signalStop is the cancellation cause of a context that a signal has cancelled.
 type signalStop struct {
 	signal os.Signal
 	code   int
@@ -95,9 +95,9 @@ type signalStop struct {
 
 func (s *signalStop) Error() string { return fmt.Sprintf("stopped by %v", s.signal) }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM, so that a command can print
-// how much it has done and how to continue. The second signal ends the process. The goroutine runs
-// as long as the process.
+// signals returns a context that ends at the first SIGINT or SIGTERM. Then the command can print
+// how much it has done and how to continue. The second signal ends the process. signals starts a
+// goroutine that never ends.
 func signals() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ch := make(chan os.Signal, 2)
@@ -117,7 +117,7 @@ func signals() (context.Context, func()) {
 	return ctx, func() { signal.Stop(ch); cancel(nil) }
 }
 
-// The groups of the help page.
+// The groups in which the help page lists the commands.
 const (
 	groupSend  = "send"
 	groupLook  = "look"

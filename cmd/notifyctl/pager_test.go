@@ -29,7 +29,7 @@ func TestPaged(t *testing.T) {
 			return map[string]string{"PAGER": c.pager}[name]
 		}}
 		p.global.output = c.output
-		if err := p.paged(t.Context(), func() error { _, err := fmt.Fprintln(p.out, "a list"); return err }); err != nil || out.String() != c.want {
+		if err := p.runPaged(t.Context(), func() error { _, err := fmt.Fprintln(p.out, "a list"); return err }); err != nil || out.String() != c.want {
 			t.Errorf("%+v: %q, %v", c, out.String(), err)
 		}
 	}

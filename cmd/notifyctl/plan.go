@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// planResult is the result of plan: the sheet that uses the assumed rates and, with --from, the
-// sheet that uses measured rates.
+// planResult is the result of "notifyctl plan". It contains the sheet that uses the assumed rates.
+// With --from, it also contains the sheet that uses measured rates.
 type planResult struct {
 	Input    map[string]any `json:"input"`
 	Source   capacity.Sheet `json:"source"`
@@ -108,7 +108,7 @@ func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 		return nil
 	}
 	if doc.Content[0].Kind != yaml.MappingNode {
-		return term.Usage("%s must hold one value per line, such as rate: 5M", file)
+		return term.Usage("%s must contain one value per line, such as rate: 5M", file)
 	}
 	byKey, keys := map[string]*capacity.Param{}, make([]string, 0, len(params))
 	for i := range params {
@@ -169,7 +169,7 @@ func runPlan(p *program, in capacity.Input, from string) error {
 func measuredSheet(in capacity.Input, file string) (*measuredPlan, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return nil, term.Usage("--from: %v; the command make bench writes this file", err)
+		return nil, term.Usage("--from: %v; \"make bench\" writes this file", err)
 	}
 	rs, err := capacity.ParseResults(b)
 	if err != nil {

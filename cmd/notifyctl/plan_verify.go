@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// verifyResult is the result of plan --verify.
+// verifyResult is the result of "notifyctl plan --verify".
 type verifyResult struct {
 	Measured bool                  `json:"measured"` // the load was measured, and not given
 	Rate     float64               `json:"rate"`     // notifications/s of the load
@@ -36,7 +36,7 @@ func runVerify(ctx context.Context, p *program, in capacity.Input, from string, 
 	if from != "" {
 		b, err := os.ReadFile(from)
 		if err != nil {
-			return term.Usage("--from: %v; the command make bench writes this file", err)
+			return term.Usage("--from: %v; \"make bench\" writes this file", err)
 		}
 		rs, err := capacity.ParseResults(b)
 		if err != nil {
@@ -119,8 +119,8 @@ func measuredLoad(input *capacity.Input, rates *api.Rates) {
 	}
 }
 
-// fleetOf combines the settings of the processes. For InFlight, Window and Connections, which each
-// process has for itself, it uses the smallest value. For other settings it uses the largest value.
+// fleetOf combines the settings of all processes into one value for each setting. It uses the
+// smallest value of InFlight, Window and Connections, and the largest value of every other setting.
 func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
 	least := func(to *int, v int) {
 		if *to == 0 || v < *to {

@@ -114,8 +114,8 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 	return nil
 }
 
-// lineCounter records where lines end. The decoder reads further than the current element, so the
-// line of an element is found afterwards: see lineOf.
+// lineCounter counts the lines of what the JSON decoder reads. The decoder reads further than the
+// current element. So lineOf finds the line of an element later, from the offset of the element.
 type lineCounter struct {
 	r    io.Reader
 	read int64   // bytes that were read
@@ -134,8 +134,8 @@ func (c *lineCounter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// lineOf returns the number of the line at an offset. The offset must not be lower than in the call
-// before.
+// lineOf returns the number of the line at an offset. From call to call, the offset must not become
+// lower.
 func (c *lineCounter) lineOf(offset int64) int {
 	k := 0
 	for k < len(c.ends) && c.ends[k] < offset {

@@ -68,7 +68,7 @@ func newScheduleList(p *program) *cobra.Command {
 	f.StringVar(&q.Status, "status", "", "only this status: SCHEDULED or CANCELLED")
 	f.StringVar(&q.User, "user", "", "only notifications for this user")
 	f.StringVar(&q.Caller, "caller", "", "only this caller's (operators)")
-	complete(c, "status", []string{"SCHEDULED", "CANCELLED"})
+	completeFlag(c, "status", []string{"SCHEDULED", "CANCELLED"})
 	return c
 }
 

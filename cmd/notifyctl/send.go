@@ -113,7 +113,7 @@ func (o *sendOptions) add(c *cobra.Command) {
 	f.BoolVar(&o.wait, "wait", false, "wait for the outcome; exit 8 if --timeout ends first")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
 	completeKinds(c)
-	complete(c, "fanout-format", receiverFormats)
+	completeFlag(c, "fanout-format", receiverFormats)
 }
 
 func runSend(ctx context.Context, p *program, o *sendOptions) error {
@@ -122,7 +122,7 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	switch {
 	case o.file != "" && o.fanout != "":
-		return term.Usage("-f (a batch) and --fanout exclude each other")
+		return term.Usage("-f (a batch) and --fanout cannot be used together")
 	case o.file != "":
 		if o.contentNamed || o.addressedFlag {
 			return term.Usage("-f: the file contains the notifications, so flags for the content or the receiver cannot be given")
@@ -291,13 +291,13 @@ func (o *sendOptions) sendTimes(now time.Time) (sendAt, stopAt *time.Time, err e
 	}
 	switch {
 	case o.ttl != "" && o.until != "":
-		return nil, nil, term.Usage("--ttl and --expires-at both say when to give up; use one of them")
+		return nil, nil, term.Usage("--ttl and --expires-at both say when to stop trying; use one of them")
 	case o.until != "":
 		if stopAt, err = o.later.parseMoment("--expires-at", o.until, now); err != nil {
 			return nil, nil, err
 		}
 		if !stopAt.After(begin) {
-			return nil, nil, term.Usage("--expires-at %s is not after the time of sending", o.until)
+			return nil, nil, term.Usage("--expires-at %s must be after the time of sending", o.until)
 		}
 	case o.ttl != "":
 		d, err := parseSpan(o.ttl)

@@ -18,9 +18,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Limits of a request of a batch. chunkItems and chunkBytes determine where a file is cut, and so
-// the idempotency keys of its chunks. If a new release changed these limits, a user who repeats a
-// file would send it twice.
+// Limits of one request of a batch. Never change chunkItems or chunkBytes. They determine where a
+// file is cut into chunks, and each chunk has its own idempotency key. With other chunks, a user
+// who sends a file again would send every notification twice.
 const (
 	chunkItems = 1000
 	chunkBytes = 4 << 20
@@ -84,7 +84,7 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	err = postChunks(ctx, p, s.cl, o.file, "/v1/notifications:batch", key, s.recordAnswer)
 	if err == nil && s.total.Sent == 0 {
-		return term.Usage("%s holds no notifications", label(o.file))
+		return term.Usage("%s contains no notifications", label(o.file))
 	}
 	var waited error
 	if err == nil && o.wait {
@@ -105,9 +105,9 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	return nil
 }
 
-// batchKey returns the beginning of the idempotency keys of a batch. For a file it contains a hash
-// of the whole file, so that a second run sends nothing twice. A stream has no such hash, because
-// it is not read yet. For a stream, postChunks adds a hash to each key.
+// batchKey returns the beginning of the idempotency keys of a batch. For a file, it contains a hash
+// of the whole file, so that a second run sends nothing twice. For a stream it contains no hash,
+// because the stream was not read yet. Instead, postChunks adds a hash to each key.
 func batchKey(p *program, file, asked string) (string, error) {
 	if file == "-" {
 		return cmp.Or(asked, "ctl-stream"), nil
@@ -250,7 +250,8 @@ func (s *batchSender) print() error {
 	return pr.Print(s.total, t)
 }
 
-// detailOf returns the error of an item, after the name of the wrong field if there is such a name.
+// detailOf returns the text of an item's error. If the error names a wrong field, the text begins
+// with this name.
 func detailOf(e *api.ItemError) string {
 	if e.Field != "" {
 		return e.Field + ": " + e.Detail

@@ -159,7 +159,7 @@ func (r *fanoutRun) checkContinuation() error {
 		return err
 	}
 	if !bytes.Equal(a, b) {
-		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was started with another content", s.Campaign), Next: []string{"continue it without content flags, or omit --campaign to start a new campaign"}}
+		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was started with other content", s.Campaign), Next: []string{"continue it without content flags, or omit --campaign to start a new campaign"}}
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func (r *fanoutRun) checkReceivers(ctx context.Context) error {
 		return term.Usage("%s of %s receivers are invalid; nothing was sent\n%s", count(wrongs), count(n+int64(wrongs)), strings.Join(bad, "\n"))
 	}
 	if n == 0 {
-		return term.Usage("%s holds no receivers", label(r.o.fanout))
+		return term.Usage("%s contains no receivers", label(r.o.fanout))
 	}
 	r.state.Total = n
 	return nil
@@ -227,25 +227,25 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	}
 	r.bar = r.p.startProgress("sending", max(0, s.Total-s.Stored))
 	defer r.bar.end()
-	// was is a copy, because recordPart changes s while Skip reads was.
-	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)}
+	// Skip must read a copy, because recordPart changes s at the same time.
+	before := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)}
 	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,
-		Skip: was.isPartDone, Done: r.recordPart,
+		Skip: before.isPartDone, Done: r.recordPart,
 	})
 	if err != nil {
 		return err
 	}
 	if s.partsDone() == 0 {
-		return term.Usage("%s holds no receivers", label(r.o.fanout))
+		return term.Usage("%s contains no receivers", label(r.o.fanout))
 	}
 	s.Complete = true
 	r.fillResult()
 	return s.save()
 }
 
-// receivers reads the source. It also stops when ctx ends: it checks ctx after every 1,000
-// receivers.
+// receivers returns the receivers of the file or stream one by one. It stops if ctx ends. It checks
+// ctx only after every 1,000 receivers.
 func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error] {
 	return func(yield func(api.Receiver, error) bool) {
 		n := 0

@@ -96,7 +96,7 @@ func runShow(ctx context.Context, p *program, id string) error {
 func checkID(id string) error {
 	if _, err := notify.ParseID(id); err != nil {
 		if strings.HasPrefix(id, "ntf_") {
-			return term.Usage("%q is not an id: ntf_ must be followed by 26 letters and digits, and by -NUMBER for a receiver of a fan-out; was a part lost in copying?", id)
+			return term.Usage("%q is not an id: ntf_ must be followed by 26 letters and digits, and by -NUMBER for a receiver of a fan-out; maybe the copied text is not complete", id)
 		}
 		return term.Usage("%q is not an id: ids begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
 	}
@@ -107,7 +107,8 @@ func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) er
 	return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 }
 
-// printTotal prints the sum of a count that the server returns in pages.
+// printTotal prints the sum of all pages. get returns one page, with the counts of some of the
+// receivers.
 func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary, error)) error {
 	sum, err := sumPages(ctx, get)
 	if err != nil {
@@ -116,7 +117,8 @@ func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary
 	return p.printer().Record(sum, summaryFields(p, &sum))
 }
 
-// sumPages returns the sum of a count that the server returns in pages.
+// sumPages returns the sum of all pages. get returns one page, with the counts of some of the
+// receivers.
 func sumPages(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Summary, error) {
 	sum, err := get(api.Page{})
 	for page := sum; err == nil && !page.Complete && page.Next != ""; {

@@ -23,7 +23,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// simulators is the control API of the simulated providers of a command.
+// simulators connects the subcommands of "notifyctl sim" to the simulated providers.
 type simulators struct {
 	p       *program
 	control string // value of --simulators
@@ -66,7 +66,8 @@ context names, or those of --simulators.`,
 	return c
 }
 
-// run returns a RunE function that connects to the simulators and then calls fn.
+// run returns a function for cobra.Command.RunE. That function connects to the simulators and then
+// calls fn.
 func (s *simulators) run(fn func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		control := s.control
@@ -142,7 +143,7 @@ func (s *simulators) newInbox() *cobra.Command {
 	c.Flags().StringVar(&channel, "channel", "", "only this channel")
 	c.Flags().StringVar(&query, "query", "", "only messages that contain this text")
 	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
-	complete(c, "channel", channelNames())
+	completeFlag(c, "channel", channelNames())
 	return c
 }
 
@@ -236,7 +237,7 @@ func (s *simulators) callsOf(ctx context.Context, id string) error {
 	cols := columns[simulator.Call]{head: "AT  ATTEMPT  STATUS  TAKEN  SIGNATURE  PATH  BYTES", row: func(v *simulator.Call) []string {
 		return []string{s.p.localTimeText(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), string(v.Signature), v.Path, count(v.Bytes)}
 	}}
-	if err := s.p.printer().Print(list, cols.table(list)); err != nil || !s.p.human() {
+	if err := s.p.printer().Print(list, cols.table(list)); err != nil || !s.p.printsForPeople() {
 		return err
 	}
 	for i := range list {
@@ -324,7 +325,7 @@ closed in order; the message is accepted but not answered).`,
 	f.StringVar(&r.Location, "location", "", "redirect: URL to redirect to")
 	f.DurationVar((*time.Duration)(&r.Latency.Median), "median", 0, "drip, latency: median")
 	f.DurationVar((*time.Duration)(&r.Latency.P99), "p99", 0, "drip, latency: 99th percentile")
-	complete(c, "provider", simProviders)
+	completeFlag(c, "provider", simProviders)
 	return c
 }
 

@@ -50,7 +50,7 @@ counted as a gap. --channel, --category, --status and --caller filter before tha
 	return c
 }
 
-// errEnough ends the stream after as many outcomes as --max says.
+// errEnough ends the stream when --max outcomes were printed.
 var errEnough = errors.New("enough")
 
 func runTail(ctx context.Context, p *program, o *tailOptions) error {

@@ -61,14 +61,14 @@ func newTriggerCreate(p *program) *cobra.Command {
 	f.StringVar(&o.late, "late", "", "what to do if it is later than --max-lateness: fire, drop, dead_letter")
 	f.StringVar(&o.key, "idempotency-key", "", "the idempotency key; default: random")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
-	complete(c, "late", []string{"fire", "drop", "dead_letter"})
+	completeFlag(c, "late", []string{"fire", "drop", "dead_letter"})
 	return c
 }
 
 func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
 	if o.file != "" {
 		if o.url != "" || o.later.given() || o.payload != "" || o.dryRun {
-			return term.Usage("-f: the file contains the triggers, so no flag of a trigger other than --idempotency-key can be given")
+			return term.Usage("-f: the file describes the triggers, so no flag may describe a trigger; only --idempotency-key is allowed with -f")
 		}
 		return runTriggerFile(ctx, p, o)
 	}
@@ -252,7 +252,7 @@ func newTriggerList(p *program) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&q.Status, "status", "", "only this status: "+strings.Join(triggerStates, ", "))
 	f.StringVar(&q.Caller, "caller", "", "only this caller's (operators)")
-	complete(c, "status", triggerStates)
+	completeFlag(c, "status", triggerStates)
 	return c
 }
 
@@ -305,7 +305,7 @@ func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, b.recordAnswer)
 	pr, sum := p.printer(), &b.total
 	if err == nil && sum.Sent == 0 {
-		return term.Usage("%s holds no triggers", label(o.file))
+		return term.Usage("%s contains no triggers", label(o.file))
 	}
 	if pr.Format != "jsonl" {
 		var table term.Table

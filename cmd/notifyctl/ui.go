@@ -56,15 +56,15 @@ func runUI(ctx context.Context, p *program) error {
 		env = append(env, "NO_COLOR=1")
 	}
 	return console.Run(ctx, p.in, p.out, env, console.Options{
-		Server: cl, URL: t.server, Context: t.name, Protected: t.ctx.Protected, ReadOnly: readOnly(ctx, &t),
+		Server: cl, URL: t.server, Context: t.name, Protected: t.ctx.Protected, ReadOnly: readOnlyReason(ctx, &t),
 		Command: p.commandLine, ASCII: !utf8Locale(p.getenv), Timeout: p.global.timeout, Parse: parseTime,
 	})
 }
 
-// readOnly returns why a token cannot change anything. It returns "" if the token can, or if only
-// the server can say. It reads the scope from the token without verifying the token, because the
-// server verifies it.
-func readOnly(ctx context.Context, t *target) string {
+// readOnlyReason returns "" if the token of t may make changes, or if this is unknown here.
+// Otherwise it returns why the token cannot. It only reads the scope in the token. The server
+// verifies the token later.
+func readOnlyReason(ctx context.Context, t *target) string {
 	if t.token == nil {
 		return ""
 	}
@@ -78,8 +78,8 @@ func readOnly(ctx context.Context, t *target) string {
 	return "the token lacks the scope " + api.ScopeOperate
 }
 
-// utf8Locale reports whether the terminal shows other characters than ASCII. It uses the first of
-// LC_ALL, LC_CTYPE and LANG that is set, as POSIX says.
+// utf8Locale reports whether the terminal can show characters that are not ASCII. It uses the first
+// of LC_ALL, LC_CTYPE and LANG that is set, as POSIX says.
 func utf8Locale(getenv func(string) string) bool {
 	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")

@@ -44,7 +44,7 @@ func TestReadOnlyToken(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if why := readOnly(t.Context(), &tg); (why == "") != can {
+		if why := readOnlyReason(t.Context(), &tg); (why == "") != can {
 			t.Errorf("%q: %q", token, why)
 		}
 	}

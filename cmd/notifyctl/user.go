@@ -80,13 +80,13 @@ or after that. set prints the stored profile.`,
 	f.StringSliceVar(&o.optIn, "opt-in", nil, "remove an opt-out")
 	f.StringVar(&o.quiet, "quiet-hours", "", "quiet hours in local time, such as 22:00-07:00; none: no quiet hours")
 	f.StringVar(&o.zone, "tz", "", "time zone, such as Europe/Berlin")
-	complete(c, "opt-out", append(channelNames(), categoryNames()...))
-	complete(c, "opt-in", append(channelNames(), categoryNames()...))
+	completeFlag(c, "opt-out", append(channelNames(), categoryNames()...))
+	completeFlag(c, "opt-in", append(channelNames(), categoryNames()...))
 	return c
 }
 
-// oneUser checks that there is one argument. If the user typed --quiet, which is another flag,
-// instead of --quiet-hours, the hours are a second argument. The error then names --quiet-hours.
+// oneUser checks that there is one argument, the user. A common mistake is to type --quiet instead
+// of --quiet-hours. Then the hours become a second argument, and the error names --quiet-hours.
 func oneUser(c *cobra.Command, args []string) error {
 	if len(args) == 2 && strings.Count(args[1], ":") == 2 {
 		return term.Usage("%q is not a user; to set quiet hours, use --quiet-hours %s", args[1], args[1])
@@ -253,7 +253,7 @@ provider reports the address as dead again, it is suppressed again.`,
 	ls.Flags().StringVar(&f.UserID, "user", "", "only suppressions in this user's profile")
 	ls.Flags().StringVar(&f.Channel, "channel", "", "only this channel: push, sms, email")
 	ls.Flags().StringVar(&f.Code, "code", "", "only suppressions with this code of a provider")
-	complete(ls, "channel", []string{"push", "sms", "email"})
+	completeFlag(ls, "channel", []string{"push", "sms", "email"})
 	show := &cobra.Command{
 		Use: "show ADDRESS", Short: "Show which profiles suppress an address, and why", Args: term.Exact("an address"),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// The time between two requests is short at first, because a push takes only milliseconds, and then
-// grows.
+// Times between two requests. The first time is short, because a push takes only milliseconds. Then
+// the times grow up to lastPoll.
 const (
 	firstPoll = 25 * time.Millisecond
 	lastPoll  = time.Second

@@ -66,7 +66,8 @@ none. Ctrl-C stops it: work in flight is finished; a second Ctrl-C ends it at on
 	return c
 }
 
-// check refuses wrong values of options before dev makes anything.
+// check returns an error for a wrong value of an option. It is called before notifyd dev makes any
+// file.
 func (o *devOptions) check() error {
 	switch {
 	case o.port < 0 || o.port > 65535-4:
@@ -107,7 +108,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	}
 	steps := newProgress(p.err)
 	defer steps.stop()
-	steps.say("taking the ports")
+	steps.setStep("taking the ports")
 	ports, apiListener, err := listenDevPorts(ctx, o.port)
 	if err != nil {
 		return err
@@ -148,7 +149,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	p.setStandardLogger(log)
 	nodeOwnsListener = true // app.New closes the listener, also if it fails
 	app.MakeRoomForFiles()
-	n, err := app.New(l.Config, log, app.WithListener(apiListener), app.WithProgress(steps.say))
+	n, err := app.New(l.Config, log, app.WithListener(apiListener), app.WithProgress(steps.setStep))
 	if err != nil {
 		return err
 	}
@@ -159,8 +160,8 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		context, err = writeContext(ctx, p, o, term.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
 	}
 	if err == nil {
-		// SeedCaller runs before the node. A callback that an earlier start has left must be signed
-		// with the secret that the simulated receiver expects.
+		// Set the caller's secret before the node runs. The node may make a callback of an earlier
+		// start at once, and the simulated receiver expects a signature with this secret.
 		err = n.SeedCaller(ctx, "dev", []string{urls.Callback + "/"}, secret)
 	}
 	if err != nil {
@@ -168,7 +169,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	}
 	defer context.removeIfTemporary(o)
 	b := &banner{dir: dir, home: p.getenv("HOME"), api: apiURL, urls: urls, node: n, context: context, began: began}
-	steps.say("starting the workers")
+	steps.setStep("starting the workers")
 	err = b.run(ctx, p, o, sim, token, steps)
 	_ = os.Remove(filepath.Join(dir, runningFile))
 	if !isRequestedStop(ctx, err) {
@@ -235,7 +236,7 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	// dir/data. So it would ignore the store in dir and start with an empty store.
 	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
 		return dir, cleanup, &term.Error{Exit: term.ExitUsage,
-			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; notifyd dev would ignore this data, because it reads only the subfolder named data", dir),
+			Err:  fmt.Errorf("%s contains the data of notifyd serve or of a restored backup; notifyd dev would ignore this data, because it reads only the subfolder named data", dir),
 			Next: []string{"notifyd restore FILE --data-dir NEW/data, then notifyd dev --data-dir NEW", "notifyd serve --data-dir " + dir},
 		}
 	}

@@ -34,8 +34,8 @@ func newProgress(out io.Writer) *progress {
 	return p
 }
 
-// say sets the present step. If the start is slow, it prints the step.
-func (p *progress) say(step string) {
+// setStep sets the present step. If the start is slow, it prints the step.
+func (p *progress) setStep(step string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.step = step
@@ -51,7 +51,7 @@ func (p *progress) print() {
 	}
 }
 
-// stop makes progress print nothing more. It may be called more than once.
+// stop ends the printing. It may be called more than once.
 func (p *progress) stop() {
 	p.timer.Stop()
 	p.mu.Lock()

@@ -81,7 +81,7 @@ func devReady(ctx context.Context, p *program, o *devOptions, b *banner, token s
 		return err
 	}
 	if o.seed == "demo" {
-		steps.say("seeding users")
+		steps.setStep("seeding users")
 		if err := seedDemoUsers(ctx, cl); err != nil {
 			return err
 		}

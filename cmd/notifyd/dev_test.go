@@ -387,14 +387,14 @@ func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var quick, slow output
 		q, s := newProgress(&quick), newProgress(&slow)
-		q.say("opening the store")
-		s.say("opening the store")
+		q.setStep("opening the store")
+		s.setStep("opening the store")
 		q.stop()
 		time.Sleep(progressAfter + time.Millisecond) // of the bubble
-		q.say("never said")
-		s.say("reading the log")
+		q.setStep("never said")
+		s.setStep("reading the log")
 		s.stop()
-		s.say("never said")
+		s.setStep("never said")
 		if quick.String() != "" {
 			t.Errorf("a quick start says %q", quick.String())
 		}

@@ -169,8 +169,8 @@ func (r *recentLog) Lines() []string {
 }
 
 // redirectStandardLoggers makes the parameter log the default logger of the packages log and slog.
-// Libraries write to these packages. A line that a library writes with the package log becomes a
-// warning, because libraries write such a line only when something is wrong.
+// Libraries write to these packages. A line of the package log becomes a warning, because libraries
+// use it only when something is wrong.
 func redirectStandardLoggers(log *slog.Logger) {
 	slog.SetLogLoggerLevel(slog.LevelWarn)
 	slog.SetDefault(log)

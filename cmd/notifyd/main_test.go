@@ -117,7 +117,7 @@ func TestCommands(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(restored, "store"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f(2, `^$`, `holds the data of notifyd serve or of a restored backup(.|\n)*next:  notifyd restore FILE --data-dir NEW/data`, "dev", "--data-dir", restored)
+	f(2, `^$`, `contains the data of notifyd serve or of a restored backup(.|\n)*next:  notifyd restore FILE --data-dir NEW/data`, "dev", "--data-dir", restored)
 	f(2, `^$`, `--taken "yesterday" is not a time; give the time when`, "restore-servers", "--taken", "yesterday")
 	f(2, `^$`, `engines: is embedded: use notifyd restore FILE`, "restore-servers", "--taken", "2026-11-24T03:00:00Z")
 	f(2, `^$`, `leave out --fresh`, "dev", "--ephemeral", "--fresh")

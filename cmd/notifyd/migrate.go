@@ -38,7 +38,7 @@ leaves what exists as it is. Two that run at the same time do no harm.`,
 					return nil
 				}
 				if confirm && !yes {
-					return term.Usage("down drops every table and its data; repeat it with --yes to confirm")
+					return term.Usage("\"migrate down\" drops every table and its data; to confirm, repeat the command with --yes")
 				}
 				ctx, stop := context.WithTimeout(c.Context(), wait)
 				defer stop()

@@ -61,8 +61,8 @@ func writeSigningKey(path string) error {
 	if err != nil {
 		return err
 	}
-	// The write is atomic. With half a key notifyd would not start, and with a new key all older tokens
-	// would be invalid.
+	// Write the key atomically. notifyd cannot start with an incomplete key, and a new key would
+	// make all earlier tokens invalid.
 	return atomicfile.WriteFile(path, key)
 }
 

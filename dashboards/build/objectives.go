@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// objective is one promise of DESIGN.md as a share of bad events.
+// objective is one promise of DESIGN.md. It contains queries for the rate of bad events and for the
+// rate of all events.
 type objective struct {
 	slo, alert, promise string
 	budget              string // share that may be bad
@@ -13,10 +14,10 @@ type objective struct {
 	dashboard           string
 }
 
-// slow returns the rate of a histogram's events above a bound, and the rate of all its
-// events. The label of a whole bound is 1, or 1.0 in Prometheus 3 and OpenMetrics, so the
-// expression matches both.
-func slow(name, matchers, bound string) (bad, all string) {
+// slowQueries returns two queries on a histogram: the rate of the events above bound, and the rate
+// of all events. Prometheus 3 and OpenMetrics write the label of a whole number such as 1 as "1.0",
+// so the query matches both forms.
+func slowQueries(name, matchers, bound string) (bad, all string) {
 	if matchers != "" {
 		matchers += ","
 	}
@@ -28,10 +29,10 @@ func slow(name, matchers, bound string) (bad, all string) {
 	return fmt.Sprintf("(%s - sum(rate(%s_bucket{%s%s}[WINDOW])))", all, name, matchers, le), all
 }
 
-// latency returns an objective "99% within a bound".
-func latency(slo, alert, promise, dashboard, name, matchers, bound string) objective {
+// latencyObjective returns the objective that 99% of the events of a histogram are within bound.
+func latencyObjective(slo, alert, promise, dashboard, name, matchers, bound string) objective {
 	o := objective{slo: slo, alert: alert, promise: promise, budget: "0.01", dashboard: dashboard}
-	o.bad, o.all = slow(name, matchers, bound)
+	o.bad, o.all = slowQueries(name, matchers, bound)
 	return o
 }
 
@@ -45,20 +46,21 @@ func objectives() []objective {
 			all:       fmt.Sprintf("sum(rate("+requests+"[WINDOW]))", ""),
 			dashboard: "service",
 		},
-		latency("urgent_call", "NotifydUrgentBudgetBurn", "99% of otp and alert reach the provider call within 1 s", "delivery", call, `category=~"otp|alert"`, "1"),
-		latency("push_call", "NotifydPushBudgetBurn", "99% of transactional push reach the provider call within 5 s", "delivery", call, `lane="push",category="transactional"`, "5"),
-		latency("sms_call", "NotifydSMSBudgetBurn", "99% of transactional SMS reach the provider call within 5 s", "delivery", call, `lane="sms",category="transactional"`, "5"),
-		latency("email_call", "NotifydEmailBudgetBurn", "99% of transactional email reach the provider call within 2 min", "delivery", call, `lane="email",category="transactional"`, "120"),
-		latency("timer_late", "NotifydTimerLatenessBudgetBurn", "99% of timers are published within 50 ms of their time", "timers", "notifyd_timer_late_seconds", "", "0.05"),
-		latency("trigger_late", "NotifydTriggerLatenessBudgetBurn", "99% of triggers are called within 1 s of their time", "timers", "notifyd_trigger_late_seconds", "", "1"),
+		latencyObjective("urgent_call", "NotifydUrgentBudgetBurn", "99% of otp and alert reach the provider call within 1 s", "delivery", call, `category=~"otp|alert"`, "1"),
+		latencyObjective("push_call", "NotifydPushBudgetBurn", "99% of transactional push reach the provider call within 5 s", "delivery", call, `lane="push",category="transactional"`, "5"),
+		latencyObjective("sms_call", "NotifydSMSBudgetBurn", "99% of transactional SMS reach the provider call within 5 s", "delivery", call, `lane="sms",category="transactional"`, "5"),
+		latencyObjective("email_call", "NotifydEmailBudgetBurn", "99% of transactional email reach the provider call within 2 min", "delivery", call, `lane="email",category="transactional"`, "120"),
+		latencyObjective("timer_late", "NotifydTimerLatenessBudgetBurn", "99% of timers are published within 50 ms of their time", "timers", "notifyd_timer_late_seconds", "", "0.05"),
+		latencyObjective("trigger_late", "NotifydTriggerLatenessBudgetBurn", "99% of triggers are called within 1 s of their time", "timers", "notifyd_trigger_late_seconds", "", "1"),
 	}
 }
 
 var windows = []string{"5m", "30m", "1h", "2h", "6h", "1d", "3d"}
 
-// objectiveRules returns the file of the objectives: the share of bad events over seven
-// windows, and alerts on how fast the budget of 30 days burns. Each alert needs a long window
-// (the problem matters) and a short one (the problem still goes on).
+// objectiveRules returns the content of rules/objectives.yml. It has the share of bad events in
+// seven windows. It also has alerts that fire if the error budget of 30 days is used up too fast.
+// Each alert needs a long window (the problem is large) and a short window (the problem still
+// exists).
 func objectiveRules() []byte {
 	var b strings.Builder
 	out := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
@@ -75,16 +77,16 @@ func objectiveRules() []byte {
 		for _, w := range []string{"1h", "6h"} {
 			record("notifyd:slo_events:increase"+w, strings.ReplaceAll(strings.ReplaceAll(o.all, "rate(", "increase("), "WINDOW", w))
 		}
-		out("%s", o.burn("page", "1h", "5m", 14.4, "6h", "30m", 6, "1h"))
-		out("%s", o.burn("ticket", "1d", "2h", 3, "3d", "6h", 1, "6h"))
+		out("%s", o.burnAlert("page", "1h", "5m", 14.4, "6h", "30m", 6, "1h"))
+		out("%s", o.burnAlert("ticket", "1d", "2h", 3, "3d", "6h", 1, "6h"))
 	}
 	return []byte(b.String())
 }
 
-// burn returns an alert with two pairs of windows, a long and a short one each. The alert fires if
-// both windows of one pair exceed the limit of the pair, and if there were at least 20 events in
-// the window events.
-func (o *objective) burn(severity, long1, short1 string, times1 float64, long2, short2 string, times2 float64, events string) string {
+// burnAlert returns an alert with two pairs of windows. Each pair has a long and a short window.
+// The alert fires if both windows of one pair exceed the limit of that pair, and if at least 20
+// events happened. The parameter events is the window in which the events are counted.
+func (o *objective) burnAlert(severity, long1, short1 string, times1 float64, long2, short2 string, times2 float64, events string) string {
 	sel := fmt.Sprintf("{slo=%q}", o.slo)
 	over := func(window string, times float64) string {
 		return fmt.Sprintf("notifyd:slo_errors:ratio_rate%s%s > %g * %s", window, sel, times, o.budget)

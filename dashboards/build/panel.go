@@ -18,7 +18,7 @@ const (
 // chosenTargets selects the job and the instances chosen at the top of a dashboard.
 const chosenTargets = `job=~"$job",instance=~"$instance"`
 
-// dashboard is one page. It answers the questions that one person has at one time.
+// dashboard is one page of Grafana.
 type dashboard struct {
 	file, title, about string
 	panels             []panel
@@ -41,7 +41,8 @@ type query struct{ expr, legend string }
 
 func row(title string) panel { return panel{kind: "row", title: title, width: 24} }
 
-// graph returns a graph of a third of the width. about says what it shows, and when it is bad.
+// graph returns a graph that fills a third of a line. The text about explains the graph to the
+// operator.
 func graph(title, unit, about string, qs ...query) panel {
 	return panel{kind: "timeseries", title: title, unit: unit, about: about, queries: qs, width: 8}
 }

@@ -64,8 +64,8 @@ func run(ctx context.Context) error {
 		},
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /orders", s.order)
-	mux.HandleFunc("POST /hooks/reminder", s.reminder)
+	mux.HandleFunc("POST /orders", s.handleOrder)
+	mux.HandleFunc("POST /hooks/reminder", s.handleReminder)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	defer srv.Close()
 	served := make(chan error, 1)
@@ -87,9 +87,10 @@ type shop struct {
 	state    string // name of the file that contains the position up to which the failed feed was read
 }
 
-// order tells a user about an order and plans a reminder. The idempotency keys contain the order's
-// id. So if an order is posted twice, there is still only one SMS and one reminder.
-func (s *shop) order(w http.ResponseWriter, r *http.Request) {
+// handleOrder sends the user an SMS about an order and plans a reminder. The idempotency keys
+// contain the order's id. So if an order is posted twice, there is still only one SMS and one
+// reminder.
+func (s *shop) handleOrder(w http.ResponseWriter, r *http.Request) {
 	var o struct {
 		ID      string  `json:"id"`
 		User    string  `json:"user"`
@@ -121,9 +122,9 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"notification_id": sent.NotificationID, "trigger_id": planned.TriggerID}) // fails if the client has gone
 }
 
-// reminder reacts to a trigger that is due. notifyd may call twice with the same webhook-id. The
-// idempotency key contains the webhook-id, so only one push is sent.
-func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
+// handleReminder sends a push when the trigger of a reminder is due. notifyd may call twice with
+// the same webhook-id. The idempotency key contains the webhook-id, so only one push is sent.
+func (s *shop) handleReminder(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -151,19 +152,19 @@ func (s *shop) reminder(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// refuse answers 422 if a repetition of the request would get the same error. Otherwise it answers
-// 503, and notifyd calls again.
+// refuse answers a callback of notifyd after an error. If a repetition would fail with the same
+// error, it answers 422. Otherwise it answers 503, so that notifyd calls again.
 func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusServiceUnavailable
-	if final(err) {
+	if isFinal(err) {
 		status = http.StatusUnprocessableEntity
 	}
 	http.Error(w, err.Error(), status)
 }
 
 // followFailures reads the failed feed until ctx ends. It stores its position after each page, so
-// it misses no failure. It may read a page twice after a crash. The second email then has the same
-// idempotency key, so notifyd does not send it.
+// it misses no failure. After a crash it may read a page a second time. notifyd does not send the
+// emails of that page again, because they have the same idempotency keys.
 func (s *shop) followFailures(ctx context.Context) error {
 	after := uint64(0)
 	b, err := os.ReadFile(s.state)
@@ -202,16 +203,16 @@ func (s *shop) fallBack(ctx context.Context, failed *api.DeadLetter) error {
 		Channel: "email", Category: failed.Category, To: api.Receiver{UserID: failed.UserID},
 		Content: api.Content{Title: "We could not reach your phone", Body: sent.Content.Body},
 	}, "fallback-"+failed.NotificationID)
-	if final(err) {
+	if isFinal(err) {
 		log.Printf("%s failed by SMS, and email is refused: %v", failed.NotificationID, err)
 		return nil
 	}
 	return err
 }
 
-// final reports whether a repetition of the request would get the same error. The content of such a
-// request is refused, or its key was used with other content.
-func final(err error) bool {
+// isFinal reports whether a repetition of the request would fail with the same error: notifyd
+// refused the content of the request, or its idempotency key was used with other content.
+func isFinal(err error) bool {
 	kind := notify.KindOf(err)
 	return kind == notify.KindInvalid || kind == notify.KindMismatch
 }

@@ -2,8 +2,8 @@ package atomicfile
 
 import "golang.org/x/sys/unix"
 
-// FreeBytes returns the bytes that an unprivileged process may still write on the
-// volume of dir, which must exist.
+// FreeBytes returns how many bytes an unprivileged process may still write on the volume of the
+// folder dir. dir must exist.
 func FreeBytes(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -1,9 +1,10 @@
-// Package freeport finds loopback ports for servers that tests stop and start again on the same port.
+// Package freeport finds loopback ports for servers that tests stop and start again on the same
+// port.
 //
-// A port from listening on ":0" does not work for such a server, because the kernel also gives these
-// ports to outgoing connections. While the server is down, another connection may get its port. A
-// client that dials the server may even get the port itself and connect to itself. The server then
-// cannot listen on the port again.
+// Such a server cannot use a port that the kernel chose for ":0", because the kernel also gives
+// these ports to outgoing connections. While the server is down, another connection may get its
+// port. A client that dials the server may even get the port itself and connect to itself. The
+// server then cannot listen on the port again.
 package freeport
 
 import (
@@ -14,11 +15,13 @@ import (
 	"sync"
 )
 
-// A lot is a range of ports. Find returns ports of lots that this process owns. A process owns a lot
-// while it listens on the first port of the lot, and it listens there until it ends. So two processes
-// never use the same port, even if their servers start to listen much later. The ports are below the
-// range of outgoing connections, which is 32768 to 60999 by default (Linux,
-// net.ipv4.ip_local_port_range). A node of a Redis cluster also uses its own port number plus 10,000.
+// A lot is a range of ports. A process owns a lot while it listens on the first port of the lot,
+// and it listens there until it ends. Find returns only ports of lots that this process owns. So
+// two processes never get the same port.
+//
+// Outgoing connections use the ports 32768 to 60999 by default (Linux,
+// net.ipv4.ip_local_port_range). All ports of the lots are below this range, and also all ports
+// plus 10,000, because a node of a Redis cluster uses such a second port.
 const (
 	lowest = 10_000
 	lots   = 49 // the last port is 22,543

@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Post sends an unchanged body to one of the sending routes, such as "/v1/notifications:batch",
-// for callers that build their bodies themselves. Without a key, it does not repeat a request
-// whose outcome is unclear.
+// Post sends an unchanged body to one of the sending routes, such as "/v1/notifications:batch". It
+// is for callers that build their bodies themselves. If it is unknown whether the server accepted
+// the request, Post repeats it only if there is a key.
 func (cl *Client) Post(ctx context.Context, path, contentType string, body []byte, key string) (Reply, error) {
 	return cl.do(ctx, call{method: http.MethodPost, path: path, contentType: contentType, body: body, key: key, repeatable: key != ""}, nil)
 }
@@ -49,12 +49,13 @@ func (cl *Client) Notification(ctx context.Context, id string) (Status, error) {
 	return getJSON[Status](ctx, cl, "/v1/notifications/"+url.PathEscape(id), nil)
 }
 
-// FullAddress requests addresses that are not masked.
+// FullAddress is a value for the parameter address of NotificationContent. With it the server does
+// not mask the addresses.
 const FullAddress = "full"
 
-// NotificationContent returns the content and the addresses of a notification. It is for the caller
-// that sent the notification, and for operators; the server audits a read by an operator. Addresses
-// are masked unless the parameter address is FullAddress.
+// NotificationContent returns the content and the addresses of a notification. Only the caller that
+// sent the notification and operators may read it. If an operator reads it, the server writes this
+// to the audit log. Addresses are masked unless the parameter address is FullAddress.
 func (cl *Client) NotificationContent(ctx context.Context, id, address string) (NotificationContent, error) {
 	q := url.Values{}
 	setText(q, "address", address)
@@ -79,8 +80,8 @@ func (cl *Client) Timeline(ctx context.Context, id string) (Timeline, error) {
 	return getJSON[Timeline](ctx, cl, "/v1/notifications/"+url.PathEscape(id)+"/timeline", nil)
 }
 
-// Cancel cancels all calls that have not started: of a notification, of a fan-out request or of one
-// receiver of a fan-out.
+// Cancel cancels a notification, a whole fan-out request, or one receiver of a fan-out. It has no
+// effect on calls to a provider that have already started.
 func (cl *Client) Cancel(ctx context.Context, id string) (Cancelled, error) {
 	return sendJSON[Cancelled](ctx, cl, http.MethodDelete, "/v1/notifications/"+url.PathEscape(id), nil, true)
 }
@@ -113,8 +114,9 @@ func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (ScheduledPage
 	return getJSON[ScheduledPage](ctx, cl, "/v1/schedules", q)
 }
 
-// Forecast counts what becomes due from start until before end, by minute and channel. The two
-// times may be at most 7 days apart. Zero times mean the next hour. Only operators may call it.
+// Forecast counts the receivers and triggers that become due from start until before end, by minute
+// and channel. The two times may be at most 7 days apart. Zero times mean the next hour. Only
+// operators may call it.
 func (cl *Client) Forecast(ctx context.Context, start, end time.Time) (Forecast, error) {
 	q := url.Values{}
 	setTime(q, "from", start)
@@ -127,8 +129,8 @@ func (cl *Client) Campaign(ctx context.Context, id string, p Page) (Summary, err
 	return getJSON[Summary](ctx, cl, "/v1/campaigns/"+url.PathEscape(id), p.query())
 }
 
-// CancelCampaign cancels all calls of a campaign that have not started. Later parts of the campaign
-// are cancelled too.
+// CancelCampaign cancels a campaign, also its parts that the server gets later. It has no effect on
+// calls to a provider that have already started.
 func (cl *Client) CancelCampaign(ctx context.Context, id string) (Cancelled, error) {
 	return sendJSON[Cancelled](ctx, cl, http.MethodDelete, "/v1/campaigns/"+url.PathEscape(id), nil, true)
 }
@@ -230,10 +232,11 @@ func (cl *Client) Debug(ctx context.Context) (Debug, error) {
 // Ready returns nil if the server accepts requests.
 func (cl *Client) Ready(ctx context.Context) error { return cl.get(ctx, "/readyz", nil, nil) }
 
-// Tail calls fn with each outcome that f selects, when it happens, and with all other events. It
-// returns when ctx ends, when fn returns an error, or when the server closes the stream (nil). If
-// f.Caller is empty, Tail shows the outcomes of the token's own caller. An operator may set another
-// caller, or "*" for all callers. The HTTP client must have no overall timeout.
+// Tail calls fn with each outcome that f selects, as soon as the outcome happens. It also calls fn
+// with all events that are not outcomes. Tail returns when ctx ends, when fn returns an error, or
+// when the server closes the stream (nil). If f.Caller is empty, Tail shows the outcomes of the
+// token's own caller. An operator may set another caller, or "*" for all callers. The HTTP client
+// must have no overall timeout.
 func (cl *Client) Tail(ctx context.Context, f TailFilter, fn func(Event) error) error {
 	q := url.Values{}
 	setText(q, "caller", f.Caller)
@@ -258,10 +261,10 @@ func (cl *Client) Tail(ctx context.Context, f TailFilter, fn func(Event) error) 
 	return lines.Err()
 }
 
-// Backup writes to w a backup of everything that the server stores. It returns the size of the
-// backup in bytes. "notifyd restore" reads this form. The HTTP client must have no overall timeout.
-// If the backup is interrupted, Backup returns an error. Then w has only a part of the files that
-// the manifest lists.
+// Backup writes a backup of everything that the server stores to w. It returns the size of the
+// backup in bytes. "notifyd restore" can read the backup. The HTTP client must have no overall
+// timeout. If the backup is interrupted, Backup returns an error, and w contains an incomplete
+// backup.
 func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
 	stream, err := cl.stream(ctx, "/v1/ops/backup", nil)
 	if err != nil {
@@ -290,8 +293,8 @@ func (cl *Client) stream(ctx context.Context, path string, q url.Values) (*connE
 	return nil, problemOf(resp, body)
 }
 
-// connErrorReader turns read errors into connection errors, so that the caller can tell them from
-// errors of the writer that gets the body.
+// connErrorReader turns read errors into connection errors. So they differ from the errors of the
+// writer to which the body is copied.
 type connErrorReader struct {
 	io.ReadCloser
 	ctx context.Context

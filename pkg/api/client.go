@@ -30,12 +30,11 @@ type Client struct {
 	// HTTPClient sends the requests; nil: http.DefaultClient. NewTransport returns a transport
 	// that keeps enough connections for many concurrent requests.
 	HTTPClient *http.Client
-	// Retries is how often a request that is safe to repeat is sent again after 429, 503 or a
-	// broken connection. 0: the request is not repeated.
+	// Retries is the maximum number of retries of a request after 429, 503 or a broken connection.
+	// Only requests that are safe to repeat are retried. 0: no retries.
 	Retries int
-	// Patience is how long a request is repeated while the server answers with Retry-After. In that
-	// time such an answer does not count against Retries, and it sets the count of failures back to
-	// 0.
+	// Patience is how long a request is repeated while the server answers with Retry-After. During
+	// this time, such an answer resets the count of retries to 0.
 	Patience time.Duration
 	// Backoff is the wait before the first retry if the server sent no Retry-After. It doubles for
 	// each further retry, with jitter, up to 20 times Backoff. Default: 250 ms.
@@ -99,8 +98,8 @@ type call struct {
 	expectContinue bool   // send the body only after the server asked for it (Expect: 100-continue)
 }
 
-// largeBody is the size in bytes from which a refused body is sent again only after the server
-// asked for it (Expect: 100-continue).
+// largeBody is a size in bytes. If the server refuses a request with a body of this size or more,
+// the next try uses "Expect: 100-continue": it sends the body only when the server asks for it.
 const largeBody = 64 << 10
 
 // do sends the request c, repeats it if that is safe, and decodes the answer into result. If result
@@ -149,7 +148,8 @@ func (c *call) mayRetry(err error) bool {
 }
 
 // retryDelay returns the wait before the next try. If the server sent a Retry-After, retryDelay
-// adds up to half of it, so that clients that were refused together do not return together.
+// adds a random time of up to half of it. Otherwise all clients that were refused at once would
+// return at once.
 func (cl *Client) retryDelay(try int, err error) time.Duration {
 	base := cl.Backoff
 	if base <= 0 {
@@ -246,8 +246,8 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if hc == nil {
 		hc = http.DefaultClient
 	}
-	// The API sends no redirects, so a redirect does not come from notifyd. If the client followed
-	// it, the body would be sent to another place, and on the same host the token too.
+	// The API sends no redirects, so a redirect does not come from notifyd. A client that follows
+	// it would send the body to a wrong place. On the same host it would also send the token.
 	once := *hc
 	once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := once.Do(req)
@@ -257,9 +257,9 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	return resp, nil
 }
 
-// lentBody is a request body that the transport may read until roundTrip returns. If the server
-// answers early, a goroutine of the transport may try to read the body later, when the caller
-// already overwrites the buffer. So takeBack makes all later reads fail. mu guards data and
+// lentBody is a request body that the transport may read only until roundTrip returns. If the
+// server answers early, a goroutine of the transport may read the body later. By then the caller
+// may have overwritten the buffer. So takeBack makes all later reads fail. mu guards data and
 // takenBack.
 type lentBody struct {
 	mu        sync.Mutex

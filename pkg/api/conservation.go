@@ -16,14 +16,15 @@ type Conservation struct {
 	Ledger                   // sum of all groups
 	States  map[string]int64 `json:"states"`  // terminal items by state
 	Waiting map[string]int64 `json:"waiting"` // pending items, by the place where the audit found them
-	// Classes counts drift by its kind.
+	// Classes is the number of drift items of each class.
 	Classes map[string]int64 `json:"classes"`
 	// Findings lists drift, at most 100 of each class.
 	Findings  []Drift             `json:"findings"`
 	Truncated bool                `json:"truncated"` // Findings is not complete
 	Groups    []ConservationGroup `json:"groups"`
-	// Unanswered are requests that a crash may have interrupted before their answer: schedules of
-	// an earlier start that have only some of their timers. They do not count as drift.
+	// Unanswered lists requests to which perhaps no answer was sent because of a crash. These are
+	// schedules of an earlier start that have only some of their timers. They do not count as
+	// drift.
 	Unanswered []string `json:"unanswered,omitempty"`
 	Chunks     int64    `json:"chunks"`    // original chunks that were read
 	Repeated   int64    `json:"repeated"`  // copies of chunks, written by repeated requests

@@ -130,8 +130,8 @@ type Plan struct {
 	Send    int                       `json:"send"`   // entries on which the job would act
 	Skip    map[string]int            `json:"skip"`   // the other entries, by reason
 	Counts  map[string]map[string]int `json:"counts"` // letters by class, caller, channel, provider, template and code
-	// Unreachable counts the entries of Send that would be suppressed now, by error code. The check
-	// uses the profile, not an address of the request.
+	// Unreachable counts the entries of Send whose messages would be suppressed now, by error code.
+	// It uses the addresses in the user's profile, and ignores an address in the request.
 	Unreachable map[string]int  `json:"unreachable,omitempty"`
 	EndsSoon    int             `json:"ends_soon"`        // entries that retention removes within a day
 	EtaMs       int64           `json:"eta_ms"`           // estimated duration at the rate, without the canary
@@ -287,14 +287,15 @@ type AuditRow struct {
 	Set     json.RawMessage `json:"set,omitempty"` // the new settings, unless they contain a secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
-	// Result is empty if the row was written before the act. It is "refused: <code>" if the act was
-	// refused, and "failed: <code>" if the act may have happened.
+	// Result is empty in a row that the server wrote before it made the change. It is "refused:
+	// <code>" if the change was refused. It is "failed: <code>" if an error occurred and the change
+	// may have been made.
 	Result string `json:"result,omitempty"`
 }
 
-// FoldAudit removes a row that was written before an act if a later row says that a store refused
-// the act, or that the act failed. The log keeps both rows. If the server itself refuses a request,
-// there is only one row.
+// FoldAudit returns rows without the rows that a later row corrects. The server writes a row before
+// it makes a change. If the change is then refused or fails, the server adds a second row. Of these
+// two rows, FoldAudit keeps only the second. The log itself keeps both.
 func FoldAudit(rows []AuditRow) []AuditRow {
 	ended := map[[3]string]bool{}
 	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }

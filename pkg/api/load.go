@@ -66,7 +66,7 @@ type LoadGrantRequest struct {
 	Reason    string   `json:"reason,omitempty"`
 }
 
-// LoadGrant is the permission of a cluster to send load to this cluster.
+// LoadGrant allows a load run to send load to this cluster. An operator of the cluster makes it.
 type LoadGrant struct {
 	ID        string    `json:"id"`
 	Cluster   string    `json:"cluster"` // the id of the installation
@@ -95,9 +95,10 @@ type LoadGrantChange struct {
 	To string `json:"to"` // approved or revoked
 }
 
-// Covers reports whether the grant includes a host, given as HOST or HOST:PORT. A name without a
-// port in the grant includes all ports. A Host header has no port if the port is the default of its
-// scheme. So a host without a port also matches :80 and :443 in a grant.
+// Covers reports whether the grant allows this host, given as HOST or HOST:PORT. If the grant
+// contains a name without a port, it allows all ports of that name. If the given host has no port,
+// it uses the default port of its scheme. So it also matches the name with port 80 or 443 in the
+// grant.
 func (g *LoadGrant) Covers(host string) bool {
 	host = strings.ToLower(host)
 	name, _, err := net.SplitHostPort(host)

@@ -18,8 +18,8 @@ type Lane struct {
 	Reason   string     `json:"reason,omitempty"` // reason of the pause
 	Lag      int64      `json:"lag"`              // records of the log that are not read yet, first attempts and retries
 	InFlight int        `json:"in_flight"`        // records that are read and not done
-	// Stands is the reason why the workers can make no call of the lane now, such as an open
-	// circuit; empty: they can. A pause of the lane is shown by Paused, not here.
+	// Stands is the reason why no worker can make a call of this lane now, such as an open circuit.
+	// It is empty if calls are possible. It ignores a pause of the lane; see Paused.
 	Stands string `json:"stands,omitempty"`
 }
 
@@ -254,8 +254,9 @@ type Rate struct {
 	Reached  float64 `json:"reached"`  // SENT or DELIVERED; FIRED
 	Failed   float64 `json:"failed"`
 	Other    float64 `json:"other"` // other outcomes: deferred, suppressed, expired, cancelled, unknown
-	// CallSeconds is the average duration of a call of the provider; 0: there was no call. If
-	// several messages share a call, workers count each of them as in flight until the last answer.
+	// CallSeconds is the average duration of a call of the provider; 0: there was no call. One call
+	// may send several messages. Then each of them is in flight until the provider has answered for
+	// all of them.
 	CallSeconds float64 `json:"call_seconds,omitempty"`
 }
 

@@ -279,8 +279,8 @@ func (cl *Client) PutCaller(ctx context.Context, c Caller) (Caller, error) {
 	return sendJSON[Caller](ctx, cl, http.MethodPut, "/v1/ops/callers/"+url.PathEscape(c.ID), c, c.Version == 0)
 }
 
-// RotateSecret gives a caller a new signing secret. Only this answer contains the secret. The old
-// secret also signs for the duration overlap.
+// RotateSecret gives a caller a new signing secret. Only this answer contains the secret. During
+// the time overlap, notifyd signs with the old secret too.
 func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (RotatedSecret, error) {
 	return sendJSON[RotatedSecret](ctx, cl, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
 		OverlapSeconds float64 `json:"overlap_seconds"`

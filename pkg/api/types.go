@@ -18,8 +18,8 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
-	// HeaderIdempotencyFallback has the value AtLeastOnce. Then the request is accepted even while
-	// keys cannot be looked up, and may be sent twice.
+	// HeaderIdempotencyFallback with the value AtLeastOnce makes the server accept a request even
+	// while it cannot look up idempotency keys. Then a repeated request may be sent twice.
 	HeaderIdempotencyFallback = "Idempotency-Fallback"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
@@ -158,9 +158,9 @@ type Status struct {
 	TraceID        string     `json:"trace_id,omitempty"`     // trace of the request's traceparent, or a trace that the server began
 }
 
-// Summary counts the receivers of a fan-out or a campaign by state. A page counts a limited number
-// of receivers. If there are more, Next is where the next page begins, and the counts of all pages
-// add up. If a page begins at the first receiver, Accepted = Pending + the sum of Counts.
+// Summary counts the receivers of a fan-out or a campaign by state. One page counts a limited
+// number of receivers, and Next is where the next page begins. To get the total, add up the counts
+// of all pages. If a page begins at the first receiver, Accepted = Pending + the sum of Counts.
 type Summary struct {
 	NotificationID string         `json:"notification_id,omitempty"`
 	CampaignID     string         `json:"campaign_id,omitempty"`
@@ -178,9 +178,9 @@ type Summary struct {
 	Counted        int64          `json:"counted"`        // receivers in Counts
 	Counts         map[string]int `json:"counts"`         // by state
 	Complete       bool           `json:"complete"`       // the last receiver is counted
-	// Pending is how many accepted receivers have no state in Counts. They are not counted yet or,
-	// if Complete is true, they have no rows. Pending is set only if the page begins at the first
-	// receiver.
+	// Pending is how many accepted receivers have no state in Counts. Either they are not counted
+	// yet, or (if Complete is true) they have no rows. Pending is set only if the page begins at
+	// the first receiver.
 	Pending *int64 `json:"pending,omitempty"`
 	Next    string `json:"next,omitempty"`
 }
@@ -264,8 +264,8 @@ const OmitsFanouts = "fanouts"
 // ScheduledPage is one page of schedules, newest request first.
 type ScheduledPage = List[Scheduled]
 
-// Forecast counts what becomes due in [From, To). Complete is false if there was more to read than
-// the server reads for one answer.
+// Forecast counts the receivers and triggers that become due in [From, To). Complete is false if
+// the server stopped before the end, because there was too much to read for one answer.
 type Forecast struct {
 	From     time.Time        `json:"from"`
 	To       time.Time        `json:"to"`
@@ -274,7 +274,8 @@ type Forecast struct {
 	Minutes  []ForecastMinute `json:"minutes"` // minutes with a count, in order
 }
 
-// ForecastMinute counts what becomes due in one minute, of one kind.
+// ForecastMinute counts the receivers of one channel, or the triggers, that become due in one
+// minute.
 type ForecastMinute struct {
 	Minute time.Time `json:"minute"`
 	What   string    `json:"what"`  // push, sms, email, trigger

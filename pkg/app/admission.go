@@ -27,8 +27,8 @@ func newAdmission(n *Node) *limit.Admission {
 	return limit.NewAdmission(cfg)
 }
 
-// bulkGate makes the function check a gate of the intake for bulk lanes. If check is nil, it
-// returns nil, and bulk lanes use the gate of the log.
+// bulkGate returns check as a gate of the intake, for bulk lanes. If check is nil, it returns nil.
+// Then bulk lanes use the same gate as all other lanes.
 func bulkGate(check func() error) intake.Gate {
 	if check == nil {
 		return nil

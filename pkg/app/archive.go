@@ -46,8 +46,8 @@ func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 		}
 	}
 	a, err := archive.Open(ctx, archive.Config{
-		// Letters is the store and not n.feeds. Letters that are read through n.feeds would count as
-		// seen by their callers.
+		// Letters must not be n.feeds, because a dead letter that is read through n.feeds counts as
+		// seen by its caller.
 		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: past, Shared: n.embedded == nil, Status: n.st.status, Meta: n.st.meta,
 		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
 		Written: func(kind string, lines int) { metrics.Add(n.metrics.ArchiveLines, lines, kind) },

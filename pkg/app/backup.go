@@ -15,17 +15,17 @@ import (
 // stagingName is the folder, inside the data folder, in which Backup collects the files of a backup.
 const stagingName = "backup.staging"
 
-// Backup copies all data of the process while the process works, and returns a Snapshot that writes the
-// copy. The caller must close the Snapshot. If another backup is being made, Backup returns
+// Backup copies all data of the process while the process works, and returns a Snapshot that writes
+// the copy. The caller must close the Snapshot. If another backup is being made, Backup returns
 // notify.KindConflict ("backup_running").
 //
-// The parts are copied one after the other, and their order makes them consistent: first the
-// commits of the groups and the sealed history, then the store, then the records of the log. So
-// every record below a commit has its outcome in the copied store. Every timer that has left the
-// store is a record of the copied log. If a record was already trimmed, the copied history has it.
-// Work that moved from the store to the log during the backup may be in the backup twice: as a
-// timer, and as the record that the timer became. After a restore, the claim of the first copy
-// keeps the second copy from being sent, as after a crash.
+// Backup copies one part after the other, in an order that makes the copy consistent: first the
+// committed offsets of the groups and the sealed history, then the store, then the records of the
+// log. So every record below a committed offset has its outcome in the copied store. Every timer
+// that has left the store is a record of the copied log. A record that was already trimmed is in
+// the copied history. Work that moved from the store to the log during the backup may be in the
+// copy twice: as a timer, and as the record that the timer became. After a restore it is still sent
+// only once, because the first of the two makes a claim.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if n.embedded == nil {
 		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; after a restore, notifyd restore-servers prepares them for the first start"}

@@ -67,7 +67,7 @@ func (n builder) build() error {
 		calls.divide(n.provs, func(topic string) int { return n.st.spread(topic).Most() })
 	}
 	for _, l := range notify.Lanes() {
-		if err := n.lane(l, calls); err != nil {
+		if err := n.buildLane(l, calls); err != nil {
 			return err
 		}
 	}
@@ -111,14 +111,14 @@ func (n builder) build() error {
 	return n.buildServer()
 }
 
-// quietFetch is how long a fetch waits for records in two kinds of groups: groups whose records are not
-// urgent, and groups that rarely have records. A record that arrives ends the wait at once. Only a
-// partition that was just assigned, or that was paused, waits until the running fetch ends.
+// quietFetch is how long a fetch waits for records in a group whose records are rare or not urgent.
+// A record that arrives ends the wait at once. But a partition that was just assigned, or whose
+// pause has just ended, is read only after the running fetch has ended.
 const quietFetch = time.Second
 
-// lane builds the two workers of a lane, one for first attempts and one for retries, and their consumer
-// groups.
-func (n builder) lane(l notify.Lane, calls *callShare) error {
+// buildLane builds the two workers of a lane, for first attempts and for retries. It also builds
+// the consumer groups of the two workers.
+func (n builder) buildLane(l notify.Lane, calls *callShare) error {
 	set, prov := n.cfg.lane(l), n.provs.lane(l)
 	if n.seams.provider != nil {
 		prov = n.seams.provider(prov)
@@ -174,8 +174,9 @@ type preferences struct {
 	*users.Service
 }
 
-// followOperators reads the lanes, campaigns and circuits that operators hold. It must run before the
-// workers are built, so that no worker makes a call that is held.
+// followOperators reads which lanes and campaigns operators have paused, and which circuits they
+// hold open or closed. It must run before the workers are built, so that no worker makes a call
+// that an operator has stopped.
 func (n builder) followOperators(ctx context.Context) (err error) {
 	if n.lanes, err = cluster.OpenLanes(ctx, n.st.meta, n.log, n.lookAtLane); err != nil {
 		return err
@@ -198,7 +199,8 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	return err
 }
 
-// refusals parses intake.refuse. Config.validate has already refused unknown names.
+// refusals parses the setting intake.refuse: the categories that are refused on each channel.
+// Config.validate has already checked the names.
 func refusals(in map[string][]string) map[notify.Channel][]notify.Category {
 	out := map[notify.Channel][]notify.Category{}
 	for name, cats := range in {

@@ -30,8 +30,8 @@ func (s *callShare) divide(p *providers, partitions func(topic string) int) {
 	}
 }
 
-// followLane adds functions to e, the events of the group of a lane's first attempts. The functions
-// count the partitions that this process owns.
+// followLane adds two functions to e, the events of the consumer group for a lane's first attempts.
+// The functions count the partitions that this process owns.
 func (s *callShare) followLane(l notify.Lane, e *log.GroupEvents) {
 	if s.set == nil || l.Channel != s.channel {
 		return

@@ -28,7 +28,7 @@ func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 		StartedAt: n.started, State: n.processState(ctx),
 	}
 	c.Providers = api.ProvidersNone
-	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
+	if n.hasTask(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
 		c.Providers = n.cfg.providerMode()
 	}
 	var err error
@@ -63,7 +63,7 @@ func (n cardWriter) settings() api.ProcessSettings {
 	s.Roles = n.roles
 	s.Channels = slices.DeleteFunc(s.Channels, func(c api.ChannelSettings) bool {
 		ch, _ := notify.ParseChannel(c.Channel)
-		return !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) })
+		return !n.hasTask(func(t cluster.Tasks) bool { return t.Calls(ch) })
 	})
 	if spread, err := n.shards.Now(); err == nil {
 		s.TimerShards = spread.Most()
@@ -89,7 +89,7 @@ func (n cardWriter) settings() api.ProcessSettings {
 // accounts returns the provider accounts that this process calls.
 func (n cardWriter) accounts() (out []api.Account) {
 	add := func(name string, ch notify.Channel, list []provider.AccountStatus) {
-		if !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
+		if !n.hasTask(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
 			return
 		}
 		for _, a := range list {
@@ -128,11 +128,11 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-// worstProviders returns which kind of providers the processes call. If they call several kinds, it
-// returns the kind that comes last in api.ProviderModes, whose last kind is real providers. A
-// process that does not answer counts with its last card. A worker of an older release has a card
-// without a kind, and counts as a process that calls real providers. Until the cards of the other
-// processes are read, all of them together also count as such a process.
+// worstProviders returns which kind of providers the processes of the cluster call. If they call
+// several kinds, it returns the most harmful kind: the last of them in api.ProviderModes. If a
+// process does not answer, its last card counts. If the kind of a process is not known, the process
+// counts as one that calls real providers. This happens with workers of an older release, and until
+// the cards of the other processes were read.
 func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {
@@ -152,9 +152,9 @@ func (n cardWriter) worstProviders(ctx context.Context) string {
 // no such calls, its breaker has no information.
 func (n cardWriter) makesCallsOf(circuit string) bool {
 	if cluster.IsProviderCircuit(circuit) {
-		return n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
+		return n.hasTask(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
 	}
-	return n.does(func(t cluster.Tasks) bool { return t.Dispatcher })
+	return n.hasTask(func(t cluster.Tasks) bool { return t.Dispatcher })
 }
 
 // processState returns the state of this process: draining, ready, or the code of the error that
@@ -200,7 +200,8 @@ func addMembers(lags []api.GroupLag, cards []cluster.Card) {
 	}
 }
 
-// allCircuits holds the circuits of all processes. Setting a circuit sets it in every process.
+// allCircuits contains the circuits of all processes. If an operator changes a circuit, the change
+// applies to every process.
 type allCircuits struct {
 	*cluster.Circuits
 	cards *cluster.Cards

@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// cassandra returns the configuration of a Cassandra cluster. It is the section cassandra. If part sets
-// hosts or a keyspace, these values replace the values of the section.
+// cassandra returns the configuration of a Cassandra cluster. Its values come from the section
+// cassandra. If part sets hosts or a keyspace, it uses these instead.
 func (c *Config) cassandra(part cassandra.Cluster, logger *slog.Logger) (cassandra.Config, error) {
 	out := c.Cassandra
 	out.StatusTTL, out.Logger = c.History.Retention, logger
@@ -45,7 +45,8 @@ func (c *Config) redis(logger *slog.Logger) (out redis.Config, err error) {
 
 func (c *Config) postgres() (postgres.Config, error) {
 	out := c.Postgres
-	// The store reads these two files itself. It reads the password file before each connection.
+	// Only check these two files here, because the store of PostgreSQL reads them itself. It reads
+	// the password file before each connection.
 	if err := errors.Join(checkSecret("postgres.password_file", out.PasswordFile), checkSecret("postgres.key_file", out.KeyFile)); err != nil {
 		return out, err
 	}

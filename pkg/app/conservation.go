@@ -19,8 +19,8 @@ func newAuditor(n *Node) *conserve.Auditor {
 		d, err := n.later.queue.Depth(ctx)
 		return d.Ready + d.Delayed + d.InFlight, err
 	}
-	// An embedded process without the operator role does not copy the log into the history. So it has
-	// no history that an audit could compare.
+	// An audit needs the history. In an embedded process, only the operator role copies the log
+	// into the history. So a process without this role cannot make an audit.
 	away := func() error {
 		if n.embedded != nil && !n.tasks.Operator {
 			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "no role of this process answers this request; ask another process"}

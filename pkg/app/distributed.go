@@ -86,14 +86,16 @@ func (n opener) useServers(ctx context.Context) (err error) {
 	if n.servers.probe, err = log.NewProbe(log.ProbeConfig{Conn: st.conn}); err != nil {
 		return err
 	}
-	// Delays and the minutes of timers are computed with the clock of this process.
+	// While the clock of this process is wrong, accept no scheduled work. Due times and the minutes
+	// of timers are computed with this clock.
 	st.laterGate = n.clock.Err
 	st.ready = func() error {
 		if !n.tasks.Scheduler {
 			return nil // immediate work needs no exact clock, and another process does scheduled work
 		}
-		// An unavailable server does not make the process unready: it will be available again, and
-		// until then there is a fallback. A wrong clock does not correct itself.
+		// A server that is unavailable does not make the process unready, because the process has a
+		// fallback until the server is available again. A wrong clock does make it unready, because
+		// the clock does not correct itself.
 		return n.clock.Err()
 	}
 	return nil

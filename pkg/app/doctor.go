@@ -204,8 +204,9 @@ func (d *doctor) lookAtOwn() {
 		"%d segments, %d damaged files", n.embedded.history.Stats().Segments, len(damaged))
 }
 
-// diskLevel returns how serious it is that only freeBytes bytes of the disk are free. Below the
-// configured minimum, intake has stopped. Below 1 GiB or twice the minimum, intake will stop soon.
+// diskLevel returns how serious it is that the disk has only freeBytes bytes of free space. Below
+// the configured minimum, intake has stopped. Below 1 GiB, or below twice the minimum, intake will
+// stop soon.
 func diskLevel(freeBytes uint64, minFreeMiB int) (bad bool, level string) {
 	least := uint64(minFreeMiB) << 20
 	switch {

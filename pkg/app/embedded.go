@@ -156,9 +156,9 @@ func (n opener) useEmbedded() {
 	}
 }
 
-// segmentBytes returns the size at which the history seals a segment. The log cannot trim the tails
-// that are not sealed yet. With this size the tails are below half of the log's cap. Otherwise a log at
-// its cap would stay at the cap until the tails are old enough to be sealed.
+// segmentBytes returns the size at which the history seals a segment. The log cannot trim records
+// that are in no sealed segment yet. With this size, such records fill less than half of the log's
+// cap. With larger segments, a log that has reached its cap could not be trimmed.
 func segmentBytes(cfg *Config) int64 {
 	tails := 0
 	for _, l := range notify.Lanes() {

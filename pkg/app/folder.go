@@ -102,9 +102,9 @@ func Locked(err error) bool {
 	return ok && (e.Code == "data_dir_locked" || e.Code == "store_locked")
 }
 
-// MakeDataDir makes a folder. If the folder cannot be written to, it returns notify.KindUnavailable
-// with the error code "data_dir". It makes the folder accessible only to its owner, also if the folder
-// existed before, because the folder holds addresses, contents and signing secrets.
+// MakeDataDir makes a folder that only its owner can access. It changes the mode of an existing
+// folder too, because the folder contains addresses, contents and signing secrets. If the folder
+// cannot be written to, it returns notify.KindUnavailable with the error code "data_dir".
 func MakeDataDir(dir string) error {
 	err := atomicfile.MkdirAll(dir) // durable, because without the folder's name everything in the folder would be lost
 	if err == nil {

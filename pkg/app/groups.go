@@ -48,8 +48,9 @@ var topicsOf = func() map[string][]string {
 }()
 
 // connOf returns the connection of a group to the log. Groups of lanes that are not bulk read from
-// partition leaders, even if a rack is configured. When there is little traffic, a follower returns a
-// record half a second later than the leader, and a user may be waiting for an otp code.
+// partition leaders, even if a rack is configured. If there is little traffic, a record reaches a
+// follower half a second later than the leader. That is too long for a user who waits for an otp
+// code.
 func connOf(group string, conn log.Conn) log.Conn {
 	for _, l := range notify.Lanes() {
 		if !l.Bulk && (group == l.Group() || group == l.RetryGroup()) {

@@ -20,7 +20,7 @@ func (n builder) buildJobs() (err error) {
 	n.jobs, err = deadletter.NewManager(deadletter.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
 		Triggers: n.later.mender, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
-		Reconcile: n.auditor, Standing: n.standingText, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
+		Reconcile: n.auditor, Standing: n.callStopText, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: killpoint.Hit,
 	})
 	return err

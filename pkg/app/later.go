@@ -34,8 +34,8 @@ type later struct {
 	teller     *outcomehook.Teller // notifies callers of failures, by triggers
 }
 
-// The delay queue of triggers, the number of receives after which a message counts as dead, and the
-// time between two repairs of triggers.
+// triggerQueue is the name of the delay queue of triggers. A message that was received
+// triggerReceives times counts as dead. reconcileEvery is the time between two repairs of triggers.
 const (
 	triggerQueue    = "triggers"
 	triggerReceives = 1000 // a trigger ends by its own rules long before this number
@@ -120,7 +120,7 @@ func (n builder) buildLater() error {
 	return err
 }
 
-// gate makes a function a gate of the intake.
+// gate is a function that implements the interface of the intake's gates.
 type gate func() error
 
 func (g gate) Err() error { return g() }
@@ -155,8 +155,8 @@ func otherShards(want, stored int) error {
 	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, but the timers of this store are spread over %d shards: set it to %d", want, stored, stored))
 }
 
-// routeDueTimers sends due timers of triggers to toQueue and all other due timers to toLog. toLog also
-// gets timers of an unknown kind and puts them aside.
+// routeDueTimers calls toQueue with the due timers of triggers, and toLog with all other due
+// timers. These include timers of an unknown kind, which toLog must put aside.
 func routeDueTimers(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.Context, []engine.Timer) error) error {
 	isTrigger := func(t engine.Timer) bool { return t.Kind == trigger.TimerKind }
 	if !slices.ContainsFunc(ts, isTrigger) {
@@ -211,7 +211,8 @@ func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error
 	return d.log.Append(ctx, recs)
 }
 
-// reconcile runs every hour. It repairs triggers that no timer and no message would wake any more.
+// reconcile repairs triggers that would never be called, because their timer and their message are
+// lost. It does so every hour.
 func (n runner) reconcile(ctx context.Context) error {
 	return n.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
 		n.metrics.Reconciled(found, err)

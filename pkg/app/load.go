@@ -81,7 +81,7 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 		Result: &cfg, WeaklyTypedInput: true, TagName: "koanf",
 	}})
 	refused := append(undecodable(err, defaults, k.Get), cfg.validate()...)
-	refused = append(refused, openSecrets(&Loaded{cfg, origin})...)
+	refused = append(refused, exposedSecrets(&Loaded{cfg, origin})...)
 	slices.SortStableFunc(refused, func(a, b problem) int { return strings.Compare(a.key, b.key) })
 	for _, p := range refused {
 		p.origin = originOf(origin, p.key)

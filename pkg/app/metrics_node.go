@@ -118,7 +118,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	// A process reports only the work that it does. Its data about other work would be outdated.
-	if n.does(func(t cluster.Tasks) bool { return t.Scheduler }) {
+	if n.hasTask(func(t cluster.Tasks) bool { return t.Scheduler }) {
 		c.collectTimers(ch, gauge)
 	}
 	if q, err := n.later.queue.Depth(context.Background()); err == nil {
@@ -128,13 +128,13 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descQueue, float64(q.Dead), "dead")
 		gauge(descBacklog, float64(q.Backlog))
 	}
-	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
+	if n.hasTask(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
 		gauge(descPrefs, n.prefs.Age(now).Seconds())
 		gauge(descHeld, float64(n.prefs.HeldUsers()))
 		gauge(descLoad, n.prefs.LastLoad().Seconds())
 		gauge(descCancels, n.cancels.Age(now).Seconds())
 	}
-	if n.does(func(t cluster.Tasks) bool { return t.Operator }) {
+	if n.hasTask(func(t cluster.Tasks) bool { return t.Operator }) {
 		if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
 			gauge(descUnseen, ageOf(failed, now))
 		}

@@ -35,7 +35,7 @@ type Migration struct {
 // section.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
-		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
+		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: notifyd serve checks the format of the store when it starts")
 	}
 	var out []Migration
 	var errs []error
@@ -257,7 +257,9 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 	return err
 }
 
-// metaRows writes the missing rows, and raises the number of timer shards.
+// metaRows writes the missing rows that all processes share: the id of the installation, the topic
+// prefix and the number of timer shards. It also raises the number of timer shards. It returns the
+// state of each row.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

@@ -225,10 +225,10 @@ func (n *Node) Kafka() string {
 // KafkaSocket returns the path of the embedded log's unix socket.
 func (n *Node) KafkaSocket() string { return filepath.Join(n.cfg.DataDir, SocketName) }
 
-// SeedCaller gives callback URLs and a signing secret to a caller that lacks them. It replaces the
+// SeedCaller gives callback URLs and a signing secret to a caller that has none. It replaces the
 // values that it gave at an earlier start, because the ports may have changed. It does not change
-// values that an operator has set, and it does not add values again that an operator has removed. Call
-// it before Run.
+// values of an operator. If an operator removed a value, SeedCaller does not add the value again.
+// Call SeedCaller before Run.
 func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
 	return seedCaller(ctx, n.st.meta, n.st.callers, id, urls, secret)
 }

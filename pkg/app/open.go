@@ -24,7 +24,8 @@ func (n opener) open() error {
 	}
 	pc := log.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout, Partitions: n.st.partitions}
 	if n.embedded != nil {
-		// The embedded broker cannot be unavailable, but its disk can be slow.
+		// The embedded broker is always available, but its disk can be slow. So an append may take
+		// long.
 		pc.Brokers, pc.AppendTimeout, pc.Appended = log.OneBroker, 20*time.Second, n.embedded.broker.Appended
 	}
 	var err error

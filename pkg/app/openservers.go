@@ -83,9 +83,9 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		n.servers.checks = append(n.servers.checks, doctorSQS(q))
 	}
 	n.servers.checks = append(n.servers.checks, rd.Doctor, pg.Doctor)
-	// The clock is checked before the process can own a timer: a process whose clock is wrong must
-	// never own a timer. Each server is asked twice. The first question may have to open connections,
-	// and then it takes too long for a usable answer.
+	// A process whose clock is wrong must never own a timer. So ask for the time of each server
+	// now, before the process can own one. Ask twice: the first question may have to open a
+	// connection, and then the answer comes too late to compare the clocks.
 	for range 2 {
 		n.clock.Ask(ctx)
 	}

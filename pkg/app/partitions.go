@@ -25,10 +25,10 @@ import (
 // the users of a channel are spread.
 func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
 
-// partitionsEvery is the time between two reads of the rows. A raise of the number tolerates a
-// difference of partitionsSettle between the clocks of two processes. A new partition waits for
-// this time and for the longest append. If the clocks differ by more, notifications of a user may
-// be delivered out of order.
+// partitionsEvery is the time between two reads of the rows. When the number of partitions is
+// raised, the clocks of two processes may differ by partitionsSettle. A new partition waits for
+// this time and for the longest append. If the clocks differ by more, the notifications of a user
+// may be delivered in the wrong order.
 const (
 	partitionsEvery  = 10 * time.Second
 	partitionsSettle = 500 * time.Millisecond
@@ -155,8 +155,8 @@ func openingOf(n *Node, l notify.Lane) *worker.Opening {
 }
 
 // raisePartitions returns the state of each channel's number of partitions. If direction is
-// engine.Up, it first adds partitions to the topics of each channel that has fewer than configured,
-// and stores the time from which the new partitions are used.
+// engine.Up, it first raises the number of each channel that has fewer partitions than configured.
+// It adds the partitions to the topics, and stores the time from which they are used.
 func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, direction engine.Direction, now time.Time) (out []Migration, err error) {
 	for _, ch := range notify.Channels {
 		retries, lanes := topicsOfChannel(ch)
@@ -179,7 +179,7 @@ func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cf
 		m := Migration{Engine: "meta", Step: name, Applied: spread.Most() > 0}
 		if has := spread.Most(); m.Applied && want > has {
 			if want%has != 0 {
-				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, but must be a multiple of %d, the number of partitions over which users are spread now; then each new partition takes its users from one old partition", want, has))
+				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, but must be a multiple of %d, the number of partitions over which users are spread now", want, has))
 			}
 			if direction == engine.Up {
 				if err := admin.Grow(ctx, want, slices.Concat(retries, lanes)...); err != nil {

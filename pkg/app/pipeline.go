@@ -46,7 +46,7 @@ type Pipeline struct {
 // pipelineCaller is the caller that sends the load.
 const pipelineCaller = "load"
 
-// WithTaken makes the node call f with every call that a stub provider accepts. f runs on the
+// WithTaken makes the node pass to f every call that a stub provider accepts. f runs on the
 // goroutines of the workers. f must not keep the call after it returns.
 func WithTaken(f func(*notify.Call)) Option { return func(n *Node) { n.onStubCall = f } }
 

@@ -52,8 +52,8 @@ func partitionKey(topic string, partition int32) string {
 	return fmt.Sprintf("%s/%d", topic, partition)
 }
 
-// positionsOf converts the commits of groups. It omits positions at 0, because their groups have read
-// nothing.
+// positionsOf returns the committed offsets in groups, whose keys are group, topic and partition.
+// It omits offsets that are 0, because the group has read nothing there.
 func positionsOf(groups map[string]map[string]map[int32]int64) positions {
 	out := positions{}
 	for group, topics := range groups {
@@ -76,7 +76,8 @@ func (p positions) put(group, topic string, partition int32, at int64) {
 	p[group][partitionKey(topic, partition)] = at
 }
 
-// keepPositions writes the copy every positionsEvery until ctx ends, and one last time after that.
+// keepPositions writes the copy of the committed offsets to the store every positionsEvery until
+// ctx ends. After that it writes the copy one last time.
 func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger *slog.Logger) error {
 	tick := time.NewTicker(positionsEvery)
 	defer tick.Stop()

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// filesAtOnce is the typical number of system calls that work at the same time on files of the log, the
-// history and the store, at full load.
+// filesAtOnce is the typical number of system calls that work on files at the same time, at full
+// load. The files are those of the log, the history and the store.
 const filesAtOnce = 2
 
 // MakeRoomForFiles raises GOMAXPROCS by the number of goroutines that wait for the disk. If the

@@ -49,7 +49,7 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 		return out, err
 	}
 	switch {
-	case !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }):
+	case !n.hasTask(func(t cluster.Tasks) bool { return t.Calls(ch) }):
 		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + "; ask a process that has them"}
 	case test == nil && n.cfg.Providers.Stub:
 		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "this process has providers.stub, which accepts everything, so there is no provider to test"}

@@ -13,8 +13,9 @@ const (
 	triggersKept = 30 * 24 * time.Hour // how long triggers are kept after their end
 	purgeBatch   = 1000                // maximum number of triggers that one call removes
 
-	// outcomesLonger is how much longer outcomes are kept than the history. An audit may still read a
-	// segment that the history has removed, and must then find the outcome rows.
+	// outcomesLonger is the time for which outcomes are kept after the history has removed their
+	// requests. An audit may still read a removed segment of the history, and must then find the
+	// outcome rows.
 	outcomesLonger = 24 * time.Hour
 )
 
@@ -38,15 +39,15 @@ func (n runner) purges() parts {
 		return err
 	})
 	p := newPurger(n.Node)
-	add("purge of dead letters", p.letters)
-	add("purge of triggers", p.triggers)
+	add("purge of dead letters", p.removeLetters)
+	add("purge of triggers", p.removeTriggers)
 	add("purge of jobs", func(ctx context.Context, now time.Time) error {
 		_, err := n.jobs.Purge(ctx, now)
 		return err
 	})
 	if n.embedded != nil {
-		add("purge of outcomes", p.outcomes)
-		add("purge of cancellations and campaigns", p.cancelsAndCampaigns)
+		add("purge of outcomes", p.removeOutcomes)
+		add("purge of cancellations and campaigns", p.removeCancelsAndCampaigns)
 	}
 	return ps
 }
@@ -55,29 +56,29 @@ func newPurger(n *Node) *purger {
 	return &purger{st: &n.st, embedded: n.embedded, archive: n.archive, maxDelay: n.cfg.Timers.MaxDelay}
 }
 
-// outcomes removes the outcome rows, including receipts, of requests that the history has removed. The
-// history removes a request after its retention, and after the archive has read it. A row that is not
-// done is a claim. Its record may still be in the log or in a timer, so the row is kept for as long as
-// the record can wait.
-func (p *purger) outcomes(ctx context.Context, now time.Time) error {
+// removeOutcomes removes the outcome rows of requests that the history has removed, and their
+// receipts. The history removes a request after its retention, and only after the archive has read
+// it. A row with an open claim is kept for another timers.max_delay, because its record may still
+// wait in the log or in a timer.
+func (p *purger) removeOutcomes(ctx context.Context, now time.Time) error {
 	closed := min(p.embedded.history.Kept(now).UnixMilli(), p.embedded.history.Oldest(now)) - outcomesLonger.Milliseconds()
 	_, err := p.embedded.store.PurgeOutcomes(ctx, closed, closed-p.maxDelay.Milliseconds())
 	return err
 }
 
-// cancelsAndCampaigns removes cancellations and campaigns that are not needed any more. After a
-// cancellation a timer can wait for up to timers.max_delay. The timer's outcome is then kept for the
-// retention of the history.
-func (p *purger) cancelsAndCampaigns(ctx context.Context, now time.Time) error {
+// removeCancelsAndCampaigns removes cancellations and campaigns that are not needed any more. A
+// cancelled timer can wait for up to timers.max_delay, and its outcome is then kept for the
+// retention of the history. So a cancellation is needed for the sum of both times.
+func (p *purger) removeCancelsAndCampaigns(ctx context.Context, now time.Time) error {
 	before := p.embedded.history.Kept(now).Add(-p.maxDelay - outcomesLonger).UnixMilli()
 	_, err := p.embedded.store.PurgeCancels(ctx, before)
 	_, err2 := p.embedded.store.PurgeCampaigns(ctx, before)
 	return errors.Join(err, err2)
 }
 
-// letters removes dead letters whose retention has ended. If there is an archive, letters keeps dead
-// letters that are not archived yet.
-func (p *purger) letters(ctx context.Context, now time.Time) error {
+// removeLetters removes dead letters whose retention has ended. If there is an archive, it keeps
+// dead letters that are not archived yet.
+func (p *purger) removeLetters(ctx context.Context, now time.Time) error {
 	until := now.UnixMilli()
 	if p.archive != nil {
 		var err error
@@ -89,9 +90,9 @@ func (p *purger) letters(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// triggers removes triggers that ended triggersKept ago or earlier. It returns when no such trigger is
-// left, or when the next tick is due.
-func (p *purger) triggers(ctx context.Context, now time.Time) error {
+// removeTriggers removes triggers that ended triggersKept ago or earlier. It returns when no such
+// trigger is left, or when the next removal is due.
+func (p *purger) removeTriggers(ctx context.Context, now time.Time) error {
 	for began := time.Now(); time.Since(began) < cluster.RemovalEvery; {
 		k, err := p.st.triggers.Purge(ctx, now.Add(-triggersKept).UnixMilli(), purgeBatch)
 		if err != nil || k < purgeBatch {

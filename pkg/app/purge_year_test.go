@@ -108,8 +108,8 @@ func TestYear(t *testing.T) {
 		now := start.Add(time.Duration(d) * day)
 		write(now, d)
 		for _, purge := range []func() error{
-			func() error { return newPurger(n).outcomes(ctx, now) },
-			func() error { return newPurger(n).cancelsAndCampaigns(ctx, now) },
+			func() error { return newPurger(n).removeOutcomes(ctx, now) },
+			func() error { return newPurger(n).removeCancelsAndCampaigns(ctx, now) },
 		} {
 			if err := purge(); err != nil {
 				t.Fatal(err)

@@ -46,10 +46,10 @@ func secretKey(key, file string) string {
 	return key
 }
 
-// faults lists texts in errors of clients and servers. Such a text means that the configuration is
-// wrong, and key returns the wrong setting. Errors are recognised by their texts, because a driver may
-// keep nothing else of an error. The list does not contain a server's expired certificate, because the
-// certificate may be renewed.
+// faults lists wrong settings and the errors that they cause. If an error contains one of the texts
+// in says, the setting that key returns is wrong. Errors are recognised by their texts, because a
+// driver may keep nothing else of an error. The list does not contain an expired certificate of a
+// server, because the operator of the server may renew it.
 var faults = []struct {
 	key  func(settings) string
 	msg  string
@@ -80,10 +80,11 @@ var faults = []struct {
 	{func(s settings) string { return s.password }, "the server asks for a password", []string{"NOAUTH"}},
 }
 
-// misconfigured finds out whether err is a fault of the configuration: the server refuses this client,
-// or the server is not trusted. It then returns an error that names the configuration key. If the cause
-// of err may go away without a change, it returns nil. A process with a wrong configuration must not
-// start: waiting does not help, and in a rolling update the old process still works.
+// misconfigured returns an error that names the wrong configuration key if err shows that the
+// configuration is wrong. Then the server refuses this client, or this client does not trust the
+// server. If its cause may end without a change of the configuration, misconfigured returns nil. A
+// process with a wrong configuration must not start, because waiting does not help. In a rolling
+// update, the old process then continues to work.
 func misconfigured(s settings, err error) error {
 	if err == nil {
 		return nil

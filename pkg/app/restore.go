@@ -132,9 +132,10 @@ func (r restorer) run(ctx context.Context, snapshotTime time.Time, acceptLoss bo
 	return out, err
 }
 
-// checkStopped returns an error if a process is still running. Workers and operators are members of
-// consumer groups. Schedulers and dispatchers send heartbeats. One of the processes with the role
-// api also sends heartbeats.
+// checkStopped returns an error if a process of the cluster is still running. It finds workers and
+// operators as members of consumer groups. It finds schedulers, dispatchers and the role api by
+// their heartbeats. While processes with the role api run, only one of them sends the heartbeat
+// "figure:lags", for all of them.
 func (r restorer) checkStopped(ctx context.Context) error {
 	running := func(what string) error {
 		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: what + ": stop every process first; a process that was killed still counts for 10 seconds"}
@@ -186,7 +187,8 @@ func (r restorer) readLog(ctx context.Context) (l logState, err error) {
 // offsets returns the offsets at which each group continues after a restore to checkpoint c.
 // missing describes the records that the log lacks. newest is the newest checkpoint in the tables.
 // If the log ends before newest, the log is older than the tables: it lacks records that rows in
-// the tables refer to. If a partition does not fit, its group reads it from the first record.
+// the tables refer to. A group reads a partition that does not fit checkpoint c from its first
+// record.
 func (l logState) offsets(c, newest checkpoint) (resumeAt map[string]map[log.TopicPartition]int64, missing []string) {
 	resumeAt = map[string]map[log.TopicPartition]int64{}
 	lacks := map[string]bool{} // a set, so that a line of several groups occurs once

@@ -46,7 +46,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 		err = notify.Invalid("bad_role", "role", err.Error())
 	}
 	if n.embedded != nil && (len(roles) != 1 || roles[0] != cluster.RoleAll && roles[0] != cluster.RoleAPI) {
-		err = notify.Invalid("bad_role", "role", fmt.Sprintf("the embedded engines run as %s or %s, not as %q", cluster.RoleAll, cluster.RoleAPI, strings.Join(roles, ",")))
+		err = notify.Invalid("bad_role", "role", fmt.Sprintf("with embedded engines the role must be %s or %s, not %q", cluster.RoleAll, cluster.RoleAPI, strings.Join(roles, ",")))
 	}
 	if err != nil {
 		return errors.Join(err, n.Close())
@@ -163,7 +163,7 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 		ps["spill drainer"] = drainer.Run
 		ps["timers"] = n.later.timers.Run // also with RoleAPI, because it owns the minutes of new timers
 	} else if do.API && n.st.spill != nil {
-		ps["spill drainer"] = n.alone("spill-drainer", drainer.Run)
+		ps["spill drainer"] = n.exclusive("spill-drainer", drainer.Run)
 	}
 	if do.Scheduler {
 		ps["timers"] = n.later.timers.Run
@@ -183,7 +183,7 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 		}
 		ps["jobs"] = n.jobs.Run
 		for name, run := range (parts{"reconciler": n.reconcile, "outcome teller": n.later.teller.Run, "audit": func(ctx context.Context) error { return n.auditor.Watch(ctx, n.cfg.Audit.Every, n.cfg.Audit.Window) }}) {
-			ps[name] = n.alone(name, run)
+			ps[name] = n.exclusive(name, run)
 		}
 	}
 	return ps
@@ -194,21 +194,21 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 func partError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() == nil && err == nil:
-		return errors.New("the part returned before it was stopped")
+		return errors.New("the part ended too early: it must run until the process stops")
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return nil
 	}
 	return err
 }
 
-// alone makes a part run in only one process at a time.
-func (n runner) alone(name string, run func(context.Context) error) func(context.Context) error {
+// exclusive returns run with a lease, so that only one process at a time runs this part.
+func (n runner) exclusive(name string, run func(context.Context) error) func(context.Context) error {
 	return cluster.Exclusive(n.st.lease, n.owner, name, run)
 }
 
-// Idle reports whether no work waits. It returns true if every group of this process was assigned its
-// topics, has read and finished them, and if the timer engine has no timer in memory. The timer engine
-// keeps only timers in memory that are due soon.
+// Idle returns true if no work waits. Every group of this process was assigned its topics and has
+// finished all their records. The timer engine has no timer in memory. Timers that are due later
+// are only in the store, and Idle ignores them.
 func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }
 
 // Audit audits everything that was accepted at the time since or later. If since is zero, it audits
@@ -217,5 +217,5 @@ func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, er
 	return n.auditor.Audit(ctx, since)
 }
 
-// does reports whether the process has a task. A process with embedded engines has every task.
-func (n *Node) does(task func(cluster.Tasks) bool) bool { return n.embedded != nil || task(n.tasks) }
+// hasTask reports whether the process has a task. A process with embedded engines has every task.
+func (n *Node) hasTask(task func(cluster.Tasks) bool) bool { return n.embedded != nil || task(n.tasks) }

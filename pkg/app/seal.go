@@ -44,9 +44,9 @@ func readDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	return nil, err
 }
 
-// makeDefaultKeys makes the key file of a data folder at its default path. In two cases it makes the
-// file inside the folder instead. The first case: the path cannot be written. The second case: the
-// folder is on its own volume. A file outside the volume may be lost when the container is removed.
+// makeDefaultKeys makes the key file of a data folder at its default path. In two cases it makes
+// the file inside the folder instead: the path cannot be written, or the folder is on a volume that
+// the path is not on. A file outside the volume may be lost when the container is removed.
 func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	beside, err := keyFileBeside(dataDir)
 	if err != nil {
@@ -80,9 +80,9 @@ func KeyAdvice(dataDir, keyID string) string {
 // sealer reads or makes the keys that seal callers' secrets.
 type sealer struct{ *Node }
 
-// sealCallers wraps the store of callers, so that the store seals and opens their secrets. It reads the
-// key file. With embedded engines it does more. It makes the file if no secret is sealed yet. It seals
-// secrets that were stored in clear or with an older key.
+// sealCallers wraps the store of callers, so that the store seals and opens their secrets. It reads
+// the key file. With embedded engines it also makes the key file if no secret is sealed yet. And it
+// seals the secrets that were stored in clear or with an older key.
 func (n sealer) sealCallers(ctx context.Context) error {
 	keys, err := n.readKeys()
 	if n.embedded == nil {
@@ -157,7 +157,8 @@ func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 }
 
 // keyFileError returns the error of a start that fails because of the key file. It adds the name of
-// the setting, unless err has an error code other than secret_exposed.
+// the setting to errors without an error code and to secret_exposed. It returns all other errors
+// unchanged.
 func keyFileError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" && e.Code != "secret_exposed" {
 		return err

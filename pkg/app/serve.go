@@ -28,8 +28,9 @@ func portOf(addr string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// countedLog reports to the guard of the embedded log how many bytes intake appends. So the cap
-// also holds between two measurements of the disk.
+// countedLog counts the bytes that intake appends to the embedded log, and reports them to the
+// guard. So the guard can enforce the limit of the log's size even between two measurements of the
+// disk.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)
@@ -88,7 +89,7 @@ func (n builder) buildServer() error {
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: allCircuits{n.circuits, n.cards}, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts.webhooks(), Tail: see.outcomeTail(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).allRates, Accounts: cardWriter(n).allAccounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,
 		Warnings: see.warnings, Version: cfg.Version,
-		LaneStop: n.standing, MailHold: cfg.Workers.BatchAge, Admission: n.admission,
+		LaneStop: n.callStop, MailHold: cfg.Workers.BatchAge, Admission: n.admission,
 		Metrics: n.metrics.Registry, Hooks: n.metrics.HTTP(), Log: n.log, Tracer: n.tracer,
 	})
 	return err

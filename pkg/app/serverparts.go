@@ -37,7 +37,7 @@ type serverCheck func(ctx context.Context) engine.Findings
 // followEvery is the time between two reads of the changes that operators made through other processes.
 const followEvery = time.Second
 
-// Times between two reads by the one process that reads for all processes.
+// Times between two reads of a figure. One process reads it for all processes.
 const (
 	lagsEvery     = 2 * time.Second
 	deferredEvery = 5 * time.Second
@@ -67,25 +67,26 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	ps["follower"], ps["card"] = n.follow, n.cards.Run
 	n.addFigures(ps, do)
 	ps["tails"] = func(ctx context.Context) error { return s.tails.Run(ctx, do.Lanes) }
-	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
+	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownCallStop) }
 	if len(n.clock.Servers) > 0 {
 		ps["clock"] = n.clock.Run
 	}
 	if do.Operator {
 		ps["group "+history.WritersGroup] = n.groups.byName(history.WritersGroup).Run
 		for name, run := range n.purges() {
-			ps[name] = n.alone(name, run)
+			ps[name] = n.exclusive(name, run)
 		}
 		if n.archive != nil {
-			ps["archive"] = n.alone("archive", n.archive.Run)
+			ps["archive"] = n.exclusive("archive", n.archive.Run)
 		}
-		ps["checkpoints"] = n.alone("checkpoints", func(ctx context.Context) error { return keepCheckpoints(ctx, n.Node) })
-		ps["trim"] = n.alone("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
+		ps["checkpoints"] = n.exclusive("checkpoints", func(ctx context.Context) error { return keepCheckpoints(ctx, n.Node) })
+		ps["trim"] = n.exclusive("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
 	}
 }
 
-// addFigures adds two kinds of parts. In one process a part asks the servers for figures that all
-// processes need. In the other processes parts read its results.
+// addFigures adds the parts for figures that all processes need, such as the consumer lag. One
+// process asks the servers for a figure and sends it to the other processes. In every process that
+// needs the figure, a second part receives it.
 func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	lags := &cluster.Figure[[]api.GroupLag]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "lags", Log: n.log}
 	deferred := &cluster.Figure[worker.DeferredCount]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "deferred", Log: n.log}

@@ -95,9 +95,9 @@ func checkSecret(key, file string) error {
 	return nil
 }
 
-// openSecrets returns a problem for each secret that other users could read, because it is in a
-// configuration file or on the command line.
-func openSecrets(l *Loaded) (problems []problem) {
+// exposedSecrets returns a problem for each secret that is in a configuration file or on the
+// command line, if other users could read it there.
+func exposedSecrets(l *Loaded) (problems []problem) {
 	for key, f := range flatten(l.Config) {
 		from := l.Origin[key]
 		if f.Tag.Get("secret") == "" || f.Value.String() == "" || from == "default" || strings.HasPrefix(from, EnvPrefix) {

@@ -23,27 +23,27 @@ func (n *Node) Ready(context.Context) error {
 	return nil
 }
 
-// standing returns the reason why no call of a lane can be made now, in this process or in another
-// process. It returns false if calls can be made.
-func (n *Node) standing(l notify.Lane) (server.LaneStop, bool) {
-	st, ok := n.ownStanding(l)
+// callStop returns the reason why this process, or another process, can make no call of a lane now.
+// The second result is false if calls can be made.
+func (n *Node) callStop(l notify.Lane) (server.LaneStop, bool) {
+	st, ok := n.ownCallStop(l)
 	if !ok && n.servers != nil {
 		return n.servers.standings.Find(l, time.Now())
 	}
 	return st, ok
 }
 
-// ownStanding returns the reason why this process can make no call of a lane now. It returns false
-// if calls can be made.
-func (n *Node) ownStanding(l notify.Lane) (server.LaneStop, bool) {
+// ownCallStop returns the reason why this process can make no call of a lane now. The second result
+// is false if calls can be made.
+func (n *Node) ownCallStop(l notify.Lane) (server.LaneStop, bool) {
 	routes := n.provs.routes(l.Channel)
 	c, ok := n.health.StoppedBy(&routes, time.Now())
 	return server.LaneStop{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
 }
 
-// standingText returns the reason of standing as a text, or "" if calls can be made.
-func (n *Node) standingText(l notify.Lane) string {
-	why, ok := n.standing(l)
+// callStopText returns the reason of callStop as a text, or "" if calls can be made.
+func (n *Node) callStopText(l notify.Lane) string {
+	why, ok := n.callStop(l)
 	if !ok {
 		return ""
 	}
@@ -73,5 +73,5 @@ func (n *Node) lookAtLane(lane notify.Lane, answer *api.Lane) {
 			answer.InFlight += g.InFlight
 		}
 	}
-	answer.Stands = n.standingText(lane)
+	answer.Stands = n.callStopText(lane)
 }

@@ -135,7 +135,7 @@ func TestStandingOfAnotherProcess(t *testing.T) {
 	front, operator := runAs(t, "api", cfg, seam), runAs(t, "operator", cfg, seam)
 	runAs(t, "worker:email", cfg, seam)
 	lane := notify.LaneOf(notify.Email, notify.OTP)
-	if why := operator.standingText(lane); why != "" {
+	if why := operator.callStopText(lane); why != "" {
 		t.Fatalf("held back before any call: %s", why)
 	}
 	send := func() string {
@@ -150,7 +150,7 @@ func TestStandingOfAnotherProcess(t *testing.T) {
 	}
 	front.becomes(t, send(), "DEFERRED")
 	const why = "the circuit of sendgrid is open (http_403)"
-	eventually(t, "the operator's process knows of the circuit", func() bool { return operator.standingText(lane) == why })
+	eventually(t, "the operator's process knows of the circuit", func() bool { return operator.callStopText(lane) == why })
 	waits := send()
 	eventually(t, "the API says what it waits for", func() bool {
 		line, err := front.client.Timeline(t.Context(), waits)

@@ -11,12 +11,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// keepFailed is the number of the latest records of notifications-failed that are not trimmed, because
-// other services read the topic. Callers' feeds do not need these records.
+// keepFailed is how many of the latest records of notifications-failed are never trimmed, because
+// other services read this topic too. The topic triggers-dlq has the same rule.
 const keepFailed = 100_000
 
-// trimOffsets returns for each partition the offset below which records may be trimmed. The groups have
-// committed all these records. For topics of first attempts the history has also sealed them.
+// trimOffsets returns an offset for each partition. The records below it may be trimmed, because
+// all groups have committed them. In topics of first attempts, the history has also sealed these
+// records.
 func (gs *groups) trimOffsets(sealed map[history.Part]int64) map[string]map[int32]int64 {
 	out := map[string]map[int32]int64{}
 	gs.partitions(func(_ string, p *log.PartitionStats) {
@@ -123,9 +124,9 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 	return gs.admin.DeleteRecords(ctx, below)
 }
 
-// archivedOffsets returns an offset for each partition that the archive reads. Records below the
-// offset need not wait for the archive: they are archived, or they are older than keptSince by more
-// than archive.wait. The result is empty if there is no archive.
+// archivedOffsets returns an offset for each partition that the archive reads. The records below it
+// may be removed: they are archived, or they have waited for the archive longer than archive.wait.
+// The result is empty if there is no archive.
 func (gs *groups) archivedOffsets(ctx context.Context, keptSince time.Time) (map[log.TopicPartition]int64, error) {
 	if gs.archive == nil {
 		return nil, nil

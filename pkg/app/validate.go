@@ -86,12 +86,12 @@ func undecodable(err error, fields map[string]setting.Field, get func(key string
 
 var queuePrefix = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
 
-// topicPrefix leaves room for the longest name of a topic or group. The limit of Kafka is 249
-// characters.
+// topicPrefix is the form of a valid prefix. It allows 100 characters, so that even the longest
+// name of a topic or group stays within Kafka's limit of 249 characters.
 var topicPrefix = regexp.MustCompile(`^[a-zA-Z0-9._-]{0,100}$`)
 
-// forms holds the checks for the tag "is". A check returns what is wrong with a text, or "" if nothing
-// is wrong.
+// forms contains one check for each value of the tag "is" of a field. A check returns what is wrong
+// with a text, or "" if the text is valid.
 var forms = map[string]func(text string) string{
 	"address":   notAddress,
 	"loopback":  notLoopback,

@@ -53,8 +53,8 @@ type Config struct {
 	// Bucket receives the files. A file is removed from Dir once it is in the bucket. nil: files
 	// stay in Dir.
 	Bucket Bucket
-	// Shared means that several processes have the archive and one of them at a time runs it. Then
-	// Status, Positions and PurgeBefore read the row from the store.
+	// Shared means that several processes use the archive. Only one of them at a time writes it. So
+	// in every process, Status, Positions and PurgeBefore read the progress from the store.
 	Shared bool
 	// Written is called for each archived file, with its kind and number of lines. May be nil.
 	Written func(kind string, lines int)
@@ -78,13 +78,12 @@ type Bucket interface {
 
 // History is the source of outcomes: a history.Store or an OverLog.
 type History interface {
-	// Settled returns, for each partition, an offset. The time of every record below that offset is
+	// Settled returns an offset for each partition: every record below this offset was written
 	// before cutoff, in ms since 1970.
 	Settled(ctx context.Context, cutoff int64) (map[history.Part]int64, error)
-	// Range reads each partition of ends. It reads the records from the offset starts[partition] up to,
-	// but not including, the offset ends[partition], and calls fn with the envelope of each record. If
-	// starts does not contain a partition, Range reads the partition from its first record. fn may use
-	// the envelopes until Range returns.
+	// Range reads all partitions of the map ends and calls fn with the envelope of each record. It
+	// begins at the offset starts[partition], or at the first record if starts has no such entry.
+	// It ends before the offset ends[partition]. fn may use the envelopes until Range returns.
 	Range(ctx context.Context, starts, ends map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
@@ -120,9 +119,9 @@ type pendingFile struct {
 	Manifest Manifest          `json:"manifest"`
 	Letters  map[string]uint64 `json:"letters,omitempty"`
 	History  map[string]int64  `json:"history,omitempty"`
-	// Others contains versions of this file (same name, other content) that other processes
-	// completed earlier. Each version is in the folder of its process, and that process may still
-	// put it into the bucket.
+	// Others lists earlier versions of this file: other processes have completed files with the
+	// same name but other content. Each version is in the folder of its process, and that process
+	// may still put it into the bucket.
 	Others []pendingFile `json:"others,omitempty"`
 }
 
@@ -301,8 +300,8 @@ func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 	})
 }
 
-// eachLetter calls fn with every dead letter after the sequence number last[caller], for each caller.
-// It sets last[caller] to the last sequence number that fn has got.
+// eachLetter calls fn with the dead letters of each caller that have a higher sequence number than
+// last[caller]. After each call it sets last[caller] to the number of that dead letter.
 func (a *Archiver) eachLetter(ctx context.Context, last map[string]uint64, fn func(*engine.DeadLetter) error) error {
 	for _, caller := range a.cfg.Callers() {
 		for {
@@ -459,8 +458,8 @@ func parsePositions(names map[string]int64) map[history.Part]int64 {
 }
 
 // writeFile writes one file with the lines that fill adds, and stores the progress that fill
-// returns. fill also returns the number of damaged chunks. If a file is pending, writeFile writes
-// that file again, with the same name.
+// returns. fill also returns the number of damaged chunks. If there is a pending file, the new file
+// replaces it and gets its name.
 func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pendingFile, int, error)) error {
 	m, lost := nameOf(kind, now, a.st.Files+1), a.st.Pending
 	if lost != nil {
@@ -501,9 +500,9 @@ func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fi
 	return a.publishPending(ctx)
 }
 
-// publishPending gives the pending file its final name and its manifest, puts the file into the
-// bucket, and stores the progress. If the file is not in the folder, it may be in the folder of
-// another process. Or an operator may have moved the file to another place after it got its name.
+// publishPending gives the pending file its final name and its manifest, puts it into the bucket,
+// and stores the progress. The file may be missing from the folder: another process may have it, or
+// an operator may have moved it. Then its lines are archived again, unless the bucket has the file.
 func (a *Archiver) publishPending(ctx context.Context) error {
 	p := a.st.Pending
 	a.cfg.hit("archive-before-name")
@@ -563,10 +562,10 @@ func (a *Archiver) renumber(ctx context.Context) error {
 	return a.storeState(ctx, st)
 }
 
-// rewritePending continues when the pending file is not in this folder. If the bucket has the file,
-// or a version of it that another process completed, that version counts. Otherwise rewritePending
-// writes the file again with the same name. The bucket accepts only one file per name. So if the
-// process with the first version returns later, the lines cannot be in the bucket twice.
+// rewritePending handles a pending file that is not in this folder. If the bucket has the file, or
+// another process's version of it, that version is the archived file. Otherwise rewritePending
+// writes the file again with the same name. The bucket accepts only one file of a name. So the
+// lines are never in the bucket twice, even if the process with the first version returns later.
 func (a *Archiver) rewritePending(ctx context.Context) error {
 	p := a.st.Pending
 	there, err := a.inBucket(ctx, append(slices.Clone(p.Others), *p))

@@ -17,12 +17,12 @@
 //  4. It stores in the row that the file is archived.
 //
 // After a crash before step 2 the row is unchanged, and the next run writes the file again. After a
-// crash after step 2 the row contains the pending file, and the next run finishes it. Thus each
+// crash after step 2 the row contains the pending file, and the next run completes the file. Thus each
 // line is in exactly one file. (If the file is removed from the folder between step 3 and step 4,
 // its lines are written again.)
 //
-// If several processes have the archive, one of them at a time runs it, and the row is written by
-// compare and swap. Either each process has its own folder and all processes share one bucket, or
+// If several processes share the archive, only one of them runs it at a time, and it writes the row
+// by compare and swap. Either each process has its own folder and all processes share one bucket, or
 // all processes share one folder. If a process finds a pending file neither in its folder nor in
 // the bucket, it writes the file again with the same name. The bucket accepts only one file per
 // name, and the row contains the manifest of every version. The version in the bucket counts,

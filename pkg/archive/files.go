@@ -132,8 +132,8 @@ func (w *lineWriter) discard() {
 	}
 }
 
-// errFileGone means that a file exists neither under its temporary name nor under its final name.
-var errFileGone = errors.New("the file is gone")
+// errFileGone means that neither the temporary nor the final name of a file exists.
+var errFileGone = errors.New("the file is missing")
 
 // publishFile gives a sealed file its final name and its manifest, durably. It may be called again
 // for a published file. It returns errFileGone if the file is missing.
@@ -182,9 +182,9 @@ func writeManifest(dir string, m *Manifest) error {
 	}
 }
 
-// dropOtherVersions removes a file that has one of m's names but other content. Another process may
-// have completed a version in its own folder, and m is that version. This folder may still contain
-// the version that this process had begun.
+// dropOtherVersions removes a file that has a name of m, temporary or final, but other content than
+// m. This process may have begun such a file before another process completed its own version,
+// which m describes.
 func dropOtherVersions(dir string, m *Manifest) error {
 	for _, name := range []string{m.tmpName(), filepath.FromSlash(m.File)} {
 		name = filepath.Join(dir, name)
@@ -380,8 +380,9 @@ func (a *Archiver) upload(ctx context.Context, m *Manifest) error {
 	return archiveUnavailable(a.cfg.Bucket.Put(ctx, m.manifestName(), name, hex.EncodeToString(sum[:])))
 }
 
-// removeUploaded removes a file from the folder when it is in the bucket or must not be put into
-// the bucket. It removes the manifest last, so that uploadAll finds the file again after a crash.
+// removeUploaded removes a file from the folder. The caller has put the file into the bucket, or
+// does not want it there. removeUploaded removes the manifest last, so that uploadAll finds the
+// file again after a crash. Without a bucket, it does nothing.
 func (a *Archiver) removeUploaded(m *Manifest) error {
 	if a.cfg.Bucket == nil {
 		return nil

@@ -52,12 +52,12 @@ func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error
 	return parsePositions(st.History), err
 }
 
-// purgeScanLimit is how many unarchived dead letters PurgeBefore reads. If there are more, PurgeBefore
-// treats all dead letters as unarchived.
+// purgeScanLimit limits how many dead letters PurgeBefore reads. It reads only dead letters that
+// are not archived. If there are more, it treats every dead letter as not archived.
 const purgeScanLimit = 100_000
 
-// PurgeBefore returns a limit in ms since 1970. A dead letter may be purged at the time now if its
-// DeadLetter.Until is not after this limit. Dead letters that are not archived are kept for
+// PurgeBefore returns a time in ms since 1970. A dead letter may be removed now if its
+// DeadLetter.Until is not after that time. Dead letters that are not archived are kept until
 // Config.Wait after their Until.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
 	st, err := a.currentState(ctx)

@@ -82,7 +82,7 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	return m, nil
 }
 
-// spaceUnit is the unit to which the space for a file or folder is rounded up, in bytes.
+// spaceUnit is a block of the disk in bytes. A file or folder uses whole blocks.
 const spaceUnit = 4096
 
 // checkFreeSpace returns an error if the content of m does not fit on the volume of dir. dir may be
@@ -98,7 +98,7 @@ func checkFreeSpace(dir string, m Manifest) error {
 	if err != nil || free < 0 {
 		return err
 	}
-	// This cannot overflow: checkManifest limits Bytes, and the size of the manifest limits the
+	// The sum cannot overflow, because checkManifest limits Bytes, and maxManifest limits the
 	// number of names.
 	need := m.Bytes + int64(len(m.Files)+len(m.Folders))*spaceUnit
 	if need > free {
@@ -115,8 +115,8 @@ func badBackup(format string, args ...any) error {
 	return notify.Invalid("bad_backup", "backup", fmt.Sprintf(format, args...))
 }
 
-// backupReader is a backup whose manifest has been read. When an entry is read, it is removed from
-// missingFolders or missingFiles.
+// backupReader is a backup whose manifest was read. missingFolders and missingFiles contain the
+// entries of the manifest that were not read yet.
 type backupReader struct {
 	ctx            context.Context
 	zstd           *zstd.Decoder
@@ -169,7 +169,8 @@ func openArchive(ctx context.Context, r io.Reader) (_ *backupReader, err error) 
 // maxBytes is the largest sum of the file sizes in a manifest: 4 PiB.
 const maxBytes = 1 << 52
 
-// checkManifest checks that the manifest is valid, and notes the entries that it lists as missing.
+// checkManifest returns an error if the manifest is not valid. It adds every entry of the manifest
+// to missingFolders or missingFiles, because no entry was read yet.
 func (a *backupReader) checkManifest() error {
 	if a.manifest.Format != Format {
 		return badBackup("it has format %d; this program reads format %d", a.manifest.Format, Format)

@@ -31,7 +31,8 @@ type Manifest struct {
 	Created time.Time `json:"created_at"` // every notification accepted before this time is in the backup
 	Version string    `json:"version"`    // version of the program that made the backup
 	StoreID string    `json:"store_id"`   // id that the log and the store share
-	// Key is the name of the key that sealed callers' secrets. The key itself is not in the backup.
+	// Key is the id of the key that encrypted (sealed) the callers' secrets. The key itself is not
+	// in the backup.
 	Key string `json:"secrets_key,omitempty"`
 	// Dev means that "notifyd dev" made the backup. "notifyd dev" keeps its data in the subfolder
 	// "data" of its own folder.

@@ -9,17 +9,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The lease of a part of the work that one process does for all processes. After that process has
-// died, another process does this part within ten seconds.
+// Times of the lease for work that only one process does, for all processes. If that process dies,
+// another process continues the work within ten seconds.
 const (
 	aloneTTL   = 8 * time.Second
 	aloneRenew = 2 * time.Second
 )
 
-// Exclusive wraps run so that only one process at a time runs it. The lease "part:" + name guards run.
-// If lease is nil, there is no other process. The lease only avoids double work, and there is no
-// fencing: two processes may call run at the same time for a short while. run must be safe in this
-// case.
+// Exclusive returns a function that calls run while this process has the lease "part:" + name. So
+// normally only one process at a time does this work. There is no fencing: for a short while, two
+// processes may do it at the same time, so run must be safe in this case. If lease is nil, there is
+// only one process, and Exclusive returns run.
 func Exclusive(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run
@@ -52,8 +52,8 @@ func (p *soloPart) callLease(ctx context.Context, method func(ctx context.Contex
 	return method(ctx, p.name, p.owner, aloneTTL)
 }
 
-// runWhileHeld runs the part until ctx ends, the part ends, or its lease is lost. It treats the
-// lease as lost aloneRenew before the lease would expire.
+// runWhileHeld runs the part until ctx ends, the part ends, or the lease is lost. If no renewal
+// succeeds, the lease counts as lost aloneRenew before it expires.
 func (p *soloPart) runWhileHeld(ctx context.Context) error {
 	held, lost := context.WithCancel(ctx)
 	defer lost()
@@ -69,7 +69,7 @@ func (p *soloPart) runWhileHeld(ctx context.Context) error {
 				return nil // the lease was lost and the part stopped: do not release it
 			}
 			if ctx.Err() == nil && err == nil {
-				return errors.New("the task " + p.name + " ended before it was stopped")
+				return errors.New("the task " + p.name + " ended too early: it must run until the process stops")
 			}
 			call, stop := context.WithTimeout(context.WithoutCancel(ctx), aloneRenew)
 			_ = p.lease.Release(call, p.name, p.owner) // if this fails, the lease expires

@@ -143,8 +143,9 @@ func circuitRank(c *api.Circuit) int {
 }
 
 // All returns the cards of all processes, sorted by name. It makes a new card of this process. The
-// card of a missing process contains only the process itself. If the cards cannot be read, All
-// returns the cards of the last successful read, and one additional card in state unknown.
+// card of a missing process contains no rates, circuits, accounts, findings and groups. If the
+// cards cannot be read, All returns the cards of the last successful read, and one additional card
+// in state unknown.
 func (c *Cards) All(ctx context.Context) []Card {
 	own := c.Own(ctx)
 	if c.Beats == nil {
@@ -239,8 +240,8 @@ func Missing(cards []Card) (out []api.Process) {
 	return out
 }
 
-// SumRates combines the rates of all cards. It adds up the rates. It uses the worst quantiles of
-// lateness. It adds up the series until the last step that every process has reported.
+// SumRates returns the sum of the rates of all cards. For lateness it takes the worst quantiles of
+// all processes. For the series see sumSeries.
 func SumRates(cards []Card) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}, Settings: []api.ProcessSettings{}}
 	for i := range cards {
@@ -278,9 +279,10 @@ func SumRates(cards []Card) api.Rates {
 	return out
 }
 
-// sumSeries adds up the series at the times of the longest series. Each process has its steps at
-// different times. So for each time it adds, from each process, the first step that ends at this
-// time or later.
+// sumSeries returns the sum of the series of all processes. The steps of different processes end at
+// different times. The result has the times of the longest series. For each time, it adds the first
+// step of each process that ends then or later. It ends at the first time for which a process has
+// no such step yet.
 func sumSeries(cards []Card) []api.RatePoint {
 	out := []api.RatePoint{}
 	var long []api.RatePoint
