@@ -21,17 +21,17 @@ type Msg struct {
 	abandoned bool   // true: the handler will not process the record; owner guards this field
 }
 
-// msgOwner is the assignment to which a message belongs. The first call of Msg.Done calls finished.
-// finished returns the messages that Done must mark done next.
+// msgOwner is the partition of a group to which a message belongs. At the first call of Msg.Done,
+// Done calls the method finished, and marks as done the messages that this method returns.
 type msgOwner interface {
 	finished(m *Msg) (next []*Msg)
 	after(m, next *Msg) (queued bool)
 }
 
-// Done marks the record done: the effects of the record are durable. When all records below it are done
-// too, and the low-water mark is committed, the record is not delivered again. Done may be called from
-// any goroutine, in any order and more than once. After this member has lost the partition, Done has no
-// effect.
+// Done marks the record done: the effects of the record are durable. The record is not delivered
+// again after all earlier records of the partition are done too and the low-water mark is
+// committed. Done may be called from any goroutine, in any order and more than once. After this
+// member has lost the partition, Done has no effect.
 func (m *Msg) Done() {
 	if !m.done.CompareAndSwap(false, true) {
 		return

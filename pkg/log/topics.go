@@ -39,7 +39,7 @@ var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, 
 // retention does not know which records are unread.
 const keepPoison = 30 * 24 * time.Hour
 
-// settings returns the settings of a new topic, except partitions and replicas.
+// settings returns the settings with which a topic is created, except partitions and replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
 	keep := int64(-1)
 	if topic == notify.TopicPoison {
@@ -51,7 +51,8 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 		"retention.bytes":   "-1", // with a limit, a burst could remove unread records
 		"max.message.bytes": strconv.Itoa(c.MaxRecordBytes + batchOverhead),
 		"compression.type":  "producer", // the broker stores batches unchanged
-		// A replica that lags must not become the leader, because acknowledged records would be lost.
+		// A replica that has not all records must not become the leader, because acknowledged
+		// records would be lost.
 		"unclean.leader.election.enable": "false",
 	}
 	if c.MinInSync > 0 {
