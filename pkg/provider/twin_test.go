@@ -52,7 +52,7 @@ func (a *APNs) twinRequest(call *notify.Call, it *notify.Item) (string, http.Hea
 		panic(err)
 	}
 	ac := c.(*apnsCall)
-	body, err := ac.payload(nil, it)
+	body, err := ac.appendPayload(nil, it)
 	if err != nil {
 		panic(err)
 	}
@@ -73,7 +73,7 @@ func (f *FCM) twinRequest(call *notify.Call, it *notify.Item) (string, http.Head
 	if err != nil {
 		panic(err)
 	}
-	body, err := c.(*fcmCall).message(nil, it)
+	body, err := c.(*fcmCall).appendMessage(nil, it)
 	if err != nil {
 		panic(err)
 	}

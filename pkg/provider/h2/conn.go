@@ -21,7 +21,8 @@ const (
 	maxWindow       = 1<<31 - 1
 	unlimitedStream = 1000 // streams per connection if the server names no limit, as in net/http
 
-	// connWindow is the largest number of bytes of answers in flight on a connection.
+	// connWindow is the window of a connection: how many bytes of answers the server may send
+	// before this side has read them.
 	connWindow = 1 << 20
 	// maxBlock is the largest size of a header block from the server, in bytes.
 	maxBlock = 64 << 10
@@ -218,18 +219,18 @@ func (c *conn) removeStream(r *Request) {
 	c.wakeIfDrained()
 }
 
-// endStream removes a stream from the connection. If again is true and the request may be tried
-// once more, endStream queues the request again. Otherwise it appends the request to the slice
-// ended, and the caller delivers that slice. again may be true only if the server did not process
-// the request, or cannot have received all of the request. The caller holds mu.
-func (c *conn) endStream(ended []*Request, r *Request, f Failure, again bool) []*Request {
+// endStream removes a stream from the connection. If mayRepeat is true and the request may be tried
+// once more, endStream queues the request again. Otherwise it appends the request to ended, and the
+// caller must deliver the requests in ended. mayRepeat may be true only if the server did not
+// process the request, or cannot have received all of it. The caller holds mu.
+func (c *conn) endStream(ended []*Request, r *Request, f Failure, mayRepeat bool) []*Request {
 	c.removeStream(r)
 	if r.headArrived {
 		// The status is known. An answer with an incomplete body still counts as an answer.
 		f, r.Sent = Answered, false
 	}
 	r.Failure = f
-	if f != Answered && again && c.pool.requeue(r) {
+	if f != Answered && mayRepeat && c.pool.requeue(r) {
 		return ended
 	}
 	c.pool.requestsLeft(1)
@@ -240,9 +241,8 @@ func (c *conn) endStream(ended []*Request, r *Request, f Failure, again bool) []
 func (c *conn) resetStream(id uint32, code http2.ErrCode) { _ = c.ctlFr.WriteRSTStream(id, code) }
 
 // close closes the connection because of err. If code is not ErrCodeNo, the server violated the
-// protocol, and the writer sends a GOAWAY with the code. The connection's requests normally return to
-// their batches. A request of which the server cannot have received all bytes instead goes into the
-// queue again.
+// protocol, and the writer sends a GOAWAY with the code. If the server may have received a whole
+// request, the request returns to its batch. The other requests normally go into the queue again.
 func (c *conn) close(err error, code http2.ErrCode) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -255,8 +255,8 @@ func (c *conn) close(err error, code http2.ErrCode) {
 	}
 	c.startDraining()
 	var done []*Request
-	// Start with the newest request. Each request goes to the front of the queue, so the order is
-	// kept.
+	// endStream puts a request at the front of the queue. So begin with the newest request: then
+	// the oldest is first in the queue.
 	for r := c.byAge.last; r != nil; r = c.byAge.last {
 		r.Err = err
 		done = c.endStream(done, r, Broken, !r.Sent)

@@ -141,7 +141,7 @@ func (c *conn) appendHeaders(r *Request) {
 	const hl = 9
 	at := len(c.out)
 	c.out = append(c.out, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-	c.out = c.enc.append(c.out, r)
+	c.out = c.enc.appendBlock(c.out, r)
 	n := len(c.out) - at - hl
 	flags := http2.Flags(0)
 	if len(r.Body) == 0 {
