@@ -33,7 +33,7 @@ func ParseSpread(text string) (Spread, error) {
 			at, err = strconv.ParseInt(from, 10, 64)
 		}
 		if err != nil || raised != (i > 0) || n < 1 || i > 0 && (n <= s.Most() || at <= s.steps[i-1].from) {
-			return Spread{}, fmt.Errorf("%q is not a list of rising numbers; each number after the first needs @ and the time in ms from which it counts, as in 16,256@1790000000000", text)
+			return Spread{}, fmt.Errorf("%q is not a list of rising numbers; each number after the first needs @ and the time in ms since 1970 from which it applies, as in 16,256@1790000000000", text)
 		}
 		s.steps = append(s.steps, spreadStep{at, n})
 	}

@@ -216,8 +216,9 @@ func (p *Pool) requestsLeft(n int) {
 // maxTries is how often a request may be started on a connection.
 const maxTries = 3
 
-// requeue puts a request back to the front of its rank. It returns false if the request was tried
-// maxTries times, its batch is cancelled, or the pool cannot send now.
+// requeue puts a request back into the queue, before the other requests of its rank. It returns
+// false if the request was tried maxTries times, its batch is cancelled, or the pool cannot send
+// now.
 func (p *Pool) requeue(r *Request) bool {
 	if r.tries++; r.tries >= maxTries {
 		return false

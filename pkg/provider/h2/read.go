@@ -240,8 +240,9 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	if c.recvWindow -= n; c.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	// Grant the connection's window again before the data is used. Other limits bound the memory:
-	// an answer has at most MaxAnswer bytes, and this side decides how many streams exist.
+	// Let the server send as many bytes again as have arrived, even before they are used. Other
+	// limits bound the memory: an answer has at most MaxAnswer bytes, and this side decides how
+	// many streams exist.
 	if c.ungranted += n; c.ungranted >= connWindow/4 {
 		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.ungranted))
 		c.recvWindow += c.ungranted

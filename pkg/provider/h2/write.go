@@ -18,7 +18,7 @@ const (
 )
 
 // write is the writer goroutine. It takes requests from the queue while the connection has room,
-// and writes everything that is ready in one call.
+// and writes everything that is ready with one call of Write.
 func (c *conn) write() {
 	defer func() { _ = c.nc.Close() }()
 	for {
