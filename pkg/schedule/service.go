@@ -78,7 +78,7 @@ func New(cfg Config) *Service {
 // View is the current state of a schedule.
 type View struct {
 	engine.Schedule
-	// The state in the head. If a release did not check the head, the state stays SchedulePending.
+	// State is the state in the head. Without a head it is SchedulePending, also after the release.
 	State   engine.ScheduleState
 	Gen     uint32
 	FireAt  int64 // fire time of the current generation, ms since 1970

@@ -98,7 +98,7 @@ func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
 	}
 	for i, status := range in.FinalStatuses {
 		if status < 300 || status > 599 {
-			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "must be an HTTP status from 300 to 599; 2xx is success")
+			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "must be an HTTP status from 300 to 599; a 2xx status always means success")
 		}
 	}
 	for i, u := range in.CallbackURLs {
