@@ -13,8 +13,8 @@ import (
 // Local reads records of a log in this process, without the network. It replaces only fetches. Groups,
 // positions and commits still use the broker.
 type Local interface {
-	// Open returns a Tail that begins at an offset of a partition. It returns notify.KindGone if the
-	// log has no record at this offset, unless the offset is the end of the log.
+	// Open returns a Tail that begins at an offset of a partition. The offset must be that of a
+	// record or the end of the log. For any other offset, Open returns notify.KindGone.
 	Open(tp TopicPartition, offset int64) (Tail, error)
 }
 

@@ -6,8 +6,8 @@ import "sync/atomic"
 // may keep Key and Value as long as it keeps the Msg, and must not write to them.
 type Msg struct {
 	Record
-	// Attempt counts how often the handler got this record, from 1. It grows when Handle failed or
-	// panicked before the record was done.
+	// Attempt is how often the handler has got this record, from 1. It increases by one when Handle
+	// fails or panics before the record is done.
 	Attempt int
 	// AfterAssign is true if the record was appended after this member was given the partition. So no
 	// earlier member has read the record while it owned the partition.

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The headers that Poison adds to a record in notifications-poison, after the headers of the original
-// record.
+// The names of the headers that Poison adds to a record for notifications-poison. They follow the
+// headers that the record already has.
 const (
 	HeaderOriginTopic     = "notify-origin-topic"
 	HeaderOriginPartition = "notify-origin-partition"

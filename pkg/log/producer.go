@@ -214,7 +214,7 @@ type call struct {
 func (p *Producer) newCall() *call {
 	c, _ := p.calls.Get().(*call)
 	if c == nil {
-		c = &call{onComplete: p.appended, answer: make(chan error, 1)}
+		c = &call{onComplete: p.reportAppended, answer: make(chan error, 1)}
 		c.onRecord = c.recordDone
 	}
 	return c
@@ -444,9 +444,9 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	}
 }
 
-// appended passes the offsets of acknowledged records to ProducerConfig.Appended. If consecutive
-// records are in the same partition, it calls Appended only for the last of them.
-func (p *Producer) appended(recs []kgo.Record) {
+// reportAppended passes the offsets of acknowledged records to ProducerConfig.Appended. If
+// consecutive records are in the same partition, it calls Appended only for the last of them.
+func (p *Producer) reportAppended(recs []kgo.Record) {
 	if p.cfg.Appended == nil {
 		return
 	}

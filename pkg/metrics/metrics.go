@@ -1,5 +1,5 @@
-// Package metrics holds the Prometheus metrics of a process, the event functions with which the stages
-// count, and the rates of the last minutes.
+// Package metrics holds the Prometheus metrics of a process. It makes the event functions with
+// which the parts of the process count, and it computes the rates of the last minutes.
 //
 // metrics.go declares every metric that is counted when something happens. It also makes the event
 // functions of each stage. rates.go takes samples of the counters, so that an operator without

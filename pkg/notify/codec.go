@@ -44,9 +44,9 @@ func AppendEnvelope(b []byte, e *Envelope) []byte {
 	return AppendEnvelopeOf(b, e, &e.Content, e.Receivers)
 }
 
-// AppendEnvelopeOf appends the wire form of e, but with the content c and the given receivers
-// instead of those in e. So a caller that writes many envelopes does not need to copy contents and
-// receivers into e.
+// AppendEnvelopeOf appends the wire form of e, but with the content c and the given receivers. It
+// does not use the content and the receivers of e. So a caller that writes many envelopes does not
+// need to copy them into e.
 func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byte {
 	b = appendUint(b, fVersion, EnvelopeVersion)
 	b = append(appendLength(b, fBase, len(e.Chunk.Base)), e.Chunk.Base[:]...)

@@ -8,9 +8,9 @@ import (
 
 // ErrNewer means that a newer release wrote a record or a row. The record or row is not damaged
 // (that would be ErrCorrupt), but this release cannot read it. This happens during a rolling
-// upgrade. A process of the newer release will handle the record or row. So the process that gets
-// ErrNewer must not delete it, rewrite it or move it to the poison topic, and must not commit an
-// offset after it.
+// upgrade. A process of the newer release will handle the record or row. So a process that gets
+// ErrNewer must leave it as it is: not delete it, not rewrite it, not move it to the poison topic.
+// It must not commit an offset after it.
 var ErrNewer = errors.New("written by a newer release")
 
 // newerRetry is the RetryAfter of ErrNewer. A repeated request may reach a process of the newer

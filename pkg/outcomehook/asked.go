@@ -32,8 +32,8 @@ func NewAsked(callers engine.Callers, log *slog.Logger) *Asked {
 	return a
 }
 
-// Tells reports whether the caller wants every outcome. It may be called from any goroutine and is
-// cheap.
+// Tells returns true if the caller wants every outcome. It may be called from any goroutine and is
+// fast.
 func (a *Asked) Tells(caller string) bool {
 	_, ok := (*a.all.Load())[caller]
 	return ok

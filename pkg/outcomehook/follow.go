@@ -91,8 +91,8 @@ type outcomePlace struct {
 	item   int
 }
 
-// before reports whether p comes before q.
-func (p outcomePlace) before(q outcomePlace) bool {
+// isBefore returns true if p comes before q.
+func (p outcomePlace) isBefore(q outcomePlace) bool {
 	return p.offset < q.offset || p.offset == q.offset && p.item < q.item
 }
 
@@ -177,7 +177,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	}
 	for {
 		if last, ok := h.resumeAfter[caller]; ok {
-			for len(es) > 0 && !last.before(es[0].outcomePlace) {
+			for len(es) > 0 && !last.isBefore(es[0].outcomePlace) {
 				es = es[1:]
 			}
 			if len(es) > 0 {
@@ -211,7 +211,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 			continue
 		}
 		was, err := readTold(row.Payload, func(p *Payload) bool {
-			return p.Position != nil && !(outcomePlace{p.Position.Offset, p.Position.Item}).before(first.outcomePlace)
+			return p.Position != nil && !(outcomePlace{p.Position.Offset, p.Position.Item}).isBefore(first.outcomePlace)
 		})
 		if err != nil {
 			return append(left, es...), err
@@ -256,10 +256,11 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent
 type tellDecision uint8
 
 const (
-	// tellNot means that the outcome is never sent. There are several reasons: another record
-	// contains a later outcome of the receiver, the receiver has failed (the feed of dead letters
-	// reports failures), the notification is no longer stored, or the caller did not want outcomes
-	// when the receiver ended.
+	// tellNot means that the outcome is never sent, for one of these reasons:
+	//   - another record contains a later outcome of the receiver;
+	//   - the receiver has failed, which the feed of dead letters reports;
+	//   - the notification is no longer stored;
+	//   - the caller did not want outcomes when the receiver ended.
 	tellNot tellDecision = iota
 	tellNow
 	tellLater // the receipt of a call arrived before the row of the call; try again later

@@ -27,9 +27,9 @@ type Config struct {
 	// Gather is how long a new failure waits for other failures, so that one trigger contains all
 	// of them.
 	Gather time.Duration `default:"1s"`
-	// Every is the time between two reads of the feeds while there is no new failure. It is also the
-	// longest time until the Teller tries again after an error, and until it notices a change of a
-	// caller's record.
+	// Every is the time between two reads of the feeds while there is no new failure. So it is also
+	// the longest time until the Teller tries again after an error or notices a changed record of a
+	// caller.
 	Every time.Duration `default:"30s"`
 	// Told is called with the number of failures in each trigger that was made. May be nil.
 	Told func(n int)

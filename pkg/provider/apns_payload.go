@@ -22,8 +22,7 @@ const (
 // time that APNs allows.
 const apnsStore = 30 * 24 * time.Hour
 
-// apnsCall contains the header fields that all items of a call share, and the parts of the payload
-// that are the same for all items.
+// apnsCall contains what all items of a call share: header fields and parts of the payload.
 //
 //	{"aps":{"alert":{"title":"…","body":"…"},…},…data…,"ntf":"<id>"}
 type apnsCall struct {

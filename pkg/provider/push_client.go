@@ -299,7 +299,7 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	switch r.Class {
 	case notify.ClassAccepted:
 		r.Confirmed = p.confirmed
-		p.guard.accepted()
+		p.guard.noteAccepted()
 	case notify.ClassThrottled:
 		p.hold.set(&r)
 	case notify.ClassDeadAddress:

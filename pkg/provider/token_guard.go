@@ -28,8 +28,9 @@ type tokenGuard struct {
 // guardLeast is the number of dead tokens after which the guard assumes a configuration error.
 const guardLeast = 200
 
-// accepted tells the guard that the provider has accepted a push. The guard then does nothing more.
-func (g *tokenGuard) accepted() {
+// noteAccepted tells the guard that the provider has accepted a push. The guard then does nothing
+// more.
+func (g *tokenGuard) noteAccepted() {
 	if !g.proven.Load() {
 		g.proven.Store(true)
 	}

@@ -159,7 +159,7 @@ func same(t *testing.T, what string, endpoint func() Endpoint, start func(e Endp
 	results := make([]notify.Result, 2)
 	for i := range results {
 		c := start(endpoint(), 1)
-		c.guard.accepted() // else no token is dead
+		c.guard.noteAccepted() // else no token is dead
 		s := Sender(c)
 		if i == 1 {
 			s = newTwin(t, c)

@@ -43,9 +43,9 @@ type Change struct {
 	// so Number must do no I/O and must not wait.
 	Number  func(i int, n uint64) []Row
 	Numbers int
-	// The engine calls Stored, if it is not nil, after the change is durable, even if the
-	// Swap has already returned because its context ended. The engine calls the Stored
-	// functions of a partition in the order of their n. A Stored function must not wait.
+	// Stored is called after the change is durable. nil: no call. It is called even if the Swap has
+	// already returned because its context ended. The engine calls the Stored functions of a
+	// partition in the order of their n. A Stored function must not wait.
 	Stored func()
 }
 

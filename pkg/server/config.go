@@ -106,8 +106,8 @@ func (c Config) validate() error {
 	return setting.Err("api", &c)
 }
 
-// mayListen returns an error if plain HTTP would be reachable from other machines, unless the
-// configuration allows it.
+// mayListen returns an error if other machines could reach this server by plain HTTP and the
+// configuration does not allow that.
 func (c Config) mayListen(key string, ln net.Listener) error {
 	if ln == nil {
 		return nil // there is no admin listener
@@ -243,8 +243,8 @@ type Deps struct {
 	LaneStop func(notify.Lane) (stop LaneStop, ok bool)
 	// Admission refuses batches and fan-outs during an overload. nil: all are admitted.
 	Admission *limit.Admission
-	// MailHold is the longest time for which a worker holds a mail, to send it together with other
-	// mails of the same content. 0: workers hold no mails.
+	// MailHold is the longest time for which a worker delays a mail, to send it together with other
+	// mails of the same content. 0: workers delay no mails.
 	MailHold time.Duration
 	Metrics  prometheus.Gatherer // nil: no route /metrics
 	Hooks    Hooks

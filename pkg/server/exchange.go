@@ -50,7 +50,8 @@ var (
 	atLeastOnce = []string{api.AtLeastOnce}
 )
 
-// bytes sends an answer. body is the body, already in JSON; nil: no body.
+// bytes sends the answer to the request. The parameter body is its JSON. nil: the answer has no
+// body.
 func (x *exchange) bytes(status int, body []byte) error {
 	h := x.w.Header()
 	if body != nil {
@@ -73,7 +74,7 @@ func (x *exchange) json(status int, v any) error {
 	return x.bytes(status, append(b, '\n'))
 }
 
-// reply sends v as the answer, unless err is not nil. Then it returns err.
+// reply sends v as the answer if err is nil. Otherwise it returns err.
 func (x *exchange) reply(v any, err error) error {
 	if err != nil {
 		return err

@@ -34,8 +34,8 @@ const (
 	lastStreamID = 1<<31 - 1
 )
 
-// conn is one connection. Two goroutines serve it: the reader (read) and the writer (write). Each of
-// them owns the fields in its section below. mu guards the fields after mu.
+// conn is one connection. Two goroutines serve it: the reader (runReader) and the writer
+// (runWriter). Each of them owns the fields in its section below. mu guards the fields after mu.
 type conn struct {
 	pool *Pool
 	nc   net.Conn
@@ -144,10 +144,10 @@ func (c *conn) run() {
 	c.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := c.read()
+		err := c.runReader()
 		c.close(err, goAwayCode(err))
 	})
-	wg.Go(c.write)
+	wg.Go(c.runWriter)
 	wg.Wait()
 	c.mu.Lock()
 	c.timer.Stop()
@@ -155,8 +155,8 @@ func (c *conn) run() {
 	c.pool.removeConn(c)
 }
 
-// signal wakes the writer.
-func (c *conn) signal() {
+// wakeWriter wakes the writer goroutine.
+func (c *conn) wakeWriter() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -195,7 +195,7 @@ func (c *conn) startDraining() {
 // closes the connection. The caller holds mu.
 func (c *conn) wakeIfDrained() {
 	if c.draining && len(c.streams) == 0 {
-		c.signal()
+		c.wakeWriter()
 	}
 }
 
@@ -290,7 +290,7 @@ func (c *conn) cancelBatch(b *Batch) {
 	c.mu.Unlock()
 	if len(done) > 0 {
 		deliver(done)
-		c.signal()
+		c.wakeWriter()
 	}
 }
 
@@ -327,7 +327,7 @@ func (c *conn) onTimer() {
 	c.armTimer(now, next)
 	c.mu.Unlock()
 	deliver(done)
-	c.signal()
+	c.wakeWriter()
 	if lost {
 		c.close(errPing, http2.ErrCodeNo)
 	}
@@ -335,8 +335,7 @@ func (c *conn) onTimer() {
 
 var errPing = fmt.Errorf("h2: the server did not answer a PING in time")
 
-// armTimer sets the timer to fire at fireAt, unless the timer will fire earlier anyway. The caller
-// holds mu.
+// armTimer makes the timer fire at fireAt or earlier. The caller holds mu.
 func (c *conn) armTimer(now, fireAt time.Time) {
 	if c.timer == nil || c.timerAt.After(now) && !fireAt.Before(c.timerAt) {
 		return

@@ -169,7 +169,7 @@ func (p *Pool) wakeConns(n int) {
 		if best == nil {
 			return
 		}
-		best.signal()
+		best.wakeWriter()
 		if n -= int(min(takeAtOnce, best.freeCount.Load())); n <= 0 {
 			return
 		}
@@ -178,7 +178,7 @@ func (p *Pool) wakeConns(n int) {
 	for i := range cs {
 		c := cs[(from+i)%len(cs)]
 		if f := c.freeCount.Load(); f > 0 {
-			c.signal()
+			c.wakeWriter()
 			if n -= int(min(takeAtOnce, f)); n <= 0 {
 				return
 			}
@@ -287,7 +287,7 @@ func (p *Pool) addConn(c *conn) {
 	c.mu.Lock()
 	c.publishFree()
 	c.mu.Unlock()
-	c.signal()
+	c.wakeWriter()
 }
 
 // removeReady removes a connection from the connections that accept requests.

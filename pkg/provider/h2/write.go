@@ -17,9 +17,9 @@ const (
 	ownFields = 6
 )
 
-// write is the writer goroutine. It takes requests from the queue while the connection has room,
-// and writes everything that is ready with one call of Write.
-func (c *conn) write() {
+// runWriter runs in the writer goroutine. It takes requests from the queue while the connection has
+// room, and writes everything that is ready with one call of Write.
+func (c *conn) runWriter() {
 	defer func() { _ = c.nc.Close() }()
 	for {
 		select {
