@@ -12,10 +12,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// membership holds the last heartbeat of this member that the broker answered.
-// If the broker gets no heartbeat from a member for the session timeout, it gives the member's
-// partitions to other members. So after the member has sent a heartbeat that is answered later, it
-// certainly owns its partitions for the session timeout.
+// membership keeps the last heartbeat of this member that the broker answered. If the broker gets
+// no heartbeat from a member for the session timeout, it gives the member's partitions to other
+// members. So after each answered heartbeat, counted from when it was sent, a member certainly owns
+// its partitions for the session timeout.
 type membership struct {
 	limit time.Duration // somewhat shorter than the session timeout, because clocks drift
 	last  atomic.Pointer[confirmation]
@@ -41,9 +41,9 @@ func newMembership(session time.Duration) *membership {
 	return m
 }
 
-// provesOwnership returns true if no other member can own the partitions at the time now. Of the
-// monotonic clock and the wall clock it uses the one that shows more elapsed time: the monotonic
-// clock may stop while the machine is suspended, and the wall clock may be set back.
+// provesOwnership returns true if no other member can own the partitions at the time now. It
+// measures the elapsed time with both clocks and uses the longer time: the monotonic clock may stop
+// while the machine is suspended, and the wall clock may be set back.
 func (c *confirmation) provesOwnership(limit time.Duration, now time.Time) bool {
 	return !c.sent.IsZero() && now.Sub(c.sent) < limit && now.Round(0).Sub(c.sent.Round(0)) < limit
 }
@@ -108,8 +108,9 @@ func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool
 	defer stop()
 	sent := time.Now()
 	resp, err := req.RequestWith(ctx, cl)
-	// The broker answers with an error during a rebalance. Then the member has not confirmed its
-	// membership, because the group removes a member that joins again too late.
+	// An answer with an error does not confirm the membership. The broker answers so during a
+	// rebalance: then the member must join again, and the group removes a member that joins too
+	// late.
 	if err != nil || kerr.ErrorForCode(resp.ErrorCode) != nil {
 		return false
 	}

@@ -56,9 +56,9 @@ const (
 	// library.
 	ManyBrokers Brokers = ""
 	// OneBroker: one broker leads every partition, as the embedded broker does. The producer then
-	// sends small records itself, without the client library: in fewer steps and without an
-	// idempotent producer. Do not use OneBroker with Kafka, where only the client library can
-	// handle moved leaders and repeated requests.
+	// sends small records itself, which needs fewer steps than the client library and no idempotent
+	// producer. Do not use OneBroker with Kafka, where only the client library can handle moved
+	// leaders and repeated requests.
 	OneBroker Brokers = "one"
 )
 
@@ -80,8 +80,7 @@ func (c ProducerConfig) validate() error {
 
 const (
 	maxRecordBytes = 1_000_000
-	// batchOverhead is an upper bound of the bytes that a batch of one record adds to the record's
-	// size.
+	// A batch with one record is larger than the record, by at most batchOverhead bytes.
 	batchOverhead = 48_000
 	// maxPooledCall limits which calls go back to the pool: a call with more records is not used
 	// again.

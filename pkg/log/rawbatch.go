@@ -28,8 +28,8 @@ type rawBatch struct {
 
 const (
 	rawHeader = 61
-	// recordOverhead is an upper bound of the bytes that a record adds to a batch in addition to its
-	// key and value. It includes the header of the batch.
+	// A batch with one record is larger than the record's key and value together, by at most
+	// recordOverhead bytes.
 	recordOverhead = rawHeader + 40
 )
 

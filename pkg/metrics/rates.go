@@ -139,9 +139,9 @@ func (r *Rates) Report() (out api.Rates, err error) {
 	return computeRates(kept, now), nil
 }
 
-// computeRates computes the rates between an older sample and the sample now. As the older sample
-// it uses the newest in kept that was taken at least rateOver before now. If no sample in kept is
-// so old, it uses the oldest.
+// computeRates computes the rates between an older sample and the sample now. The older sample
+// comes from kept. It is the newest sample that is at least rateOver older than now, or if there is
+// none, the oldest sample.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now

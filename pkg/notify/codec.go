@@ -104,8 +104,8 @@ func DecodeHead(b []byte, e *Envelope) error {
 	err := eachField(b, func(num protowire.Number, v uint64, s []byte) error {
 		switch num {
 		case fVersion:
-			// The version is the first field. If a newer release wrote the envelope, stop here:
-			// this release might take its other fields for damaged.
+			// The version is the first field. If a newer release wrote the envelope, stop here: to
+			// this release its other fields might look damaged.
 			if version = v; v > EnvelopeVersion {
 				return Newer("an envelope", int(min(v, math.MaxInt32)), EnvelopeVersion)
 			}

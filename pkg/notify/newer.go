@@ -27,8 +27,8 @@ func Newer(what string, found, known int) error {
 	}
 }
 
-// Corrupt returns a KindUnavailable error of a store that wraps ErrCorrupt. The parameter what
-// names the damaged value.
+// Corrupt returns the KindUnavailable error for a damaged value in a store. It wraps ErrCorrupt.
+// The parameter what names the value.
 func Corrupt(store, what string) error {
 	return Unavailable(store, 0, fmt.Errorf("%w: %s", ErrCorrupt, what))
 }

@@ -19,7 +19,8 @@ type RowKind uint8
 const (
 	// RowOutcome is written by the worker that handled the envelope.
 	RowOutcome RowKind = iota
-	// RowReceipt is a provider's delivery receipt for one receiver (First).
+	// RowReceipt is a provider's delivery receipt. RowKey.First is the request index of its
+	// receiver.
 	RowReceipt
 )
 

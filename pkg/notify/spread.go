@@ -96,9 +96,9 @@ func (s Spread) PartsAt(t time.Time) int {
 	return s.steps[last].parts
 }
 
-// Raise returns when and from what the number of parts was raised to include the given part.
-// oldParts is the number before that raise. start is the time from which the higher number applies.
-// oldParts is 0 if the part existed from the start, or if it does not exist.
+// Raise finds the raise of the number of parts that added the given part. oldParts is the number
+// before that raise. start is the time from which the higher number applies. oldParts is 0 if the
+// part existed from the start, or if it does not exist.
 func (s Spread) Raise(part int) (oldParts int, start time.Time) {
 	for i := 1; i < len(s.steps); i++ {
 		if s.steps[i-1].parts <= part && part < s.steps[i].parts {

@@ -68,8 +68,8 @@ type accountConfig struct {
 	calls int
 }
 
-// newAccounts returns the accounts of configs. If blocks is nil, blocks are not shared with other
-// processes.
+// newAccounts makes one account for each config. blocks shares the blocks of accounts with other
+// processes. nil: they are not shared.
 func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.sharedBuckets, _ = blocks.(*limit.Shared)

@@ -57,7 +57,8 @@ func ruleByStatus(status int) answerRule {
 
 // ruleByStatusQueued is like ruleByStatus, but for providers that may have queued the message
 // although they answer with an error. This happens if a gateway loses the answer, or if a server
-// fails after it has queued the message. Only a 503 means that the message was not processed.
+// fails after it has queued the message. Of the statuses from 500, only 503 means that the message
+// was not processed.
 func ruleByStatusQueued(status int) answerRule {
 	if status >= 500 && status != 503 {
 		return answerRule{class: notify.ClassAmbiguous}

@@ -88,8 +88,8 @@ func (p *accounts) wakeFirst() {
 	}
 }
 
-// mayAsk returns true if the waiting call w may ask the pool now: it is the first in its queue, and
-// a call of the bulk lane also needs that no call of the fast lane waits.
+// mayAsk returns true if the waiting call w may ask the pool now. w must be the first in its queue.
+// If w is in the bulk lane, no call may wait in the fast lane.
 func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[permitSignal]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,9 +256,9 @@ func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit
 	return nil, longestWait
 }
 
-// minWorth returns for how many messages a call is worth making. With tokens for fewer messages,
-// the call waits for more tokens. The number is how many tokens the slowest account gets for the
-// lane in the time p.gather, but at least 1 and at most n.
+// minWorth returns the smallest number of messages for which a call is made at once. For fewer
+// messages the call waits for more tokens. The number is how many tokens the slowest account gets
+// for the lane in the time p.gather, but at least 1 and at most n.
 func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1

@@ -81,12 +81,13 @@ type Partitions interface {
 	// implements Partitions but not Rows accepts only one change, without Insert and
 	// Number. After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
-	// Turn avoids that callers of one process make each other's swaps fail. A caller that reads
+	// Turn prevents that callers of one process make each other's swaps fail. A caller that reads
 	// rows, decides and swaps them calls Turn first. Turn waits until no other caller of this
 	// process has the turn of p. The caller then has the turn until it calls release, and must not
-	// call Turn again before that. Only an engine of many machines makes callers wait: there a swap
-	// that returns false costs as much as a swap that returns true. In other engines Turn returns
-	// at once.
+	// call Turn again before that.
+	//
+	// Only an engine of many machines makes callers wait. There a swap that returns false costs as
+	// much as a swap that returns true. In other engines Turn returns at once.
 	Turn(ctx context.Context, p Partition) (release func(), err error)
 }
 

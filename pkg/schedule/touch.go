@@ -119,9 +119,9 @@ func (v *View) applyHead(h *engine.ScheduleHead) {
 	v.MovedAt, v.MovedBy, v.moves = h.MovedAt, h.MovedBy, h.Moves
 }
 
-// Cancel cancels a schedule before it is due. A second cancel is no error: the first cancel stays.
-// Cancel returns notify.KindConflict with error code too_late if the schedule is due, or will be
-// due within Guard.
+// Cancel cancels a schedule before it is due. If the schedule is cancelled already, Cancel changes
+// nothing and returns nil. Cancel returns notify.KindConflict with error code too_late if the
+// schedule is due, or will be due within Guard.
 //
 // After Cancel has returned nil, no provider call for the schedule starts, not even after a crash.
 func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {

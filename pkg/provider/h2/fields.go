@@ -43,9 +43,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n as an HPACK integer (RFC 7541, 5.1). The lowest bits of the first byte, as
-// many as the parameter bits says, begin the integer. The other bits of that byte are those of
-// first.
+// appendInt appends n as an HPACK integer (RFC 7541, 5.1). The integer begins in the lowest bits of
+// its first byte; the parameter bits says in how many. The other bits of that byte come from first.
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {
