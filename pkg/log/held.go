@@ -12,10 +12,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// membership is what a member knows about its membership in the group. If the broker gets no heartbeat
-// from a member for the session timeout, the broker gives the member's partitions to other members.
-// The timeout starts at the last heartbeat. So the member certainly owns its partitions for the
-// session timeout after it sent the last heartbeat that the broker answered.
+// membership keeps the last heartbeat of this member that the broker answered. If the broker gets
+// no heartbeat from a member for the session timeout, it gives the member's partitions to other
+// members. So after each answered heartbeat, counted from when it was sent, a member certainly owns
+// its partitions for the session timeout.
 type membership struct {
 	limit time.Duration // somewhat shorter than the session timeout, because clocks drift
 	last  atomic.Pointer[confirmation]
@@ -41,10 +41,10 @@ func newMembership(session time.Duration) *membership {
 	return m
 }
 
-// holds reports whether it is certain that no other member owns the partitions now. It uses the clock
-// that shows more elapsed time, because the monotonic clock may stop while the machine is suspended,
-// and the wall clock may be set back.
-func (c *confirmation) holds(limit time.Duration, now time.Time) bool {
+// provesOwnership returns true if no other member can own the partitions at the time now. It
+// measures the elapsed time with both clocks and uses the longer time: the monotonic clock may stop
+// while the machine is suspended, and the wall clock may be set back.
+func (c *confirmation) provesOwnership(limit time.Duration, now time.Time) bool {
 	return !c.sent.IsZero() && now.Sub(c.sent) < limit && now.Round(0).Sub(c.sent.Round(0)) < limit
 }
 
@@ -55,10 +55,12 @@ func (m *membership) confirm(sent time.Time) {
 
 // AwaitOwnership waits until this member certainly owns its partition. ctx must be the context that
 // Handler.Assigned got, or a context derived from it. AwaitOwnership returns nil if no other member
-// was given the partition before the call. If ctx has ended, it returns ctx's error. A process that
-// was paused or disconnected for longer than the session timeout waits in AwaitOwnership until the
-// group answers the process or takes the partition from it. If no group made the context, or if the
-// log is embedded, AwaitOwnership only checks ctx.
+// was given the partition before the call. If ctx has ended, it returns ctx's error.
+//
+// A process may have been paused or disconnected for longer than the session timeout. Its
+// AwaitOwnership then waits until the group answers a heartbeat, or until the partition is taken
+// from the process. If ctx does not come from a group, or if the log is embedded, AwaitOwnership
+// only checks ctx.
 func AwaitOwnership(ctx context.Context) error {
 	if held, ok := ctx.Value(membershipKey{}).(func() bool); ok {
 		for !held() && ctx.Err() == nil {
@@ -69,7 +71,7 @@ func AwaitOwnership(ctx context.Context) error {
 	m, _ := ctx.Value(membershipKey{}).(*membership)
 	for m != nil {
 		c := m.last.Load()
-		if c.holds(m.limit, time.Now()) {
+		if c.provesOwnership(m.limit, time.Now()) {
 			break
 		}
 		select {
@@ -78,7 +80,7 @@ func AwaitOwnership(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	return ctx.Err() // checked after holds: if ctx has not ended now, it had not ended during holds
+	return ctx.Err() // checked last: if ctx has not ended now, it had not ended while provesOwnership ran
 }
 
 // confirmEvery sends heartbeats to the group's coordinator until ctx ends, and records the answers in
@@ -87,7 +89,7 @@ func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership)
 	every := min(time.Second, g.cfg.SessionTimeout/4)
 	for {
 		wait := every
-		if !g.confirm(ctx, cl, m) && !m.last.Load().holds(m.limit, time.Now()) {
+		if !g.confirm(ctx, cl, m) && !m.last.Load().provesOwnership(m.limit, time.Now()) {
 			wait = min(100*time.Millisecond, every)
 		}
 		if !notify.Sleep(ctx, wait) {
@@ -106,7 +108,9 @@ func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool
 	defer stop()
 	sent := time.Now()
 	resp, err := req.RequestWith(ctx, cl)
-	// An answer during a rebalance does not count, because the group removes a member that joins late.
+	// An answer with an error does not confirm the membership. The broker answers so during a
+	// rebalance: then the member must join again, and the group removes a member that joins too
+	// late.
 	if err != nil || kerr.ErrorForCode(resp.ErrorCode) != nil {
 		return false
 	}

@@ -66,7 +66,7 @@ func TestHeldByBothClocks(t *testing.T) {
 		"by the wall clock alone": {now.Round(0).Add(-time.Minute), false},
 		"never":                   {time.Time{}, false},
 	} {
-		if got := (&confirmation{sent: c.sent}).holds(9*time.Second, now); got != c.want {
+		if got := (&confirmation{sent: c.sent}).provesOwnership(9*time.Second, now); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 // Local reads records of a log in this process, without the network. It replaces only fetches. Groups,
 // positions and commits still use the broker.
 type Local interface {
-	// Open returns a Tail that begins at an offset of a partition. It returns notify.KindGone if the
-	// log has no record at this offset, unless the offset is the end of the log.
+	// Open returns a Tail that begins at an offset of a partition. The offset must be that of a
+	// record or the end of the log. For any other offset, Open returns notify.KindGone.
 	Open(tp TopicPartition, offset int64) (Tail, error)
 }
 
@@ -36,8 +36,9 @@ type Fetched struct {
 	End     int64 // end of the log: the offset of the next record
 }
 
-// readLocal reads the records of a partition from Local instead of the client's fetches, until the
-// assignment ends. It runs in its own goroutine, which localReaders counts.
+// readLocal reads the records of the partition from Local instead of fetching them from the broker.
+// It returns when the partition is being drained, was lost or is read again from another offset,
+// and after notify.KindGone. It runs in its own goroutine, which localReaders counts.
 func (a *assignment) readLocal(local Local, at int64, generation int, rejoin context.CancelCauseFunc) {
 	defer a.localReaders.Done()
 	for wait := a.g.cfg.RetryBackoff; ; {
@@ -61,8 +62,9 @@ func (a *assignment) readLocal(local Local, at int64, generation int, rejoin con
 	}
 }
 
-// readLocalFrom reads records, beginning at offset. It returns the offset after the last record that
-// it queued. The error is nil if the assignment has ended or was restarted.
+// readLocalFrom reads records, beginning at offset. It returns the offset after the last record
+// that it queued. The error is nil if the partition is being drained, was lost or is read again
+// from another offset.
 func (a *assignment) readLocalFrom(local Local, offset int64, generation int) (next int64, err error) {
 	tail, err := local.Open(a.tp, offset)
 	if err != nil {
@@ -82,8 +84,8 @@ func (a *assignment) readLocalFrom(local Local, offset int64, generation int) (n
 	return offset, nil
 }
 
-// waitForRoom waits while the partition is paused because a limit of records in flight is reached. It
-// returns false if the assignment is draining or has ended.
+// waitForRoom waits while the partition is paused because too many of its records are in flight. It
+// returns false if the partition is being drained or was lost.
 func (a *assignment) waitForRoom() bool {
 	for {
 		a.mu.Lock()
@@ -100,18 +102,19 @@ func (a *assignment) waitForRoom() bool {
 	}
 }
 
-// runLocal does the work of Run with Conn.Local. from holds the first offset to read of each
-// partition.
-func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
+// runLocal is Run for a connection with Conn.Local. The map starts contains the first offset to
+// read of each partition.
+func (r *Reader) runLocal(ctx context.Context, starts map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var one sync.Mutex // held during fn, so that calls of fn do not overlap
-	for tp, at := range from {
+	for tp, at := range starts {
 		g.Go(func() error { return r.readPartition(ctx, tp, at, &one, fn) })
 	}
 	return g.Wait()
 }
 
-// readPartition calls fn with the records of tp, beginning at offset. It returns nil when ctx ends.
+// readPartition reads the partition tp, beginning at offset, and calls fn with the records. It
+// returns nil when ctx ends.
 func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, offset int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
 	tail, err := r.conn.Local.Open(tp, offset)
 	if err != nil {

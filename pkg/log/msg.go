@@ -6,8 +6,8 @@ import "sync/atomic"
 // may keep Key and Value as long as it keeps the Msg, and must not write to them.
 type Msg struct {
 	Record
-	// Attempt counts how often the handler got this record, from 1. It grows when Handle failed or
-	// panicked before the record was done.
+	// Attempt is how often the handler has got this record, from 1. It increases by one when Handle
+	// fails or panics before the record is done.
 	Attempt int
 	// AfterAssign is true if the record was appended after this member was given the partition. So no
 	// earlier member has read the record while it owned the partition.
@@ -21,17 +21,17 @@ type Msg struct {
 	abandoned bool   // true: the handler will not process the record; owner guards this field
 }
 
-// msgOwner is the assignment to which a message belongs. The first call of Msg.Done calls finished.
-// finished returns the messages that Done must mark done next.
+// msgOwner is the partition of a group to which a message belongs. At the first call of Msg.Done,
+// Done calls the method finished, and marks as done the messages that this method returns.
 type msgOwner interface {
 	finished(m *Msg) (next []*Msg)
 	after(m, next *Msg) (queued bool)
 }
 
-// Done marks the record done: the effects of the record are durable. When all records below it are done
-// too, and the low-water mark is committed, the record is not delivered again. Done may be called from
-// any goroutine, in any order and more than once. After this member has lost the partition, Done has no
-// effect.
+// Done marks the record done: the effects of the record are durable. The record is not delivered
+// again after all earlier records of the partition are done too and the low-water mark is
+// committed. Done may be called from any goroutine, in any order and more than once. After this
+// member has lost the partition, Done has no effect.
 func (m *Msg) Done() {
 	if !m.done.CompareAndSwap(false, true) {
 		return

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The headers that Poison adds to a record in notifications-poison, after the headers of the original
-// record.
+// The names of the headers that Poison adds to a record for notifications-poison. They follow the
+// headers that the record already has.
 const (
 	HeaderOriginTopic     = "notify-origin-topic"
 	HeaderOriginPartition = "notify-origin-partition"
@@ -20,8 +20,8 @@ const (
 	HeaderCut = "notify-cut"
 )
 
-// The numbers of bytes that Poison keeps of a record that is too large. They are enough to recognise
-// the record.
+// keptValue, keptKey and keptCause are how many bytes Poison keeps of a record that is too large.
+// They are enough to recognise the record.
 const (
 	keptValue = 64 << 10
 	keptKey   = 1 << 10
@@ -39,13 +39,13 @@ type Poisoner struct {
 	Topic string // default notifications-poison
 }
 
-// Poison appends a copy of m, with its origin and the cause, to the poison topic. Then it marks m done.
-// If the append fails, Poison returns the error and does not mark m done. A crash between the two steps
-// leaves two copies with the same origin.
+// Poison appends a copy of m, with its origin and the cause, to the poison topic. Then it marks m
+// done. If the append fails, Poison returns the error and does not mark m done. A crash between the
+// two steps leaves two copies with the same origin.
 //
-// Another producer may have written a record that exceeds our size limit when the origin is added. Of
-// such a record Poison appends only the beginning (HeaderCut). Otherwise the record would be retried
-// for ever and would block its partition.
+// With the headers of its origin, a record of another producer may be larger than our size limit.
+// Then Poison appends only the beginning of the record (HeaderCut). Otherwise the record would be
+// retried for ever and would block its partition.
 func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
 	topic := cmp.Or(p.Topic, notify.TopicPoison)
 	why := "unknown"

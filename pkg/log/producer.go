@@ -28,12 +28,13 @@ type ProducerConfig struct {
 	// topics' max.message.bytes must be higher by at least 48,000: see AdminConfig.MaxRecordBytes. The
 	// embedded broker accepts up to 8 MiB.
 	MaxRecordBytes int `default:"1000000" min:"0"`
-	// AppendTimeout bounds an Append, and the client's retries. An Append may end up to a sixteenth of
-	// this time earlier. The default of 1 s is long enough to notice a dead broker. The embedded log
-	// has a longer timeout: it cannot be unavailable, but its disk can be slow.
+	// AppendTimeout is the longest time of an Append with the client's retries. An Append may stop
+	// earlier, by at most a sixteenth of this time. The default of 1 s is long enough to notice a
+	// dead broker. The embedded log has a longer timeout: it cannot be unavailable, but its disk
+	// can be slow.
 	AppendTimeout time.Duration `default:"1s" min:"0"`
-	// MaxBufferedBytes bounds the records that wait for the broker. If the bound is reached, Append
-	// waits, up to its timeout.
+	// MaxBufferedBytes is the maximum size of all records that wait for the broker. If it is
+	// reached, Append waits, but not longer than AppendTimeout.
 	MaxBufferedBytes int `default:"128MiB" min:"0"`
 	// Appended, if set, is called after records of tp were acknowledged. next is the offset after the
 	// last of these records. Appended must return quickly.
@@ -54,9 +55,10 @@ const (
 	// ManyBrokers: several brokers share the partitions. All records are appended through the client
 	// library.
 	ManyBrokers Brokers = ""
-	// OneBroker: one broker leads every partition, as the embedded broker does. Small records are then
-	// appended through direct, in fewer steps and without an idempotent producer. Do not use OneBroker
-	// with Kafka, where only the client library can handle moved leaders and repeated requests.
+	// OneBroker: one broker leads every partition, as the embedded broker does. The producer then
+	// sends small records itself, which needs fewer steps than the client library and no idempotent
+	// producer. Do not use OneBroker with Kafka, where only the client library can handle moved
+	// leaders and repeated requests.
 	OneBroker Brokers = "one"
 )
 
@@ -78,10 +80,10 @@ func (c ProducerConfig) validate() error {
 
 const (
 	maxRecordBytes = 1_000_000
-	// batchOverhead is an upper bound of the bytes that a batch of one record adds to the record's
-	// size.
+	// A batch with one record is larger than the record, by at most batchOverhead bytes.
 	batchOverhead = 48_000
-	// maxPooledCall is the largest number of records in a call that is kept for reuse.
+	// maxPooledCall limits which calls go back to the pool: a call with more records is not used
+	// again.
 	maxPooledCall = 16 << 10
 	// maxBufferedRecords limits the number of buffered records. It is so high that MaxBufferedBytes is
 	// always reached first, even if all records are of the smallest size.
@@ -141,9 +143,9 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 }
 
 func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
-	// By default an idempotent producer reports nothing while the broker is unavailable: its promises
-	// never end. With these settings it reports records as failed after AppendTimeout and still keeps
-	// their order. A producer that is not idempotent would not keep the order.
+	// By default an idempotent producer never reports a record as failed while the broker is
+	// unavailable. With these settings it reports records as failed after AppendTimeout and still
+	// keeps their order. A producer that is not idempotent would not keep the order.
 	w.cl, err = cfg.Conn.client(
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.AllowIdempotentProduceCancellation(),
@@ -152,8 +154,8 @@ func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
 		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense, so compression would save little
-		// A broker and its disk handle one request at a time. The client library's default limit of a
-		// request is 100 MiB. A request of that size would make otp codes wait.
+		// A broker and its disk handle one request at a time. The client library would allow
+		// requests of 100 MiB. Behind such a request, otp codes would wait.
 		kgo.BrokerMaxWriteBytes(int32(2*(cfg.MaxRecordBytes+batchOverhead))),
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
@@ -194,8 +196,8 @@ func partitioner(cfg *ProducerConfig) kgo.Partitioner {
 	})
 }
 
-// call is one running Append. It returns to the pool only after the client has reported every record.
-// After that the client does not use the records any more.
+// call is the state of one running Append. It returns to the pool only after the client library has
+// reported the result of every record. After that the library does not use the records any more.
 type call struct {
 	recs       []kgo.Record
 	left       atomic.Int64          // number of records that the client has not reported yet
@@ -203,22 +205,22 @@ type call struct {
 	onRecord   func(*kgo.Record, error)
 	onComplete func([]kgo.Record) // called when the client has reported every record, before done or answer
 	done       func(error)        // called with the result; nil: answer gets the result
-	// answer gets the result of an Append. If an Append has stopped waiting, its call is not reused,
-	// and the garbage collector frees the call.
+	// answer gets the result of the Append. If Append returned before the result came, the call is
+	// not used again, and the garbage collector frees it.
 	answer chan error
 }
 
 func (p *Producer) newCall() *call {
 	c, _ := p.calls.Get().(*call)
 	if c == nil {
-		c = &call{onComplete: p.appended, answer: make(chan error, 1)}
+		c = &call{onComplete: p.reportAppended, answer: make(chan error, 1)}
 		c.onRecord = c.recordDone
 	}
 	return c
 }
 
-// recycle returns c to the pool. It does not clear the records, because the next use overwrites them.
-// Clearing took 3% of the time of a batch. The pool drops calls that are not reused.
+// recycle returns c to the pool. It does not clear the records, because the next Append overwrites
+// them. Clearing took 3% of the time of a batch. The pool frees calls that are not used again.
 func (p *Producer) recycle(c *call) {
 	c.done = nil
 	if cap(c.recs) <= maxPooledCall {
@@ -229,16 +231,16 @@ func (p *Producer) recycle(c *call) {
 func (c *call) recordDone(r *kgo.Record, err error) {
 	if err != nil {
 		r.Offset = -1
-		c.fail(err)
+		c.setErr(err)
 	}
 	if c.left.Add(-1) == 0 {
 		c.finish()
 	}
 }
 
-// fail stores err if it is the first error. It is a separate function because otherwise err would move
-// to the heap for every record.
-func (c *call) fail(err error) { c.err.CompareAndSwap(nil, &err) }
+// setErr stores err if it is the first error. It is a separate function because otherwise err would
+// move to the heap for every record.
+func (c *call) setErr(err error) { c.err.CompareAndSwap(nil, &err) }
 
 func (c *call) finish() {
 	c.onComplete(c.recs)
@@ -313,8 +315,8 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	}
 }
 
-// appendBoth appends the records of the two paths at the same time. It keeps the order within each
-// path.
+// appendBoth appends the records of the fast and the bulk path at the same time. It keeps the order
+// within each path.
 func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	var of [2][]Record
 	for _, r := range recs {
@@ -329,9 +331,9 @@ func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	return cmp.Or(p.Append(ctx, of[0]), <-bulk)
 }
 
-// deadlineContexts returns contexts that end with errTooSlow after length, or up to a sixteenth of
-// length earlier. All callers within the same sixteenth share one context. Making a context and a timer
-// for each call took 2% of the time of a single request.
+// deadlineContexts returns contexts that end with errTooSlow after the time length, or earlier by
+// at most a sixteenth of length. Calls within the same sixteenth of length share one context.
+// Making a context and a timer for each call took 2% of the time of a single request.
 type deadlineContexts struct {
 	length time.Duration
 
@@ -341,7 +343,7 @@ type deadlineContexts struct {
 	next time.Time          // from this time on, current makes a new context
 }
 
-// deadlineShare is the number of contexts that are made within length.
+// deadlineShare is the largest number of contexts that are made in the time length.
 const deadlineShare = 16
 
 func (d *deadlineContexts) current() context.Context {
@@ -414,7 +416,8 @@ func (p *Producer) checkPartitionsKnown(recs []Record) error {
 	return nil
 }
 
-// produce passes recs to the client. c finishes when the client has reported every record.
+// produce passes recs to the client library. c ends when the library has reported the result of
+// every record.
 func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	if cap(c.recs) < len(recs) {
 		c.recs = make([]kgo.Record, len(recs))
@@ -440,9 +443,9 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	}
 }
 
-// appended calls ProducerConfig.Appended for the acknowledged records of a call. It makes one call for
-// several records in sequence if they are in the same partition.
-func (p *Producer) appended(recs []kgo.Record) {
+// reportAppended passes the offsets of acknowledged records to ProducerConfig.Appended. If
+// consecutive records are in the same partition, it calls Appended only for the last of them.
+func (p *Producer) reportAppended(recs []kgo.Record) {
 	if p.cfg.Appended == nil {
 		return
 	}

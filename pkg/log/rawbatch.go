@@ -6,18 +6,19 @@ import (
 	"math/bits"
 )
 
-// rawBatch builds a record batch of Kafka's format 2. The header of a batch is
+// rawBatch builds a record batch of Kafka's format 2. The header of a batch has these fields. Each
+// line has the offset of the field in bytes, its name and its size in bytes:
 //
-//	 0  first offset   8 bytes, big-endian like the rest
+//	 0  first offset   8 bytes, big-endian like all fields
 //	 8  length         4: number of bytes after this field
 //	12  leader epoch   4: -1, because the broker writes it
 //	16  magic          1: 2
 //	17  checksum       4: CRC-32C of all bytes after this field
 //	21  attributes     2
 //	23  last offset    4: difference to the first offset
-//	27  first time     8, ms since 1970
-//	35  latest time    8
-//	43  producer      14: id, epoch, sequence; -1: none
+//	27  first time     8: ms since 1970
+//	35  latest time    8: ms since 1970
+//	43  producer      14: producer id, epoch and first sequence number; all -1, which means no producer
 //	57  records        4: number of records
 type rawBatch struct {
 	buf           []byte
@@ -27,8 +28,8 @@ type rawBatch struct {
 
 const (
 	rawHeader = 61
-	// recordOverhead is an upper bound of the bytes that a record adds to a batch in addition to its
-	// key and value. It includes the header of the batch.
+	// A batch with one record is larger than the record's key and value together, by at most
+	// recordOverhead bytes.
 	recordOverhead = rawHeader + 40
 )
 

@@ -60,7 +60,7 @@ func (r *Reader) Run(ctx context.Context, starts map[TopicPartition]int64, fn fu
 	for tp, offset := range starts {
 		at[tp] = kgo.NewOffset().At(offset)
 	}
-	cl, err := r.partitions(nestByTopic(&r.conn, at))
+	cl, err := r.clientFrom(nestByTopic(&r.conn, at))
 	if err != nil {
 		return err
 	}
@@ -86,9 +86,9 @@ func (r *Reader) Run(ctx context.Context, starts map[TopicPartition]int64, fn fu
 	}
 }
 
-// partitions returns a client that reads from exactly the given offsets. If the log does not hold an
-// offset, the client reports an error and does not continue at another offset.
-func (r *Reader) partitions(offsets map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
+// clientFrom returns a client that reads from exactly the given offsets. If the log does not have
+// an offset, the client reports an error and does not continue at another offset.
+func (r *Reader) clientFrom(offsets map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
 	cl, err := r.conn.client(
 		kgo.ConsumePartitions(offsets),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
@@ -101,8 +101,8 @@ func (r *Reader) partitions(offsets map[string]map[int32]kgo.Offset) (*kgo.Clien
 	return cl, nil
 }
 
-// readFailure returns nil for an error from which the client recovers without help. It returns any
-// other error after translate.
+// readFailure returns nil for an error from which the client library recovers itself. It translates
+// any other error into a notify.Error and returns that.
 func readFailure(tp TopicPartition, err error) error {
 	if _, lost := errors.AsType[*kgo.ErrDataLoss](err); lost {
 		return translate(fmt.Errorf("%s: %w: %w", tp, kerr.OffsetOutOfRange, err))
@@ -134,7 +134,7 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 		return Record{}, notify.NotFound("record")
 	}
 	if r.once == nil {
-		if r.once, err = r.partitions(nil); err != nil {
+		if r.once, err = r.clientFrom(nil); err != nil {
 			return Record{}, err
 		}
 	}

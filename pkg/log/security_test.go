@@ -303,7 +303,7 @@ func TestConnIsChecked(t *testing.T) {
 		"no brokers":    {func(c *Conn) { c.Brokers = nil }, "no broker is given"},
 		"no CA":         {func(c *Conn) { c.TLS.CAFile = p.file("missing") }, "missing"},
 		"CA is a key":   {func(c *Conn) { c.TLS.CAFile = p.file("ca.key") }, "no certificate in"},
-		"half a pair":   {func(c *Conn) { c.TLS.KeyFile = "" }, "go together"},
+		"half a pair":   {func(c *Conn) { c.TLS.KeyFile = "" }, "or neither"},
 		"mixed pair":    {func(c *Conn) { c.TLS.KeyFile = p.file("ca.key") }, "cert_file"},
 		"dialer":        {func(c *Conn) { c.Dial = (&net.Dialer{}).DialContext }, "dialer"},
 		"no user":       {func(c *Conn) { c.SASL.User = "" }, "user"},

@@ -19,10 +19,11 @@ import (
 // topicTriggersDLQ is the topic of triggers that have failed for good.
 const topicTriggersDLQ = "triggers-dlq"
 
-// Topics returns every topic of the product with its number of partitions in a cluster. The lanes of a
-// channel and their -dlq topics have perChannel[channel] partitions. If perChannel has no number for
-// the channel, these topics have 18 for push, 12 for sms and 84 for email. notifications-failed has 6.
-// The topics of outcomes, poison and triggers-dlq have one.
+// Topics returns every topic of the product with its number of partitions in a cluster. Each lane
+// of a channel and its -dlq topic have perChannel[channel] partitions. If perChannel has no number
+// for the channel, they have 18 partitions for push, 12 for sms and 84 for email. The topic
+// notifications-failed has 6 partitions. The topics for outcomes and poison, and triggers-dlq, have
+// one.
 func Topics(perChannel map[notify.Channel]int) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {
@@ -34,12 +35,12 @@ func Topics(perChannel map[notify.Channel]int) map[string]int {
 
 var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, notify.Email: 84}
 
-// keepPoison is how long the poison topic keeps records, so that people can inspect them. Groups of the
-// product read all other topics. Those topics keep records until we delete them, because a broker's
-// retention does not know which records are unread.
+// keepPoison is how long the poison topic keeps records, so that people can inspect them. The
+// records of all other topics are read by consumer groups. They stay until we delete them, because
+// a broker's retention does not know which records are unread.
 const keepPoison = 30 * 24 * time.Hour
 
-// settings returns the settings of a new topic, except partitions and replicas.
+// settings returns the settings with which a topic is created, except partitions and replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
 	keep := int64(-1)
 	if topic == notify.TopicPoison {
@@ -51,7 +52,8 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 		"retention.bytes":   "-1", // with a limit, a burst could remove unread records
 		"max.message.bytes": strconv.Itoa(c.MaxRecordBytes + batchOverhead),
 		"compression.type":  "producer", // the broker stores batches unchanged
-		// A replica that lags must not become the leader, because acknowledged records would be lost.
+		// A replica that does not have all records must not become the leader, because acknowledged
+		// records would be lost.
 		"unclean.leader.election.enable": "false",
 	}
 	if c.MinInSync > 0 {

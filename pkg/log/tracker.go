@@ -1,9 +1,9 @@
 package log
 
-// tracker keeps the low-water mark of one partition: the offset below which every record that the
-// handler got is done. Only this offset may be committed, because a commit of n states that all
-// records below n are done. Records may be finished in any order. The assignment's mutex guards the
-// tracker.
+// tracker keeps the low-water mark of one partition. This is an offset: the handler has finished
+// every earlier record that it got. Only this offset may be committed, because a committed offset n
+// means that all records before n are done. Records may be finished in any order. The mutex of the
+// type assignment guards the tracker.
 type tracker struct {
 	pending []*Msg // records in offset order; records before head are done
 	head    int
@@ -14,7 +14,8 @@ type tracker struct {
 
 func newTracker(low int64) tracker { return tracker{low: low, epoch: -1} }
 
-// add appends records. Their offsets must ascend and must be above the offsets of all earlier records.
+// add appends records. They must be in the order of their offsets and must come after all records
+// that were added before.
 func (t *tracker) add(msgs []*Msg) {
 	if t.head > 0 && (t.head == len(t.pending) || t.head > 1024 && t.head > len(t.pending)/2) {
 		n := copy(t.pending, t.pending[t.head:])
@@ -24,8 +25,8 @@ func (t *tracker) add(msgs []*Msg) {
 	t.pending = append(t.pending, msgs...)
 }
 
-// advance moves the low-water mark over the done records at head. It reports whether the low-water mark
-// has moved.
+// advance moves the low-water mark forward to the first record that is not done. It returns true if
+// the low-water mark has moved.
 func (t *tracker) advance() bool {
 	from := t.head
 	for t.head < len(t.pending) && t.pending[t.head].done.Load() {

@@ -1,5 +1,5 @@
-// Package metrics holds the Prometheus metrics of a process, the event functions with which the stages
-// count, and the rates of the last minutes.
+// Package metrics holds the Prometheus metrics of a process. It makes the event functions with
+// which the parts of the process count, and it computes the rates of the last minutes.
 //
 // metrics.go declares every metric that is counted when something happens. It also makes the event
 // functions of each stage. rates.go takes samples of the counters, so that an operator without
@@ -171,9 +171,9 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-// Worker returns the event functions with which workers count. The function Settled also publishes
-// each settled window to tail, while tail has watchers. The function Finished also passes each
-// finished envelope to observe.
+// Worker returns the event functions with which workers count. While tail has watchers, the
+// function Settled also publishes the outcomes of each window of receivers to tail. The function
+// Finished also passes each finished envelope to observe.
 func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
@@ -212,7 +212,8 @@ func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) 
 	}
 }
 
-// publishSettled publishes one event to tail for each state of a settled window.
+// publishSettled publishes the outcomes of a window of receivers to tail: one event for each state
+// that occurs.
 func publishSettled(tail *deadletter.Tail, s *worker.SettledInfo) {
 	e := s.Envelope
 	for state, n := range s.States {
@@ -252,8 +253,8 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	}
 }
 
-// Released counts the timers in ts, and how late each timer was. The timers were published at the time
-// published.
+// Released counts the timers ts and measures how late each timer was. published is the time at
+// which these timers were published.
 func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, published time.Time) {
 	m.TimersReleased.Add(float64(len(ts)))
 	for i := range ts {

@@ -139,9 +139,9 @@ func (r *Rates) Report() (out api.Rates, err error) {
 	return computeRates(kept, now), nil
 }
 
-// computeRates computes the rates between a kept sample and the sample now. It uses the newest kept
-// sample that is at least rateOver older than the sample now. If no kept sample is so old, it uses the
-// oldest kept sample.
+// computeRates computes the rates between an older sample and the sample now. The older sample
+// comes from kept. It is the newest sample that is at least rateOver older than now, or if there is
+// none, the oldest sample.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now

@@ -13,8 +13,8 @@ type Call struct {
 	// TraceState is the W3C tracestate that belongs to Trace.
 	TraceState string
 	Items      []Item
-	// Permit is the provider's permission to send the items of this call. nil: the provider limits its
-	// rate itself and waits in Send.
+	// Permit is the provider's permission to send the items of this call. nil: the provider gives
+	// no permits; it limits its rate itself and waits in Send.
 	Permit Permit
 }
 
@@ -22,15 +22,16 @@ type Call struct {
 // and of its concurrent calls. The reservation begins before the worker claims the messages and ends
 // when their call has ended. A Permit is safe for concurrent use.
 type Permit interface {
-	// Messages returns the number of messages that the permit covers, at least 1.
+	// Messages returns for how many messages the permit is valid, at least 1.
 	Messages() int
-	// Release gives back the share that no call has used. The second call of Release and later calls do
-	// nothing.
+	// Release gives back the part of the reservation that no call has used. Only the first call of
+	// Release has an effect.
 	Release()
 }
 
-// Item is one address of one receiver. Its slices alias the log record. A window has a thousand items,
-// so a value that all items share is a field of Call or is shared by a pointer.
+// Item is one address of one receiver. Its slices are parts of the log record. A window has up to a
+// thousand items, so a value that all items share is a field of Call, or the items share a pointer
+// to it.
 type Item struct {
 	Key    *RowKey // key of the envelope's row, shared by all items; Key and Index make the Ref of receipts
 	Index  uint32  // index of the receiver in its request; 0 outside fan-outs

@@ -79,8 +79,9 @@ func ParseCategory(s string) (Category, bool) {
 	return 0, false
 }
 
-// Critical reports whether receivers cannot mute the category. Notifications of otp and alert ignore
-// opt-outs and quiet hours. They are sent even if the store of preferences is unavailable.
+// Critical returns true for otp and alert. Receivers cannot mute these categories: their
+// notifications ignore opt-outs and quiet hours. They are sent even if the store of preferences is
+// unavailable.
 func (c Category) Critical() bool { return c == OTP || c == Alert }
 
 // Bulk reports whether notifications of the category use the bulk lane.

@@ -1,8 +1,8 @@
 package notify
 
-// Ended is a record of the topic notifications-outcomes. It holds receivers of one envelope that ended
-// without a failure. The caller of the envelope has an outcomes URL. The topic is internal: callers get
-// the outcomes by callbacks, not from the topic.
+// Ended is a record of the topic notifications-outcomes. It lists receivers of one envelope whose
+// notifications ended and did not fail. A worker writes it only if the caller has an outcomes URL.
+// The topic is internal: callers get the outcomes by callbacks, not from the topic.
 type Ended struct {
 	Version   int             `json:"version"` // 1
 	Caller    string          `json:"caller"`
@@ -31,11 +31,12 @@ type EndedReceiver struct {
 	Code     string `json:"code,omitempty"`
 	Provider string `json:"provider,omitempty"`
 	Attempts int    `json:"attempts,omitempty"` // number of provider calls
-	// Look is true if the fields above do not decide the outcome. The callback then gets the state that
-	// Fold computes from all rows of the receiver at the time of the callback.
+	// Look is true if Status and the other fields above are not yet the final outcome. The callback
+	// then gets the state that Fold computes from all rows of the receiver at the time of the
+	// callback.
 	Look bool `json:"look,omitempty"`
-	// Receipt is true if the record comes from a receipt. A receipt may arrive before the row of its
-	// call is durable. In that case the code that reads this record reads the rows again later. If
-	// Receipt is true, Look is true too.
+	// Receipt is true if the record comes from a provider's receipt. A receipt may arrive before
+	// the outcome row of its call is durable. The reader of the record then reads the rows again
+	// later. If Receipt is true, Look is true too.
 	Receipt bool `json:"receipt,omitempty"`
 }

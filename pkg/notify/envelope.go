@@ -52,9 +52,9 @@ type Envelope struct {
 	Receivers []byte // packed column, see envelope.proto; read it with Each or a ReceiverReader
 }
 
-// LogKey returns the key of e's record in the log. For a single notification the key is the user, so
-// that the record goes to the user's partition. For a chunk of a fan-out the key is nil, because intake
-// chose the partition of the chunk's users already.
+// LogKey returns the key of e's record in the log. For a single notification the key is the user,
+// so that the record goes to the user's partition. For a chunk of a fan-out the key is nil, because
+// intake has already chosen the partition that all users of the chunk belong to.
 func (e *Envelope) LogKey() []byte {
 	var r Receiver
 	if rd := ReadReceivers(e.Receivers); e.FanOut || !rd.Next(&r) {
@@ -102,7 +102,7 @@ type Content struct {
 	From        string
 }
 
-// Receiver is one entry of the column. Its slices alias the column.
+// Receiver is one receiver in Envelope.Receivers. Its slices are parts of Envelope.Receivers.
 type Receiver struct {
 	Index     uint32
 	User      []byte

@@ -78,7 +78,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Invalid reports that field breaks the rule msg.
+// Invalid returns a KindInvalid error. field names the input, and msg is the rule that the input
+// breaks.
 func Invalid(code, field, msg string) *Error {
 	return &Error{Kind: KindInvalid, Code: code, Field: field, Msg: msg}
 }

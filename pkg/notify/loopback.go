@@ -12,10 +12,12 @@ func OnLoopback(addr net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// LoopbackHost reports whether host is localhost or a loopback address. host is a Host header with or
-// without a port. A listener on loopback that needs no token refuses all other hosts. Otherwise the
-// owner of a web page could make a name of his own resolve to 127.0.0.1, and a browser would let the
-// page read the answers (DNS rebinding).
+// LoopbackHost returns true if host is localhost or a loopback address. host is a Host header with
+// or without a port.
+//
+// A listener on loopback that needs no token refuses all other hosts. Otherwise a web page could
+// read its answers (DNS rebinding): the owner of the page lets the page's host name resolve to
+// 127.0.0.1, and the browser takes the listener for the server of the page.
 func LoopbackHost(host string) bool {
 	if name, port, err := net.SplitHostPort(host); err == nil {
 		if strings.Trim(port, "0123456789") != "" {

@@ -6,19 +6,20 @@ import (
 	"time"
 )
 
-// ErrNewer reports a record or a row that a newer release wrote. The record or row is not damaged, but
-// this release cannot read it. ErrNewer can occur during a rolling upgrade. The process that gets
-// ErrNewer must not delete, rewrite or put aside the record or row, and must not commit an offset after
-// it, because a process of the newer release will handle it. ErrNewer is never ErrCorrupt.
+// ErrNewer means that a newer release wrote a record or a row. The record or row is not damaged
+// (that would be ErrCorrupt), but this release cannot read it. This happens during a rolling
+// upgrade. A process of the newer release will handle the record or row. So a process that gets
+// ErrNewer must leave it as it is: not delete it, not rewrite it, not move it to the poison topic.
+// It must not commit an offset after it.
 var ErrNewer = errors.New("written by a newer release")
 
 // newerRetry is the RetryAfter of ErrNewer. A repeated request may reach a process of the newer
 // release, which can read the value.
 const newerRetry = 5 * time.Second
 
-// Newer returns ErrNewer as the error "store_newer" (KindUnavailable). The parameter what names the
-// record or row. found is the version of the record or row. known is the highest version that this
-// release reads.
+// Newer returns an error with the code "store_newer" (KindUnavailable) that wraps ErrNewer. The
+// parameter what names the record or row. found is the version of the record or row. known is the
+// highest version that this release reads.
 func Newer(what string, found, known int) error {
 	return &Error{
 		Kind: KindUnavailable, Code: "store_newer", RetryAfter: newerRetry, Err: ErrNewer,
@@ -26,14 +27,15 @@ func Newer(what string, found, known int) error {
 	}
 }
 
-// Corrupt returns ErrCorrupt as an error of a store (KindUnavailable). The parameter what names the
-// damaged value.
+// Corrupt returns the KindUnavailable error for a damaged value in a store. It wraps ErrCorrupt.
+// The parameter what names the value.
 func Corrupt(store, what string) error {
 	return Unavailable(store, 0, fmt.Errorf("%w: %s", ErrCorrupt, what))
 }
 
-// Unread returns the error for a stored value that cannot be unpacked. The first byte of the value is
-// its version. Unread returns Newer if the version is above known, and Corrupt otherwise.
+// Unread returns the error for a stored value that this release cannot decode. The first byte of
+// the value is its version. If the version is above known, Unread returns the error of Newer,
+// otherwise the error of Corrupt.
 func Unread(store, what string, value []byte, known byte) error {
 	if len(value) > 0 && value[0] > known {
 		return Newer(what, int(value[0]), int(known))

@@ -22,7 +22,7 @@ func NewPartitioner(n int) Partitioner {
 	return Partitioner{uint64(n), math.MaxUint64/uint64(n) + 1}
 }
 
-// Partition returns Partition(key, n).
+// Partition returns the same as the function Partition with this key and the fixed n.
 func (p Partitioner) Partition(key []byte) int32 {
 	// The result is the fraction of hash/n, multiplied by n. It is exact for numbers of 32 bits
 	// (Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019). For n = 1 the inverse

@@ -8,16 +8,16 @@ import (
 // ErrCorrupt reports a record that does not have the form that this package writes.
 var ErrCorrupt = errors.New("corrupt record")
 
-// ReceiverWriter appends receivers to a packed column. The zero value is ready to use. Reset empties
-// the column and keeps the buffer.
+// ReceiverWriter encodes receivers one after the other into a column, the form that an envelope
+// stores. The zero value is ready to use. Reset empties the column and keeps the buffer.
 type ReceiverWriter struct {
 	buf   []byte
 	next  uint32 // lowest index that Append accepts
 	count uint32
 }
 
-// Append appends r. Each index must be greater than the index before. The caller must have checked the
-// lengths.
+// Append appends r to the column. The index of r must be greater than the index of the receiver
+// before it. The caller must have checked the lengths of r's fields.
 func (w *ReceiverWriter) Append(r Receiver) {
 	delta := r.Index - w.next
 	flags := uint64(len(r.User)) << 2
@@ -70,8 +70,8 @@ type ReceiverReader struct {
 // ReadReceivers returns a reader at the beginning of the column.
 func ReadReceivers(column []byte) ReceiverReader { return ReceiverReader{buf: column} }
 
-// Next reads the next receiver into r. It returns false at the end of the column and at damage. Err
-// tells which of the two happened.
+// Next reads the next receiver into r. It returns false at the end of the column, and also if the
+// column is damaged. Then Err returns nil at the end and ErrCorrupt for damage.
 func (d *ReceiverReader) Next(r *Receiver) bool {
 	b := d.buf
 	if len(b) == 0 {
@@ -153,10 +153,11 @@ func cutBytes(b []byte) (val, rest []byte, ok bool) {
 	return b[n:end:end], b[end:], true
 }
 
-// ColumnDigest returns a fingerprint of a column. Equal fingerprints mean equal chunks. The fingerprint
-// is not cryptographic: an attacker can construct two columns with the same fingerprint.
+// ColumnDigest returns a fingerprint of a column. Columns with equal fingerprints are taken for
+// equal. The fingerprint is not cryptographic: an attacker can construct two columns with the same
+// fingerprint.
 func ColumnDigest(column []byte) uint64 { return hash64(column) }
 
-// HashUser returns the hash of a user id. History and the order of attempts use it. The hash is the
-// same in every process and every release (xxHash64, seed 0).
+// HashUser returns the hash of a user id (xxHash64, seed 0). The hash is the same in every process
+// and every release, because stored data contains it.
 func HashUser(user []byte) uint64 { return hash64(user) }

@@ -12,14 +12,15 @@ type RowKey struct {
 	Kind      RowKind
 }
 
-// RowKind distinguishes rows with outcomes of calls from rows with receipts. Receipts arrive after the
-// calls.
+// RowKind says whether a row contains the outcomes of calls or a receipt. A receipt arrives after
+// the call.
 type RowKind uint8
 
 const (
 	// RowOutcome is written by the worker that handled the envelope.
 	RowOutcome RowKind = iota
-	// RowReceipt is a provider's delivery receipt for one receiver (First).
+	// RowReceipt is a provider's delivery receipt. RowKey.First is the request index of its
+	// receiver.
 	RowReceipt
 )
 
@@ -75,8 +76,9 @@ type Row struct {
 	Damaged []byte
 }
 
-// Exception is the outcome of one position that differs from the row's default. If the position has
-// several addresses, an Exception is the outcome of one of these addresses.
+// Exception is the outcome of one receiver that differs from the row's default outcome. Pos is the
+// receiver's position in the envelope. If the receiver has several addresses, an Exception is the
+// outcome of one address.
 type Exception struct {
 	Pos      uint32
 	Addr     uint8 // ordinal of the address; 0 for the first or only address
@@ -100,11 +102,13 @@ func (r *Row) ExceptionsAt(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
-// DeferredAt returns what the receiver at pos waits for, while a worker processes the receiver. The
-// worker has started such a receiver but cannot call the provider yet. The worker writes one
-// Deferred exception at position DoneUpTo, which says for all such positions what they wait for.
-// While the row is not done, that position has no outcome of its own. The exception only informs
-// readers: there is no envelope for a retry or a deferral.
+// DeferredAt returns why the receiver at pos waits in a worker. ok is false if the row does not say
+// that the receiver waits.
+//
+// The positions from DoneUpTo to StartedUpTo are claimed. If the worker cannot call the provider
+// for them yet, it writes one exception at position DoneUpTo with the state Deferred. This
+// exception gives the reason for all of these positions. It is not an outcome: the receivers stay
+// in this envelope, and there is no envelope for a retry or a deferral.
 func (r *Row) DeferredAt(pos uint32) (x Exception, ok bool) {
 	if r.Done || pos < r.DoneUpTo || pos >= r.StartedUpTo {
 		return x, false
@@ -130,8 +134,8 @@ type Outcome struct {
 	Updated int64 // ms since 1970; 0 while no row exists
 }
 
-// StateOf returns the state that Fold computes. For most chunks there is one row, and it has no
-// exception for the receiver. In this case StateOf takes only a few nanoseconds.
+// StateOf returns the same state as Fold. Most chunks have one row without an exception for the
+// receiver. For such a chunk StateOf takes only a few nanoseconds.
 func StateOf(rows []Row, index, pos uint32) State {
 	if len(rows) == 1 {
 		r := &rows[0]
@@ -143,18 +147,20 @@ func StateOf(rows []Row, index, pos uint32) State {
 	return Fold(rows, index, pos).State
 }
 
-// Fold computes the state of a receiver from all rows of its chunk. The rows may be in any order. index
-// is the receiver's request index. pos is its position in the original chunk. Only rows of the highest
-// epoch count. For each address Fold uses the best report. Then the best address decides the state. If
-// the receiver still waits at any address, the state is Deferred.
+// Fold computes the state of one receiver from all rows of its chunk. The rows may be in any order.
+// index is the receiver's request index, and pos is its position in the original chunk. Only the
+// rows of the highest epoch count.
 //
-// A row that is not done may hold exceptions at positions after DoneUpTo: their windows finished early.
-// Fold ignores these exceptions. Such a row may note what its receivers wait for (DeferredAt). These
-// receivers are Deferred, unless another row decides their state.
+// A receiver may have several addresses. Of several reports about one address, Fold uses the report
+// that BetterAddressState chooses. From the addresses it computes the receiver's state as
+// FoldAddresses does: Deferred while any address waits.
 //
-// A Deferred entry means that a later envelope continues with the receiver. The row of the later
-// envelope replaces the entry. So in one epoch only the row with the latest (attempt, deferrals)
-// counts. A receipt can change the states Sent and Unknown.
+// If an address is Deferred in a row, a later envelope continues with the address, and the row of
+// that envelope replaces the state. A receipt can change the states Sent and Unknown.
+//
+// While a row is not done, Fold ignores its exceptions at and after position DoneUpTo, also those
+// of windows that finished early. If DeferredAt says that the receiver waits, the state is
+// Deferred, unless another row decides the state.
 func Fold(rows []Row, index, pos uint32) Outcome {
 	out := Outcome{State: Accepted}
 	epoch := -1
@@ -191,9 +197,10 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 			ex[0].Pos, ex[0].Addr = p, 0
 		}
 		if r.Key.Kind == RowOutcome {
-			// The envelope of this row got the addresses that were Deferred before. The row replaces
-			// the state of such an address by the outcome of the address, or of the whole receiver. If
-			// the row does not mention the address, the address has no state.
+			// This row's envelope continued with the addresses that were Deferred in earlier rows.
+			// So the row replaces the state of each such address: by the outcome of the address, or
+			// by the outcome of the whole receiver. An address that the row does not mention has no
+			// state any more.
 			for a := range addrs[:count] {
 				if addrs[a] == Deferred {
 					addrs[a] = addressState(ex, uint8(a))
@@ -229,8 +236,8 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	return out
 }
 
-// addressState returns the state of address addr according to the exceptions of its receiver. It
-// returns None if the exceptions do not mention the address, or if no call was made.
+// addressState returns the state of address addr. ex are the exceptions of its receiver. It returns
+// None if the exceptions do not mention the address, or if no call was made.
 func addressState(ex []Exception, addr uint8) State {
 	for i := range ex {
 		x := &ex[i]
@@ -249,8 +256,8 @@ func addressState(ex []Exception, addr uint8) State {
 // CodeNoAddress is the code of a receiver that had no address at fire time.
 const CodeNoAddress = "no_address"
 
-// position returns the receiver's position in r's envelope. ok is false if the envelope does not hold
-// the receiver.
+// position returns the receiver's position in the envelope of the row r. ok is false if the
+// receiver is not in the envelope.
 func (r *Row) position(index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == RowReceipt:

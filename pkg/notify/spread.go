@@ -33,7 +33,7 @@ func ParseSpread(text string) (Spread, error) {
 			at, err = strconv.ParseInt(from, 10, 64)
 		}
 		if err != nil || raised != (i > 0) || n < 1 || i > 0 && (n <= s.Most() || at <= s.steps[i-1].from) {
-			return Spread{}, fmt.Errorf("%q is not a list of rising numbers; each number after the first needs @ and the time in ms from which it counts, as in 16,256@1790000000000", text)
+			return Spread{}, fmt.Errorf("%q is not a list of rising numbers; each number after the first needs @ and the time in ms since 1970 from which it applies, as in 16,256@1790000000000", text)
 		}
 		s.steps = append(s.steps, spreadStep{at, n})
 	}
@@ -96,9 +96,9 @@ func (s Spread) PartsAt(t time.Time) int {
 	return s.steps[last].parts
 }
 
-// Raise returns which raise of the number added a part: the number of parts before the raise, and
-// the time from which the raise applies. oldParts is 0 if the part existed from the start, or if it
-// does not exist.
+// Raise finds the raise of the number of parts that added the given part. oldParts is the number
+// before that raise. start is the time from which the higher number applies. oldParts is 0 if the
+// part existed from the start, or if it does not exist.
 func (s Spread) Raise(part int) (oldParts int, start time.Time) {
 	for i := 1; i < len(s.steps); i++ {
 		if s.steps[i-1].parts <= part && part < s.steps[i].parts {
@@ -108,7 +108,8 @@ func (s Spread) Raise(part int) (oldParts int, start time.Time) {
 	return 0, time.Time{}
 }
 
-// Counts returns the present number of parts and all earlier numbers, ascending.
+// Counts returns every number of parts that applied or applies, ascending. The last is the present
+// number.
 func (s Spread) Counts() []int {
 	out := make([]int, len(s.steps))
 	for i, step := range s.steps {
@@ -117,13 +118,13 @@ func (s Spread) Counts() []int {
 	return out
 }
 
-// HadParts reports whether the parameter parts is the number of parts now or was so earlier.
+// HadParts returns true if the number of parts is parts now, or was parts earlier.
 func (s Spread) HadParts(parts int) bool {
 	return slices.Contains(s.Counts(), parts)
 }
 
-// Since returns the time from which the greatest number applies. It returns the zero time if the number
-// was never raised.
+// Since returns the time of the last raise: from that time the present number applies. It returns
+// the zero time if the number was never raised.
 func (s Spread) Since() time.Time {
 	if n := len(s.steps); n > 1 {
 		return time.UnixMilli(s.steps[n-1].from)

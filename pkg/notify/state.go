@@ -5,8 +5,8 @@ import "fmt"
 // State is the state of a notification. The zero value None means that the state is not known.
 type State uint8
 
-// The states. Sent and the states after it are terminal: no worker tries more in this epoch. A receipt
-// may still change Sent and Unknown.
+// The states. Sent and the states after it are terminal: no worker sends the notification again in
+// this epoch. A receipt may still change Sent and Unknown.
 const (
 	None State = iota
 	Accepted
@@ -46,7 +46,7 @@ func ParseState(name string) (State, bool) {
 	return None, false
 }
 
-// Terminal reports whether no worker tries more in this epoch.
+// Terminal returns true if no worker sends the notification again in this epoch.
 func (s State) Terminal() bool { return s >= Sent }
 
 // MarshalText encodes a State as its name in JSON.
@@ -112,8 +112,8 @@ func BetterAddressState(earlier, later State) State {
 	return earlier
 }
 
-// FoldAddresses returns a receiver's state from the states of its addresses. The state is Deferred
-// while any address still waits. Otherwise it is the state with the highest receiverRank.
+// FoldAddresses returns a receiver's state from the states of its addresses. While any address
+// waits, the state is Deferred. Otherwise it is the state with the highest rank in receiverRank.
 func FoldAddresses(states []State) State {
 	best := None
 	for _, s := range states {

@@ -9,9 +9,10 @@ type Target struct {
 	Address []byte
 }
 
-// A derived envelope may have to reach only some of a receiver's addresses. In this case its address
-// field is a list of {ordinal, of, uvarint length, address}. The list starts with a zero byte. No real
-// address starts with a zero byte.
+// A derived envelope may have to reach only some of a receiver's addresses. Then the address field
+// of the receiver is a list. The list starts with a zero byte, which no real address does. Each
+// entry of the list is a Target: one byte Addr, one byte Of, the length of the address as a
+// uvarint, and the address.
 
 // AppendTargets appends an address field that lists the targets ts.
 func AppendTargets(b []byte, ts []Target) []byte {
@@ -24,13 +25,14 @@ func AppendTargets(b []byte, ts []Target) []byte {
 	return b
 }
 
-// AddressFromRequest reports whether an address field holds an address that came with the request. A list holds
-// only addresses of the user's profile, because a request gives at most one address.
+// AddressFromRequest returns true if an address field contains an address that came with the
+// request. A field with a list of targets never does: a list has only addresses of the user's
+// profile.
 func AddressFromRequest(field []byte) bool { return len(field) > 0 && field[0] != 0 }
 
-// Targets appends the targets of an address field to dst: the targets of the list, or the one plain
-// address. It appends nothing for an empty field, because the worker looks up the addresses. Targets
-// returns ErrCorrupt for a damaged list.
+// Targets appends the targets of an address field to dst. If the field is one plain address, that
+// is the only target. If the field is empty, Targets appends nothing, because the worker looks up
+// the addresses. It returns ErrCorrupt for a damaged list.
 func Targets(dst []Target, field []byte) ([]Target, error) {
 	if len(field) == 0 {
 		return dst, nil

@@ -25,13 +25,14 @@ func IsControl(r rune) bool {
 // bytes that are not UTF-8.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
-// HasHidden reports whether a name contains an invisible character. With such a character two
-// different names can look the same. The character is a control character (IsControl), or one that
-// Unicode allows a display to omit: for example the zero-width space, the soft hyphen, a tag or a
-// filler. Joiners and variation selectors are parts of words in some scripts. So HasHidden allows
-// them after a character of such a script, and it allows a joiner only if another character of such
-// a script follows. Use HasHidden only for names, because longer texts need more of these
-// characters.
+// HasHidden returns true if a name contains an invisible character. With such a character two
+// different names can look the same. Use HasHidden only for names, because longer texts need some
+// of these characters.
+//
+// Invisible characters are those of IsControl, and those that a display may omit by Unicode's
+// rules. Examples are the zero-width space, the soft hyphen, tags and fillers. In some scripts,
+// words need joiners and variation selectors. HasHidden allows these after a character of such a
+// script. After a joiner, another character of such a script must follow.
 func HasHidden(name string) bool {
 	const scripts = '\u0590'     // first character of the scripts that use joiners; Latin, Greek and Cyrillic come before it and use none
 	before, joined := ' ', false // joined: the character before is a joiner
@@ -85,9 +86,9 @@ func CheckUserID(id string) (rule string) {
 	return ""
 }
 
-// EscapeControls returns text in which every character of IsControl is a JSON escape such as \u202e,
-// and every byte that is not UTF-8 is an escape such as \xff. If text has no such character and no such
-// byte, EscapeControls returns it unchanged.
+// EscapeControls returns text with two replacements. Every character of IsControl becomes a JSON
+// escape such as \u202e. Every byte that is not UTF-8 becomes an escape such as \xff. Without such
+// characters and bytes, EscapeControls returns text itself.
 func EscapeControls(text string) string {
 	if utf8.ValidString(text) && !HasControl(text) {
 		return text

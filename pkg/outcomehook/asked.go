@@ -12,8 +12,8 @@ import (
 )
 
 // Asked knows which callers want every outcome of their notifications. It keeps a list of these
-// callers in memory. If a caller is changed through the wrapper of Watch, the change takes effect in
-// this process at once. In other processes the change takes effect within AskedEvery.
+// callers in memory. Watch returns a wrapper of the store of callers: a change through this wrapper
+// takes effect in this process at once. In other processes a change takes effect within AskedEvery.
 type Asked struct {
 	callers engine.Callers
 	every   time.Duration
@@ -32,8 +32,8 @@ func NewAsked(callers engine.Callers, log *slog.Logger) *Asked {
 	return a
 }
 
-// Tells reports whether the caller wants every outcome. It may be called from any goroutine and is
-// cheap.
+// Tells returns true if the caller wants every outcome. It may be called from any goroutine and is
+// fast.
 func (a *Asked) Tells(caller string) bool {
 	_, ok := (*a.all.Load())[caller]
 	return ok
@@ -79,9 +79,9 @@ func (a *Asked) Run(ctx context.Context) error {
 	return nil
 }
 
-// Watch returns a wrapper of callers. When the wrapper's Put returns, the change has normally taken
-// effect in this process. If Put cannot read the list again, the change takes effect at the next read
-// instead.
+// Watch returns a wrapper of callers. After each Put, the wrapper reads the list again, so the
+// change has taken effect in this process when Put returns. If the list cannot be read, the change
+// takes effect at the next successful read.
 func (a *Asked) Watch(callers engine.Callers) engine.Callers { return watchedCallers{callers, a} }
 
 type watchedCallers struct {

@@ -2,9 +2,9 @@
 // outcomes URL in the caller's record.
 //
 // Teller reads each caller's feed of dead letters and makes triggers from it, with up to 100
-// failures in each trigger. These triggers are handled like all other triggers: they are signed,
-// guarded, retried, delayed by the caller's circuit breaker, and reported in triggers-dlq if the
-// URL does not answer.
+// failures in each trigger. These triggers are handled like all other triggers: they are signed and
+// retried, they wait while the caller's circuit breaker is open, and they are reported in
+// triggers-dlq if the URL does not answer.
 //
 // For each caller, Teller stores a durable row with the last failure that is in a trigger. It
 // writes the row after the trigger. A crash between the two writes does no harm: the trigger's id

@@ -27,7 +27,8 @@ type FollowConfig struct {
 	// Log is the log to which the Follower appends outcomes that cannot be sent now. The Follower
 	// reads these outcomes again later.
 	Log Log
-	// Wait is the pause after a batch from which outcomes were appended again.
+	// Wait is a pause after a batch. It applies only if outcomes of the batch were appended to the
+	// log again.
 	Wait time.Duration `default:"5s"`
 	// GiveUp is the age after which an outcome is dropped.
 	GiveUp time.Duration `default:"24h"`
@@ -77,9 +78,9 @@ func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.Partit
 type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition
-	// resumeAfter contains, by caller, the last outcome in a trigger that an earlier run made. That
-	// outcome may be in a later batch than the batch in which the trigger was found. So later
-	// batches skip all outcomes up to and including that outcome.
+	// resumeAfter is used after a crash, when Handle finds triggers that were made before the
+	// crash. For each caller it contains the last outcome in such a trigger. Handle skips the
+	// caller's outcomes up to and including that outcome, also in later batches.
 	resumeAfter map[string]outcomePlace
 }
 
@@ -90,8 +91,8 @@ type outcomePlace struct {
 	item   int
 }
 
-// before reports whether p comes before q.
-func (p outcomePlace) before(q outcomePlace) bool {
+// isBefore returns true if p comes before q.
+func (p outcomePlace) isBefore(q outcomePlace) bool {
 	return p.offset < q.offset || p.offset == q.offset && p.item < q.item
 }
 
@@ -102,10 +103,10 @@ type outcomeEvent struct {
 	receiver *notify.EndedReceiver
 }
 
-// Handle implements log.PartitionHandler. A trigger's id contains the position of its first
-// outcome, and its payload contains the position of its last outcome. So if a batch is read again
-// after a crash, Handle finds the triggers that were made from it. Handle marks the records as done
-// only when it has handled all of them.
+// Handle implements log.PartitionHandler. It makes triggers from the records, and marks the records
+// as done only when it has handled all of them. After a crash, Handle gets the same records again
+// and finds the triggers that it made before: a trigger's id contains the position of its first
+// outcome, and its payload contains the position of its last outcome.
 func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 	f := h.f
 	var order []string
@@ -156,7 +157,7 @@ func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// isRefusal reports whether an error concerns only one caller. Such an error must not delay other
+// isRefusal returns true if an error concerns only one caller, so that it must not delay other
 // callers.
 func isRefusal(err error) bool {
 	switch notify.KindOf(err) {
@@ -176,7 +177,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	}
 	for {
 		if last, ok := h.resumeAfter[caller]; ok {
-			for len(es) > 0 && !last.before(es[0].outcomePlace) {
+			for len(es) > 0 && !last.isBefore(es[0].outcomePlace) {
 				es = es[1:]
 			}
 			if len(es) > 0 {
@@ -210,7 +211,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 			continue
 		}
 		was, err := readTold(row.Payload, func(p *Payload) bool {
-			return p.Position != nil && !(outcomePlace{p.Position.Offset, p.Position.Item}).before(first.outcomePlace)
+			return p.Position != nil && !(outcomePlace{p.Position.Offset, p.Position.Item}).isBefore(first.outcomePlace)
 		})
 		if err != nil {
 			return append(left, es...), err
@@ -219,9 +220,9 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	}
 }
 
-// pack makes a payload (body) from the first outcomes in es, as many as fit. It handles the first n
-// outcomes. told contains those that are in the payload. early contains those that are not ready yet.
-// The others are never sent. body is nil if told is empty.
+// pack makes one payload from outcomes at the beginning of es. It returns the JSON of the payload
+// as body, or nil if no outcome is to be sent now. n is how many outcomes of es it has handled. Of
+// these, told are in the payload, early are not ready yet, and all others are never sent.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {
@@ -255,10 +256,11 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent
 type tellDecision uint8
 
 const (
-	// tellNot means that the outcome is never sent. There are several reasons: another record
-	// contains a later outcome of the receiver, the receiver has failed (the feed of dead letters
-	// reports failures), the notification is no longer stored, or the caller did not want outcomes
-	// when the receiver ended.
+	// tellNot means that the outcome is never sent, for one of these reasons:
+	//   - another record contains a later outcome of the receiver;
+	//   - the receiver has failed, which the feed of dead letters reports;
+	//   - the notification is no longer stored;
+	//   - the caller did not want outcomes when the receiver ended.
 	tellNot tellDecision = iota
 	tellNow
 	tellLater // the receipt of a call arrived before the row of the call; try again later
@@ -305,8 +307,8 @@ func (f *Follower) buildOutcome(ctx context.Context, c *engine.Caller, e *outcom
 	return o, tellNow, nil
 }
 
-// appendAgain appends outcomes to the end of the topic, after the outcomes of other callers. It
-// drops outcomes that are older than GiveUp.
+// appendAgain appends outcomes to the end of the topic, so that they are read again after the
+// outcomes of other callers. It drops outcomes that are older than GiveUp.
 func (f *Follower) appendAgain(ctx context.Context, es []outcomeEvent) error {
 	oldest := time.Now().Add(-f.cfg.GiveUp).UnixMilli()
 	var recs []log.Record

@@ -105,7 +105,7 @@ func (w *world) ends(t *testing.T, caller string) (os []Outcome, sizes []int) {
 		if err := json.Unmarshal(row.Payload, &p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Type != Type || p.Caller != caller || p.Last != 0 || p.Position == nil || !last.before(outcomePlace{p.Position.Offset, p.Position.Item}) {
+		if p.Type != Type || p.Caller != caller || p.Last != 0 || p.Position == nil || !last.isBefore(outcomePlace{p.Position.Offset, p.Position.Item}) {
 			t.Fatalf("after %v: %.200s", last, row.Payload)
 		}
 		last = outcomePlace{p.Position.Offset, p.Position.Item}

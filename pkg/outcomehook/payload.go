@@ -24,12 +24,13 @@ const Type = "notification.outcomes"
 type Payload struct {
 	Type   string `json:"type"`
 	Caller string `json:"caller"`
-	// Last is the sequence number of the last failure in the caller's feed. GET
+	// Last is the sequence number of the payload's last failure in the caller's feed. GET
 	// /v1/failed?after=<last> returns the later failures. 0 means that the payload contains no
 	// failures.
 	Last uint64 `json:"last,omitempty"`
-	// Position is the position of the payload's last outcome in the topic notifications-outcomes,
-	// which contains outcomes other than failures. nil means that the payload contains failures.
+	// Position is set if the payload contains outcomes other than failures. It is the position of
+	// the last of these outcomes in the topic notifications-outcomes. If the payload contains
+	// failures, Position is nil.
 	Position *Position `json:"position,omitempty"`
 	Outcomes []Outcome `json:"outcomes"`
 }
@@ -84,8 +85,9 @@ func (p *packer) add(o Outcome) (bool, error) {
 	return true, nil
 }
 
-// commonTrace returns the trace context of the outcomes if all have the same trace, and "" if they
-// differ. A callback belongs to at most one trace. Outcome.TraceID is the trace of each outcome.
+// commonTrace returns the trace context for a callback with these outcomes. If all outcomes have
+// the same trace, it returns that trace context. Otherwise it returns "", because a callback
+// belongs to at most one trace.
 func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	first := traceOf(&told[0])
 	for i := range told {
@@ -96,8 +98,8 @@ func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	return first
 }
 
-// readTold reads the payload of a trigger that an earlier run made. It returns an error if the
-// function fits returns false, that is, if the payload does not begin at the expected outcome.
+// readTold reads the payload of a trigger that an earlier run made. fits returns true if the
+// payload begins at the expected outcome. If fits returns false, readTold returns an error.
 func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	if err = json.Unmarshal(body, &p); err == nil && !fits(&p) {
 		err = notify.Invalid("bad_payload", "last", "the payload does not begin at the expected outcome")
@@ -108,8 +110,8 @@ func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	return p, err
 }
 
-// triggerBase computes a trigger's id from names, so that the same outcomes always make the same
-// trigger. millis is the time in the id, in ms since 1970.
+// triggerBase computes a trigger's id from the time millis (in ms since 1970) and names. The same
+// outcomes have the same time and names, so they always make the same trigger.
 func triggerBase(millis int64, names ...any) notify.Base {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", names))
 	b := notify.NewBase(time.UnixMilli(millis))

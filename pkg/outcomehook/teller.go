@@ -27,9 +27,9 @@ type Config struct {
 	// Gather is how long a new failure waits for other failures, so that one trigger contains all
 	// of them.
 	Gather time.Duration `default:"1s"`
-	// Every is the time between two reads of the feeds while there is no new failure. It is also the
-	// longest time until the Teller tries again after an error, and until it notices a change of a
-	// caller's record.
+	// Every is the time between two reads of the feeds while there is no new failure. So it is also
+	// the longest time until the Teller tries again after an error or notices a changed record of a
+	// caller.
 	Every time.Duration `default:"30s"`
 	// Told is called with the number of failures in each trigger that was made. May be nil.
 	Told func(n int)
@@ -165,8 +165,8 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 			return err
 		}
 		first := &ds[0]
-		// Seq is part of the id too. A restored store may use sequence numbers again, and then the
-		// same failure must make another trigger.
+		// Seq is part of the id too. After a store was restored, the same failure may have another
+		// sequence number, and must then make another trigger.
 		base := triggerBase(first.LastFailed, "outcomes", c.ID, first.ID.String(), first.Seq, first.Epoch)
 		trace := commonTrace(ds[:n], func(d *engine.DeadLetter) string { return d.Trace })
 		row, created, err := t.cfg.Triggers.RegisterInternal(ctx, c.ID, base, c.OutcomesURL, body, trace)
@@ -192,8 +192,9 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 	}
 }
 
-// packFailures makes a payload from the first n dead letters, as many as fit, at least one. It stops
-// before the dead letter of a trigger, which must not be sent; see countSkipped.
+// packFailures makes one payload from the first dead letters in ds, as many as fit, but at least
+// one. n is the number of dead letters in the payload. packFailures stops before a dead letter of a
+// trigger, which must not be sent; see countSkipped.
 func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
 	p := newPacker(caller)
 	for i := range ds {
@@ -218,9 +219,9 @@ func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, er
 	return body, len(p.Outcomes), err
 }
 
-// countSkipped returns how many dead letters at the beginning of ds are not sent. These are letters
-// that failed before the time since (in ms since 1970), and letters of triggers. If letters of
-// triggers were sent, a failed trigger with outcomes would cause another trigger.
+// countSkipped returns how many dead letters at the beginning of ds are not sent to the caller. It
+// skips dead letters from before the time since (in ms since 1970). It also skips dead letters of
+// triggers: a failed trigger would otherwise cause another trigger, and so on.
 func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++

@@ -21,10 +21,10 @@ const (
 // accounts gives permits for the accounts of a provider. A limit.Pool keeps rates, blocks and
 // circuit breakers. accounts itself keeps the number of concurrent calls.
 //
-// A caller of admit waits in the queue of its lane. Each queue is ordered by category and then by
-// arrival. Only the first caller in each queue asks the pool, so a thousand waiting calls need one
-// timer. Bulk gets nothing while the fast lane waits, and never more than its share of an account's
-// slots.
+// A call that needs a permit waits in the queue of its lane (see admit). Each queue is ordered by
+// category and then by arrival. Only the first call in each queue asks the pool, so a thousand
+// waiting calls need one timer. While a call of the fast lane waits, the bulk lane gets no permit.
+// The bulk lane never gets more than its share of an account's slots.
 type accounts struct {
 	provider      string
 	pool          *limit.Pool
@@ -43,14 +43,13 @@ type accounts struct {
 	pendingShare *time.Timer                  // timer that sets a greater share; nil: no greater share is pending
 }
 
-// Share is the part of a channel's partitions that this process has: of the fast lane's partitions
-// and of the bulk lane's partitions, each from 0 to 1. The shares of all processes add up to 1 in
-// each lane.
+// Share is the part of a channel's partitions that this process has. Fast is its part of the fast
+// lane's partitions, and Bulk its part of the bulk lane's partitions, each from 0 to 1. In each
+// lane the shares of all processes add up to 1.
 type Share struct{ Fast, Bulk float64 }
 
-// shareRaisedAfter is the delay before a greater share takes effect. A smaller share takes effect
-// at once. The calls that another process began under its earlier, greater share can end during the
-// delay.
+// shareRaisedAfter is the delay before a greater share takes effect. Another process had the added
+// part before, and its calls can end during the delay. A smaller share takes effect at once.
 const shareRaisedAfter = time.Second
 
 type account struct {
@@ -69,8 +68,8 @@ type accountConfig struct {
 	calls int
 }
 
-// newAccounts returns the accounts of configs. If blocks is nil, blocks are not shared with other
-// processes.
+// newAccounts makes one account for each config. blocks shares the blocks of accounts with other
+// processes. nil: they are not shared.
 func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.sharedBuckets, _ = blocks.(*limit.Shared)
@@ -93,12 +92,11 @@ func (p *accounts) findAccount(name string) *account {
 	return nil
 }
 
-// slotsFor returns how many of the account's slots a lane may use in this process, at least 1. The
-// slots have two parts. Only the fast lane may use the first part. Each process gets a share of the
-// first part for its partitions of the fast lane. Both lanes may use the second part. Each process
-// gets a share of the second part for its partitions of the bulk lane. So all processes together
-// respect the account's slots, even if some processes have only bulk partitions. The caller holds
-// p.mu.
+// slotsFor returns how many of the account's slots (concurrent calls) a lane may use in this
+// process, at least 1. Some slots are only for the fast lane. Each process may use its share of
+// them, by its partitions of the fast lane. The other slots are for both lanes. Each process may
+// use its share of them, by its partitions of the bulk lane. So all processes together use at most
+// all slots, even if some processes have only bulk partitions. The caller holds p.mu.
 func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	bulk := p.bulkShare * p.share.Bulk
 	if lane == limit.Bulk {
@@ -155,9 +153,9 @@ func (p *accounts) status() (out []AccountStatus) {
 	return out
 }
 
-// outOfService returns the error for a provider when no account can be called. Each account is
-// blocked or has an open breaker. A breaker may be open because the provider refused the account. at
-// is the time at which the first account may be called again.
+// outOfService returns the error for the case that no account can be called. Each account is
+// blocked, or its circuit breaker is open because calls failed or because the provider refused the
+// account. The first account may be called again at the time at.
 func (p *accounts) outOfService(now, at time.Time) error {
 	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "the provider refused every account or its settings", RetryAfter: at.Sub(now)}
 	for _, s := range p.pool.Status(now) {
@@ -172,7 +170,7 @@ func (p *accounts) outOfService(now, at time.Time) error {
 	return e
 }
 
-// callEnded reports the result of a call to the account's breaker.
+// callEnded tells the circuit breaker of the account the result of a call.
 func (p *accounts) callEnded(a *account, class notify.Class) {
 	p.pool.Report(time.Now(), a.name, limit.OutcomeOf(class), 1)
 	if class == notify.ClassAccepted {
@@ -182,16 +180,17 @@ func (p *accounts) callEnded(a *account, class notify.Class) {
 	}
 }
 
-// blockAccount blocks the account for all processes for the time d, and returns d. If d is 0, it
-// blocks for 1 s, and twice as long after each further refusal in a row, up to longestBlock.
+// blockAccount stops all processes from calling the account for the time d, and returns d. If d is
+// 0, the first block lasts 1 s. After each further refusal in a row the block is twice as long, up
+// to longestBlock.
 func (p *accounts) blockAccount(ctx context.Context, a *account, d time.Duration) time.Duration {
 	now := time.Now()
 	blocked := p.pool.Status(now)[a.index].Blocked
 	p.mu.Lock()
 	if d <= 0 {
 		if blocked.After(now) {
-			// Another call that was in flight at the same time was refused first. Do not double
-			// again.
+			// A call that ran at the same time was refused before and has blocked the account. Both
+			// refusals count as one, so the time is not doubled again.
 			d = blocked.Sub(now)
 		} else {
 			d = min(firstBlock<<min(a.refusals, 10), longestBlock)

@@ -10,10 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// answerRule is one entry of an answer table. It says what an answer means for the item.
+// answerRule is the meaning of one kind of answer for the item. Each provider has a table of these
+// rules.
 type answerRule struct {
 	class notify.Class
-	// after is the RetryAfter to use if the answer has no Retry-After.
+	// after is how long to wait before the next try if the answer has no header Retry-After.
 	after time.Duration
 	then  answerAction
 }
@@ -54,9 +55,10 @@ func ruleByStatus(status int) answerRule {
 	return answerRule{class: notify.ClassPermanent}
 }
 
-// ruleByStatusQueued does the same as ruleByStatus, for providers that may have queued the message
-// although they answer with an error. For example, a gateway lost the answer, or a server failed
-// after it had queued the message. A 503 means that the message was not processed.
+// ruleByStatusQueued is like ruleByStatus, but for providers that may have queued the message
+// although they answer with an error. This happens if a gateway loses the answer, or if a server
+// fails after it has queued the message. Of the statuses from 500, only 503 means that the message
+// was not processed.
 func ruleByStatusQueued(status int) answerRule {
 	if status >= 500 && status != 503 {
 		return answerRule{class: notify.ClassAmbiguous}
@@ -92,7 +94,7 @@ func snakeCase(prefix, s string) string {
 	return b.String()
 }
 
-// failure is the result of an exchange without an answer.
+// failure says why a request got no answer, and what this means for the item.
 type failure struct {
 	class notify.Class
 	code  string
@@ -121,8 +123,8 @@ func (f failure) result(provider string) notify.Result {
 	return notify.Result{Class: f.class, Code: f.code, Provider: provider}
 }
 
-// resultOf returns the result for an error before any call was made. For example, there is no token
-// or no connection, or a variable of a template is missing.
+// resultOf returns the result for an error that occurred before a call was made. For example, there
+// is no token or no connection, or a variable of a template is missing.
 func resultOf(ctx context.Context, provider string, err error) notify.Result {
 	r := notify.Result{Class: notify.ClassUnavailable, Code: "unavailable", Provider: provider}
 	e, ok := errors.AsType[*notify.Error](err)
@@ -144,7 +146,7 @@ func resultOf(ctx context.Context, provider string, err error) notify.Result {
 	return r
 }
 
-// failureOf does the same as resultOf, but returns a failure.
+// failureOf does the same as resultOf, but returns the result as a failure.
 func failureOf(ctx context.Context, provider string, err error) *failure {
 	r := resultOf(ctx, provider, err)
 	return &failure{class: r.Class, code: r.Code, err: err}

@@ -263,7 +263,7 @@ func TestTokenGuard(t *testing.T) {
 	if r := judge(false, 0); r.Class != notify.ClassConfig || r.Code != "fcm_bad_token_spike" {
 		t.Fatalf("200 dead of 200 do not stop it: %+v", r)
 	}
-	g.accepted()
+	g.noteAccepted()
 	for range 10 * guardLeast {
 		for _, given := range []bool{true, false} {
 			for _, then := range []answerAction{0, otherProject} {

@@ -22,8 +22,7 @@ const (
 // time that APNs allows.
 const apnsStore = 30 * 24 * time.Hour
 
-// apnsCall contains the header fields that all items of a call share, and the parts of the payload
-// that are the same for all items.
+// apnsCall contains what all items of a call share: header fields and parts of the payload.
 //
 //	{"aps":{"alert":{"title":"…","body":"…"},…},…data…,"ntf":"<id>"}
 type apnsCall struct {
@@ -147,7 +146,7 @@ func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	if address == nil {
 		return errAPNsAddress
 	}
-	if r.Body, err = c.payload(r.Body[:0], it); err != nil {
+	if r.Body, err = c.appendPayload(r.Body[:0], it); err != nil {
 		return err
 	}
 	r.Path = append(append(r.Path[:0], c.path...), address...)
@@ -157,9 +156,9 @@ func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	return nil
 }
 
-// payload appends an item's payload to dst, which must be empty. After an error, the content of the
-// returned slice is useless, but the caller may reuse the memory of the slice.
-func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
+// appendPayload appends an item's payload to dst, which must be empty. After an error, the content
+// of the returned slice is useless, but the caller may reuse the memory of the slice.
+func (c *apnsCall) appendPayload(dst []byte, it *notify.Item) ([]byte, error) {
 	b := append(dst, c.prefix...)
 	if !c.static {
 		err := c.vars.SetOwn(it.Variables)

@@ -118,7 +118,7 @@ func TestAPNsPayloads(t *testing.T) {
 			return nil
 		}
 		ac := made.(*apnsCall)
-		got, err := ac.payload(nil, &call.Items[0])
+		got, err := ac.appendPayload(nil, &call.Items[0])
 		if err != nil {
 			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != want {
 				t.Errorf("%+v: %v", c, err)

@@ -51,8 +51,9 @@ func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	return b.replace(ctx, b.current.Load())
 }
 
-// replace normally requests a new token to replace oldToken. If another goroutine has already
-// replaced oldToken, or oldToken is younger than minAge, replace returns the current token instead.
+// replace normally requests a new token to replace oldToken, and returns the new token. It returns
+// the current token instead if another goroutine has already replaced oldToken, or if oldToken is
+// younger than minAge.
 func (b *bearer) replace(ctx context.Context, oldToken *bearerToken) (*bearerToken, error) {
 	select {
 	case b.mintLock <- struct{}{}:
@@ -83,8 +84,8 @@ func (b *bearer) replace(ctx context.Context, oldToken *bearerToken) (*bearerTok
 	return t, nil
 }
 
-// repeatLog is how often a lasting failure is logged. Without this limit an outage of the token
-// endpoint would log a line every 5 seconds.
+// repeatLog is the time after which the same failure is logged again. Without it, an outage of the
+// token endpoint would log a line every 5 seconds.
 const repeatLog = 10 * time.Minute
 
 // run gets the first token and renews it before it expires, until ctx ends.

@@ -93,7 +93,7 @@ func BenchmarkAPNsPayload(b *testing.B) {
 			var buf []byte
 			b.ReportAllocs()
 			for b.Loop() {
-				if buf, err = c.(*apnsCall).payload(buf[:0], &call.Items[0]); err != nil {
+				if buf, err = c.(*apnsCall).appendPayload(buf[:0], &call.Items[0]); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -29,12 +29,12 @@ type atRate struct {
 }
 
 func (p *atRate) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
-	return p.accounts.permit(ctx, p.channel, cat, min(n, sendGridBatch))
+	return p.accounts.admitFor(ctx, p.channel, cat, min(n, sendGridBatch))
 }
 
 func (p *atRate) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	by := p.accounts.permitOf(call)
-	if by == nil || by.use(len(call.Items)) != len(call.Items) {
+	if by == nil || by.useTokens(len(call.Items)) != len(call.Items) {
 		p.t.Errorf("%d items are called without a permit for them", len(call.Items))
 		report(0, len(call.Items), notify.Result{Class: notify.ClassPermanent})
 		return

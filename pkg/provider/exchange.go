@@ -136,9 +136,9 @@ func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 // trackedRequest is one request. It tracks whether the whole request may have been sent.
 //
 // httptrace alone is not enough: if a context ends, RoundTrip may return before httptrace calls
-// WroteRequest. So trackedBody tracks the progress. The transport reads the body's bytes only under
-// the lock, and after seal it cannot read any byte. If seal was called before the transport read the
-// last byte, the server can never receive the whole request.
+// WroteRequest. So trackedBody tracks what the transport reads from the body. After seal, the
+// transport cannot read any more bytes. So if the transport had not read the last byte before seal,
+// the server can never receive the whole request.
 type trackedRequest struct {
 	payload []byte
 
@@ -202,8 +202,8 @@ func (r *trackedRequest) seal() (sent bool) {
 	return r.handed && !r.wroteErr.Load()
 }
 
-// exchange posts payload and reads the answer. If payload is nil, it makes a GET. It returns a
-// failure if there was no answer. An answer with an incomplete body still counts as an answer.
+// exchange posts payload and reads the answer. If payload is nil, it makes a GET. If there was no
+// answer, it returns a failure. An answer with an incomplete body still counts as an answer.
 func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (providerAnswer, *failure) {
 	r := newRequest(payload)
 	body, _ := r.open()

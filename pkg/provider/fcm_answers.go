@@ -72,7 +72,7 @@ func fcmResult(a *providerAnswer, now time.Time, quotaBlock time.Duration) (noti
 	case code == "INVALID_ARGUMENT" && strings.Contains(message, "registration token is not a valid"):
 		v.class, r.Code = notify.ClassDeadAddress, "fcm_invalid_token"
 	case v.class == notify.ClassThrottled && (strings.Contains(message, "device") || strings.Contains(message, "topic")):
-		// The limit of one device or topic does not concern other calls.
+		// This limit applies to one device or topic only, so other calls need not wait.
 		v.class = notify.ClassRetry
 	}
 	r.Class = v.class

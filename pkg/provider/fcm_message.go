@@ -73,13 +73,13 @@ func (c *fcmCall) kind() pushKind { return pushKind{} }
 
 func (c *fcmCall) request(r *h2.Request, it *notify.Item) (err error) {
 	r.Path, r.OwnFields = append(r.Path[:0], c.path...), append(r.OwnFields[:0], c.own...)
-	r.Body, err = c.message(r.Body[:0], it)
+	r.Body, err = c.appendMessage(r.Body[:0], it)
 	return err
 }
 
-// message appends an item's message to dst, which must be empty. After an error, the content of the
-// returned slice is useless, but the caller may reuse the memory of the slice.
-func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
+// appendMessage appends an item's message to dst, which must be empty. After an error, the content
+// of the returned slice is useless, but the caller may reuse the memory of the slice.
+func (c *fcmCall) appendMessage(dst []byte, it *notify.Item) ([]byte, error) {
 	err := error(nil)
 	if !c.title.Static() || !c.body.Static() {
 		if err = c.vars.SetOwn(it.Variables); err != nil {

@@ -115,7 +115,7 @@ func TestFCMMessages(t *testing.T) {
 		fc, err := fcm.newCall(call, testNow)
 		var got []byte
 		if err == nil {
-			got, err = fc.(*fcmCall).message(nil, &call.Items[0])
+			got, err = fc.(*fcmCall).appendMessage(nil, &call.Items[0])
 		}
 		if err != nil {
 			got = []byte(err.(*notify.Error).Code)

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callHold stops all calls of a provider for some time. When one answer has shown that a quota is used
-// up, the provider would refuse the other calls too, so no call is made until the time until.
+// callHold stops all calls of a provider until a given time. It is used when an answer shows that a
+// quota is used up: the provider would refuse the other calls too.
 type callHold struct {
 	any atomic.Bool // true after the first call of set; while it is false, err needs no lock
 

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// permit allows sending a number of messages over one account. The permit owns tokens of the account's
-// rate until they are used or given back. It owns slots of the account's concurrent calls until they
-// are given back. It implements notify.Permit and is safe for concurrent use.
+// permit allows the sending of some messages over one account. It has tokens of the account's rate
+// until they are used or given back. It has slots of the account's concurrent calls until they are
+// given back. It implements notify.Permit and is safe for concurrent use.
 type permit struct {
 	accounts *accounts
 	lane     limit.Lane
@@ -26,8 +26,8 @@ type permit struct {
 // Messages implements notify.Permit.
 func (m *permit) Messages() int { return m.size }
 
-// use takes up to n tokens for a call and returns how many it took.
-func (m *permit) use(n int) int {
+// useTokens takes up to n tokens from the permit, for a call. It returns how many it took.
+func (m *permit) useTokens(n int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n = min(n, m.tokens)
@@ -54,7 +54,8 @@ func (m *permit) giveBack() (slots int) {
 	tokens := m.tokens
 	slots, m.tokens, m.slots = m.slots, 0, 0
 	m.mu.Unlock()
-	// No call was made. If this permit was a probe, the breaker must not wait for its result.
+	// If no token was used, no call was made. The account's circuit breaker may have given this
+	// permit to test the account. Then it must not wait for a result any longer.
 	if tokens == m.size {
 		m.accounts.pool.Report(time.Now(), m.account.name, limit.Neutral, 1)
 	}
@@ -71,8 +72,8 @@ func (p *accounts) freeSlots(a *account, slots int) {
 	p.wakeFirst()
 }
 
-// permitSignal wakes a call that waits for its permit. A signal is sent when the call may have become
-// the first in its queue, or when slots were freed.
+// permitSignal wakes a call that waits for its permit. It is sent when slots were freed, or when
+// the call may have become the first in its queue.
 type permitSignal chan struct{}
 
 // wakeFirst wakes the first call of each queue. The caller holds p.mu.
@@ -87,7 +88,8 @@ func (p *accounts) wakeFirst() {
 	}
 }
 
-// mayAsk reports whether w is the next call that may ask the pool.
+// mayAsk returns true if the waiting call w may ask the pool now. w must be the first in its queue.
+// If w is in the bulk lane, no call may wait in the fast lane.
 func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[permitSignal]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,8 +142,9 @@ func (p *accounts) tryAdmit(ctx context.Context, lane limit.Lane) (*permit, erro
 	return m, err
 }
 
-// permit does the same as admit for a channel, and returns a notify.Permit.
-func (p *accounts) permit(ctx context.Context, ch notify.Channel, cat notify.Category, n int) (notify.Permit, error) {
+// admitFor does the same as admit for the lane of a channel and category, and returns a
+// notify.Permit.
+func (p *accounts) admitFor(ctx context.Context, ch notify.Channel, cat notify.Category, n int) (notify.Permit, error) {
 	m, err := p.admit(ctx, limit.LaneOf(notify.LaneOf(ch, cat)), cat, n)
 	if err != nil {
 		return nil, err // returning m would make a non-nil interface from a nil *permit
@@ -175,7 +178,7 @@ func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*p
 	}
 	got, wait := p.takeShared(ctx, now, m.account, m.tokens)
 	if got == 0 {
-		// Do not wake the queue. Its first call is the caller of askForPermit. This caller must wait
+		// Do not wake the queue: the first call in it is the call that asks here, and it must wait
 		// now.
 		slots := m.giveBack()
 		p.mu.Lock()
@@ -199,9 +202,9 @@ func (m *permit) shrink(n int) {
 	}
 }
 
-// takeShared takes up to n tokens of an account from the bucket that all processes share. It returns
-// the number of tokens that it got, and how long to wait if it got none. Tokens that a permit gives
-// back later return only to this process's own bucket.
+// takeShared takes up to n tokens of an account from the bucket that all processes share. It
+// returns how many it got. If it got none, it returns how long to wait. If a permit gives tokens
+// back, they go only into this process's own bucket.
 func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
 	rate, burst := p.pool.Rate(a.name)
 	if p.sharedBuckets == nil || rate == limit.Unlimited {
@@ -212,9 +215,9 @@ func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n 
 }
 
 // chooseAccount returns a permit for an account that has tokens and a slot. If there is no such
-// account, it returns how long to wait, unless a slot is freed earlier. If an account has tokens
-// but no free slot, chooseAccount gives the tokens back. It also reports a probe as unused, because
-// otherwise the breaker would wait for its result.
+// account, it returns how long to wait; the wait ends earlier if a slot is freed. If an account has
+// tokens but no free slot, chooseAccount gives the tokens back. If a circuit breaker gave the
+// tokens to test the account, chooseAccount also tells the breaker that no test call was made.
 func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -253,9 +256,9 @@ func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit
 	return nil, longestWait
 }
 
-// minWorth returns the smallest number of messages for which a call is made now. For fewer messages
-// the call waits for more tokens. The number is what the slowest account gets for the lane in the
-// time p.gather, but at least 1 and at most n.
+// minWorth returns the smallest number of messages for which a call is made at once. For fewer
+// messages the call waits for more tokens. The number is how many tokens the slowest account gets
+// for the lane in the time p.gather, but at least 1 and at most n.
 func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1

@@ -52,8 +52,8 @@ type pushClient struct {
 	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
 	meaning func(a *providerAnswer, now time.Time) (notify.Result, answerAction)
-	// header returns the header fields that all pushes of a kind share, without the fields that
-	// newFields adds to every push. nil: there are no such fields.
+	// header returns the header fields of a kind of push, without the fields that newFields adds to
+	// every push. nil: there are no such fields.
 	header func(kind pushKind) []h2.Field
 
 	pool  *h2.Pool
@@ -193,8 +193,8 @@ const keptAnswer = 1 << 10
 // renderAhead is how many items are rendered before they are submitted together.
 const renderAhead = 64
 
-// maxPushes is how many items of one call are sent at a time. The streams of the connections limit
-// all calls together.
+// maxPushes is how many items of one call are in flight at a time. The number of streams limits how
+// many items of all calls are in flight.
 const maxPushes = 1000
 
 // Send delivers every item of the call and reports each item once. An address is "apns:<token>",
@@ -299,7 +299,7 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	switch r.Class {
 	case notify.ClassAccepted:
 		r.Confirmed = p.confirmed
-		p.guard.accepted()
+		p.guard.noteAccepted()
 	case notify.ClassThrottled:
 		p.hold.set(&r)
 	case notify.ClassDeadAddress:
@@ -354,9 +354,9 @@ func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Res
 	return f.result(p.provider)
 }
 
-// sendTest sends the message of a test to the device to, over a separate connection and with the token
-// tok. If body is not nil, sendTest sends body instead of the message. It does not affect the shared
-// connections or other calls.
+// sendTest sends a test message over a separate connection. to is the address of the device, and
+// tok is the token to use. If body is not nil, sendTest sends body instead of the message. The
+// shared connections and other calls are not affected.
 func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, body []byte) (providerAnswer, *failure) {
 	call, r := trialCall(notify.Push, to), &h2.Request{}
 	c, err := p.prepare(call, time.Now())

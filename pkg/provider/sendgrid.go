@@ -111,7 +111,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 // returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error. The
 // caller releases the permit after Send.
 func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
-	return s.accounts.permit(ctx, notify.Email, cat, min(n, sendGridBatch))
+	return s.accounts.admitFor(ctx, notify.Email, cat, min(n, sendGridBatch))
 }
 
 // Run waits until ctx ends and closes the connections.
@@ -139,7 +139,7 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Re
 		parts = append(parts, p)
 	}
 	if permit := s.accounts.permitOf(call); permit != nil {
-		n := permit.use(len(parts))
+		n := permit.useTokens(len(parts))
 		s.sendBatches(ctx, m, parts[:n:n], permit.account, report)
 		parts = parts[n:]
 	}
@@ -151,16 +151,16 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Re
 		}
 		func() {
 			defer permit.Release()
-			n := permit.use(len(parts))
+			n := permit.useTokens(len(parts))
 			s.sendBatches(ctx, m, parts[:n:n], permit.account, report)
 			parts = parts[n:]
 		}()
 	}
 }
 
-// sendBatches sends the mails that a permit covers, one request after the other in the same slot. It
-// normally needs one request. It needs more if an address occurs twice, or if a mail needs a request
-// of its own.
+// sendBatches sends the mails that a permit covers. It makes one request after the other, in the
+// same slot. Normally one request is enough. More are needed if an address occurs twice, or if a
+// mail needs a separate request.
 func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personalization, a *account, report notify.Report) {
 	for len(parts) > 0 {
 		var batch []personalization
@@ -190,8 +190,8 @@ func (s *SendGrid) sendRequest(ctx context.Context, m *mailing, part []personali
 		v = sendGridResult(&ans, len(part), time.Now())
 	}
 	if v.sender && v.result.Class == notify.ClassConfig && m.call.Content.From != "" {
-		// The request chose a sender that the account may not use. Other requests are not affected,
-		// so this error must not open the breaker.
+		// The caller of notifyd chose a sender that the account may not use. Other requests are not
+		// affected, so this error must not open the circuit breaker.
 		v.result.Class, v.result.Code = notify.ClassPermanent, "sendgrid_sender"
 	}
 	v.result.Provider = a.name

@@ -73,7 +73,8 @@ func sendGridResult(a *providerAnswer, n int, now time.Time) sendGridOutcome {
 	case 429:
 		v.result.Code = "sendgrid_rate_limit"
 		if at, err := strconv.ParseInt(a.header.Get("X-RateLimit-Reset"), 10, 64); err == nil {
-			// Clocks differ. A wait of less than a second could cause a storm of requests.
+			// Wait at least a second: the clocks may differ, and shorter waits could cause a storm
+			// of requests.
 			wait := min(max(time.Unix(at, 0).Sub(now), time.Second), time.Hour)
 			v.result.RetryAfter = max(v.result.RetryAfter, wait)
 		}

@@ -48,7 +48,7 @@ type personalization struct {
 	item     int // index in the call
 	from, to int // range in mailing.buf
 	// alone means that the substitutions are larger than SendGrid accepts. Then the receiver gets a
-	// request of its own with rendered content. The content is rendered only when the request is
+	// separate request with rendered content. The content is rendered only when the request is
 	// made, because there may be a thousand such receivers.
 	alone bool
 }
@@ -196,9 +196,9 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 	return append(b, ']')
 }
 
-// nextBatch splits parts into the receivers of the next request (batch) and the other receivers
-// (rest). A request has at most 1,000 receivers, and no address twice. A receiver with alone has a
-// request of its own.
+// nextBatch takes the receivers of the next request from parts and returns them as batch. It
+// returns the other receivers as rest. A request has at most 1,000 receivers, and no address twice.
+// A receiver whose field alone is true gets a separate request.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
 	if parts[0].alone {
 		return parts[:1], parts[1:]

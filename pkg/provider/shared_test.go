@@ -43,7 +43,7 @@ func TestTwoProcessesShareARate(t *testing.T) {
 							counts <- n
 							return
 						}
-						n += m.use(1)
+						n += m.useTokens(1)
 						p.callEnded(m.account, notify.ClassAccepted)
 						m.Release()
 					}
@@ -104,7 +104,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 							if err != nil {
 								return
 							}
-							m.use(1)
+							m.useTokens(1)
 							n.Add(1)
 							time.Sleep(call)
 							n.Add(-1)

@@ -8,14 +8,15 @@ import (
 )
 
 // tokenGuard prevents a push client from suppressing every device because a topic, an environment
-// or a project is configured wrongly. Before the first accepted push of the process, nothing proves
-// that the credentials fit the device tokens. During that time, if a provider reports a token as
-// dead, only the item fails, and the token is not suppressed. After guardLeast such answers, further
-// items with such an answer get ClassConfig and wait for the operator. After one accepted push the
-// guard does nothing more, because the credentials do not change while the process runs.
+// or a project is configured wrongly. Until the provider has accepted a push of this process,
+// nothing proves that the credentials fit the device tokens. If the provider reports a token as
+// dead in that time, only the item fails, and the token is not suppressed. After guardLeast such
+// answers, the next items that get such an answer end with ClassConfig and wait for the operator.
+// After the first accepted push, the guard does nothing more, because the credentials do not change
+// while the process runs.
 //
-// Only tokens from users' profiles count. Otherwise a caller could stop the pushes of all callers
-// by sending requests with 200 invented tokens. tokenGuard is safe for concurrent use.
+// Tokens that came with requests do not count. Otherwise a caller could stop the pushes of all
+// callers by sending requests with 200 invented tokens. tokenGuard is safe for concurrent use.
 type tokenGuard struct {
 	code   string // code of the results after guardLeast dead tokens
 	log    *slog.Logger
@@ -27,8 +28,9 @@ type tokenGuard struct {
 // guardLeast is the number of dead tokens after which the guard assumes a configuration error.
 const guardLeast = 200
 
-// accepted notes an accepted push.
-func (g *tokenGuard) accepted() {
+// noteAccepted tells the guard that the provider has accepted a push. The guard then does nothing
+// more.
+func (g *tokenGuard) noteAccepted() {
 	if !g.proven.Load() {
 		g.proven.Store(true)
 	}

@@ -69,7 +69,7 @@ func verdictOf(r *notify.Result, status int, then answerAction) string {
 	return VerdictRefused
 }
 
-// run makes the call of a test, fills in the result and returns it.
+// run makes the test call, fills in the fields of t from its answer, and returns t.
 func (t *Trial) run(send func() (providerAnswer, *failure), judge func(*providerAnswer) (notify.Result, answerAction)) Trial {
 	start := time.Now()
 	ans, fail := send()
@@ -175,7 +175,7 @@ func (t *Twilio) Test(ctx context.Context, name, to string) []Trial {
 			if err != nil {
 				return providerAnswer{}, failureOf(ctx, a.name, err)
 			}
-			m.sender(form, &t.cfg.Accounts[a.index])
+			m.setSender(form, &t.cfg.Accounts[a.index])
 			return t.post(ctx, rt, a, m, form)
 		}, func(ans *providerAnswer) (notify.Result, answerAction) { return twilioResult(ans, time.Now()) }
 	})

@@ -92,7 +92,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	var slots []accountConfig
 	for _, a := range cfg.Accounts {
 		// The burst is as many messages as the rate allows in a tenth of a second. With the default
-		// rate, that is 100 messages, enough for a claim window of 50.
+		// rate that is 100 messages: enough for two claim windows of 50.
 		slots = append(slots, accountConfig{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
 		t.urls = append(t.urls, withPath(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(a.SID+":"+a.Token))})
@@ -110,7 +110,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 // service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
 // error. The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
-	return t.accounts.permit(ctx, notify.SMS, cat, n)
+	return t.accounts.admitFor(ctx, notify.SMS, cat, n)
 }
 
 // Run waits until ctx ends and closes the connections.
@@ -157,19 +157,19 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 	}
 	lane := laneOf(m.call)
 	permit := t.accounts.permitOf(m.call)
-	if permit == nil || permit.use(1) == 0 {
+	if permit == nil || permit.useTokens(1) == 0 {
 		if permit, err = t.accounts.admit(ctx, lane, m.call.Category, 1); err != nil {
 			return resultOf(ctx, "twilio", err)
 		}
-		permit.use(1)
+		permit.useTokens(1)
 	}
 	for tries := 1; ; tries++ {
 		r, again := t.sendOver(ctx, permit, m, form)
 		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
-		// While send waits for another account, the user may opt out. A caller with a permit checks
-		// opt-outs again before each call. So for such a caller, send does not wait here; it
+		// A user may opt out while send waits for another account. A caller that gives a permit
+		// checks opt-outs again before each call. So for such a caller, send does not wait; it
 		// reports the item as busy.
 		if m.call.Permit != nil {
 			permit, err = t.accounts.tryAdmit(ctx, lane)
@@ -184,17 +184,17 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 		case permit == nil:
 			return notify.Result{Class: notify.ClassBusy, Code: "accounts_busy", Provider: "twilio"}
 		}
-		permit.use(1)
+		permit.useTokens(1)
 	}
 }
 
-// sendOver sends one item over the permit's account, and gives the slot back. The caller has used
-// one token of the permit. If again is true, the account did not process the item, and the caller may
-// try another account.
+// sendOver sends one item over the permit's account, and then gives the slot back. The caller must
+// have taken one token of the permit. If again is true, the account did not process the item, and
+// the caller may try another account.
 func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
 	a := permit.account
 	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()
-	ours := m.sender(form, &t.cfg.Accounts[a.index])
+	ours := m.setSender(form, &t.cfg.Accounts[a.index])
 	ans, fail := t.post(ctx, t.rt, a, m, form)
 	if fail != nil {
 		return fail.result(a.name), false
@@ -278,9 +278,9 @@ func TwilioCallback(publicURL string, it *notify.Item) string {
 	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID().String()
 }
 
-// sender sets the sender in the form f. ours is true if the configuration, and not the request, chose
-// the sender.
-func (m *smsRenderer) sender(f url.Values, a *TwilioAccount) (ours bool) {
+// setSender writes the sender into the form f. ours is true if the configuration chose the sender,
+// and false if the request did.
+func (m *smsRenderer) setSender(f url.Values, a *TwilioAccount) (ours bool) {
 	from := m.call.Content.From
 	if from == "" {
 		ours, from = true, a.From

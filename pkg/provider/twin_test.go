@@ -52,7 +52,7 @@ func (a *APNs) twinRequest(call *notify.Call, it *notify.Item) (string, http.Hea
 		panic(err)
 	}
 	ac := c.(*apnsCall)
-	body, err := ac.payload(nil, it)
+	body, err := ac.appendPayload(nil, it)
 	if err != nil {
 		panic(err)
 	}
@@ -73,7 +73,7 @@ func (f *FCM) twinRequest(call *notify.Call, it *notify.Item) (string, http.Head
 	if err != nil {
 		panic(err)
 	}
-	body, err := c.(*fcmCall).message(nil, it)
+	body, err := c.(*fcmCall).appendMessage(nil, it)
 	if err != nil {
 		panic(err)
 	}
@@ -159,7 +159,7 @@ func same(t *testing.T, what string, endpoint func() Endpoint, start func(e Endp
 	results := make([]notify.Result, 2)
 	for i := range results {
 		c := start(endpoint(), 1)
-		c.guard.accepted() // else no token is dead
+		c.guard.noteAccepted() // else no token is dead
 		s := Sender(c)
 		if i == 1 {
 			s = newTwin(t, c)

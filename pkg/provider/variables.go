@@ -22,13 +22,14 @@ type Variables struct {
 	buf      []byte // decoded strings of own
 }
 
-// linearSearchMax is the largest number of variables that are searched one by one. For more
-// variables there is an index by name (sharedAt, ownAt). Otherwise a text that uses a thousand
-// variables would cause a million comparisons.
+// linearSearchMax is the largest number of variables that are searched one by one. More variables
+// get an index by name (sharedAt, ownAt). Otherwise a text that uses a thousand variables would
+// cause a million comparisons.
 const linearSearchMax = 16
 
-// indexByName returns the indexes of the variables by name. It fills m if m is not nil. For up to
-// linearSearchMax variables it returns an empty or nil map.
+// indexByName returns a map from each variable's name to its index in vs. It clears and uses the
+// map m, or makes a map if m is nil. For up to linearSearchMax variables it adds nothing, so the
+// map is empty or nil.
 func indexByName(vs []variable, m map[string]int) map[string]int {
 	clear(m)
 	if len(vs) <= linearSearchMax {

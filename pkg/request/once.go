@@ -14,8 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Basis contains all inputs of a request's records besides the body: ids and times. The reservation
-// stores the Basis, so that a repeat makes the same records again.
+// Basis contains the ids and times of a request's records. Together with the body it determines the
+// records. The reservation stores the Basis, so that a repeat of the request makes the same records
+// again.
 type Basis struct {
 	Base     notify.Base
 	Accepted int64 // ms since 1970
@@ -33,17 +34,18 @@ type Plan interface {
 	// Frozen returns the values that the reservation stores besides the base and the accept time:
 	// fire time, number of partitions and block size (see Basis).
 	Frozen() (fire int64, partitions uint16, block uint32)
-	// Store stores as much as it can and releases the plan. If final is true, repeats get the same
-	// answer. If err is not nil and touched is true, some records may be stored, so a repeat must
-	// use the same ids.
+	// Store stores as much as it can and releases the plan. If final is true, repeats of the
+	// request get the same answer. If err is not nil and touched is true, some records may be
+	// stored, so a repeat must use the same ids.
 	Store(ctx context.Context) (answer Answer, final, touched bool, err error)
 	// Release releases the plan without storing it. Each plan gets one call: Store or Release.
 	Release()
 }
 
-// Once answers each request once per Idempotency-Key. It reserves the key, stores the request and
-// stores the answer. A repeat with the same key gets the stored answer. If the process of the first
-// request died, the repeat finishes its work. The fields must not change after the first Do.
+// Once handles requests with an Idempotency-Key, so that repeats of a request are not carried out
+// again. It reserves the key, stores the request and stores the answer. A repeat with the same key
+// gets the stored answer. If the process of the first request died, the repeat completes the
+// request. The fields must not change after the first Do.
 type Once struct {
 	Idem Idem
 	// Version is the version of the records that this build makes. Builds with different versions
@@ -54,14 +56,14 @@ type Once struct {
 	Newer error
 	// Lease is how long a request may work on a key before a repeat takes over the key.
 	Lease time.Duration
-	// Keep is how long a key is stored at least. Grace is how long a key is stored after the fire
-	// time of its request.
+	// Keep is the minimum time for which a key is stored. Grace is how long a key is stored after
+	// the fire time of its request.
 	Keep, Grace time.Duration
 	// Owner is the name of this process in leases. It must differ between processes. It must also
 	// differ between two starts of one process.
 	Owner string
-	// Exclusive means that no other process can have the keys open. So a lease of another owner
-	// belongs to a dead process, and a repeat takes over the key at once.
+	// Exclusive means that no other process can use the key store while this process runs. So a
+	// lease of another owner belongs to a dead process, and a repeat takes over the key at once.
 	Exclusive bool
 	Replayed  func(caller string) // called when a repeat got the stored answer; may be nil
 	TakenOver func(caller string) // called when a repeat took over the work of a dead request; may be nil
@@ -80,11 +82,12 @@ const (
 	cleanupTimeout = 2 * time.Second // time limit for releasing a key after the request
 )
 
-// Do answers a request. With a key, it answers each key once. The function plan checks the body and
-// stores nothing. For the same Basis it must return the same Plan.
+// Do carries out a request and returns its answer. With a key, Do returns the stored answer to a
+// repeat. The function plan checks the body and stores nothing. For the same Basis it must return
+// the same Plan.
 //
-// After Do has reserved the key, it does not stop when the caller disconnects: an aborted store
-// call would leave it unknown what was stored. The stores have their own time limits.
+// Do does not stop when the caller disconnects. If it stopped while it stores, nobody would know
+// what is stored. The stores have their own time limits.
 func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte, plan func(Basis) (Plan, error)) (Answer, error) {
 	now := time.Now()
 	b := Basis{Base: notify.NewBase(now), Accepted: now.UnixMilli()}
@@ -97,8 +100,9 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 		a, _, _, err := p.Store(ctx)
 		return a, err
 	}
-	// Look up the key even if the body is refused now. The first answer may have been given while
-	// the body was still valid, for example before its deadline.
+	// Look up the key even if the body is refused now. This may be a repeat of a request whose body
+	// was valid at that time, for example because its deadline had not passed. Such a repeat gets
+	// the first answer.
 	r := engine.Reservation{
 		Key: key, Fingerprint: m.Fingerprint(body), Base: b.Base, Accepted: b.Accepted,
 		Owner:      o.Owner + "/" + strconv.FormatUint(o.ownerSeq.Add(1), 10),
@@ -110,8 +114,8 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 	stored, won, err := o.Idem.Reserve(ctx, r, b.Accepted)
 	switch {
 	case err != nil && m.AtLeastOnce && refusal == nil && notify.KindOf(err) == notify.KindUnavailable:
-		// Store under the ids of the reservation. The failed Reserve may still have stored the
-		// reservation. A repeat would then use the same ids.
+		// Store the request under the ids of r. Reserve may have stored r although it failed. Then
+		// a repeat uses the same ids.
 		a, _, _, err := p.Store(ctx)
 		a.Unguarded = err == nil
 		return a, err
@@ -137,8 +141,8 @@ func (o *Once) freezeBasis(r *engine.Reservation, p Plan) {
 	r.Expires = r.Accepted + max(o.Keep.Milliseconds(), r.Fire-r.Accepted+o.Grace.Milliseconds())
 }
 
-// answerRepeat answers a request whose key is already reserved. stored is the reservation in the
-// store. mine is the reservation that this request tried to store.
+// answerRepeat answers a request whose key is already reserved. stored is the reservation that the
+// store has. mine is the reservation that this request tried to store.
 func (o *Once) answerRepeat(ctx context.Context, stored, mine engine.Reservation, plan func(Basis) (Plan, error)) (Answer, error) {
 	running := &notify.Error{Kind: notify.KindConflict, Code: "idempotency_running", Field: "Idempotency-Key", Msg: "another request with this key is still running", RetryAfter: retryRunning}
 	switch {
@@ -224,8 +228,8 @@ func (o *Once) hitKillpoint(point string) {
 	killpoint.Hit(point)
 }
 
-// releaseOrKeep ends the work on a key whose request got no answer. If records of the request may
-// be stored (touched), the reservation stays, so that a repeat uses the same ids.
+// releaseOrKeep ends the work on a key whose request got no answer. touched means that some records
+// of the request may be stored. Then the reservation stays, so that a repeat uses the same ids.
 func (o *Once) releaseOrKeep(ctx context.Context, r engine.Reservation, touched bool) {
 	if touched {
 		o.endLease(ctx, r)

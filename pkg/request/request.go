@@ -75,7 +75,7 @@ func (m *Meta) Check() error {
 		return notify.Invalid("bad_caller", "", fmt.Sprintf("the id of the caller must have 1 to %d bytes", notify.MaxCaller))
 	}
 	if len(m.Key) > maxKey || notify.HasHidden(m.Key) || !utf8.ValidString(m.Key) {
-		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("has at most %d bytes and ", maxKey)+notify.RuleHidden)
+		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("must have at most %d bytes and ", maxKey)+notify.RuleHidden)
 	}
 	if len(m.Trace) > MaxTrace || len(m.TraceState) > MaxTraceState {
 		m.Trace, m.TraceState = "", ""
@@ -107,8 +107,8 @@ type Answer struct {
 	Status   int
 	Body     []byte // JSON
 	Replayed bool   // a repeat got the stored answer of its key
-	// Unguarded means that the key could not be looked up, and the request was accepted without its
-	// key (Meta.AtLeastOnce). A repeat may store and send everything again.
+	// Unguarded means that the key store could not be used, and the request was accepted without
+	// its key (Meta.AtLeastOnce). So a repeat may store and send everything again.
 	Unguarded bool
 }
 
@@ -119,7 +119,8 @@ const (
 	Proto  = "application/x-protobuf"
 )
 
-// Media returns a Content-Type without its parameters, in lower case; JSON if it is empty.
+// Media returns a Content-Type without its parameters, in lower case. If the Content-Type is empty,
+// it returns JSON.
 func Media(contentType string) string {
 	m, _, _ := strings.Cut(contentType, ";")
 	if m = strings.ToLower(strings.TrimSpace(m)); m == "" {
@@ -166,8 +167,8 @@ func AppendQuote(b []byte, s string) []byte {
 // MaxDepth is the greatest nesting depth of a body.
 const MaxDepth = 32
 
-// Strict are the options of Decode: unknown fields are refused. The library itself also refuses
-// duplicate keys, invalid UTF-8 and data after the value.
+// Strict makes the JSON library refuse unknown fields. The library always refuses duplicate keys,
+// invalid UTF-8 and data after the value.
 var Strict = json.RejectUnknownMembers(true)
 
 // Decode reads b into v strictly. Its errors come from DecodeError.

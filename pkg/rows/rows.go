@@ -43,9 +43,9 @@ type Change struct {
 	// so Number must do no I/O and must not wait.
 	Number  func(i int, n uint64) []Row
 	Numbers int
-	// The engine calls Stored, if it is not nil, after the change is durable, even if the
-	// Swap has already returned because its context ended. The engine calls the Stored
-	// functions of a partition in the order of their n. A Stored function must not wait.
+	// Stored is called after the change is durable. nil: no call. It is called even if the Swap has
+	// already returned because its context ended. The engine calls the Stored functions of a
+	// partition in the order of their n. A Stored function must not wait.
 	Stored func()
 }
 
@@ -81,12 +81,13 @@ type Partitions interface {
 	// implements Partitions but not Rows accepts only one change, without Insert and
 	// Number. After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
-	// Turn waits until no other caller of this process has the turn of p. The caller then
-	// has the turn until it calls release. A caller that reads rows, decides and swaps them
-	// calls Turn first, so that callers of one process do not make each other's swaps fail.
-	// In an engine of many machines a swap that returns false costs as much as a swap that
-	// returns true. In other engines Turn returns at once. A caller that has a turn must not
-	// call Turn again before it has called release.
+	// Turn prevents that callers of one process make each other's swaps fail. A caller that reads
+	// rows, decides and swaps them calls Turn first. Turn waits until no other caller of this
+	// process has the turn of p. The caller then has the turn until it calls release, and must not
+	// call Turn again before that.
+	//
+	// Only an engine of many machines makes callers wait. There a swap that returns false costs as
+	// much as a swap that returns true. In other engines Turn returns at once.
 	Turn(ctx context.Context, p Partition) (release func(), err error)
 }
 
@@ -122,9 +123,9 @@ type Rows interface {
 	// Each row must be written only by Write or only by Swap. Write does not wait for a
 	// Swap, so a Swap could compare a value that a Write is about to replace.
 	Write(ctx context.Context, fill func(Batch)) error
-	// Post does the same as Write but does not wait until the batch is durable. The batch
-	// becomes durable before the rows of any later Write or Swap. If the power fails before
-	// the batch is durable, the batch is lost.
+	// Post does the same as Write but does not wait until the batch is durable. No later Write or
+	// Swap becomes durable before the batch. If the power fails before the batch is durable, the
+	// batch is lost.
 	Post(ctx context.Context, fill func(Batch)) error
 	// Failed returns a channel that is closed when the engine has failed. A failed engine
 	// refuses all writes.
@@ -137,10 +138,10 @@ type Rows interface {
 type Batch interface {
 	Set(p Partition, key, value []byte)
 	Delete(p Partition, key []byte)
-	// Settled registers fn. Normally the engine calls fn(nil) after the batch is durable, or
-	// calls fn with the error if the batch cannot become durable. It calls fn even if Write
-	// has already returned because its context ended. But after a failure of the engine, fn
-	// may never be called. The engine calls these functions in the order in which the fill
-	// functions ran. fn must not wait.
+	// Settled registers a function fn for the end of the write. When the batch is durable, the
+	// engine calls fn(nil). If the batch cannot become durable, it calls fn with the error. It
+	// calls fn even if Write has already returned because its context ended. But after a failure of
+	// the engine, fn may never be called. The engine calls these functions in the order in which
+	// the fill functions ran. fn must not wait.
 	Settled(fn func(err error))
 }

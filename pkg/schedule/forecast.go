@@ -17,12 +17,15 @@ type Due struct {
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast counts, by minute and kind, the timers that are due in [start, end), in ms since 1970. It
-// reads the timer rows. After maxRows rows it stops and returns complete as false. It does not count
-// cancelled or moved notifications. It does count cancelled triggers: their rows stay until their
-// time, and Forecast does not read the state of each trigger. It counts parked retries, which are
-// not schedules, because they will be sent. A row stays stored for a moment after its time. If start
-// is the current time, Forecast does not count rows that were released earlier in this minute.
+// Forecast counts the timers that are due in [start, end), by minute and kind. start and end are in
+// ms since 1970. It reads the timer rows. After maxRows rows it stops and returns complete as
+// false.
+//
+// Forecast counts what will be sent, so it also counts parked retries, and it does not count
+// cancelled notifications or old rows of moved ones. But it counts cancelled triggers: their rows
+// stay until their time, and Forecast does not read the state of each trigger. If start is the
+// current time, the first minute is incomplete: Forecast does not count timers that were released
+// earlier in that minute.
 func (s *Service) Forecast(ctx context.Context, start, end int64, maxRows int) (due []Due, complete bool, err error) {
 	f := forecast{s: s, rowsLeft: maxRows, sums: map[dueKey]*Due{}, views: map[notify.Base]*View{}}
 	first, last := start/60_000, (end-1)/60_000
@@ -51,8 +54,9 @@ func (s *Service) Forecast(ctx context.Context, start, end int64, maxRows int) (
 			return nil, false, err
 		}
 		for _, d := range days {
-			// The hints of a cold row are stored at its minute. Forecast would have to read the
-			// hints of every minute of the day. So it reads the head of each row instead.
+			// For rows of the cold table, hints are stored by minute. Forecast would have to read
+			// the hints of every minute of the day. So it reads the head of each row's schedule
+			// instead.
 			touched := func(notify.Base) bool { return true }
 			if err := f.addPartition(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, start, end, touched); err != nil {
 				return nil, false, err

@@ -30,9 +30,8 @@ type Config struct {
 	// Gate returns an error while the process cannot store more. The caller gets that error. Gate is
 	// called before a move, never before a cancel.
 	Gate func() error
-	// Clock returns an error while the clock of this process is not reliable, so that nothing can
-	// decide whether a schedule is due. The caller gets that error. Clock is called before a cancel
-	// and before a move.
+	// Clock returns an error while the clock of this process is not reliable. Then it is not known
+	// whether a schedule is due, so nothing is cancelled or moved and the caller gets the error.
 	Clock func() error
 	// Ended records that the notifications in these timers were cancelled before they were due. If
 	// it returns nil, the record is durable. A second call with the same timers changes nothing.
@@ -79,7 +78,7 @@ func New(cfg Config) *Service {
 // View is the current state of a schedule.
 type View struct {
 	engine.Schedule
-	// The state in the head. If a release did not check the head, the state stays SchedulePending.
+	// State is the state in the head. Without a head it is SchedulePending, also after the release.
 	State   engine.ScheduleState
 	Gen     uint32
 	FireAt  int64 // fire time of the current generation, ms since 1970

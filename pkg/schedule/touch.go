@@ -39,8 +39,8 @@ func (s *Service) checkTouchable(v *View) error {
 	case engine.ScheduleReleased:
 		return conflictError("too_late", "the schedule was released at its fire time, "+formatTime(v.FireAt))
 	}
-	// Read the time before calling Clock. If the clock is set after that call, the time in now is
-	// still right.
+	// Read the time first, and then call Clock to check the clock. So if the clock is set wrongly
+	// after the check, now is still right.
 	now := time.Now()
 	if err := s.cfg.Clock(); err != nil {
 		return err // without a reliable clock it is unknown whether the schedule is due
@@ -107,8 +107,8 @@ func (s *Service) swapHead(ctx context.Context, v *View, h engine.ScheduleHead) 
 	return got, swapLost, nil
 }
 
-// nextHead returns the head that a cancel or a move stores. It copies from v when and by whom the
-// schedule was last moved.
+// nextHead returns the head that a cancel or a move stores. The last move (MovedAt, MovedBy) is
+// copied from v.
 func (v *View) nextHead(state engine.ScheduleState, gen uint32, fireAt int64) engine.ScheduleHead {
 	return engine.ScheduleHead{State: state, Gen: gen, FireAt: fireAt, MovedAt: v.MovedAt, MovedBy: v.MovedBy, Moves: v.moves}
 }
@@ -119,9 +119,9 @@ func (v *View) applyHead(h *engine.ScheduleHead) {
 	v.MovedAt, v.MovedBy, v.moves = h.MovedAt, h.MovedBy, h.Moves
 }
 
-// Cancel cancels a schedule before it is due. A second cancel is no error: the first cancel stays.
-// Cancel returns notify.KindConflict with error code too_late if the schedule is due, or will be
-// due within Guard.
+// Cancel cancels a schedule before it is due. If the schedule is cancelled already, Cancel changes
+// nothing and returns nil. Cancel returns notify.KindConflict with error code too_late if the
+// schedule is due, or will be due within Guard.
 //
 // After Cancel has returned nil, no provider call for the schedule starts, not even after a crash.
 func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {

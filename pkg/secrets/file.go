@@ -38,9 +38,9 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// FromConfig returns a secret of the configuration. It returns the content of the file without the
-// line ends at its end. If file is empty, FromConfig returns value. Errors contain key, the name of
-// the setting that contains the file's name.
+// FromConfig returns a secret of the configuration. If file is empty, the secret is value.
+// Otherwise it is the content of the file without the line ends at its end. An error begins with
+// key, the name of the setting for the file.
 func FromConfig(key, value, file string) (string, error) {
 	if file == "" {
 		return value, nil

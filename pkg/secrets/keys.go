@@ -18,18 +18,18 @@ import (
 
 const (
 	keyBytes = 32
-	// version is the prefix of a sealed text. The whole text is sealed:v1:KEY-ID:BASE64, where BASE64
-	// holds nonce, ciphertext and tag. Every later form must also begin with "sealed:"
-	// (engine.SealedPrefix).
+	// version is the prefix of a sealed text. A sealed text is sealed:v1:KEY-ID:BASE64. The base64
+	// part contains the nonce, the ciphertext and the authentication tag. If the form changes, it
+	// must still begin with "sealed:" (engine.SealedPrefix).
 	version = "sealed:v1:"
-	// purpose is authenticated with every text. If a text was sealed for another purpose, Open cannot
-	// open it.
+	// purpose is part of what AES-GCM authenticates. So Open cannot open a text that was sealed for
+	// another purpose.
 	purpose = "notifyd caller secret v1\x00"
 )
 
-// Keys seals and opens texts with AES-256-GCM. The first key seals. Every key opens. To replace a key,
-// add the new key before the old key. All methods may be called from any goroutine. A nil *Keys cannot
-// open any text.
+// Keys seals and opens texts with AES-256-GCM. Seal uses the first key. Open uses the key with
+// which the text was sealed. To replace a key, add the new key before the old key. All methods may
+// be called from any goroutine. A nil *Keys cannot open any text.
 type Keys struct {
 	file string
 	keys []key
@@ -104,7 +104,7 @@ func MakeKeys(file string) (*Keys, error) {
 // File returns the name of the file from which the keys were read.
 func (k *Keys) File() string { return k.file }
 
-// ID returns the id of the key that seals.
+// ID returns the id of the first key, with which Seal seals.
 func (k *Keys) ID() string { return k.keys[0].id }
 
 // Has reports whether one of the keys has the id.

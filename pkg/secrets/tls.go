@@ -39,7 +39,7 @@ func (t TLS) Config(key string) (*tls.Config, error) {
 		}
 	}
 	if (t.CertFile == "") != (t.KeyFile == "") {
-		return nil, badTLS(key, errors.New("cert_file and key_file go together"))
+		return nil, badTLS(key, errors.New("set both cert_file and key_file, or neither"))
 	}
 	if t.CertFile == "" {
 		return out, nil

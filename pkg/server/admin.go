@@ -21,9 +21,10 @@ const maxProfile = 90 * time.Second
 
 // adminMux serves the admin listener: metrics, profiles and probes. It requires no token. So a
 // request over loopback must have a loopback host in its Host header. Otherwise a web page could
-// read the answers through a browser on this machine (DNS rebinding). Profiles contain secrets from
-// the memory of the process and use its CPU, so they are served only over loopback. kubectl
-// port-forward and ssh -L make such connections.
+// read the answers through a browser on this machine (DNS rebinding).
+//
+// Profiles contain secrets from the memory of the process and use its CPU, so they are served only
+// over loopback. Connections through kubectl port-forward and ssh -L also come over loopback.
 func (s *Server) adminMux() http.Handler {
 	mux := http.NewServeMux()
 	if s.deps.Metrics != nil {

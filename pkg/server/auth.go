@@ -22,8 +22,8 @@ import (
 )
 
 // AuthConfig says which tokens are valid. Exactly one source of keys is set: JWKSURL (https, or
-// http on loopback), JWKSFile, KeyFile or SecretFile (at least 32 bytes). KeyFile has public keys,
-// or private keys, of which only the public half is used.
+// http on loopback), JWKSFile, KeyFile or SecretFile (at least 32 bytes). KeyFile contains public
+// keys. If it contains private keys, only their public halves are used.
 //
 // The source also determines the algorithms. SecretFile allows only HS256. The other sources allow
 // RS256, ES256 and EdDSA, each only for its own kind of key. The tagged fields are the section auth
@@ -54,8 +54,8 @@ func (c *AuthConfig) KeySources() []string {
 	return slices.DeleteFunc([]string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile}, func(s string) bool { return s == "" })
 }
 
-// Check returns notify.KindInvalid if c has no source of keys. The check of a configuration file
-// cannot report this, because the defaults have no source either.
+// Check returns notify.KindInvalid if c has no source of keys. The defaults have no source, so the
+// general check of a configuration file does not report this.
 func (c *AuthConfig) Check() error {
 	if len(c.KeySources()) > 0 {
 		return nil
@@ -80,9 +80,9 @@ type cached struct {
 	until time.Time
 }
 
-// NewVerifier returns a Verifier and reads the configured keys. It does not fetch a JWK set: Run or
-// the first token does. It returns notify.KindInvalid if cfg is not valid or the keys cannot be
-// read.
+// NewVerifier returns a Verifier and reads the configured keys. A JWK set is fetched later, by Run
+// or for the first token. NewVerifier returns notify.KindInvalid if cfg is not valid or the keys
+// cannot be read.
 func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	if cfg.Issuer == "" || cfg.Audience == "" {
 		return nil, notify.Invalid("bad_config", "auth", "issuer and audience must be set")

@@ -18,10 +18,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The announced length of a body is only a claim of the client. So it must not reserve memory that
-// other requests need. Before the first byte arrives, initialReadSize bytes are reserved. Later the
-// buffer is at most maxBufferGrowth times as large as the bytes that have arrived. With a growth of
-// 8, an eighth of a body is copied; with a growth of 2, all of it would be copied.
+// A client may announce a body that it never sends. So the announced length must not reserve memory
+// that other requests need. Before the first byte arrives, initialReadSize bytes are reserved.
+// Later the buffer is at most maxBufferGrowth times as large as the bytes that have arrived. With a
+// growth of 8, an eighth of a body is copied when the buffer grows; with a growth of 2, all of it
+// would be copied.
 const (
 	initialReadSize = 16 << 10
 	maxBufferGrowth = 8
@@ -45,8 +46,8 @@ func (b *body) release() {
 	*b = body{}
 }
 
-// grow makes the buffer at least n bytes large. It keeps the bytes that have arrived; the parameter
-// used is their number. It returns the error of memory.reserve.
+// grow makes the buffer at least n bytes large. used is how many bytes have arrived; they are kept.
+// grow returns the error of memory.reserve.
 func (b *body) grow(ctx context.Context, n int64, used int) error {
 	if b.buf != nil && int64(len(b.buf.b)) >= n {
 		return nil
@@ -66,8 +67,8 @@ func (b *body) grow(ctx context.Context, n int64, used int) error {
 }
 
 // read reads the body of r, at most limit bytes, and decompresses it if it is gzip. It reserves
-// memory in pool and charges it to callerShare. While it waits for memory, it extends the deadline
-// in pace, which may be nil.
+// memory in pool and counts it for the caller in callerShare. pace may be nil. While read waits for
+// memory, it extends the deadline in pace.
 func (b *body) read(r *http.Request, limit int64, pool *memory, callerShare *share, pace *bodyPace) error {
 	b.memory, b.share = pool, callerShare
 	if r.ContentLength > limit {

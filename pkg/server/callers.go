@@ -58,8 +58,8 @@ func getCaller(x *exchange) (api.Caller, error) {
 }
 
 // checkOutcomesURL returns an error if the egress policy does not allow the URL, because outcomes
-// for such a URL would wait forever. It always accepts the URL that the caller already has, so
-// that a caller whose URL is no longer allowed can still be disabled.
+// for such a URL would wait forever. It always accepts the URL that the caller already has.
+// Otherwise a caller whose URL is no longer allowed could not be disabled.
 func checkOutcomesURL(x *exchange, id, url string) error {
 	deps := &x.srv.deps
 	if deps.AdmitURL == nil {
@@ -98,7 +98,7 @@ func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
 	}
 	for i, status := range in.FinalStatuses {
 		if status < 300 || status > 599 {
-			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "must be an HTTP status from 300 to 599; 2xx is success")
+			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "must be an HTTP status from 300 to 599; a 2xx status always means success")
 		}
 	}
 	for i, u := range in.CallbackURLs {

@@ -145,16 +145,16 @@ type tally struct {
 
 var errCountedEnough = errors.New("enough counted")
 
-// countPosition is where counting continues: base is the index of the request, and skip is how many
-// of its receivers were already counted.
+// countPosition is where counting continues. base is the index of a request in the list of
+// requests. skip is how many of its receivers were already counted.
 type countPosition struct {
 	base int
 	skip int64
 }
 
-// count counts the receivers of bases, beginning at the position start. It stops after t.remaining
-// receivers. If there are more receivers, complete is false and next is the position of the first
-// receiver that was not counted.
+// count counts the receivers of the requests in bases, beginning at the position start. It stops
+// after t.remaining receivers. If there are more receivers, complete is false and next is the
+// position of the first receiver that was not counted.
 func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base, start countPosition) (next countPosition, complete bool, err error) {
 	for i := start.base; i < len(bases); i++ {
 		skip := int64(0)
@@ -177,8 +177,8 @@ func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base
 		case err != nil && !isMissing(err):
 			return countPosition{}, false, err
 		case seen == 0 && t.findSchedule != nil:
-			// The request is not released yet, or was cancelled before its time. So all its
-			// receivers have the same state.
+			// The history does not have the request: the request is not released yet, or was
+			// cancelled before its time. So all its receivers have the same state.
 			v, err := t.findSchedule(bases[i])
 			if err == nil {
 				t.counts[waitingState(&v)] += int64(v.Accepted)
@@ -218,9 +218,9 @@ func (t *tally) byName() map[string]int {
 	return out
 }
 
-// countPage counts the receivers of the page that the query asks for, and stores the counts in
-// summary. It does not count the accepted receivers, because summary already has their number. So
-// the receivers of a part that is missing in the history are shown as pending.
+// countPage counts by state the receivers of the page that the query asks for, and stores the
+// counts in summary. Receivers that summary.Accepted includes but the history does not have are
+// shown as pending.
 func countPage(x *exchange, summary *api.Summary, bases []notify.Base) error {
 	limit, most := x.query.number("limit", x.srv.cfg.CountLimit), 10*x.srv.cfg.CountLimit
 	if limit < 1 || limit > most {
@@ -275,7 +275,8 @@ func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	return out, err
 }
 
-// noteCancellation stores in summary the time of the earliest cancellation of these scopes.
+// noteCancellation stores in summary when the request was cancelled. scopes are the ids under which
+// it may have been cancelled, such as its campaign. The earliest time counts.
 func noteCancellation(x *exchange, summary *api.Summary, scopes ...string) error {
 	for _, scope := range scopes {
 		if scope == "" {

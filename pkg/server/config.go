@@ -34,8 +34,8 @@ type Config struct {
 	Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests that such a caller may make at once"`
 	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // with the minimum, two callers can each send a fan-out of 64 MiB at the same time
 
-	// Listener serves the API, AdminListener the admin routes. A nil AdminListener means that the
-	// admin routes are not served.
+	// Listener serves the API, and AdminListener serves the admin routes. If AdminListener is nil,
+	// the admin routes are not served.
 	Listener, AdminListener net.Listener
 
 	ReadHeaderTimeout time.Duration `default:"5s" above:"0"`
@@ -51,12 +51,13 @@ type Config struct {
 	MaxBatch  int64 `default:"8MiB" above:"0"`
 	MaxFanout int64 `default:"64MiB" above:"0"`
 
-	// MaxConns is the largest number of connections of the API. If it is reached, a new connection
-	// closes an idle connection. Connections of clients that never showed a token are closed first.
+	// MaxConns is the largest number of connections of the API. At this number, the server closes
+	// an idle connection for each new one. It first closes connections of clients that never showed
+	// a token.
 	MaxConns int `default:"16384" above:"0"`
-	// Callers share each of the next four limits. One caller may not use more of a limit than
-	// remains free for others. So a caller that is alone may use half of it. Above that the caller
-	// gets 429.
+	// Callers share each of the next four limits. A caller may not use more of a limit than it
+	// leaves free for others; for more it gets 429. So a caller that is alone may use half of a
+	// limit.
 	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this 503
 	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails and waiting feed requests
 	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of the bodies of single requests at the same time
@@ -105,8 +106,8 @@ func (c Config) validate() error {
 	return setting.Err("api", &c)
 }
 
-// mayListen returns an error if plain HTTP would be reachable from other machines, unless the
-// configuration allows it.
+// mayListen returns an error if other machines could reach this server by plain HTTP and the
+// configuration does not allow that.
 func (c Config) mayListen(key string, ln net.Listener) error {
 	if ln == nil {
 		return nil // there is no admin listener
@@ -159,12 +160,13 @@ type Report func(ctx context.Context) (any, error)
 
 // Lister is a history that can also list notifications without a user.
 type Lister interface {
-	// List calls fn with the receivers of the chunks that q selects. The newest request is first.
-	// Within a request the chunk with the lowest first index is first, and within a chunk the order
-	// is by index. List stops before the receiver for which fn returns false. It also stops when it
-	// has read as much as one call may read, even if it has not called fn. The returned cursor
-	// continues at that receiver or place. A nil cursor means that nothing follows. Found is
-	// reused, so fn must not keep its slices.
+	// List calls fn with the receivers of the chunks that q selects. Their order is: newest request
+	// first, then the chunk's first index, then the receiver's index.
+	//
+	// List stops if fn returns false, or when it has read as much as one call may read, even if it
+	// has not called fn. The returned cursor continues at this place. If fn returned false for a
+	// receiver, the next call begins with this receiver. A nil cursor means that nothing follows.
+	// The Found is used again after fn returns, so fn must not keep its slices.
 	List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error)
 }
 
@@ -241,8 +243,8 @@ type Deps struct {
 	LaneStop func(notify.Lane) (stop LaneStop, ok bool)
 	// Admission refuses batches and fan-outs during an overload. nil: all are admitted.
 	Admission *limit.Admission
-	// MailHold is the longest time for which a worker holds a mail, to send it together with other
-	// mails of the same content. 0: workers hold no mails.
+	// MailHold is the longest time for which a worker delays a mail, to send it together with other
+	// mails of the same content. 0: workers delay no mails.
 	MailHold time.Duration
 	Metrics  prometheus.Gatherer // nil: no route /metrics
 	Hooks    Hooks
@@ -263,12 +265,13 @@ type Hooks struct {
 	Request func(route, method string, status int, took time.Duration, bytesIn, bytesOut int64)
 	// InFlight: the number of requests in progress changed by delta.
 	InFlight func(delta int)
-	// Refused: a request was refused before its handler. These reasons name a limit of the server:
-	// "in_flight", "overload", "memory", "receipts", "pages" and "streams". These name a limit of
-	// one caller: "rate", "caller_in_flight", "caller_memory" and "caller_streams". The other
-	// reasons are: "disabled": the caller is disabled. "slow": the body of a request without a
-	// token was cut off because its read had lasted longest. "connections": a connection was closed
-	// to make room for another connection. "load": a load run has no valid grant.
+	// Refused: a request was refused before its handler. reason is one of these:
+	//   - a limit of the server: "in_flight", "overload", "memory", "receipts", "pages", "streams";
+	//   - a limit of one caller: "rate", "caller_in_flight", "caller_memory", "caller_streams";
+	//   - "disabled": the caller is disabled;
+	//   - "slow": a request without a token was cut off, because its body had taken the longest to read;
+	//   - "connections": a connection was closed to make room for another connection;
+	//   - "load": a load run has no valid grant.
 	Refused func(reason string)
 	// Unguarded: a request was accepted without checking its idempotency key, because its caller
 	// allowed at-least-once. name is the scope of the key, for example "POST /v1/triggers".

@@ -18,12 +18,13 @@ import (
 )
 
 // Anybody may open connections to the API, and each connection needs memory while it is open. If
-// there are MaxConns connections, a new connection closes another one. So a client that opens many
-// connections cannot keep other clients out. The connection with the lowest rank is closed first,
-// and within a rank the oldest. Connections without a verified token have lower ranks than
-// connections of callers. A connection with a caller's request in progress is never closed.
+// MaxConns connections are open, the server closes one of them for each new connection. So a client
+// that opens many connections cannot keep other clients out. The server closes the connection with
+// the lowest rank, and within a rank the oldest. Connections without a verified token have lower
+// ranks than connections of callers. A connection with a caller's request in progress is never
+// closed.
 
-// rank orders connections by the harm of closing them, lowest first.
+// rank orders connections by how much harm it does to close them. The lowest rank is closed first.
 type rank uint8
 
 const (
@@ -38,28 +39,27 @@ const (
 // connection is closed before an idle connection of a caller.
 const slowStrangerAfter = 5 * time.Second
 
-// maxEvictSearch is how many connections are searched for one with the same source as the new
-// connection.
+// maxEvictSearch bounds the search for a connection with the same source as the new connection: at
+// most so many connections are looked at.
 const maxEvictSearch = 256
 
-// addConn adds c to the open connections. If there are already maxOpen connections, it first
-// removes another connection and returns it in closes. The code that calls addConn must close that
-// connection after it has unlocked mu. If no connection may be closed, ok is false and c is not
-// added. The caller holds mu.
-func (l *connListener) addConn(c *listenerConn) (closes *listenerConn, ok bool) {
+// addConn adds c to the open connections. If maxOpen connections are already open, it first removes
+// another connection and returns it as evicted. The caller must close evicted after it has unlocked
+// mu. If no connection may be closed, ok is false and c is not added. The caller holds mu.
+func (l *connListener) addConn(c *listenerConn) (evicted *listenerConn, ok bool) {
 	if l.open >= l.maxOpen {
-		if closes = l.connToClose(c.source); closes == nil {
+		if evicted = l.connToClose(c.source); evicted == nil {
 			return nil, false
 		}
-		l.removeConn(closes)
+		l.removeConn(evicted)
 	}
 	l.open++
 	l.bySource[c.source]++
 	l.setRank(c, idleStranger)
-	return closes, true
+	return evicted, true
 }
 
-// setRank adds c to the end of a rank. The caller holds mu.
+// setRank gives c a rank and puts it at the end of the list of that rank. The caller holds mu.
 func (l *connListener) setRank(c *listenerConn, to rank) {
 	c.rank, c.since = to, time.Now()
 	c.place = l.byRank[to].PushBack(c)
@@ -200,15 +200,15 @@ func (l *connListener) Accept() (net.Conn, error) {
 	}
 	w := &listenerConn{Conn: c, wire: l, source: sourceOf(c.RemoteAddr())}
 	l.mu.Lock()
-	closes, ok := l.addConn(w)
+	evicted, ok := l.addConn(w)
 	for !ok && !l.closed {
 		l.room.Wait()
-		closes, ok = l.addConn(w)
+		evicted, ok = l.addConn(w)
 	}
 	l.mu.Unlock()
-	if closes != nil {
+	if evicted != nil {
 		l.onEvict()
-		_ = closes.Conn.Close()
+		_ = evicted.Conn.Close()
 	}
 	if !ok {
 		_ = c.Close()
@@ -274,17 +274,17 @@ type listenerConn struct {
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
-	// connListener.mu guards these fields. since is when the connection got its rank. place is its
-	// element in the list of that rank, or nil if the connection is not in byRank.
+	// connListener.mu guards the next fields. since is when the connection got its rank. place is
+	// its element in the list of its rank. place is nil if the connection is in no list.
 	rank  rank
 	since time.Time
 	place *list.Element
 }
 
-// Read gives a new connection as much time for its first byte as a connection has between two
-// requests. In net/http the time for the header starts when the connection is accepted. But
-// clients, Go's client too, open connections in advance. Without Read, such a connection could be
-// closed just when its client sends a request.
+// Read gives a new connection much time for its first byte: as much as a connection has between two
+// requests. Many clients, Go's too, open connections before they have a request. net/http would
+// count the time for the header from the moment when the connection is accepted. It could then
+// close a connection just when its client sends a request.
 func (c *listenerConn) Read(p []byte) (int, error) {
 	if !c.firstByteAt.IsZero() {
 		return c.Conn.Read(p)
@@ -323,7 +323,7 @@ func (c *listenerConn) Close() error {
 const drainAnswerTime = time.Second
 
 // answerAndClose closes the connection. If a request on it has no answer yet, it first answers 503.
-// The handler may hang, so the connection must answer itself.
+// It writes this answer itself, because the handler may hang.
 func (c *listenerConn) answerAndClose() {
 	c.mu.Lock()
 	c.closedByDrain = true

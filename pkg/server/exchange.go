@@ -50,7 +50,8 @@ var (
 	atLeastOnce = []string{api.AtLeastOnce}
 )
 
-// bytes answers with a body that is already JSON.
+// bytes sends the answer to the request. The parameter body is its JSON. nil: the answer has no
+// body.
 func (x *exchange) bytes(status int, body []byte) error {
 	h := x.w.Header()
 	if body != nil {
@@ -63,7 +64,7 @@ func (x *exchange) bytes(status int, body []byte) error {
 	return nil
 }
 
-// json answers with v.
+// json sends v as the answer, in JSON.
 func (x *exchange) json(status int, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -73,7 +74,7 @@ func (x *exchange) json(status int, v any) error {
 	return x.bytes(status, append(b, '\n'))
 }
 
-// reply returns err if err is not nil. Otherwise it answers with v.
+// reply sends v as the answer if err is nil. Otherwise it returns err.
 func (x *exchange) reply(v any, err error) error {
 	if err != nil {
 		return err
@@ -108,17 +109,18 @@ func (x *exchange) decode(v any) error {
 	return request.Decode(x.body.data, v)
 }
 
-// operator reports whether the token may read the data of any caller. If the request changes
-// something, it reports whether the token may change that data.
+// operator returns true if the token may access the data of all callers. A request that only reads
+// needs the scope operate or observe. A request that changes something needs the scope operate.
 func (x *exchange) operator() bool {
 	return x.id.Has(api.ScopeOperate) || x.isRead() && x.id.Has(api.ScopeObserve)
 }
 
-// sees reports whether the request may see the data of a caller.
+// sees returns true if the request may see the data of the given caller.
 func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
 
-// listedCaller returns the caller whose items a list shows. That is the token's caller or, for an
-// operator, the caller in the query. Empty means all callers.
+// listedCaller returns the caller whose items a list shows: the caller of the token, or for an
+// operator the caller in the query. If an operator's query names no caller, listedCaller returns
+// "", which means all callers.
 func (x *exchange) listedCaller() string {
 	if x.operator() {
 		return x.query.text("caller")
@@ -126,13 +128,13 @@ func (x *exchange) listedCaller() string {
 	return x.id.Caller
 }
 
-// isRead reports whether the request cannot change anything.
+// isRead returns true if the request cannot change anything.
 func (x *exchange) isRead() bool {
 	return x.r.Method == http.MethodGet || x.r.Method == http.MethodHead
 }
 
-// scopeAllows reports whether the token may use the route. A token with the scope of the route may
-// use it. A token with the scope observe may also read on the routes that are for callers.
+// scopeAllows returns true if the token may use the route. This is so if the token has the scope of
+// the route. A token with the scope observe may also read on the routes that are for callers.
 func (x *exchange) scopeAllows() bool {
 	if x.id.Has(x.route.scope) {
 		return true
@@ -141,7 +143,8 @@ func (x *exchange) scopeAllows() bool {
 	return ofCallers && x.isRead() && x.id.Has(api.ScopeObserve)
 }
 
-// fail answers with an error. It logs internal errors, and does not show their text to the client.
+// fail sends an error as the answer. It logs internal errors, and does not show their text to the
+// client.
 func (x *exchange) fail(err error) {
 	e := x.classify(err)
 	status := api.StatusOf(e.Kind, e.Code)
@@ -202,8 +205,8 @@ func challenge(e *notify.Error) string {
 	return `Bearer realm="notifyd", error="invalid_token", error_description="` + e.Msg + `"`
 }
 
-// report logs errors whose text callers do not see: internal failures, and failures of
-// dependencies. Server.unavailable limits how often failures of dependencies are logged.
+// report logs errors whose text is not shown to callers: internal failures, and failures of
+// dependencies. For failures of dependencies, Server.unavailable limits how many lines are logged.
 func (x *exchange) report(status int, err error) {
 	log := x.srv.deps.Log
 	attrs := []slog.Attr{
@@ -224,8 +227,8 @@ func (x *exchange) report(status int, err error) {
 // listener, because the page needs TLS and tokens.
 const pagePath = "/ui/"
 
-// maxPages is how many requests of the page may be in progress. Anybody who reaches the API can
-// open the sign-in form, so the page has its own limit and does not use the limit of callers.
+// maxPages limits how many requests of the page may be in progress. Everybody who reaches the API
+// can open the sign-in form. So these requests do not count for the limit of callers.
 const maxPages = 256
 
 // servePage passes the request to the page. The page answers in HTML, also for errors.

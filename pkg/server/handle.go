@@ -31,8 +31,8 @@ func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// finish gives back what the request used and calls the hooks. It also turns a panic of a handler
-// into a 500, so that other requests are not affected.
+// finish ends a request: it frees what the request used and calls the hooks. It also turns a panic
+// of a handler into a 500, so that other requests are not affected.
 func (s *Server) finish(x *exchange) {
 	if v := recover(); v != nil {
 		if v == http.ErrAbortHandler { //nolint:errorlint // v is any; net/http compares it the same way
@@ -183,8 +183,8 @@ func (s *Server) authorise(x *exchange) error {
 }
 
 // enterCaller counts the request for its caller. A caller may not have more requests in progress
-// than it leaves places free for others (as with the type memory). So a caller that is alone may
-// use half of the places. A caller without another request is always admitted.
+// than it leaves places free for others. So a caller that is alone may use half of the places. A
+// caller that has no other request in progress is always admitted.
 func (s *Server) enterCaller(x *exchange) error {
 	all, own, code := &s.places[x.route.class], &x.caller.inFlight, "caller_in_flight"
 	if x.route.class == classStream {
@@ -218,7 +218,8 @@ func bearer(r *http.Request) (string, error) {
 // readBody reads the body within the limits of the route. Small and large bodies use separate
 // memory, so that an otp message never waits for a campaign.
 func (s *Server) readBody(x *exchange) error {
-	// Proxies disagree about which of two headers with the same name counts, so two are refused.
+	// A header may occur only once: proxies disagree about which of two headers with the same name
+	// counts.
 	for _, name := range [...]string{"Content-Type", "Content-Encoding"} {
 		if len(x.r.Header[name]) > 1 {
 			return notify.Invalid(api.CodeUnsupportedMediaType, name, "the request has more than one "+name+" header")
@@ -251,14 +252,14 @@ func (s *Server) readBody(x *exchange) error {
 	return err
 }
 
-// peekBytes is how many bytes of a body the server reads to find its category. It does this during
-// an overload, to decide whether to refuse the body.
+// peekBytes is how many bytes of a body are read during an overload to find its category. The
+// category decides whether the request is refused.
 const peekBytes = 512
 
-// startsUrgent reports whether the first bytes of a body contain a category that is not bulk. This
-// works because the head of a fan-out and the first item of a batch contain the category.
-// startsUrgent reads at most peekBytes. It returns false for a compressed body. It also returns
-// false for a body with Expect: 100-continue, because the client has not sent that body yet.
+// startsUrgent returns true if the first peekBytes bytes of the body contain a category that is not
+// bulk. They normally contain it: a fan-out has its category in its head, and a batch in its first
+// item. startsUrgent returns false for a compressed body. It also returns false if the
+// request has Expect: 100-continue, because then the client has not sent the body yet.
 func (x *exchange) startsUrgent() bool {
 	if x.r.Header.Get("Content-Encoding") != "" || x.r.Header.Get("Expect") != "" {
 		return false

@@ -21,7 +21,8 @@ const (
 	maxWindow       = 1<<31 - 1
 	unlimitedStream = 1000 // streams per connection if the server names no limit, as in net/http
 
-	// connWindow is the largest number of bytes of answers in flight on a connection.
+	// connWindow is the window of a connection: how many bytes of answers the server may send
+	// before this side has read them.
 	connWindow = 1 << 20
 	// maxBlock is the largest size of a header block from the server, in bytes.
 	maxBlock = 64 << 10
@@ -33,8 +34,8 @@ const (
 	lastStreamID = 1<<31 - 1
 )
 
-// conn is one connection. Two goroutines serve it: the reader (read) and the writer (write). Each of
-// them owns the fields in its section below. mu guards the fields after mu.
+// conn is one connection. Two goroutines serve it: the reader (runReader) and the writer
+// (runWriter). Each of them owns the fields in its section below. mu guards the fields after mu.
 type conn struct {
 	pool *Pool
 	nc   net.Conn
@@ -143,10 +144,10 @@ func (c *conn) run() {
 	c.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := c.read()
+		err := c.runReader()
 		c.close(err, goAwayCode(err))
 	})
-	wg.Go(c.write)
+	wg.Go(c.runWriter)
 	wg.Wait()
 	c.mu.Lock()
 	c.timer.Stop()
@@ -154,8 +155,8 @@ func (c *conn) run() {
 	c.pool.removeConn(c)
 }
 
-// signal wakes the writer.
-func (c *conn) signal() {
+// wakeWriter wakes the writer goroutine.
+func (c *conn) wakeWriter() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -194,7 +195,7 @@ func (c *conn) startDraining() {
 // closes the connection. The caller holds mu.
 func (c *conn) wakeIfDrained() {
 	if c.draining && len(c.streams) == 0 {
-		c.signal()
+		c.wakeWriter()
 	}
 }
 
@@ -218,18 +219,18 @@ func (c *conn) removeStream(r *Request) {
 	c.wakeIfDrained()
 }
 
-// endStream removes a stream from the connection. If again is true and the request may be tried
-// once more, endStream queues the request again. Otherwise it appends the request to the slice
-// ended, and the caller delivers that slice. again may be true only if the server did not process
-// the request, or cannot have received all of the request. The caller holds mu.
-func (c *conn) endStream(ended []*Request, r *Request, f Failure, again bool) []*Request {
+// endStream removes a stream from the connection. If mayRepeat is true and the request may be tried
+// once more, endStream queues the request again. Otherwise it appends the request to ended, and the
+// caller must deliver the requests in ended. mayRepeat may be true only if the server did not
+// process the request, or cannot have received all of it. The caller holds mu.
+func (c *conn) endStream(ended []*Request, r *Request, f Failure, mayRepeat bool) []*Request {
 	c.removeStream(r)
 	if r.headArrived {
 		// The status is known. An answer with an incomplete body still counts as an answer.
 		f, r.Sent = Answered, false
 	}
 	r.Failure = f
-	if f != Answered && again && c.pool.requeue(r) {
+	if f != Answered && mayRepeat && c.pool.requeue(r) {
 		return ended
 	}
 	c.pool.requestsLeft(1)
@@ -240,9 +241,8 @@ func (c *conn) endStream(ended []*Request, r *Request, f Failure, again bool) []
 func (c *conn) resetStream(id uint32, code http2.ErrCode) { _ = c.ctlFr.WriteRSTStream(id, code) }
 
 // close closes the connection because of err. If code is not ErrCodeNo, the server violated the
-// protocol, and the writer sends a GOAWAY with the code. The connection's requests normally return to
-// their batches. A request of which the server cannot have received all bytes instead goes into the
-// queue again.
+// protocol, and the writer sends a GOAWAY with the code. If the server may have received a whole
+// request, the request returns to its batch. The other requests normally go into the queue again.
 func (c *conn) close(err error, code http2.ErrCode) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -255,8 +255,8 @@ func (c *conn) close(err error, code http2.ErrCode) {
 	}
 	c.startDraining()
 	var done []*Request
-	// Start with the newest request. Each request goes to the front of the queue, so the order is
-	// kept.
+	// endStream puts a request at the front of the queue. So begin with the newest request: then
+	// the oldest is first in the queue.
 	for r := c.byAge.last; r != nil; r = c.byAge.last {
 		r.Err = err
 		done = c.endStream(done, r, Broken, !r.Sent)
@@ -290,7 +290,7 @@ func (c *conn) cancelBatch(b *Batch) {
 	c.mu.Unlock()
 	if len(done) > 0 {
 		deliver(done)
-		c.signal()
+		c.wakeWriter()
 	}
 }
 
@@ -327,7 +327,7 @@ func (c *conn) onTimer() {
 	c.armTimer(now, next)
 	c.mu.Unlock()
 	deliver(done)
-	c.signal()
+	c.wakeWriter()
 	if lost {
 		c.close(errPing, http2.ErrCodeNo)
 	}
@@ -335,8 +335,7 @@ func (c *conn) onTimer() {
 
 var errPing = fmt.Errorf("h2: the server did not answer a PING in time")
 
-// armTimer sets the timer to fire at fireAt, unless the timer will fire earlier anyway. The caller
-// holds mu.
+// armTimer makes the timer fire at fireAt or earlier. The caller holds mu.
 func (c *conn) armTimer(now, fireAt time.Time) {
 	if c.timer == nil || c.timerAt.After(now) && !fireAt.Before(c.timerAt) {
 		return

@@ -62,8 +62,8 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) http2.ErrCode {
 }
 
 // onGoAway starts draining. The GOAWAY contains the id of the last request that the server will
-// process. Requests after it go into the queue again. The other requests wait for their answers. The
-// caller holds mu.
+// process. Requests with a higher id go into the queue again. The other requests wait for their
+// answers. The caller holds mu.
 func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	if !c.draining {
 		c.pool.cfg.Log.Info("the provider closes a connection", "code", f.ErrCode.String(), "reason", loggable(f.DebugData()), "streams", len(c.streams))

@@ -43,8 +43,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n as an HPACK integer. The prefix has the given number of bits; the bits of first
-// are put before it (RFC 7541, 5.1).
+// appendInt appends n as an HPACK integer (RFC 7541, 5.1). The integer begins in the lowest bits of
+// its first byte; the parameter bits says in how many. The other bits of that byte come from first.
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {
@@ -57,14 +57,15 @@ func appendInt(dst []byte, bits, first byte, n int) []byte {
 	return append(dst, byte(n))
 }
 
-// pathIndex encodes :path by its index in the static table, as a literal without indexing.
+// pathIndex is the first byte of the field :path. It names the field by its index in HPACK's static
+// table and says that the value follows and is not put into the table.
 const pathIndex = 4
 
 // tableSize is the largest part of the server's HPACK table that the encoder uses, in bytes.
 const tableSize = 4096
 
-// maxEncodings is the largest number of stored encodings. When this number is reached and another
-// encoding is to be stored, all stored encodings are dropped.
+// maxEncodings limits the number of stored encodings. When one more is to be stored, all stored
+// encodings are dropped first.
 const maxEncodings = 64
 
 // encoder encodes the header blocks of a connection.
@@ -89,7 +90,8 @@ func newEncoder() *encoder {
 	return e
 }
 
-// setLimit applies SETTINGS_HEADER_TABLE_SIZE. It empties the table.
+// setLimit applies the server's SETTINGS_HEADER_TABLE_SIZE. If the limit changes, it empties the
+// table.
 func (e *encoder) setLimit(v uint32) {
 	if v = min(v, tableSize); v == e.limit {
 		return
@@ -102,8 +104,8 @@ func (e *encoder) setLimit(v uint32) {
 	clear(e.encodings)
 }
 
-// append appends the header block of r.
-func (e *encoder) append(dst []byte, r *Request) []byte {
+// appendBlock appends the header block of the request r to dst.
+func (e *encoder) appendBlock(dst []byte, r *Request) []byte {
 	k, ok := e.encodings[r.Fields]
 	if !ok {
 		k = e.encode(r.Fields)

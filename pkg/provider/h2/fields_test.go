@@ -35,7 +35,7 @@ func checkFields(t *testing.T, ops []byte) {
 		r := newRequest("")
 		r.Fields = sets[int(op)%len(sets)]
 		got = got[:0]
-		if _, err := dec.Write(e.append(nil, r)); err != nil {
+		if _, err := dec.Write(e.appendBlock(nil, r)); err != nil {
 			t.Fatalf("%v", err)
 		}
 		if err := dec.Close(); err != nil {

@@ -169,7 +169,7 @@ func (p *Pool) wakeConns(n int) {
 		if best == nil {
 			return
 		}
-		best.signal()
+		best.wakeWriter()
 		if n -= int(min(takeAtOnce, best.freeCount.Load())); n <= 0 {
 			return
 		}
@@ -178,7 +178,7 @@ func (p *Pool) wakeConns(n int) {
 	for i := range cs {
 		c := cs[(from+i)%len(cs)]
 		if f := c.freeCount.Load(); f > 0 {
-			c.signal()
+			c.wakeWriter()
 			if n -= int(min(takeAtOnce, f)); n <= 0 {
 				return
 			}
@@ -216,8 +216,9 @@ func (p *Pool) requestsLeft(n int) {
 // maxTries is how often a request may be started on a connection.
 const maxTries = 3
 
-// requeue puts a request back to the front of its rank. It returns false if the request was tried
-// maxTries times, its batch is cancelled, or the pool cannot send now.
+// requeue puts a request back into the queue, before the other requests of its rank. It returns
+// false if the request was tried maxTries times, its batch is cancelled, or the pool cannot send
+// now.
 func (p *Pool) requeue(r *Request) bool {
 	if r.tries++; r.tries >= maxTries {
 		return false
@@ -286,7 +287,7 @@ func (p *Pool) addConn(c *conn) {
 	c.mu.Lock()
 	c.publishFree()
 	c.mu.Unlock()
-	c.signal()
+	c.wakeWriter()
 }
 
 // removeReady removes a connection from the connections that accept requests.

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// deliverAt is the number of finished requests at which the reader delivers them to their batches,
-// even if more frames are in the read buffer.
+// deliverAt limits how long finished requests wait. When so many requests have finished, the reader
+// delivers them to their batches, even if more frames are in the read buffer.
 const deliverAt = 256
 
 // responseHead contains the fields of a header block that this package uses.
@@ -27,9 +27,9 @@ type headerBlock struct {
 	buf   []byte
 }
 
-// read is the reader goroutine. It returns why the connection ended. The error is an
-// http2.ConnectionError if the server violated the protocol.
-func (c *conn) read() error {
+// runReader reads frames until the connection ends, in the reader goroutine. It returns why the
+// connection ended. The error is an http2.ConnectionError if the server violated the protocol.
+func (c *conn) runReader() error {
 	defer c.deliverEnded()
 	for {
 		if !c.frameBuffered() || len(c.endedRequests) >= deliverAt {
@@ -93,7 +93,7 @@ func (c *conn) onFrame(f http2.Frame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer c.signal()
+	defer c.wakeWriter()
 	code := http2.ErrCodeNo
 	switch f := f.(type) {
 	case *http2.SettingsFrame:
@@ -120,7 +120,8 @@ func (c *conn) onFrame(f http2.Frame) error {
 	return nil
 }
 
-// neverOpened reports whether no stream with this id was ever opened. The caller holds mu.
+// neverOpened returns true if this side has not opened a stream with this id yet. The caller holds
+// mu.
 func (c *conn) neverOpened(id uint32) bool { return id%2 == 0 || id >= c.nextID }
 
 func (c *conn) onHeaders(id uint32, fragment []byte, complete, ended bool) error {
@@ -215,7 +216,7 @@ func (c *conn) onBlock(id uint32, block []byte, ended bool) error {
 // endMalformed ends a stream whose answer violates HTTP. The caller holds mu.
 func (c *conn) endMalformed(r *Request) {
 	c.resetStream(r.id, http2.ErrCodeProtocol)
-	c.signal()
+	c.wakeWriter()
 	c.endedRequests = c.endStream(c.endedRequests, r, Broken, false)
 }
 
@@ -224,7 +225,7 @@ func (c *conn) endAnswered(r *Request) {
 	if !r.Sent {
 		// The server answered before it received the whole request, and needs no more of it.
 		c.resetStream(r.id, http2.ErrCodeNo)
-		c.signal()
+		c.wakeWriter()
 	}
 	r.ended = true
 	c.endedRequests = c.endStream(c.endedRequests, r, Answered, false)
@@ -240,13 +241,14 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	if c.recvWindow -= n; c.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	// Grant the connection's window again before the data is used. Other limits bound the memory:
-	// an answer has at most MaxAnswer bytes, and this side decides how many streams exist.
+	// Let the server send as many bytes again as have arrived, even before they are used. Other
+	// limits bound the memory: an answer has at most MaxAnswer bytes, and this side decides how
+	// many streams exist.
 	if c.ungranted += n; c.ungranted >= connWindow/4 {
 		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.ungranted))
 		c.recvWindow += c.ungranted
 		c.ungranted = 0
-		c.signal()
+		c.wakeWriter()
 	}
 	r := c.streams[f.StreamID]
 	if r == nil {
@@ -267,14 +269,14 @@ func (c *conn) onData(f *http2.DataFrame) error {
 		c.endAnswered(r)
 	case len(data) >= room:
 		c.resetStream(r.id, http2.ErrCodeCancel) // the rest of the body is not needed
-		c.signal()
+		c.wakeWriter()
 		c.endedRequests = c.endStream(c.endedRequests, r, Answered, false)
 	default:
 		if r.ungranted += n; r.ungranted >= defaultWindow/2 {
 			_ = c.ctlFr.WriteWindowUpdate(r.id, uint32(r.ungranted))
 			r.recvWindow += r.ungranted
 			r.ungranted = 0
-			c.signal()
+			c.wakeWriter()
 		}
 	}
 	return nil
@@ -306,6 +308,6 @@ func (c *conn) deliverEnded() {
 	clear(c.endedRequests)
 	c.endedRequests = c.endedRequests[:0]
 	if c.pool.waiting.Load() > 0 {
-		c.signal()
+		c.wakeWriter()
 	}
 }

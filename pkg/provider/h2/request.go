@@ -53,8 +53,8 @@ func (d *Down) Unwrap() error { return d.Err }
 // Request is one POST. The pool owns it from Submit until the batch returns it. At all other times
 // the caller may read and write it, and may submit it again.
 type Request struct {
-	// The request. Path is the value of :path. OwnFields contains the encoded fields that only this
-	// request has (see AppendField).
+	// The next fields are the request. Path is the value of :path. OwnFields contains the encoded
+	// fields that only this request has (see AppendField).
 	Fields    *Fields
 	Path      []byte
 	OwnFields []byte
@@ -62,10 +62,10 @@ type Request struct {
 
 	Tag int // for the caller's own use
 
-	// The result. Answer is valid until the request is submitted again.
+	// The next fields are the result. Answer is valid until the request is submitted again.
 	Failure Failure
-	// Sent is set only if the request failed. It means that the server may have received the whole
-	// request.
+	// If the request failed and Sent is true, the server may have received the whole request. If
+	// the request was answered, Sent is false.
 	Sent       bool
 	Err        error // set with NoConnection and Withheld, and with Broken if the connection failed
 	Status     int
@@ -89,7 +89,7 @@ type Request struct {
 	prev, next *Request // links in the queue, or in the connection's list of requests by age
 }
 
-// reset prepares r for a try.
+// reset prepares r for the next try.
 func (r *Request) reset() {
 	r.Failure, r.Sent, r.Err, r.Status, r.RetryAfter, r.Answer = Answered, false, nil, 0, "", r.Answer[:0]
 	r.id, r.unwritten, r.ungranted, r.waitsForWindow, r.headArrived, r.ended = 0, nil, 0, false, false, false

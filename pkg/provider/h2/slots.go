@@ -21,8 +21,8 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 	}
 	t = t.Clone()
 	t.NextProtos = []string{"h2"}
-	// Small first TLS records help only a reader that uses the first bytes before the rest arrives.
-	// Here writes are large.
+	// Use large TLS records from the start. Small first records would help only a receiver that
+	// uses the first bytes before the rest arrives.
 	t.DynamicRecordSizingDisabled = true
 	if t.ServerName == "" {
 		t.ServerName, _, _ = net.SplitHostPort(address)

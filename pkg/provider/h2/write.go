@@ -17,9 +17,9 @@ const (
 	ownFields = 6
 )
 
-// write is the writer goroutine. It takes requests from the queue while the connection has room,
-// and writes everything that is ready in one call.
-func (c *conn) write() {
+// runWriter runs in the writer goroutine. It takes requests from the queue while the connection has
+// room, and writes everything that is ready with one call of Write.
+func (c *conn) runWriter() {
 	defer func() { _ = c.nc.Close() }()
 	for {
 		select {
@@ -141,7 +141,7 @@ func (c *conn) appendHeaders(r *Request) {
 	const hl = 9
 	at := len(c.out)
 	c.out = append(c.out, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-	c.out = c.enc.append(c.out, r)
+	c.out = c.enc.appendBlock(c.out, r)
 	n := len(c.out) - at - hl
 	flags := http2.Flags(0)
 	if len(r.Body) == 0 {
