@@ -100,8 +100,8 @@ func tailFilter(x *exchange) (api.TailFilter, error) {
 	return f, nil
 }
 
-// withoutProcesses removes names and places of processes, which only operators may see. A caller
-// can still see that outcomes are missing.
+// withoutProcesses removes the names and addresses of processes from an event, because only
+// operators may see them. A caller can still see that outcomes are missing.
 func withoutProcesses(e *api.Event) {
 	e.Processes = nil
 	if e.Process != "" {
@@ -115,8 +115,8 @@ func withoutProcesses(e *api.Event) {
 	}
 }
 
-// streamEvents writes events until the channel is closed. It flushes when no further event is
-// queued. If a client does not read within WriteTimeout, it ends the stream.
+// streamEvents writes events until the channel is closed. It flushes when no further event waits in
+// the channel. It returns an error if the client does not read within WriteTimeout.
 func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) error {
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// Triggers registers and changes triggers. *trigger.Service implements it. Get, Cancel and
-// Reschedule only find triggers of the given caller. Find and ListAll find triggers of every
-// caller.
+// Triggers registers and changes triggers. *trigger.Service implements it. Get, List, Cancel and
+// Reschedule use only the triggers of the given caller. Find and ListAll use the triggers of all
+// callers.
 type Triggers interface {
 	Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
@@ -41,7 +41,8 @@ func getTrigger(x *exchange) (api.TriggerStatus, error) {
 	return triggerStatus(&t, x.srv.deps.Now(), true), err
 }
 
-// changesTrigger returns a handler that finds a trigger, if the request may see it, and changes it.
+// changesTrigger returns a handler that finds the trigger in the path, if the request may see it,
+// and changes the trigger.
 func changesTrigger(to func(*exchange, *engine.Trigger) (engine.Trigger, error)) handler {
 	return func(x *exchange) error {
 		t, err := findTrigger(x)
