@@ -15,10 +15,10 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// wireConn is one HTTP/2 connection of a caller. One goroutine reads frames, one goroutine writes
-// frames, and each request has a goroutine of its own, as in net/http. Only the goroutine of serve
-// uses inFramer. The other goroutines lock mu and put frames into outgoing. writeLoop sends the
-// frames in outgoing.
+// wireConn is one HTTP/2 connection of a caller. As in net/http, one goroutine (serve) reads
+// frames, one (writeLoop) writes frames, and each request has its own goroutine. Only serve uses
+// inFramer. To send a frame, a goroutine locks mu and adds the frame to outgoing. writeLoop sends
+// the frames in outgoing.
 type wireConn struct {
 	srv      *wireServer
 	tlsConn  *tls.Conn
@@ -49,7 +49,7 @@ type wireConn struct {
 	headerBlock         bytes.Buffer
 }
 
-// wireStream is one request under way. The lock of its connection guards its fields.
+// wireStream is one request in progress. wireConn.mu guards its fields.
 type wireStream struct {
 	id           uint32
 	head         []hpack.HeaderField
@@ -116,8 +116,7 @@ func (c *wireConn) serve() {
 	}
 }
 
-// change calls f while it holds the lock, and then wakes the writer. The function f may write frames
-// to outFramer.
+// change locks mu, calls f, and then wakes writeLoop. f may write frames to outFramer.
 func (c *wireConn) change(f func()) {
 	c.mu.Lock()
 	f()
@@ -176,9 +175,9 @@ func (c *wireConn) writeLoop() {
 	}
 }
 
-// hangUp closes the sending side and lets the caller close the connection. If this side closed the
-// connection while there is unread data, the connection would be reset, and the caller would lose
-// frames that are still under way.
+// hangUp closes the sending side and lets the caller close the connection. If the server closed a
+// connection with unread data, the connection would be reset, and frames that the caller has not
+// yet received would be lost.
 func (c *wireConn) hangUp() {
 	_ = c.tlsConn.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_ = c.tlsConn.CloseWrite()
@@ -187,8 +186,8 @@ func (c *wireConn) hangUp() {
 	}
 }
 
-// announce makes w the settings in force and sends them. serve calls it first, so the first frame
-// of a connection is a SETTINGS frame.
+// announce stores the new settings w and sends them. serve calls it first, so the first frame of a
+// connection is a SETTINGS frame.
 func (c *wireConn) announce(w Wire) {
 	c.change(func() {
 		c.wire = w
@@ -196,7 +195,7 @@ func (c *wireConn) announce(w Wire) {
 	})
 }
 
-// sendSettings sends the settings in force. The caller holds the lock.
+// sendSettings sends the current settings. The caller holds the lock.
 func (c *wireConn) sendSettings() {
 	w := c.wire
 	if first := c.srv.sim.cfg.APNs.FirstStreams; first > 0 && !c.proven {
@@ -211,8 +210,8 @@ func (c *wireConn) sendSettings() {
 	)
 }
 
-// proveToken records that APNs has accepted a provider token. So the limit FirstStreams no longer
-// applies to the connection.
+// proveToken records that APNs has accepted a provider token on this connection. From then on the
+// limit FirstStreams does not apply to it.
 func (c *wireConn) proveToken() {
 	if c.srv.sim.cfg.APNs.FirstStreams <= 0 {
 		return
