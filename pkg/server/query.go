@@ -175,7 +175,7 @@ func (c cursorSealer) openCursor(s string, bound ...string) ([]byte, error) {
 	if s == "" {
 		return nil, nil
 	}
-	bad := notify.Invalid("bad_cursor", "cursor", "is not a cursor of this listing")
+	bad := notify.Invalid("bad_cursor", "cursor", "must be a cursor that this list returned, unchanged")
 	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
 	if err != nil || len(b) < macSize {
 		return nil, bad

@@ -288,7 +288,7 @@ func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		writeError(w, notify.Invalid("bad_body", "", "must hold one id per line: "+err.Error()))
+		writeError(w, notify.Invalid("bad_body", "", "must have one id on each line: "+err.Error()))
 		return
 	}
 	writeJSON(w, http.StatusOK, out)

@@ -129,7 +129,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Refuse, GoAway, CloseConn:
 		if r.Provider != APNs {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q needs the provider apns", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider apns: set provider too", r.Do))
 		}
 		return nil
 	case Drip, Delay:
@@ -139,7 +139,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Redirect, Huge:
 		if r.Provider != Callback {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q needs the provider callback", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider callback: set provider too", r.Do))
 		}
 		if r.Do == Redirect && r.Location == "" {
 			return notify.Invalid("no_location", "location", "is required if do is \"redirect\": it is the URL to which the answer redirects")

@@ -26,8 +26,8 @@ func flag(set bool, bit byte) byte {
 	return 0
 }
 
-// exceptionFields describes an exception without its position. Flags say whether the exception has a
-// wake-up time, several addresses and a receipt. Most exceptions have none of these three.
+// exceptionFields packs or unpacks an exception without its position. Flags in the first byte say
+// whether wake-up time, several addresses and receipt follow. Most exceptions have none of them.
 func exceptionFields(c *codec.Codec, x *notify.Exception, accepted int64) {
 	head := byte(x.State)&0x0f | flag(x.Retry, exceptionRetries) | flag(x.Wake != 0, exceptionWakes) |
 		flag(x.Addr != 0 || x.Of != 0, exceptionAddress) | flag(x.Receipt != "", exceptionReceipt)
@@ -48,9 +48,9 @@ func exceptionFields(c *codec.Codec, x *notify.Exception, accepted int64) {
 	}
 }
 
-// RowFields describes an outcome row without its key. Times are stored relative to Accepted, and
-// indexes and positions as differences from the value before. So the done row of a chunk with 8,300
-// receivers takes about 100 bytes, and 5 bytes more for each failure.
+// RowFields packs or unpacks an outcome row without its key. Times are stored relative to Accepted.
+// Indexes and positions are stored as differences from the index or position before. So the done
+// row of a chunk with 8,300 receivers takes about 100 bytes, and 5 bytes more for each failure.
 //
 // RowFields does not pass c to a function value, because that would move the codec to the heap.
 func RowFields(c *codec.Codec, r *notify.Row) {
@@ -151,5 +151,5 @@ func readRowKey(b string, k *notify.RowKey) bool {
 	return true
 }
 
-// timeKey returns the first key of requests that were made at ms (ms since 1970).
+// timeKey returns the first possible key of rows whose request was made at ms (ms since 1970).
 func timeKey(ms int64) string { return num(uint64(min(max(ms, 0), 1<<48-1)))[2:] }
