@@ -25,7 +25,7 @@ func (s LaneStop) String() string {
 // nextStep returns one or two sentences that say what happens next, and when.
 func nextStep(d *Deps, k *knownNotification, cancelled bool) string {
 	e := &k.found.Envelope
-	left := k.pending(d.Now())
+	left := k.findPending(d.Now())
 	switch state := k.out.State; {
 	case cancelled && !state.Terminal():
 		return "It will not be sent: a worker marks it CANCELLED when it reads it."
@@ -130,11 +130,11 @@ func (o *pending) afterReceipt(k *knownNotification) string {
 	return "Its retry at " + formatTime(o.deferred.Wake) + " will find the receipt and end without a call."
 }
 
-// pending returns the attempt that has no outcome yet. It reads the rows in order, because each row
-// ends the deferrals and claims of earlier rows.
-func (k *knownNotification) pending(now time.Time) (o pending) {
-	for _, r := range ordered(k.rows) {
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+// findPending returns the attempt that has no outcome yet. It reads the rows in order, because each
+// row ends the deferrals and claims of earlier rows.
+func (k *knownNotification) findPending(now time.Time) (o pending) {
+	for _, r := range orderedRows(k.rows) {
+		pos, ok := positionOf(r, k.found.ID.Index, k.found.Pos)
 		if !ok || r.Key.Epoch != k.out.Epoch || r.Key.Kind != notify.RowOutcome {
 			continue
 		}

@@ -151,7 +151,7 @@ func statusOf(k *knownNotification) api.Status {
 		Campaign:       e.Campaign,
 		UserID:         string(k.found.User),
 		Epoch:          k.out.Epoch,
-		Attempts:       attempts(k),
+		Attempts:       countAttempts(k),
 		Code:           k.out.Code,
 		AcceptedAt:     timeOf(e.Accepted),
 		UpdatedAt:      optionalTimeOf(k.out.Updated),
@@ -161,13 +161,13 @@ func statusOf(k *knownNotification) api.Status {
 	}
 }
 
-// attempts returns how many attempts of the current epoch called a provider. An outcome or a
+// countAttempts returns how many attempts of the current epoch called a provider. An outcome or a
 // receipt proves that there was a call.
-func attempts(k *knownNotification) int {
+func countAttempts(k *knownNotification) int {
 	tried := map[uint16]bool{}
 	for i := range k.rows {
 		r := &k.rows[i]
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+		pos, ok := positionOf(r, k.found.ID.Index, k.found.Pos)
 		if !ok || !isSettled(r, pos) || r.Key.Epoch != k.out.Epoch {
 			continue
 		}
@@ -201,9 +201,9 @@ func calledProvider(x *notify.Exception) bool {
 	return false
 }
 
-// position returns the position of a receiver in the envelope of r. It returns false if r has
+// positionOf returns the position of a receiver in the envelope of r. It returns false if r has
 // nothing about the receiver.
-func position(r *notify.Row, index, pos uint32) (uint32, bool) {
+func positionOf(r *notify.Row, index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == notify.RowReceipt:
 		return 0, r.Key.First == index
@@ -263,9 +263,9 @@ func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	})
 }
 
-// storeCancel stores a cancellation. If one is already stored for the scope, it answers with the
-// stored one. Otherwise it first calls checkAllowed, and refuses the cancellation if checkAllowed
-// returns an error.
+// storeCancel stores a cancellation. If a cancellation is already stored for the scope, it answers
+// with that cancellation. Otherwise it first calls checkAllowed. If checkAllowed returns an error,
+// it stores nothing and returns the error.
 func storeCancel(x *exchange, scope, caller string, checkAllowed func() error) error {
 	ctx, cancels := x.r.Context(), x.srv.deps.Cancels
 	c, ok, err := cancels.Get(ctx, scope)
@@ -288,8 +288,8 @@ func storeCancel(x *exchange, scope, caller string, checkAllowed func() error) e
 	return x.json(http.StatusAccepted, api.Cancelled{Scope: c.Scope, CancelledAt: at, BindsAt: at.Add(cancelBinds)})
 }
 
-// cancellation returns the earliest cancellation that applies to a notification.
-func cancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
+// findCancellation returns the earliest cancellation that applies to a notification.
+func findCancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
 	scopes := []string{k.found.ID.String()}
 	if k.found.ID.FanOut {
 		scopes = append(scopes, notify.ID{Base: k.found.ID.Base}.String())

@@ -308,8 +308,8 @@ func withMaxWait(h handler) handler {
 	}
 }
 
-// mux builds the handler of the route table. A method that a path does not allow, and an unknown
-// path, are answered with an api.Problem too.
+// mux builds the handler of the route table. It also answers with an api.Problem if the path is
+// unknown or does not allow the method.
 func (s *Server) mux(table []route) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, rt *route) {

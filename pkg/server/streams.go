@@ -13,9 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// failedFeed returns the caller's failures after a position. If the query has the parameter wait
-// and there is no failure yet, it waits for the next failure, so that a service can follow the
-// feed.
+// failedFeed returns the caller's failures after a position. With the parameter wait it waits for
+// the next failure if there is none yet. So a service can follow the feed.
 func failedFeed(x *exchange) (api.FailedPage, error) {
 	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
 	wait, _ := parseSpan(x.query.text("wait"))

@@ -18,11 +18,11 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	if err != nil {
 		return t, err
 	}
-	cancel, cancelled, err := cancellation(x, &k)
+	cancel, cancelled, err := findCancellation(x, &k)
 	if err != nil {
 		return t, err
 	}
-	t.Status, t.Events = statusOf(&k), events(&k)
+	t.Status, t.Events = statusOf(&k), eventsOf(&k)
 	if cancelled {
 		t.Events = withCancel(t.Events, cancel)
 	}
@@ -31,7 +31,7 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 		switch {
 		case err == nil:
 			story := scheduleEvents(&v)
-			if log := k.place(); log != nil {
+			if log := k.logPlace(); log != nil {
 				story = append(story, api.TimelineEvent{Type: "released", Detail: k.found.Envelope.Lane().Topic(), Log: log})
 			}
 			t.Events = append(story, t.Events[1:]...)
@@ -50,13 +50,13 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	return t, nil
 }
 
-// events returns the events of the notification, oldest first. A row contains only the last state
+// eventsOf returns the events of the notification, oldest first. A row contains only the last state
 // of an envelope. So an attempt that has an outcome has no event for its claim.
-func events(k *knownNotification) []api.TimelineEvent {
+func eventsOf(k *knownNotification) []api.TimelineEvent {
 	e := &k.found.Envelope
-	out := []api.TimelineEvent{{At: optionalTimeOf(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.place()}}
-	for _, r := range ordered(k.rows) {
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+	out := []api.TimelineEvent{{At: optionalTimeOf(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.logPlace()}}
+	for _, r := range orderedRows(k.rows) {
+		pos, ok := positionOf(r, k.found.ID.Index, k.found.Pos)
 		if !ok {
 			continue
 		}
@@ -110,10 +110,10 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	return ev
 }
 
-// ordered sorts the rows by epoch, attempt and deferral. A receipt comes directly after the outcome
-// of its attempt. But if outcomes of later attempts were written before the receipt, it comes after
-// those outcomes.
-func ordered(rows []notify.Row) []*notify.Row {
+// orderedRows sorts the rows by epoch, attempt and deferral. A receipt comes directly after the
+// outcome of its attempt. But if outcomes of later attempts were written before the receipt, it
+// comes after those outcomes.
+func orderedRows(rows []notify.Row) []*notify.Row {
 	rs := make([]*notify.Row, len(rows))
 	for i := range rows {
 		rs[i] = &rows[i]
@@ -163,9 +163,9 @@ func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	return slices.Insert(evs, i, ev)
 }
 
-// place returns the position of the notification's record in the log. It returns nil if there is no
-// record yet.
-func (k *knownNotification) place() *api.LogPlace {
+// logPlace returns the position of the notification's record in the log. It returns nil if there is
+// no record yet.
+func (k *knownNotification) logPlace() *api.LogPlace {
 	if k.scheduled != nil || k.found.Topic == "" {
 		return nil
 	}

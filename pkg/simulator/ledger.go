@@ -175,7 +175,7 @@ func (l *Ledger) recordEntry(e *ledgerEntry) {
 // is due. It releases the lock during a write. If memory is full and another call is writing, it
 // first waits for that write. The caller holds the lock.
 func (l *Ledger) spillIfFull() {
-	for l.pairs.full(len(l.arrivals.growing)) {
+	for l.pairs.isFull(len(l.arrivals.growing)) {
 		if l.writing {
 			l.writeEnded.Wait()
 			continue
@@ -195,7 +195,7 @@ func (l *Ledger) spillIfFull() {
 		l.writing = false
 		l.writeEnded.Broadcast()
 	}
-	if l.orders.full() {
+	if l.orders.mergeDue() {
 		l.mergeOrders(len(l.orders.waiting) >= 2*l.orders.mergeAt)
 	}
 }

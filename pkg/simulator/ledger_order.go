@@ -15,8 +15,8 @@ import (
 // it is out of order.
 type userOrder struct{ highestTried, highestTaken uint64 }
 
-// orderEvent is the first attempt to send a message to a user at an address, or the first delivery
-// of this message, or both in one request.
+// orderEvent is about a message to a user at an address. It is the first attempt to send the
+// message, its first delivery, or both.
 type orderEvent struct {
 	key, seq                uint64
 	firstTry, firstDelivery bool
@@ -79,8 +79,8 @@ func (o *userOrders) addEvent(e *orderEvent) (before userOrder, lateTry, late bo
 	return before, lateTry, late
 }
 
-// full reports whether a merge is due.
-func (o *userOrders) full() bool {
+// mergeDue returns true if it is time for a merge.
+func (o *userOrders) mergeDue() bool {
 	return o.err == nil && (len(o.users) > o.maxInMemory || len(o.waiting) >= o.mergeAt)
 }
 

@@ -37,8 +37,8 @@ func newPairs(dir string, budget int) *pairStore {
 	return &pairStore{dir: dir, budget: budget, hotTable: newTable()}
 }
 
-// newest returns the newest version of a slot, or an unused slot if no version exists.
-func (p *pairStore) newest(k *pageKey, i int) pairSlot {
+// newestVersion returns the newest version of a slot, or an unused slot if no version exists.
+func (p *pairStore) newestVersion(k *pageKey, i int) pairSlot {
 	s, alone := p.hotTable.slotOf(k, i)
 	if s.attempts == 0 && !alone && p.frozenTable != nil {
 		s, alone = p.frozenTable.slotOf(k, i)
@@ -95,7 +95,7 @@ func (p *pairStore) noteError(err error) {
 func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	k, i := keyOf(id)
 	addr := uint32(e.addr)
-	first := p.newest(&k, i)
+	first := p.newestVersion(&k, i)
 	if first.attempts == 0 || first.addr == addr {
 		h := first.countTake(e)
 		h.firstOfID = h.first && !first.idCounted
@@ -108,7 +108,7 @@ func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	for {
 		further.layer++
 		p.layers = max(p.layers, further.layer)
-		if s := p.newest(&further, i); s.attempts == 0 || s.addr == addr {
+		if s := p.newestVersion(&further, i); s.attempts == 0 || s.addr == addr {
 			h = s.countTake(e)
 			p.hotTable.setSlot(&further, i, s, p.isAlone)
 			break
@@ -121,9 +121,9 @@ func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	return h
 }
 
-// full returns true if hotTable must be frozen. otherBytes is the size of other memory that is
+// isFull returns true if hotTable must be frozen. otherBytes is the size of other memory that is
 // written to disk together with hotTable.
-func (p *pairStore) full(otherBytes int) bool {
+func (p *pairStore) isFull(otherBytes int) bool {
 	return p.err == nil && len(p.hotTable.places) > 0 && p.hotTable.bytes()+otherBytes >= p.budget
 }
 

@@ -163,7 +163,7 @@ func (l *Ledger) Lookup(text string) []Delivery {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Delivery
-	for s := l.pairs.newest(&k, i); s.attempts > 0; s = l.pairs.newest(&k, i) {
+	for s := l.pairs.newestVersion(&k, i); s.attempts > 0; s = l.pairs.newestVersion(&k, i) {
 		out = append(out, deliveryOf(text, s))
 		k.layer++
 	}
@@ -179,7 +179,7 @@ func (l *Ledger) Delivered(text string) bool {
 	k, i := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.pairs.newest(&k, i).idCounted
+	return l.pairs.newestVersion(&k, i).idCounted
 }
 
 func deliveryOf(id string, s pairSlot) Delivery {

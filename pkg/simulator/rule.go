@@ -129,7 +129,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Refuse, GoAway, CloseConn:
 		if r.Provider != APNs {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider apns: set provider too", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider apns: set provider to apns", r.Do))
 		}
 		return nil
 	case Drip, Delay:
@@ -139,7 +139,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Redirect, Huge:
 		if r.Provider != Callback {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider callback: set provider too", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider callback: set provider to callback", r.Do))
 		}
 		if r.Do == Redirect && r.Location == "" {
 			return notify.Invalid("no_location", "location", "is required if do is \"redirect\": it is the URL to which the answer redirects")
@@ -253,7 +253,8 @@ func (rs *ruleList) all() []Rule {
 	return out
 }
 
-// decide returns the rules that apply to one request. It counts the matches of the rules.
+// decide returns the rules that apply to one request. It also counts, for each rule, the requests
+// that matched.
 func (rs *ruleList) decide(c *providerCall) faultPlan {
 	var p faultPlan
 	list := *rs.list.Load()

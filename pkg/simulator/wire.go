@@ -61,9 +61,9 @@ type WireStats struct {
 	Rejected uint64 `json:"rejected"` // streams that began after a GOAWAY, which the server ignored
 }
 
-// wireServer serves APNs over HTTP/2. It replaces the server of net/http, which cannot refuse a
-// stream, change a limit of an open connection, or send GOAWAY while requests are in progress. That
-// server also needs three times as much CPU per request.
+// wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream or change a
+// limit of an open connection. It also cannot send GOAWAY while requests are in progress. It needs
+// three times as much CPU per request.
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler
@@ -135,8 +135,8 @@ func (s *wireServer) state() (Wire, WireStats) {
 	return s.wire, st
 }
 
-// count calls f with the counters. It holds the lock during the call.
-func (s *wireServer) count(f func(*WireStats)) {
+// updateStats calls f with the counters. It holds the lock during the call.
+func (s *wireServer) updateStats(f func(*WireStats)) {
 	s.mu.Lock()
 	f(&s.stats)
 	s.mu.Unlock()

@@ -26,10 +26,10 @@ func (c *wireConn) handleRequest(ctx context.Context, s *wireStream) {
 		case nil:
 			w.end()
 		case errRefuse:
-			c.srv.count(func(s *WireStats) { s.Refused++ })
-			c.change(func() { c.resetStream(s.id, http2.ErrCodeRefusedStream) })
+			c.srv.updateStats(func(s *WireStats) { s.Refused++ })
+			c.lockAndWake(func() { c.resetStream(s.id, http2.ErrCodeRefusedStream) })
 		case http.ErrAbortHandler:
-			c.change(func() {
+			c.lockAndWake(func() {
 				if c.streams[s.id] == s { // false if the caller has already reset the stream
 					c.resetStream(s.id, http2.ErrCodeInternal)
 				}

@@ -80,7 +80,7 @@ func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
 // serve reads frames until the connection ends.
 func (c *wireConn) serve() {
 	defer c.requests.Wait()
-	defer c.cut()
+	defer c.closeNow()
 	_ = c.tlsConn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c.tlsConn, preface); err != nil || string(preface) != http2.ClientPreface {
@@ -99,13 +99,13 @@ func (c *wireConn) serve() {
 		}
 		var stream http2.StreamError
 		if errors.As(err, &stream) {
-			c.change(func() { c.resetStream(stream.StreamID, stream.Code) })
+			c.lockAndWake(func() { c.resetStream(stream.StreamID, stream.Code) })
 			continue
 		}
 		var broken http2.ConnectionError
 		if errors.As(err, &broken) {
-			c.srv.count(func(s *WireStats) { s.Broken++ })
-			c.change(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
+			c.srv.updateStats(func(s *WireStats) { s.Broken++ })
+			c.lockAndWake(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
 			// Wait until the caller has read the GOAWAY and closed the connection.
 			_, _ = io.Copy(io.Discard, c.tlsConn)
 			return
@@ -116,8 +116,8 @@ func (c *wireConn) serve() {
 	}
 }
 
-// change locks mu, calls f, and then wakes writeLoop. f may write frames to outFramer.
-func (c *wireConn) change(f func()) {
+// lockAndWake locks mu, calls f, and then wakes writeLoop. f may write frames to outFramer.
+func (c *wireConn) lockAndWake(f func()) {
 	c.mu.Lock()
 	f()
 	c.mu.Unlock()
@@ -131,8 +131,8 @@ func (c *wireConn) signal() {
 	}
 }
 
-// cut closes the connection at once.
-func (c *wireConn) cut() {
+// closeNow closes the connection at once.
+func (c *wireConn) closeNow() {
 	c.cancel()
 	c.mu.Lock()
 	c.windowGrew.Broadcast()
@@ -162,7 +162,7 @@ func (c *wireConn) writeLoop() {
 			}
 			if len(buf) > 0 {
 				if _, err := c.tlsConn.Write(buf); err != nil {
-					c.cut()
+					c.closeNow()
 					return
 				}
 			}
@@ -176,8 +176,8 @@ func (c *wireConn) writeLoop() {
 }
 
 // hangUp closes the sending side and lets the caller close the connection. If the server closed a
-// connection with unread data, the connection would be reset, and frames that the caller has not
-// yet received would be lost.
+// connection with unread data, the connection would be reset. Then the caller would lose frames
+// that it has not received yet.
 func (c *wireConn) hangUp() {
 	_ = c.tlsConn.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_ = c.tlsConn.CloseWrite()
@@ -189,7 +189,7 @@ func (c *wireConn) hangUp() {
 // announce stores the new settings w and sends them. serve calls it first, so the first frame of a
 // connection is a SETTINGS frame.
 func (c *wireConn) announce(w Wire) {
-	c.change(func() {
+	c.lockAndWake(func() {
 		c.wire = w
 		c.sendSettings()
 	})
@@ -228,19 +228,19 @@ func (c *wireConn) proveToken() {
 
 // goAway sends GOAWAY. Streams that have begun are still answered. Later streams are ignored.
 func (c *wireConn) goAway() {
-	c.change(func() {
+	c.lockAndWake(func() {
 		if c.goingAway {
 			return
 		}
 		c.goingAway, c.goAwayStream = true, c.lastStream
 		_ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCodeNo, []byte(`{"reason":"Shutdown"}`))
-		c.srv.count(func(s *WireStats) { s.GoAways++ })
+		c.srv.updateStats(func(s *WireStats) { s.GoAways++ })
 	})
 }
 
 // close ends the connection normally, without a GOAWAY. It drops the frames that were not sent.
 func (c *wireConn) close() {
-	c.change(func() { c.outgoing.Reset(); c.closing = true })
+	c.lockAndWake(func() { c.outgoing.Reset(); c.closing = true })
 }
 
 // resetStream ends a stream with RST_STREAM. The caller holds the lock.

@@ -25,7 +25,7 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 		}
 		c.windowGrew.Broadcast()
 	case *http2.RSTStreamFrame:
-		c.srv.count(func(s *WireStats) { s.Resets++ })
+		c.srv.updateStats(func(s *WireStats) { s.Resets++ })
 		if s := c.streams[f.StreamID]; s != nil {
 			delete(c.streams, f.StreamID)
 			if s.cancel != nil {
@@ -34,7 +34,7 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 			c.windowGrew.Broadcast()
 		}
 	case *http2.PingFrame:
-		c.srv.count(func(s *WireStats) { s.Pings++ })
+		c.srv.updateStats(func(s *WireStats) { s.Pings++ })
 		if !f.IsAck() {
 			_ = c.outFramer.WritePing(true, f.Data)
 		}
@@ -77,7 +77,7 @@ func (c *wireConn) onAck() error {
 	if len(c.unackedSettings) == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	c.srv.count(func(s *WireStats) { s.Acked++ })
+	c.srv.updateStats(func(s *WireStats) { s.Acked++ })
 	w := c.unackedSettings[0]
 	c.unackedSettings = c.unackedSettings[1:]
 	for _, s := range c.streams {
@@ -130,12 +130,12 @@ func (c *wireConn) onHeaders(f *http2.MetaHeadersFrame) error {
 	case id%2 == 0 || id <= c.lastStream && !c.goingAway:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	case c.goingAway && id > c.goAwayStream:
-		c.srv.count(func(s *WireStats) { s.Rejected++ })
+		c.srv.updateStats(func(s *WireStats) { s.Rejected++ })
 		return nil
 	}
 	c.lastStream = max(c.lastStream, id)
 	if c.overStreamLimit() {
-		c.srv.count(func(s *WireStats) { s.Over++; s.Refused++ })
+		c.srv.updateStats(func(s *WireStats) { s.Over++; s.Refused++ })
 		c.resetStream(id, http2.ErrCodeRefusedStream)
 		return nil
 	}
@@ -173,7 +173,7 @@ func (c *wireConn) onData(f *http2.DataFrame) error {
 	if n > 0 {
 		s.bodyWindow += n
 		_ = c.outFramer.WriteWindowUpdate(f.StreamID, uint32(n))
-		c.srv.count(func(s *WireStats) { s.Updates++ })
+		c.srv.updateStats(func(s *WireStats) { s.Updates++ })
 	}
 	return nil
 }

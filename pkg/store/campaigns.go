@@ -138,8 +138,8 @@ func readBase(r rows.Row) (notify.Base, error) {
 
 // List returns up to max campaigns of a caller, without their bases, newest first. Campaigns of the
 // same time are sorted by id, in descending order. If caller is "", it returns campaigns of all
-// callers. The list begins after the campaign with the Created and ID of the parameter after, or
-// with the newest campaign if this ID is empty.
+// callers. The list begins after the campaign that has the Created and ID of the parameter after.
+// If this ID is empty, it begins with the newest campaign.
 func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
 	prefix := campaignListPrefix(caller)
 	in := rows.Range{Prefix: prefix, Back: true}

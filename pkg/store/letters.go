@@ -14,8 +14,8 @@ import (
 // Seq.
 //
 // Feed, List and Walk return only letters with an Ord up to the last durable Ord. A power loss may
-// undo letters with a higher Ord. Then the store may give the same Ord to another letter, and a
-// reader that has already read up to this Ord would miss it.
+// undo letters with a higher Ord. Then the store may give the same Ord to another letter. A reader
+// that has already read up to this Ord would miss that letter.
 type letters struct {
 	rows    rows.Rows
 	durable durableNumber

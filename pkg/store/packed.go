@@ -22,7 +22,7 @@ func newPacked() *packed {
 // endPart.
 func (p *packed) endPart() { p.ends = append(p.ends, len(p.b)) }
 
-// part returns part i.
+// part returns the bytes of part i.
 func (p *packed) part(i int) []byte {
 	start := 0
 	if i > 0 {

@@ -158,7 +158,7 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 			}
 			return q.deliver(ctx, taken)
 		}
-		if err := q.wait(ctx, next); err != nil {
+		if err := q.waitForChange(ctx, next); err != nil {
 			return nil, err
 		}
 	}
@@ -166,10 +166,10 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return nil, nil
 }
 
-// wait returns when Receive should check the queue again: at firstVisible, at a signal of wakeOne,
-// or when ctx ends. firstVisible is in ns since the queue was opened; 0 means that there is no
-// message. wait returns an error if the store has failed.
-func (q *queue) wait(ctx context.Context, firstVisible int64) error {
+// waitForChange returns when Receive should check the queue again: at firstVisible, at a signal of
+// wakeOne, or when ctx ends. firstVisible is in ns since the queue was opened; 0 means that there
+// is no message. waitForChange returns an error if the store has failed.
+func (q *queue) waitForChange(ctx context.Context, firstVisible int64) error {
 	var due <-chan time.Time
 	if firstVisible > 0 {
 		t := time.NewTimer(time.Duration(firstVisible - q.now()))
@@ -211,7 +211,7 @@ func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, firs
 		x.move(slot, now+visibility)
 	}
 	for l := range x.lanes {
-		if slot, ok := x.first(queueLane(l)); ok && len(taken) == 0 && (firstVisible == 0 || x.slots[slot].visible < firstVisible) {
+		if slot, ok := x.firstInLane(queueLane(l)); ok && len(taken) == 0 && (firstVisible == 0 || x.slots[slot].visible < firstVisible) {
 			firstVisible = x.slots[slot].visible
 		}
 	}
@@ -241,7 +241,7 @@ func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	x := &q.index
 	for {
-		slot, ok = x.first(l)
+		slot, ok = x.firstInLane(l)
 		if !ok || x.slots[slot].visible > now {
 			return 0, false
 		}
@@ -317,7 +317,7 @@ func (q *queue) countUnwrittenLocked() {
 }
 
 // receivedLen is the length of a row in tableReceived. The row has the number of receives (2 bytes)
-// and, for a released message, the time at which it becomes visible again (ms since 1970, 8 bytes).
+// and a time (8 bytes, ms since 1970). At this time a released message becomes visible again.
 const receivedLen = 2 + 8
 
 // putReceived stores how often messages were received and, for released messages, when they become
@@ -332,7 +332,7 @@ func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		for _, t := range of {
-			m := q.index.at(t.slot, t.seq)
+			m := q.index.messageAt(t.slot, t.seq)
 			if m == nil || m.pos == notInHeap {
 				continue
 			}
@@ -351,7 +351,7 @@ func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 func (q *queue) giveBack(taken []takenMessage) {
 	q.mu.Lock()
 	for _, t := range taken {
-		m := q.index.at(t.slot, t.seq)
+		m := q.index.messageAt(t.slot, t.seq)
 		if m != nil && m.hold == held && m.pos != notInHeap && m.receives == t.receives+1 {
 			m.receives, m.hold = t.receives, notHeld
 			q.index.move(t.slot, t.visible)

@@ -43,7 +43,7 @@ func (q *queue) heldMessage(receipt string, now int64) (slot uint32, m *queued) 
 		return 0, nil
 	}
 	slot = binary.BigEndian.Uint32(b[4:])
-	m = q.index.at(slot, binary.BigEndian.Uint64(b[8:]))
+	m = q.index.messageAt(slot, binary.BigEndian.Uint64(b[8:]))
 	if m == nil || m.receives != binary.BigEndian.Uint16(b[16:]) || m.state(now, q.maxReceives) != messageHeld {
 		return 0, nil
 	}

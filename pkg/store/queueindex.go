@@ -67,9 +67,9 @@ func (x *queueIndex) add(m queued) uint32 {
 	return slot
 }
 
-// at returns the message with this slot and seq. It returns nil if the slot is empty or has another
-// message.
-func (x *queueIndex) at(slot uint32, seq uint64) *queued {
+// messageAt returns the message with this slot and seq. It returns nil if the slot is empty or has
+// another message.
+func (x *queueIndex) messageAt(slot uint32, seq uint64) *queued {
 	if uint64(slot) >= uint64(len(x.slots)) || x.slots[slot].seq != seq || seq == 0 {
 		return nil
 	}
@@ -145,8 +145,8 @@ func (x *queueIndex) move(slot uint32, visible int64) {
 	heap.Fix(x.heapOf(slot), int(x.slots[slot].pos))
 }
 
-// first returns the slot on top of a lane's heap. ok is false if the heap is empty.
-func (x *queueIndex) first(l queueLane) (slot uint32, ok bool) {
+// firstInLane returns the slot on top of a lane's heap. ok is false if the heap is empty.
+func (x *queueIndex) firstInLane(l queueLane) (slot uint32, ok bool) {
 	if h := x.lanes[l].slots; len(h) > 0 {
 		return h[0], true
 	}

@@ -56,7 +56,7 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	}
 	return s.rows.Write(ctx, func(b rows.Batch) {
 		for i := range in {
-			if row := p.part(i); !s.fenced(&in[i]) {
+			if row := p.part(i); !s.isFenced(&in[i]) {
 				b.Set(tableStatus, row[:rowKeyLen], row[rowKeyLen:])
 			}
 		}
@@ -139,10 +139,10 @@ func (s *status) updateTenure(p topicPartition, f func(*tenure)) {
 	s.tenures[p] = t
 }
 
-// fenced returns true if r must be dropped because a later tenure has resumed the partition.
-// r.Stamp is the Start of the tenure that wrote r. fenced must be called in the fill function of a
-// Write.
-func (s *status) fenced(r *notify.Row) bool {
+// isFenced returns true if r must be dropped because a later tenure has resumed the partition.
+// r.Stamp is the Start of the tenure that wrote r. isFenced must be called in the fill function of
+// a Write.
+func (s *status) isFenced(r *notify.Row) bool {
 	if r.Stamp <= 0 {
 		return false
 	}
@@ -181,14 +181,14 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes two kinds of rows: done rows that were last updated before doneBefore, and
-// claims, which are not done, that were last updated before claimBefore (both in ms since 1970).
-// The record of a claim may still be in the log. The caller must choose the times so that no
-// process reads the removed rows again. PurgeOutcomes returns how many rows it removed, also with
-// an error. The next call removes the rest.
+// PurgeOutcomes removes old rows. It removes done rows that were last updated before doneBefore. It
+// removes claims, which are rows that are not done, that were last updated before claimBefore. Both
+// times are in ms since 1970. The record of a claim may still be in the log. The caller must choose
+// the times so that no process reads the removed rows again. PurgeOutcomes returns how many rows it
+// removed, also with an error. The next call removes the rest.
 //
-// PurgeOutcomes deletes single rows and not a range of keys. In the range a worker may just now
-// write the claim of an old request, for example of a schedule that was made last year and fires
+// PurgeOutcomes deletes single rows and not a range of keys. At the same time a worker may write a
+// claim of an old request in this range. An example is a schedule that was made last year and fires
 // now.
 //
 // Keys begin with the time of the request, and a row is never older than its request. So the scan

@@ -80,9 +80,9 @@ func (c *triggerHeads) invalidate(id string) {
 	s.forget(slot, id)
 }
 
-// addWritten caches the header of a row that was written, if the row is a claim, because the claim
-// will soon be swapped for its outcome. For any other row it removes the header: after invalidate a
-// reader may have cached the old header, because the write was not visible yet.
+// addWritten is called after a row was written. If the row is a claim, it caches the header,
+// because the claim will soon be swapped. Otherwise it removes the header from the cache: a reader
+// may have cached the old header before the write was visible.
 func (c *triggerHeads) addWritten(id string, h triggerHeader) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()

@@ -211,8 +211,8 @@ func (p *Printer) yaml(v any) error {
 	return err
 }
 
-// quoteControls makes the encoder put double quotes around each text with control characters,
-// because escapeLines will escape them, and YAML allows escapes only between double quotes.
+// quoteControls makes the encoder put double quotes around each text with control characters.
+// escapeLines will escape these characters, and YAML allows escapes only between double quotes.
 func quoteControls(n *yaml.Node) {
 	if n.Kind == yaml.ScalarNode && notify.HasControl(n.Value) {
 		n.Style = yaml.DoubleQuotedStyle

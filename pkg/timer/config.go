@@ -155,10 +155,10 @@ func (ev Events) withDefaults() Events {
 	return ev
 }
 
-// lead returns how long before its fire time a row must be durable so that loading certainly finds
-// it. If a row is written later, loading may already have read past its fire time. So a writer also
-// sends such a row directly to the engine that releases it.
-func (c *Config) lead() time.Duration {
+// leadTime returns how long before its fire time a row must be durable so that loading certainly
+// finds it. If a row is written later, loading may already have read past its fire time. So a
+// writer also sends such a row directly to the engine that releases it.
+func (c *Config) leadTime() time.Duration {
 	return c.Lookahead + max(c.Poll, c.WriteTimeout) + c.Skew
 }
 

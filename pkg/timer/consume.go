@@ -217,7 +217,7 @@ func (l *nearLine) decideNear(ctx context.Context, n *nearDelivery, spread notif
 	hints, ok := read[p]
 	if !ok {
 		var err error
-		if hints, err = l.heads.hints(ctx, p); err != nil {
+		if hints, err = l.heads.hintsOf(ctx, p); err != nil {
 			return verdictOpen, engine.ScheduleHead{}, err
 		}
 		read[p] = hints

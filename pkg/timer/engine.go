@@ -126,9 +126,9 @@ func (e *Engine) tenureOfLocked(n uint16) *tenure {
 }
 
 // Share returns this engine's share of the work of all engines, from 0 to 1: the number of shards
-// that it owns, divided by the number of all shards. The shares of all engines never add up to more
-// than 1, because a shard has at most one owner, even while engines start, stop or lose their
-// connection.
+// that it owns, divided by the number of all shards. A shard has at most one owner, even while
+// engines start, stop or lose their connection. So the shares of all engines never add up to more
+// than 1.
 func (e *Engine) Share() float64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -167,8 +167,8 @@ type headQuestion uint8
 
 const (
 	needNothing headQuestion = iota // nothing
-	// Find out if the schedule has a hint. The entry went into the wheel without a scan, so nobody
-	// has read the hints of its partition.
+	// Find out if the schedule has a hint. The entry went into the wheel without a scan, so the hints
+	// of its partition were not read.
 	needHints
 	needHead // what the head of its schedule says
 )

@@ -31,8 +31,8 @@ type headDecision struct {
 // headReader decides about timers whose schedules may have been cancelled or moved.
 type headReader struct{ *Engine }
 
-// hints returns the schedules that have a hint in the partition p.
-func (hs *headReader) hints(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
+// hintsOf returns the schedules that have a hint in the partition p.
+func (hs *headReader) hintsOf(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
 	bases, err := hs.cfg.Schedules.Hints(ctx, p)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry)
 			hints, ok := read[p]
 			if !ok {
 				var err error
-				if hints, err = r.heads.hints(ctx, p); err != nil {
+				if hints, err = r.heads.hintsOf(ctx, p); err != nil {
 					r.complaints.report("cannot read the hints of timers", err)
 				}
 				read[p] = hints

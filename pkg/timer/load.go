@@ -136,7 +136,7 @@ func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane)
 		// Read the hints after the rows. So every hint that was durable when the rows were read is
 		// among the hints.
 		if hints == nil && e.cfg.Schedules != nil && anyHead(rows) {
-			if hints, err = e.heads.hints(ctx, p); err != nil {
+			if hints, err = e.heads.hintsOf(ctx, p); err != nil {
 				return 0, loaded, err
 			}
 		}

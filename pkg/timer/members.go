@@ -156,9 +156,9 @@ func (m *membership) planHandOvers(members []string) {
 // the lease service than three.
 const standbys = 3
 
-// setStandbys stores for which shards this engine is a standby. If members is nil, the members are
-// not known, and the engine is a standby for all shards. setStandbys returns for how many shards it
-// has decided.
+// setStandbys computes for which shards this engine is a standby, and stores this list. If members
+// is nil, the members are not known, and this engine is a standby for all shards. setStandbys
+// returns for how many shards it has decided.
 func (m *membership) setStandbys(members []string) int {
 	var stands []bool
 	if members != nil {
@@ -194,9 +194,9 @@ func (m *membership) watchesLocked(n uint16) bool {
 	return int(n) >= len(m.lastStandbyFor) || m.lastStandbyFor[n]
 }
 
-// heir returns the engine to which this engine must hand over a shard, or "" if it must keep the
+// heirOf returns the engine to which this engine must hand over a shard, or "" if it must keep the
 // shard.
-func (m *membership) heir(n uint16) string {
+func (m *membership) heirOf(n uint16) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.handOvers[n]
