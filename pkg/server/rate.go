@@ -185,8 +185,8 @@ func (c *callerTable) forgetSettings(id string) {
 	}
 }
 
-// throttled is the error for a used-up rate. It also contains the rate and the burst, for the
-// headers.
+// throttled is the error for a used-up rate. It contains the rate and the burst for the headers of
+// the answer.
 type throttled struct {
 	err   *notify.Error
 	limit float64

@@ -367,8 +367,8 @@ func (s *Server) mux(table []route) http.Handler {
 	})
 }
 
-// isClean reports whether a path has no empty, "." or ".." element. ServeMux redirects paths with
-// such elements. An escaped dot counts as part of a name.
+// isClean returns true if no element of the path is empty, "." or "..". ServeMux redirects paths
+// that are not clean. An escaped dot counts as part of a name.
 func isClean(p string) bool {
 	if !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
 		return true

@@ -94,8 +94,8 @@ func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 
 var latePolicies = [...]string{engine.LateFire: "fire", engine.LateDrop: "drop", engine.LateDeadLetter: "dead_letter"}
 
-// triggerStatus returns a state row in the form that is sent to clients. It shows the query of the
-// callback URL, which may contain a secret, because the URL belongs to the caller.
+// triggerStatus returns a trigger in the form that is sent to clients. It also shows the query of
+// the callback URL. The query may contain a secret, but the URL belongs to the caller.
 func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus {
 	out := api.TriggerStatus{
 		TriggerID: t.ID, Status: trigger.StateName(t.State), Caller: t.Caller, CallbackURL: t.URL, PayloadBytes: len(t.Payload),

@@ -25,7 +25,8 @@ type fcmServer struct {
 func newFCM(s *Simulator) *fcmServer {
 	f := &fcmServer{sim: s, tokens: newOAuth(s)}
 	if s.cfg.FCM.Quota > 0 {
-		// The minutes of a project's quota begin at an offset to the minutes of the clock.
+		// The quota of a project is per minute. These minutes do not begin together with the
+		// minutes of the clock.
 		f.quota = newWindow(uint64(s.cfg.FCM.Quota), time.Minute, time.Duration(mixHash(s.seed, 6)%uint64(time.Minute)))
 	}
 	if s.cfg.FCM.PerDevice > 0 {

@@ -64,7 +64,7 @@ func (s seed) derive(label string) [32]byte {
 	return sha256.Sum256(append(s[:], label...))
 }
 
-// number returns a number for random choices that need no secrecy.
+// number returns a seed for random choices, which are not secret.
 func (s seed) number() uint64 {
 	d := s.derive("choices")
 	return uint64(d[0]) | uint64(d[1])<<8 | uint64(d[2])<<16 | uint64(d[3])<<24 | uint64(d[4])<<32 | uint64(d[5])<<40 | uint64(d[6])<<48 | uint64(d[7])<<56

@@ -302,7 +302,7 @@ func (l *Ledger) countEntry(e *ledgerEntry) {
 	}
 }
 
-// pairHit says what a request was for its (id, address) pair.
+// pairHit says how a request counts for its (id, address) pair.
 type pairHit struct {
 	firstTry  bool     // true: the first request with this pair
 	first     bool     // true: the first delivery of the pair

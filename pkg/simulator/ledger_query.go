@@ -173,7 +173,7 @@ func (l *Ledger) Lookup(text string) []Delivery {
 	return out
 }
 
-// Delivered reports whether an id was taken at any address.
+// Delivered returns true if the id was delivered to at least one address.
 func (l *Ledger) Delivered(text string) bool {
 	id, _ := parseID(text)
 	k, i := keyOf(id)
@@ -299,8 +299,8 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	return pairs, append(append([]Duplicate{}, l.recentDuplicates[l.nextDuplicate:]...), l.recentDuplicates[:l.nextDuplicate]...)
 }
 
-// Order reports on the first deliveries that have been compared. Call Settle before it to compare
-// all.
+// Order reports on the order of the first deliveries that have been compared. After Settle these
+// are all first deliveries.
 func (l *Ledger) Order() OrderReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()

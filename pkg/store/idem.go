@@ -181,7 +181,7 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 }
 
 // Purge implements request.Idem. It removes an expired key only if the key's row has not changed
-// since Purge read it. Otherwise another request may have reserved the key again.
+// since Purge read it. If it has changed, another request may have reserved the key again.
 func (i Idem) Purge(ctx context.Context, now int64) (int, error) {
 	return purgeByTime(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
 		keys := make([]string, len(entries))

@@ -140,9 +140,9 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 }
 
-// swapJob finds the job that has this id and version, calls makeChange with the job, and swaps the
-// change that makeChange returns. It returns notify.KindConflict if there is no such job or if the job
-// has changed.
+// swapJob changes the job that has this id and version. It calls makeChange with the job and stores
+// the change that makeChange returns. It returns notify.KindConflict if there is no such job or if
+// the job has changed.
 func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, makeChange func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Partition{Table: tableJobs.Table, Name: id})
 	if err != nil {

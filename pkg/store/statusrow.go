@@ -94,8 +94,8 @@ func AppendRow(b []byte, r *notify.Row) []byte {
 	return c.Packed()
 }
 
-// ReadRow decodes bytes that AppendRow wrote into r. It does not set the key. It returns false if the
-// bytes are damaged or have a newer version.
+// ReadRow decodes the bytes v, which AppendRow wrote, and stores the result in r. It does not set
+// the key of r. It returns false if the bytes are damaged or have a newer version.
 func ReadRow(v []byte, r *notify.Row) bool {
 	c := codec.Unpacker(v, RowVersion)
 	RowFields(&c, r)
@@ -107,8 +107,8 @@ func unreadRow(key string, v []byte) error {
 	return notify.Unread("store", fmt.Sprintf("outcome row at %x", key), v, RowVersion)
 }
 
-// CheckRow returns an error if the row contains a state that does not exist. The packed form has only
-// four bits for a state.
+// CheckRow returns an error if the row contains a state that does not exist. Such a state cannot be
+// packed, because the packed form has only four bits for it.
 func CheckRow(r *notify.Row) error {
 	if int(r.Default.State) >= notify.States {
 		return notify.Invalid("bad_row", "default.state", fmt.Sprintf("%d is not a known state", r.Default.State))

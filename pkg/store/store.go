@@ -37,47 +37,65 @@ import (
 // before it. Numbers have 8 bytes, big-endian. The sign bit of a time is flipped, so that times sort
 // as bytes. A table has one partition, unless its comment names more partitions.
 var (
-	// "last": number of the last block
-	// In the partition of each block: seq: audit row
+	// Keys and values of tableAudit:
+	//
+	//	"last": number of the last block
+	//	In the partition of each block: seq: audit row
 	tableAudit   = rows.Partition{Table: 'a'}
 	tableCallers = rows.Partition{Table: 'u'} // caller id: settings of the caller
 	tableMeta    = rows.Partition{Table: 'm'} // in the partition of each name: "v": value
 	tableHolds   = rows.Partition{Table: 'h'} // str(lane)+user: the user's queue
-	// base+partition+block+epoch+attempt+deferrals+first+kind: outcome row
+	// Keys and values of tableStatus:
+	//
+	//	base+partition+block+epoch+attempt+deferrals+first+kind: outcome row
 	tableStatus = rows.Partition{Table: 's'}
-	// "p"+user: version, profile
-	// "n"+version: the user whose latest change has this version
+	// Keys and values of tablePrefs:
+	//
+	//	"p"+user: version, profile
+	//	"n"+version: the user whose latest change has this version
 	tablePrefs = rows.Partition{Table: 'p'}
-	// "n"+version: cancellation
-	// "s"+scope: version of the scope's first cancellation
+	// Keys and values of tableCancels:
+	//
+	//	"n"+version: cancellation
+	//	"s"+scope: version of the scope's first cancellation
 	tableCancels = rows.Partition{Table: 'c'}
-	// "a"+time+id (index of all campaigns)
-	// "c"+str(caller)+time+id (index of a caller's campaigns)
-	// In the partition of each campaign, which is named by the campaign's id:
-	// "h": totals
-	// "p"+seq: base of a part, in the order in which the parts were added
-	// "s"+part (this part was counted)
+	// Keys and values of tableCampaigns:
+	//
+	//	"a"+time+id (index of all campaigns)
+	//	"c"+str(caller)+time+id (index of a caller's campaigns)
+	//	In the partition of each campaign, which is named by the campaign's id:
+	//	"h": totals
+	//	"p"+seq: base of a part, in the order in which the parts were added
+	//	"s"+part (this part was counted)
 	tableCampaigns = rows.Partition{Table: 'g'}
-	// id: kind and name of the job
-	// In the partition of each kind and name:
-	// "j": job
-	// "e"+at: entry of the job's report
+	// Keys and values of tableJobs:
+	//
+	//	id: kind and name of the job
+	//	In the partition of each kind and name:
+	//	"j": job
+	//	"e"+at: entry of the job's report
 	tableJobs = rows.Partition{Table: 'j'}
-	// "k"+str(caller)+str(route)+key: reservation
-	// "e"+expires+str(caller)+str(route)+key (index by expiry)
+	// Keys and values of tableIdem:
+	//
+	//	"k"+str(caller)+str(route)+key: reservation
+	//	"e"+expires+str(caller)+str(route)+key (index by expiry)
 	tableIdem  = rows.Partition{Table: 'i'}
 	tableSpill = rows.Partition{Table: 'z'} // seq: spilled record
-	// "i"+id: Ord of the dead letter
-	// "o"+Ord: dead letter
-	// "n": the last Ord
-	// "l"+^LastFailed+id (index, latest failure first)
-	// "e"+Until+id (index by end of retention)
-	// In the partition of each caller's feed (feedOf): Seq: id
+	// Keys and values of tableLetters:
+	//
+	//	"i"+id: Ord of the dead letter
+	//	"o"+Ord: dead letter
+	//	"n": the last Ord
+	//	"l"+^LastFailed+id (index, latest failure first)
+	//	"e"+Until+id (index by end of retention)
+	//	In the partition of each caller's feed (feedOf): Seq: id
 	tableLetters = rows.Partition{Table: 'd'}
-	// "s"+base: schedule
-	// "h"+base: head of the schedule
-	// "c"+str(caller)+base (index of a caller's schedules)
-	// "f"+last known fire time+base (index by fire time)
+	// Keys and values of tableSchedules:
+	//
+	//	"s"+base: schedule
+	//	"h"+base: head of the schedule
+	//	"c"+str(caller)+base (index of a caller's schedules)
+	//	"f"+last known fire time+base (index by fire time)
 	tableSchedules = rows.Partition{Table: 'S'}
 )
 

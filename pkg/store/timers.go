@@ -233,9 +233,9 @@ func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState)
 }
 
 // updateShard calls change with the state of a shard and stores the changed state. If the stored
-// term is not term, it changes nothing and returns engine.StaleTerm. But first it confirms the
-// stored state by a swap. After a failure of the store a read alone may return a state that is not
-// durable.
+// term is not term, it changes nothing and returns engine.StaleTerm. Before it returns StaleTerm,
+// it confirms the stored state by a swap, because after a failure of the store a read may return a
+// state that is not durable.
 func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
 	key := string(appendShard(nil, shard))
 	for {
