@@ -56,7 +56,7 @@ func (x *exchange) recordAct() error {
 // recordRefusal writes the audit row of a request that ends with err, and returns err. If a check
 // refused the request, this is its only row. If a store refused it during the act, this is its
 // second row, and api.FoldAudit shows only this row. The result "failed" means that the act may
-// have happened, because the store did not report it.
+// have happened, because the store did not say whether it happened.
 func (x *exchange) recordRefusal(err error) error {
 	act := x.auditRow
 	if act.Seq == 0 {

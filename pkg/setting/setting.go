@@ -149,10 +149,10 @@ func (f Field) Range() string {
 // Fault is a value that breaks a rule. Text states the rule.
 type Fault struct{ Key, Text string }
 
-// Check returns the values in the struct to which c points that break their rules. forms has one
-// function for each value of the tag "is". The function returns what is wrong with a text, or "" if
-// nothing is wrong. For a list Check calls it for each item. If forms is nil, Check ignores the tag
-// "is".
+// Check returns those values of a struct that break their rules. c points to the struct. forms has
+// one function for each value of the tag "is". The function returns what is wrong with a text, or
+// "" if nothing is wrong. For a list Check calls it for each item. If forms is nil, Check ignores
+// the tag "is".
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {

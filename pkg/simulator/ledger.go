@@ -201,8 +201,8 @@ func (l *Ledger) spillIfFull() {
 }
 
 // mergeOrders compares the waiting order events. It releases the lock during the merge. If another
-// call is merging, mergeOrders waits for that merge first if wait is true. If wait is false, it
-// returns at once. The caller holds the lock.
+// call is merging, mergeOrders returns at once. But if wait is true, it waits for that call and
+// then merges too. The caller holds the lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {

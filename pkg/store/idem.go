@@ -41,9 +41,9 @@ func idemName(k engine.IdemKey) (string, error) {
 
 func idemExpiry(expires int64, name string) string { return "e" + orderedTime(expires) + name }
 
-// replace returns the change that replaces the reservation before by the reservation after. value
-// is the stored form of before; nil means that no reservation is stored. If after is nil, the
-// change removes the reservation.
+// replace returns the change that replaces one reservation (before) by another (after). value is
+// the stored form of before; nil means that no reservation is stored. If after is nil, the change
+// removes the reservation.
 func (Idem) replace(name string, before *engine.Reservation, value []byte, after *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, Expect: []rows.Row{{Key: key, Value: value}}, Set: []rows.Row{{Key: key}}}

@@ -328,8 +328,8 @@ func (p *Printer) rows(t Table, first Header) error {
 }
 
 // Clean makes text from outside safe for one line of a terminal. It replaces line ends and tabs by
-// spaces. Characters that control the terminal or the direction of text could make one name look
-// like another. It replaces them by visible escapes.
+// spaces. It replaces characters that control the terminal or the direction of text by visible
+// escapes. Otherwise one name could look like another.
 func Clean(s string) string { return notify.EscapeControls(oneLine.Replace(s)) }
 
 var oneLine = strings.NewReplacer("\n", " ", "\t", " ", "\r", " ")
