@@ -62,8 +62,8 @@ type WireStats struct {
 }
 
 // wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream or change a
-// limit of an open connection. It also cannot send GOAWAY while requests are in progress. It needs
-// three times as much CPU per request.
+// limit of an open connection. It also cannot send GOAWAY while requests are in progress, and it
+// needs three times as much CPU per request.
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler
