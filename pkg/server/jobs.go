@@ -54,8 +54,9 @@ func listDeadLetters(x *exchange) (page api.DeadLetterPage, err error) {
 	return page, err
 }
 
-// someDeadLetters returns a page of the dead letters that f selects. If f has attempts or an
-// expression, a page may have fewer items than requested, or no items, although more pages follow.
+// someDeadLetters returns a page of the dead letters that f selects. The filters f.Attempts and
+// f.Where are applied after the page was read. So with these filters a page may be short or empty
+// although more pages follow.
 func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []engine.DeadLetter, next []byte, err error) {
 	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
 	f.Since, f.Until = 0, 0 // List filters by time; NewMatcher would return an error for an empty period, but a list of an empty period is only empty
@@ -84,8 +85,8 @@ func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []eng
 	return out, next, nil
 }
 
-// getDeadLetter returns the dead letter of the epoch in the query. If the query has no epoch, it
-// searches from the notification's latest epoch down to 0.
+// getDeadLetter returns the dead letter of a notification in the epoch that the query names. If the
+// query names no epoch, it returns the dead letter of the latest epoch that has one.
 func getDeadLetter(x *exchange) (api.DeadLetter, error) {
 	name, ctx, deps := x.r.PathValue("id"), x.r.Context(), &x.srv.deps
 	id, err := deadletter.ParseLetterID(name)

@@ -27,8 +27,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// verifyKey is a key and the only algorithm for which it may be used. The key determines the
-// algorithm, never the token.
+// verifyKey is a key and the only signature algorithm for which it may be used. The algorithm comes
+// from the key. A token cannot choose it.
 type verifyKey struct {
 	id  string
 	alg string
@@ -65,9 +65,9 @@ func algorithm(pub any) string {
 	return ""
 }
 
-// parseJWKS returns the keys of a JWK set that can verify a token. It ignores keys of other kinds,
-// keys for encryption, and keys without an id. It also ignores private and symmetric keys, because
-// such a key is compromised when it is published.
+// parseJWKS returns the keys of a JWK set that can verify a token. It ignores encryption keys, keys
+// without an id, and keys of a type or size that is not supported. It also ignores private and
+// symmetric keys: their secret is published with the set.
 func parseJWKS(data []byte) (keySet, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -102,7 +102,7 @@ func mayVerify(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &k) == nil && (k.Ops == nil || slices.Contains(*k.Ops, "verify"))
 }
 
-// parsePEM reads public keys from PEM data. For a private key it uses the public half.
+// parsePEM reads public keys from PEM data. From a private key it takes the public key.
 func parsePEM(data []byte) (keySet, error) {
 	var ks keySet
 	for {
@@ -171,15 +171,15 @@ func thumbprint(pub any) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(sum), nil
 }
 
-// minSecret is the shortest HS256 secret, in bytes. It is the size of the hash.
+// minSecret is the shortest HS256 secret, in bytes: as long as a SHA-256 hash.
 const minSecret = 32
 
 // maxJWKS is the largest size of a key set, in bytes.
 const maxJWKS = 1 << 20
 
-// jwks caches the keys of a JWK set that may change. It fetches the set at intervals of refresh. It
-// also fetches the set when a token names an unknown key, but never earlier than minWait after the
-// last fetch. While fetching fails, the last set stays valid for maxStale.
+// jwks caches the keys of a JWK set that may change. It fetches the set every refresh. It also
+// fetches the set when a token names an unknown key, but not within minWait after the last fetch.
+// If fetches fail, jwks uses the last set for up to maxStale.
 type jwks struct {
 	fetch    func(ctx context.Context) ([]byte, error)
 	refresh  time.Duration
@@ -231,7 +231,7 @@ func (j *jwks) update(ctx context.Context) error {
 		if early {
 			return nil, nil
 		}
-		// Other requests wait for this fetch too, so it must not end with this request.
+		// Other requests wait for this fetch too. So the end of this request must not cancel it.
 		fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		data, err := j.fetch(fctx)

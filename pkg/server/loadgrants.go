@@ -23,8 +23,8 @@ type LoadGrants interface {
 	Create(ctx context.Context, operator string, in api.LoadGrantRequest) (api.LoadGrant, error)
 	// Change approves or revokes a grant. state is "approved" or "revoked".
 	Change(ctx context.Context, id, operator, state string) (api.LoadGrant, error)
-	// Check returns the grant of a token that was sent to host. It uses the grants that this
-	// process read last. CheckStored first reads the stored grants again.
+	// Check returns the grant of a token that was sent to host. It looks in the grants that this
+	// process has read already. CheckStored first reads the grants from the store again.
 	Check(token, host string) (api.LoadGrant, error)
 	CheckStored(ctx context.Context, token, host string) (api.LoadGrant, error)
 }
@@ -102,18 +102,18 @@ type loadMeters struct {
 	byID map[string]*loadMeter
 }
 
-// loadMeter enforces the rate of one grant. It counts messages when a request has been read. A
-// request is accepted as a whole, so own and left may fall below 0. Then later requests are refused
-// until both are high enough again.
+// loadMeter limits one load grant to its rate. It accepts or refuses all messages of a request
+// together. An accepted request may have more messages than own or left, which are then below 0.
+// Later requests are refused until both numbers have grown enough.
 type loadMeter struct {
 	until time.Time
 	id    string
 	rate  float64 // messages a second
 
 	mu sync.Mutex
-	// own is how many messages this process may still accept now by its own count. If there is only
-	// one process, own enforces the rate. Otherwise it limits the process while the shared bucket
-	// cannot be reached.
+	// own is the number of tokens in this process's private bucket. With one process it enforces
+	// the rate. With several processes the shared bucket enforces the rate, and own limits this
+	// process while the shared bucket cannot be reached.
 	own float64
 	at  time.Time // when tokens were last added to own
 	// left is how many tokens this process got from the shared bucket and has not used.
@@ -140,9 +140,9 @@ func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
 	return one
 }
 
-// take counts n messages. It returns notify.KindThrottled if the rate is used up. It returns
-// notify.KindForbidden if n is more than one request of this grant may have. If shared is not nil,
-// the rate is for all processes together.
+// take counts the n messages of a request. It returns notify.KindThrottled if the rate is used up,
+// and notify.KindForbidden if the grant never allows n messages in one request. If shared is not
+// nil, the rate applies to all processes together.
 func (m *loadMeter) take(ctx context.Context, now time.Time, shared SharedTokens, n int) error {
 	if most := api.MostInLoadRequest(m.rate); float64(n) > most {
 		return loadRefused("load_grant_exceeded", fmt.Sprintf("the request has %d messages; this load grant allows at most %.0f in one request, its rate for ten seconds", n, most))
@@ -185,7 +185,7 @@ func (m *loadMeter) usedUp(wait time.Duration) error {
 
 const (
 	loadBurst = 2 // at once, a process may accept as many messages as the rate allows in 1/loadBurst of a second
-	// A process takes tokens from the shared bucket in groups. A group has as many tokens as the
-	// rate allows in 1/loadLease of a second, or more if a request needs more.
+	// A process takes tokens from the shared bucket in groups. A group is the number of messages
+	// that the rate allows in 1/loadLease of a second. It is larger if a request needs more.
 	loadLease = 20
 )

@@ -23,21 +23,19 @@ const (
 	maxBuffer = 64 << 20
 )
 
-// buffer is pooled memory for a body. The length of b is the size of its class.
+// buffer is pooled memory for a body. The length of b is a power of two.
 type buffer struct{ b []byte }
 
-// share is how many bytes the bodies of one caller use in one memory. The lock of the memory guards
-// it.
+// share counts the bytes that the bodies of one caller use in a memory. memory.mu guards it.
 type share struct{ held int64 }
 
 // memory bounds the bytes that all bodies use at the same time, shares them between callers, and
 // pools the buffers.
 //
-// The bodies of a caller may not use more memory than they leave free. So a caller that is alone
-// gets half of the memory. A second caller then finds the other half free and may use half of that,
-// and so on. When the first bodies have been released, n callers that all use their full share get
-// 1/(n+1) of the memory each. The share does not limit a caller's only body; that body needs only
-// free memory.
+// The bodies of one caller may use at most as much memory as is then still free. So a caller that
+// is alone can use half of the memory. A second caller can then use half of the rest, and so on. In
+// the long run n busy callers get 1/(n+1) of the memory each. This limit does not apply to the only
+// body of a caller: it needs only enough free memory.
 type memory struct {
 	size int64
 	wait time.Duration // how long a body waits for memory; 0: it does not wait
@@ -187,10 +185,10 @@ func overShare(code, msg string) error {
 	return &notify.Error{Kind: notify.KindThrottled, Code: code, Msg: msg, RetryAfter: time.Second}
 }
 
-// bodyPace reads a large body and stops if the body arrives too slowly: in each window,
-// minWindowBytes or the rest of the body must arrive. Without bodyPace, slow clients could keep
-// memory and places among the requests for a long time. Only the goroutine that reads the body uses
-// a bodyPace.
+// bodyPace reads a large body and stops if the body arrives too slowly. In each window at least
+// minWindowBytes must arrive, or the rest of the body if it is shorter. Without this check slow
+// clients could use memory and request places for a long time. Only the goroutine that reads the
+// body uses a bodyPace.
 type bodyPace struct {
 	r              io.Reader
 	conn           *http.ResponseController
@@ -232,8 +230,8 @@ func (p *bodyPace) setWindowEnd(end time.Time) {
 	_ = p.conn.SetReadDeadline(end)
 }
 
-// extendWindow extends the window by d, a time in which the server did not read. On a nil bodyPace
-// it does nothing.
+// extendWindow makes the window longer by d, the time in which the server did not read the body. On
+// a nil bodyPace it does nothing.
 func (p *bodyPace) extendWindow(d time.Duration) {
 	if p != nil && d > time.Millisecond {
 		p.setWindowEnd(p.end.Add(d))

@@ -25,7 +25,7 @@ func (s LaneStop) String() string {
 // nextStep returns one or two sentences that say what happens next, and when.
 func nextStep(d *Deps, k *knownNotification, cancelled bool) string {
 	e := &k.found.Envelope
-	left := k.pending(d.Now())
+	left := k.findPending(d.Now())
 	switch state := k.out.State; {
 	case cancelled && !state.Terminal():
 		return "It will not be sent: a worker marks it CANCELLED when it reads it."
@@ -91,7 +91,7 @@ func waitReason(d *Deps, k *knownNotification, left *pending) string {
 	return "It waits until " + formatTime(x.Wake) + " (" + orUnknown(x.Code) + ")."
 }
 
-// laneWaitReason returns why the workers of a lane do not read the notifications in it.
+// laneWaitReason returns why the workers do not read the notifications of e's lane now.
 func laneWaitReason(d *Deps, e *notify.Envelope) string {
 	if d.Lanes != nil {
 		if since, by, reason, ok := d.Lanes.Paused(e.Lane()); ok {
@@ -109,7 +109,7 @@ func laneWaitReason(d *Deps, e *notify.Envelope) string {
 	return " for a worker"
 }
 
-// pending describes what has no outcome yet in the current epoch of a notification.
+// pending describes the attempt that has no outcome yet in the current epoch of a notification.
 type pending struct {
 	open         bool              // some attempt has no outcome yet
 	deferred     *notify.Exception // the open deferral that ends first
@@ -118,8 +118,8 @@ type pending struct {
 	claimed      *notify.Row       // row of a worker that has claimed the notification
 }
 
-// afterReceipt returns what happens with an open attempt after a receipt has ended the
-// notification.
+// afterReceipt returns what happens with the open attempt of a notification that a receipt has
+// already ended.
 func (o *pending) afterReceipt(k *knownNotification) string {
 	switch {
 	case o.claimed != nil && o.attempt == k.out.Attempt:
@@ -130,11 +130,11 @@ func (o *pending) afterReceipt(k *knownNotification) string {
 	return "Its retry at " + formatTime(o.deferred.Wake) + " will find the receipt and end without a call."
 }
 
-// pending returns what has no outcome yet. It reads the rows in order, because each row ends the
-// deferral of the row before it.
-func (k *knownNotification) pending(now time.Time) (o pending) {
-	for _, r := range ordered(k.rows) {
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+// findPending returns the attempt that has no outcome yet. It reads the rows in order, because each
+// row ends the deferrals and claims of earlier rows.
+func (k *knownNotification) findPending(now time.Time) (o pending) {
+	for _, r := range orderedRows(k.rows) {
+		pos, ok := positionOf(r, k.found.ID.Index, k.found.Pos)
 		if !ok || r.Key.Epoch != k.out.Epoch || r.Key.Kind != notify.RowOutcome {
 			continue
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
-// cancelBinds is the time that a cancellation needs to reach all workers. After this time it is
-// certain to stop every new call.
+// cancelBinds is the time that a cancellation needs to reach all workers. After this time no worker
+// starts a call for a cancelled notification.
 const cancelBinds = time.Second
 
 // errNoNotification returns the same error for a missing notification and for a notification of
@@ -76,8 +76,8 @@ func findNotification(x *exchange, raw string) (k knownNotification, fanout bool
 	return k, false, err
 }
 
-// findWaitingOr returns the result of findWaiting. If findWaiting finds nothing, it returns
-// historyErr, the error of the history.
+// findWaitingOr calls findWaiting. If findWaiting finds nothing, it returns historyErr, the error
+// that the search in the history returned before.
 func findWaitingOr(x *exchange, id notify.ID, historyErr error) (knownNotification, bool, error) {
 	k, fanout, err := findWaiting(x, id)
 	if err != nil && notify.KindOf(err) == notify.KindNotFound {
@@ -86,8 +86,8 @@ func findWaitingOr(x *exchange, id notify.ID, historyErr error) (knownNotificati
 	return k, fanout, err
 }
 
-// isMissing reports whether err means that nothing was found, or that the log has lost the record.
-// In both cases other parts of a fan-out may still exist.
+// isMissing returns true if err means that the notification was not found, or that the log has lost
+// its record. Other parts of the same fan-out may still exist.
 func isMissing(err error) bool {
 	e, ok := errors.AsType[*notify.Error](err)
 	return notify.KindOf(err) == notify.KindNotFound || ok && e.Code == history.CodeRecordLost
@@ -151,7 +151,7 @@ func statusOf(k *knownNotification) api.Status {
 		Campaign:       e.Campaign,
 		UserID:         string(k.found.User),
 		Epoch:          k.out.Epoch,
-		Attempts:       attempts(k),
+		Attempts:       countAttempts(k),
 		Code:           k.out.Code,
 		AcceptedAt:     timeOf(e.Accepted),
 		UpdatedAt:      optionalTimeOf(k.out.Updated),
@@ -161,13 +161,13 @@ func statusOf(k *knownNotification) api.Status {
 	}
 }
 
-// attempts returns how many attempts of the current epoch called a provider. An outcome or a
+// countAttempts returns how many attempts of the current epoch called a provider. An outcome or a
 // receipt proves that there was a call.
-func attempts(k *knownNotification) int {
+func countAttempts(k *knownNotification) int {
 	tried := map[uint16]bool{}
 	for i := range k.rows {
 		r := &k.rows[i]
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+		pos, ok := positionOf(r, k.found.ID.Index, k.found.Pos)
 		if !ok || !isSettled(r, pos) || r.Key.Epoch != k.out.Epoch {
 			continue
 		}
@@ -184,9 +184,8 @@ func attempts(k *knownNotification) int {
 	return len(tried)
 }
 
-// calledProvider reports whether an outcome was written after a call to a provider. It also returns
-// true for a retry, and for a deferral after an answer that left open whether the message was
-// accepted.
+// calledProvider returns true if x proves that the provider was called. This is so for an outcome
+// of a call, for a retry, and for a deferral after an ambiguous answer.
 func calledProvider(x *notify.Exception) bool {
 	if x.Class == notify.ClassReceipt {
 		return false
@@ -202,9 +201,9 @@ func calledProvider(x *notify.Exception) bool {
 	return false
 }
 
-// position returns the position of a receiver in the envelope of r. It returns false if r has
+// positionOf returns the position of a receiver in the envelope of r. It returns false if r has
 // nothing about the receiver.
-func position(r *notify.Row, index, pos uint32) (uint32, bool) {
+func positionOf(r *notify.Row, index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == notify.RowReceipt:
 		return 0, r.Key.First == index
@@ -216,8 +215,8 @@ func position(r *notify.Row, index, pos uint32) (uint32, bool) {
 
 func isSettled(r *notify.Row, pos uint32) bool { return r.Done || pos < r.DoneUpTo }
 
-// outcomesAt returns the outcomes of a row for a position: its exceptions or, if there are none,
-// its default.
+// outcomesAt returns the outcomes of the receiver at position pos: the exceptions for this position
+// or, if there are none, the default outcome of the row.
 func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 	if ex := r.ExceptionsAt(pos); len(ex) > 0 {
 		return ex
@@ -227,8 +226,8 @@ func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 	return []notify.Exception{d}
 }
 
-// cancelNotification cancels all calls that have not started: of a notification, of a fan-out
-// request, or of one receiver of a fan-out.
+// cancelNotification cancels a notification, a fan-out request, or one receiver of a fan-out. Calls
+// to providers that have already started are not stopped.
 func cancelNotification(x *exchange) error {
 	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
@@ -241,8 +240,9 @@ func cancelNotification(x *exchange) error {
 func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	whole := fanout || !k.found.ID.FanOut
 	if k.found.Envelope.NotBefore != 0 && whole {
-		// A schedule that is not released yet is cancelled for good, and an earlier cancel of it
-		// stays. A released schedule is cancelled like a notification that was sent at once.
+		// A schedule that is not released yet is cancelled for good. If it was cancelled before,
+		// that cancel stays. A released schedule is cancelled like a notification that was sent at
+		// once.
 		v, err := findSchedule(x, k.found.ID.Base)
 		switch {
 		case err == nil && (k.scheduled != nil || v.State == engine.ScheduleCancelled):
@@ -263,16 +263,17 @@ func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	})
 }
 
-// storeCancel stores a cancellation once. A repeat gets the first answer again. It calls allowed
-// only if no cancellation is stored yet. If allowed returns an error, the cancel is refused.
-func storeCancel(x *exchange, scope, caller string, allowed func() error) error {
+// storeCancel stores a cancellation. If a cancellation is already stored for the scope, it answers
+// with that cancellation. Otherwise it first calls checkAllowed. If checkAllowed returns an error,
+// it stores nothing and returns the error.
+func storeCancel(x *exchange, scope, caller string, checkAllowed func() error) error {
 	ctx, cancels := x.r.Context(), x.srv.deps.Cancels
 	c, ok, err := cancels.Get(ctx, scope)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		if err := allowed(); err != nil {
+		if err := checkAllowed(); err != nil {
 			return err
 		}
 		if err := x.recordAct(); err != nil {
@@ -287,8 +288,8 @@ func storeCancel(x *exchange, scope, caller string, allowed func() error) error 
 	return x.json(http.StatusAccepted, api.Cancelled{Scope: c.Scope, CancelledAt: at, BindsAt: at.Add(cancelBinds)})
 }
 
-// cancellation returns the earliest cancellation that applies to a notification.
-func cancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
+// findCancellation returns the earliest cancellation that applies to a notification.
+func findCancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
 	scopes := []string{k.found.ID.String()}
 	if k.found.ID.FanOut {
 		scopes = append(scopes, notify.ID{Base: k.found.ID.Base}.String())

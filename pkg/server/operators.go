@@ -28,8 +28,8 @@ type Circuits interface {
 	// List returns the breakers, ordered by name and process, and the processes that did not
 	// answer.
 	List(ctx context.Context) api.Circuits
-	// Set holds a breaker "open" or "closed", or ends the hold ("reset"). It returns
-	// notify.KindNotFound if no breaker has the name. It calls notify.BeforeAct.
+	// Set forces a breaker to stay "open" or "closed", or returns it to normal operation ("reset").
+	// It returns notify.KindNotFound if no breaker has the name. It calls notify.BeforeAct.
 	Set(ctx context.Context, name, state string) (api.Circuit, error)
 }
 
@@ -171,8 +171,8 @@ func (d *Deps) report(name string) Report {
 	return d.Debug
 }
 
-// listReport returns a Report that puts the list of another Report under "items", as in all lists
-// of the API.
+// listReport changes a Report that returns a list: the answer has the list under "items", like all
+// lists of the API.
 func listReport(ask Report) Report {
 	if ask == nil {
 		return nil

@@ -21,10 +21,15 @@ import (
 type query map[string]string
 
 // readQuery reads a request's parameters strictly. Each parameter may be given once, must be valid
-// for its kind, and must be in spec. spec lists the parameters of the route. For a parameter with
-// the name a, "a" in spec means a text. "a=operator" means a text that is ignored unless an
-// operator sends it. "a=time" means a time, "a=30s" a duration of at most 30 s, "a=count" a number
-// from 0, "a=200" a number from 1 to 200, and "a=page" a number from 1 to Config.MaxPageSize.
+// for its kind, and must be in spec. spec lists the parameters of the route, separated by spaces:
+//
+//	a           a text
+//	a=operator  a text; ignored unless an operator sends it
+//	a=time      a time
+//	a=30s       a duration of at most 30 s
+//	a=count     a number from 0
+//	a=200       a number from 1 to 200
+//	a=page      a number from 1 to Config.MaxPageSize
 func (x *exchange) readQuery(spec string) error {
 	if x.r.URL.RawQuery == "" {
 		return nil
@@ -133,8 +138,8 @@ func (q query) moment(name string) int64 {
 // pageSize returns how many items a page may have.
 func (x *exchange) pageSize() int { return x.query.number("limit", x.srv.cfg.PageSize) }
 
-// cursorPosition returns the position in the request's cursor. The strings in bound must be the
-// same as when the cursor was made. Otherwise it returns notify.KindInvalid.
+// cursorPosition returns the position in the request's cursor. It returns notify.KindInvalid if the
+// cursor was made with other strings in bound.
 func (x *exchange) cursorPosition(bound []string) ([]byte, error) {
 	return x.srv.cursors.openCursor(x.query.text("cursor"), bound...)
 }
@@ -149,8 +154,8 @@ func mapSlice[A, B any](list []A, convert func(*A) B) []B {
 }
 
 // cursorSealer makes cursors from positions in lists. A cursor contains a MAC over the position,
-// the list, its owner and the caller. A cursor that was changed, or that belongs to another caller,
-// is refused. So an engine never gets bytes that it did not write.
+// the list and the caller. openCursor refuses a cursor that was changed or that belongs to another
+// caller or list. So the position that an engine gets is always one that it returned before.
 type cursorSealer struct{ key []byte }
 
 const macSize = 16
@@ -170,7 +175,7 @@ func (c cursorSealer) openCursor(s string, bound ...string) ([]byte, error) {
 	if s == "" {
 		return nil, nil
 	}
-	bad := notify.Invalid("bad_cursor", "cursor", "is not a cursor of this listing")
+	bad := notify.Invalid("bad_cursor", "cursor", "must be a cursor that this list returned, unchanged")
 	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
 	if err != nil || len(b) < macSize {
 		return nil, bad

@@ -30,8 +30,8 @@ type callerTable struct {
 }
 
 // SharedTokens are token buckets that all processes share. limit.Shared implements it. If the
-// shared store does not answer, TakeUpTo grants all tokens that are requested. Then each process
-// limits the callers only by its own buckets.
+// shared store does not answer, TakeUpTo grants all requested tokens, and only the buckets inside
+// each process limit the callers.
 type SharedTokens interface {
 	TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration)
 }
@@ -101,9 +101,8 @@ func (c *callerTable) admitRequest(ctx context.Context, id string, now time.Time
 // tokenLease contains the tokens that this process has taken from a caller's shared bucket and not
 // used yet.
 //
-// A lease has about as many tokens as the process uses in leaseTarget. Other processes cannot use
-// these tokens, even if this process does not use them. If many processes had large leases, a
-// caller would be refused far below its rate.
+// A lease has about as many tokens as the process uses in leaseTarget. Unused tokens are lost for
+// the other processes. So large leases in many processes would refuse a caller far below its rate.
 type tokenLease struct {
 	mu        sync.Mutex
 	size      int       // tokens when the lease began
@@ -134,9 +133,9 @@ func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTo
 	return 0, true
 }
 
-// nextSize returns the size of the next lease: the number of tokens that the process will use in
-// leaseTarget, if it uses them as fast as those of the last lease. It is at most twice the number
-// of tokens that were used from the last lease.
+// nextSize returns the number of tokens in the next lease. It is the number that the process uses
+// in leaseTarget at its speed during the last lease. It is at most twice the number of tokens that
+// the process used from the last lease.
 func (l *tokenLease) nextSize(now time.Time) int {
 	used := float64(l.size - l.remaining)
 	if passed := now.Sub(l.taken); passed > 0 {
@@ -145,8 +144,8 @@ func (l *tokenLease) nextSize(now time.Time) int {
 	return max(1, int(2*used))
 }
 
-// refresh reads the caller's settings if they are older than callerTTL. One request reads them.
-// Meanwhile other requests continue with the known settings.
+// refresh reads the caller's settings if they are older than callerTTL. Only one request reads
+// them. Other requests meanwhile use the old settings.
 func (c *callerTable) refresh(ctx context.Context, who *caller, id string, now time.Time) {
 	last := who.storeReadAt.Load()
 	if now.UnixNano()-last < int64(callerTTL) || !who.storeReadAt.CompareAndSwap(last, now.UnixNano()) {
@@ -186,8 +185,8 @@ func (c *callerTable) forgetSettings(id string) {
 	}
 }
 
-// throttled is the error for a used-up rate. It also contains the rate and the burst, for the
-// headers.
+// throttled is the error for a used-up rate. It contains the rate and the burst for the headers of
+// the answer.
 type throttled struct {
 	err   *notify.Error
 	limit float64

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// startAudit makes the audit log record the request. The first row is written before the act, after
-// all checks. Either the handler writes it by calling recordAct, or a service writes it through
-// notify.BeforeAct. The header HeaderAuditID of the answer contains the number of that row.
+// startAudit makes the audit log record the request. The first row is written after all checks and
+// before the act: a handler calls recordAct, or a service calls notify.BeforeAct. The answer has
+// the number of the first row in the header HeaderAuditID.
 func (x *exchange) startAudit() {
 	x.audits = x.srv.deps.Audit != nil
 	h := x.w.Header()
@@ -36,9 +36,9 @@ func (x *exchange) auditIfForeign(owner string) {
 	}
 }
 
-// recordAct writes the row of an audited act. A handler calls it after its own checks, immediately
-// before the act. If recordAct returns an error, the act must not happen. Later calls for the same
-// request write nothing.
+// recordAct writes the first audit row of the request. A handler calls it after its own checks,
+// immediately before the act. If recordAct returns an error, the act must not happen. Later calls
+// for the same request write nothing.
 func (x *exchange) recordAct() error {
 	if !x.audits || x.auditRow.Seq != 0 {
 		return nil
@@ -53,10 +53,10 @@ func (x *exchange) recordAct() error {
 	return err
 }
 
-// recordRefusal writes the row of a request that ends with err, and returns err. If a check refused
-// the request, this is its only row. If a store refused it during the act, the request has two
-// rows, and api.FoldAudit shows only the second. The result "failed" means that the act may have
-// happened: the store did not report whether it happened.
+// recordRefusal writes the audit row of a request that ends with err, and returns err. If a check
+// refused the request, this is its only row. If a store refused it during the act, this is its
+// second row, and api.FoldAudit shows only this row. The result "failed" means that the act may
+// have happened, because the store did not say whether it happened.
 func (x *exchange) recordRefusal(err error) error {
 	act := x.auditRow
 	if act.Seq == 0 {

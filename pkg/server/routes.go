@@ -54,21 +54,19 @@ type route struct {
 // handler answers a request. If it returns an error, the error is sent as an api.Problem.
 type handler func(*exchange) error
 
-// audited reports whether the audit log records every request of the route. It returns true for
-// operators' changes, and for backups, which contain every secret. A change by the route of a
-// caller is recorded only if the changed data belongs to another caller (see
-// exchange.auditIfForeign).
+// audited returns true if the audit log records every request of the route. These are the changes
+// by operators, and backups, because a backup contains every secret. For other routes see
+// exchange.auditIfForeign.
 func (rt *route) audited() bool {
 	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath)
 }
 
-// describeFunc returns the name of an act for the audit log. If the body contains no secret, it
-// also returns the part of the body to show in the row. It shows only known fields, because other
-// fields may contain anything.
+// describeFunc returns the name of an act and the part of the request body that the audit log may
+// show. This part contains only known fields. It is nil if the body may contain a secret.
 type describeFunc func(body []byte) (action string, shown json.RawMessage)
 
-// fixedAction returns a describeFunc for routes whose audit rows always contain the same name of
-// the act, and nothing of the body.
+// fixedAction returns a describeFunc that always returns the same name, and shows nothing of the
+// body.
 func fixedAction(action string) describeFunc {
 	return func([]byte) (string, json.RawMessage) { return action, nil }
 }
@@ -76,8 +74,8 @@ func fixedAction(action string) describeFunc {
 // maxShown is how many bytes of a body an audit row may show.
 const maxShown = 1 << 10
 
-// bodyAction returns a describeFunc for routes whose body determines the name of the act. If the
-// body is not strictly the JSON of a T, name gets the zero value of T. If shows is true, the audit
+// bodyAction returns a describeFunc that computes the name of the act from the body. If the body is
+// not exactly a T in JSON, the function name gets the zero value of T. If shows is true, the audit
 // row also shows the body.
 func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	return func(body []byte) (string, json.RawMessage) {
@@ -95,8 +93,8 @@ func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	}
 }
 
-// pauseAction returns the name of a pause or a resume. If paused is nil, the change is neither, and
-// the name ends in lastPart.
+// pauseAction returns the name of an act: <what>.pause or <what>.resume. If paused is nil, it
+// returns <what>.<lastPart>.
 func pauseAction(what string, paused *bool, lastPart string) string {
 	switch {
 	case paused == nil:
@@ -175,8 +173,7 @@ const (
 	testProviderPath = "/v1/ops/providers/{name}/test"
 )
 
-// routes returns the route table, which is the whole API. A test compares it with the OpenAPI
-// document.
+// routes returns all routes of the API. A test compares them with the OpenAPI document.
 func routes() []route {
 	const (
 		get, post, put, del, patch = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch
@@ -264,8 +261,8 @@ func routes() []route {
 	}
 }
 
-// requireDep returns a wrapper for the handlers of routes that need a dependency. Without the
-// dependency they answer 503 with this error code, before they read the request.
+// requireDep returns a function that wraps the handler of a route. If the dependency of the route
+// is missing, the wrapped handler answers 503 with this error code, and does not read the request.
 func requireDep(code string, has func(*Deps) bool) func(handler) handler {
 	return func(h handler) handler {
 		return func(x *exchange) error {
@@ -294,8 +291,8 @@ func bodyHandler[In, Out any](f func(*exchange, In) (Out, error)) handler {
 	}
 }
 
-// withMaxWait limits a handler that reads the history to MaxWait. Otherwise a slow store could
-// block the handler until the connection's deadline.
+// withMaxWait wraps a handler that reads the history, so that it ends after MaxWait. Otherwise a
+// slow store could block the handler until the deadline of the connection.
 func withMaxWait(h handler) handler {
 	return func(x *exchange) error {
 		r := x.r
@@ -311,8 +308,8 @@ func withMaxWait(h handler) handler {
 	}
 }
 
-// mux builds the handler of the route table. A method that a path does not allow, and an unknown
-// path, are answered with an api.Problem too.
+// mux builds the handler of the route table. It also answers with an api.Problem if the path is
+// unknown or does not allow the method.
 func (s *Server) mux(table []route) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, rt *route) {
@@ -370,8 +367,8 @@ func (s *Server) mux(table []route) http.Handler {
 	})
 }
 
-// isClean reports whether a path has no empty, "." or ".." element. ServeMux redirects paths with
-// such elements. An escaped dot counts as part of a name.
+// isClean returns true if no element of the path is empty, "." or "..". ServeMux redirects paths
+// that are not clean. An escaped dot counts as part of a name.
 func isClean(p string) bool {
 	if !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
 		return true

@@ -16,11 +16,11 @@ import (
 type Schedules interface {
 	// Get returns a schedule. It returns notify.KindNotFound if there is no such schedule.
 	Get(ctx context.Context, base notify.Base) (schedule.View, error)
-	// List returns the schedules of a caller, newest first. It begins with the schedule that
-	// follows afterBase. An empty caller means all callers.
+	// List returns the schedules of a caller, newest first. The first schedule is the one after
+	// afterBase. An empty caller means all callers.
 	List(ctx context.Context, caller string, afterBase notify.Base, max int) ([]schedule.View, error)
-	// Timers returns the stored timers of a schedule, and the view to which the timers belong. This
-	// view is newer than v if the schedule was moved in the meantime.
+	// Timers returns the stored timers of a schedule, and the current view of the schedule. If the
+	// schedule was moved after v was read, this view is newer than v.
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 	// Cancel cancels a schedule for good. Move changes its fire time to fireAt, in ms since 1970.
 	// Both return notify.KindConflict if it is too late for the change. Both call notify.BeforeAct.
@@ -45,8 +45,8 @@ func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 	return v, err
 }
 
-// findWaiting finds a notification that is not in the history. It is scheduled and not released
-// yet, or it was cancelled before its release. fanout has the same meaning as in findNotification.
+// findWaiting finds a notification that is not in the history, because it is scheduled for later or
+// was cancelled before its release. fanout has the same meaning as in findNotification.
 func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, err error) {
 	v, err := findSchedule(x, id.Base)
 	switch {
@@ -144,8 +144,8 @@ func cancelWaiting(x *exchange, base notify.Base) error {
 }
 
 // cancelScheduledParts cancels the scheduled parts of a campaign, so that they are shown as
-// cancelled at once. If it stops because of an error, the cancellation of the campaign cancels the
-// remaining parts when they are due.
+// cancelled at once. It stops at the first error. The remaining parts are then cancelled when they
+// are due, by the cancellation of the campaign.
 func cancelScheduledParts(x *exchange, bases []notify.Base) {
 	if x.srv.deps.Schedules == nil {
 		return
@@ -226,8 +226,8 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 	}
 	var after notify.Base
 	copy(after[:], place) // the seal proves that place is a base; the first page has no place
-	// Many of the schedules may already be due or released, and are not listed. Read at most 20
-	// pages to find schedules for the list. Then return a cursor.
+	// The list omits schedules that are due or released, so a page may have nothing to list. Read
+	// at most 20 pages, and then return a cursor.
 	for range 20 {
 		vs, err := x.srv.deps.Schedules.List(x.r.Context(), caller, after, limit)
 		if err != nil {

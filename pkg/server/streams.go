@@ -13,9 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// failedFeed returns the caller's failures after a position. If the query has the parameter wait
-// and there is no failure yet, it waits for the next failure, so that a service can follow the
-// feed.
+// failedFeed returns the caller's failures after a position. With the parameter wait it waits for
+// the next failure if there is none yet. So a service can follow the feed.
 func failedFeed(x *exchange) (api.FailedPage, error) {
 	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
 	wait, _ := parseSpan(x.query.text("wait"))
@@ -100,8 +99,8 @@ func tailFilter(x *exchange) (api.TailFilter, error) {
 	return f, nil
 }
 
-// withoutProcesses removes names and places of processes, which only operators may see. A caller
-// can still see that outcomes are missing.
+// withoutProcesses removes the names and addresses of processes from an event, because only
+// operators may see them. A caller can still see that outcomes are missing.
 func withoutProcesses(e *api.Event) {
 	e.Processes = nil
 	if e.Process != "" {
@@ -115,8 +114,8 @@ func withoutProcesses(e *api.Event) {
 	}
 }
 
-// streamEvents writes events until the channel is closed. It flushes when no further event is
-// queued. If a client does not read within WriteTimeout, it ends the stream.
+// streamEvents writes events until the channel is closed. It flushes when no further event waits in
+// the channel. It returns an error if the client does not read within WriteTimeout.
 func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) error {
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)

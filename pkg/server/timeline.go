@@ -18,11 +18,11 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	if err != nil {
 		return t, err
 	}
-	cancel, cancelled, err := cancellation(x, &k)
+	cancel, cancelled, err := findCancellation(x, &k)
 	if err != nil {
 		return t, err
 	}
-	t.Status, t.Events = statusOf(&k), events(&k)
+	t.Status, t.Events = statusOf(&k), eventsOf(&k)
 	if cancelled {
 		t.Events = withCancel(t.Events, cancel)
 	}
@@ -31,7 +31,7 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 		switch {
 		case err == nil:
 			story := scheduleEvents(&v)
-			if log := k.place(); log != nil {
+			if log := k.logPlace(); log != nil {
 				story = append(story, api.TimelineEvent{Type: "released", Detail: k.found.Envelope.Lane().Topic(), Log: log})
 			}
 			t.Events = append(story, t.Events[1:]...)
@@ -50,13 +50,13 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	return t, nil
 }
 
-// events returns the events of the rows, oldest first. Rows contain the last state of an envelope,
-// not every step. So if an attempt has an outcome, it has no event for its claim.
-func events(k *knownNotification) []api.TimelineEvent {
+// eventsOf returns the events of the notification, oldest first. A row contains only the last state
+// of an envelope. So an attempt that has an outcome has no event for its claim.
+func eventsOf(k *knownNotification) []api.TimelineEvent {
 	e := &k.found.Envelope
-	out := []api.TimelineEvent{{At: optionalTimeOf(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.place()}}
-	for _, r := range ordered(k.rows) {
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+	out := []api.TimelineEvent{{At: optionalTimeOf(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.logPlace()}}
+	for _, r := range orderedRows(k.rows) {
+		pos, ok := positionOf(r, k.found.ID.Index, k.found.Pos)
 		if !ok {
 			continue
 		}
@@ -110,10 +110,10 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	return ev
 }
 
-// ordered returns the rows in the order in which they happened: by epoch, attempt and deferral. A
-// receipt follows the outcome of its own attempt. Relative to outcomes of later attempts it is
-// ordered by time.
-func ordered(rows []notify.Row) []*notify.Row {
+// orderedRows sorts the rows by epoch, attempt and deferral. A receipt comes directly after the
+// outcome of its attempt. But if outcomes of later attempts were written before the receipt, it
+// comes after those outcomes.
+func orderedRows(rows []notify.Row) []*notify.Row {
 	rs := make([]*notify.Row, len(rows))
 	for i := range rows {
 		rs[i] = &rows[i]
@@ -163,9 +163,9 @@ func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	return slices.Insert(evs, i, ev)
 }
 
-// place returns the position of the notification's record in the log. It returns nil if there is no
-// record yet.
-func (k *knownNotification) place() *api.LogPlace {
+// logPlace returns the position of the notification's record in the log. It returns nil if there is
+// no record yet.
+func (k *knownNotification) logPlace() *api.LogPlace {
 	if k.scheduled != nil || k.found.Topic == "" {
 		return nil
 	}
@@ -190,8 +190,8 @@ func lettersOf(x *exchange, k *knownNotification) ([]engine.DeadLetter, error) {
 	return out, nil
 }
 
-// withLetters inserts events for each dead letter, and for what a job did with it, after the events
-// of its epoch.
+// withLetters inserts an event for each dead letter after the events of its epoch. If a job
+// replayed or discarded the dead letter, it inserts an event for that too.
 func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.TimelineEvent {
 	for i := range letters {
 		d := &letters[i]
@@ -215,8 +215,8 @@ func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.Tim
 	return evs
 }
 
-// afterLetter returns what a job decided about the last failure, as long as that decision has had
-// no effect. Otherwise it returns "".
+// afterLetter says that a job has replayed or discarded the last dead letter. It returns "" if no
+// job has done so, or if the replay already has a row.
 func afterLetter(k *knownNotification, letters []engine.DeadLetter) string {
 	if len(letters) == 0 || !k.out.State.InFailedFeed(k.found.Envelope.Category) {
 		return ""

@@ -103,7 +103,7 @@ func signerOf(key crypto.Signer) (*Signer, error) {
 // Sign returns a token.
 func (s *Signer) Sign(t TokenSpec) (string, error) {
 	if !checkCaller(t.Caller) {
-		return "", notify.Invalid("bad_caller", "caller", "must have 1 to 128 letters, digits and ._:@/|+-")
+		return "", notify.Invalid("bad_caller", "caller", "must have 1 to 128 characters: letters, digits and ._:@/|+-")
 	}
 	for _, scope := range t.Scopes {
 		if scopeBit(scope) == 0 {

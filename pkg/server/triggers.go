@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// Triggers registers and changes triggers. *trigger.Service implements it. Get, Cancel and
-// Reschedule only find triggers of the given caller. Find and ListAll find triggers of every
-// caller.
+// Triggers registers and changes triggers. *trigger.Service implements it. Get, List, Cancel and
+// Reschedule use only the triggers of the given caller. Find and ListAll use the triggers of all
+// callers.
 type Triggers interface {
 	Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
@@ -41,7 +41,8 @@ func getTrigger(x *exchange) (api.TriggerStatus, error) {
 	return triggerStatus(&t, x.srv.deps.Now(), true), err
 }
 
-// changesTrigger returns a handler that finds a trigger, if the request may see it, and changes it.
+// changesTrigger returns a handler that finds the trigger in the path, if the request may see it,
+// and changes the trigger.
 func changesTrigger(to func(*exchange, *engine.Trigger) (engine.Trigger, error)) handler {
 	return func(x *exchange) error {
 		t, err := findTrigger(x)
@@ -93,8 +94,8 @@ func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 
 var latePolicies = [...]string{engine.LateFire: "fire", engine.LateDrop: "drop", engine.LateDeadLetter: "dead_letter"}
 
-// triggerStatus returns a state row in the form that is sent to clients. It shows the query of the
-// callback URL, which may contain a secret, because the URL belongs to the caller.
+// triggerStatus returns a trigger in the form that is sent to clients. It also shows the query of
+// the callback URL. The query may contain a secret, but the URL belongs to the caller.
 func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus {
 	out := api.TriggerStatus{
 		TriggerID: t.ID, Status: trigger.StateName(t.State), Caller: t.Caller, CallbackURL: t.URL, PayloadBytes: len(t.Payload),

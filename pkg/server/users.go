@@ -69,8 +69,8 @@ func readSelection(x *exchange, user string) (*selection, error) {
 	channel, status := q.text("channel"), q.text("status")
 	sel.template, sel.campaign, sel.code = q.text("template"), q.text("campaign"), q.text("code")
 	sel.since, sel.until = q.moment("since"), q.moment("until")
-	// bound does not contain the filters, so they may change between pages. For example, a relative
-	// --since is a different time for each page.
+	// The cursor is not bound to the filters, so they may change between pages. For example, a
+	// relative --since is a different time for each page.
 	sel.bound = []string{"user", user, sel.caller, x.id.Caller, x.id.Users}
 	var err error
 	if sel.after, err = x.cursorPosition(sel.bound); err != nil {
@@ -90,16 +90,17 @@ func readSelection(x *exchange, user string) (*selection, error) {
 	return sel, nil
 }
 
-// chunk reports whether receivers of a chunk can match the filters.
-func (sel *selection) chunk(e *notify.Envelope) bool {
+// mayMatch returns true if the chunk e matches all filters that do not depend on the single
+// receiver.
+func (sel *selection) mayMatch(e *notify.Envelope) bool {
 	return (sel.caller == "" || e.Caller == sel.caller) && (sel.template == "" || e.Content.Template == sel.template) &&
 		(sel.campaign == "" || e.Campaign == sel.campaign) && (sel.channel == 0 || e.Channel == sel.channel) &&
 		e.Accepted >= sel.since && (sel.until == 0 || e.Accepted < sel.until)
 }
 
-// take adds a receiver of a matching chunk to the page, unless its status or error code does not
-// match. If the page is already full, it adds nothing and returns false.
-func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
+// addIfMatches adds a receiver of a matching chunk to the page if its status and error code match.
+// It returns false only if the page is already full; then it adds nothing.
+func (sel *selection) addIfMatches(x *exchange, f *engine.Found) (bool, error) {
 	if !strings.HasPrefix(string(f.User), x.id.Users) {
 		return true, nil
 	}
@@ -146,10 +147,10 @@ func userHistory(x *exchange) (page api.UserHistory, err error) {
 		return page, err
 	}
 	for i := range found {
-		if !sel.chunk(&found[i].Envelope) {
+		if !sel.mayMatch(&found[i].Envelope) {
 			continue
 		}
-		if _, err := sel.take(x, &found[i]); err != nil {
+		if _, err := sel.addIfMatches(x, &found[i]); err != nil {
 			return page, err
 		}
 	}
@@ -169,8 +170,8 @@ func listNotifications(x *exchange) (page api.UserHistory, err error) {
 	if x.srv.deps.List == nil {
 		return page, notify.Invalid("list_needs_user", "", "this server keeps its history by user; use /v1/users/{id}/notifications")
 	}
-	next, err := x.srv.deps.List.List(x.r.Context(), engine.ListQuery{Since: sel.since, Until: sel.until, After: sel.after, Want: sel.chunk},
-		func(f *engine.Found) (bool, error) { return sel.take(x, f) })
+	next, err := x.srv.deps.List.List(x.r.Context(), engine.ListQuery{Since: sel.since, Until: sel.until, After: sel.after, Want: sel.mayMatch},
+		func(f *engine.Found) (bool, error) { return sel.addIfMatches(x, f) })
 	if err != nil {
 		return page, err
 	}

@@ -30,10 +30,10 @@ type Field struct {
 	Tag   reflect.StructTag
 }
 
-// Fields returns the exported fields of v, a struct. The key of a field is its tag koanf. A field
-// without the tag has its name in lower case with underscores as its key. A struct field with the tag
-// is a section of the file: Fields returns the fields of the section instead. It omits fields tagged
-// koanf:"-".
+// Fields returns the exported fields of the struct v. The key of a field is its tag koanf, or its
+// name in snake case if it has no tag. A struct field with the tag is a section of the file: Fields
+// returns the fields of the section, with the section's key before their keys. It omits fields
+// tagged koanf:"-".
 func Fields(v reflect.Value) (fields []Field) {
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
@@ -68,8 +68,8 @@ func snakeCase(name string) string {
 	return b.String()
 }
 
-// Fill returns a copy of c in which every zero field has its default. The default of a logger is always
-// a logger that discards, whatever its tag says.
+// Fill returns a copy of c in which every zero field has its default. The default of a logger is
+// always a logger that discards everything.
 func Fill[T any](c T) T {
 	for _, f := range Fields(reflect.ValueOf(&c).Elem()) {
 		if text, ok := f.Tag.Lookup("default"); ok && f.Value.IsZero() {
@@ -103,8 +103,9 @@ func setDefault(v reflect.Value, text string) {
 	}
 }
 
-// parseNumber parses a bound or a default for a value of v's type. text is a duration, or a number that
-// may contain underscores and may end with MiB or KiB. parseNumber panics if text is neither.
+// parseNumber parses the text of a tag (min, max, above or default) for a value of v's type. text
+// is a duration, or a number that may contain underscores and may end with MiB or KiB. parseNumber
+// panics if text is neither.
 func parseNumber(v reflect.Value, text string) float64 {
 	if _, ok := v.Interface().(time.Duration); ok && text != "0" {
 		d, err := time.ParseDuration(text)
@@ -148,10 +149,10 @@ func (f Field) Range() string {
 // Fault is a value that breaks a rule. Text states the rule.
 type Fault struct{ Key, Text string }
 
-// Check returns the values of c, a pointer to a struct, that break their rules. forms contains one
-// function for each value of the tag "is". The function returns what is wrong with a text, or "" if
-// nothing is wrong. For a list Check calls the function for each item. If forms is nil, Check
-// ignores the tag "is", because these values were checked when the file was read.
+// Check returns those values of a struct that break their rules. c points to the struct. forms has
+// one function for each value of the tag "is". The function returns what is wrong with a text, or
+// "" if nothing is wrong. For a list Check calls it for each item. If forms is nil, Check ignores
+// the tag "is".
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
@@ -206,9 +207,9 @@ func (f Field) outOfRange() string {
 	return fmt.Sprintf("%v is not %s", f.Value.Interface(), allowed)
 }
 
-// Err checks c, a pointer to the configuration struct of a package. The parameter name is the
-// package's name in the error's Field. Err returns the first fault as notify.KindInvalid with the
-// code bad_config, or nil if there is no fault.
+// Err checks the configuration struct of a package, to which c points. name is the name of the
+// package; the Field of the error begins with it. Err returns the first value that breaks its rule
+// as notify.KindInvalid with the code bad_config, or nil.
 func Err(name string, c any) error {
 	if faults := Check(c, nil); len(faults) > 0 {
 		return notify.Invalid("bad_config", name+"."+faults[0].Key, faults[0].Text)

@@ -204,8 +204,8 @@ func withAPNsID(a providerAnswer, id string) providerAnswer {
 	return a
 }
 
-// isDeviceToken accepts hexadecimal tokens of at least 32 bytes. Apple says that clients must not
-// assume a length. The upper limit of 200 bytes only bounds the length of the path.
+// isDeviceToken accepts hexadecimal tokens of 32 to 200 bytes. Apple says that clients must not
+// assume a length. The upper limit keeps the path of the request short.
 func isDeviceToken(s string) bool {
 	if len(s) < 64 || len(s)%2 != 0 || len(s) > 400 {
 		return false

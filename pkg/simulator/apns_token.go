@@ -10,8 +10,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// tokenChecker verifies provider tokens. It remembers tokens that were good, because verifying a
-// signature takes 60 us.
+// tokenChecker verifies provider tokens. It remembers good tokens, because verifying a signature
+// takes 60 us.
 type tokenChecker struct {
 	key            *ecdsa.PublicKey
 	keyID          string
@@ -23,8 +23,8 @@ type tokenChecker struct {
 	parserCfg      *jwt.Parser
 }
 
-// tokensKept is the most tokens that a tokenChecker remembers. Before it would remember more tokens,
-// it forgets all of them.
+// tokensKept is the most tokens that a tokenChecker remembers. When it is full, it forgets all
+// tokens.
 const tokensKept = 256
 
 // clockSkew is how far in the future the issue time of a token may be.
@@ -68,8 +68,8 @@ func (t *tokenChecker) checkToken(r *http.Request, now time.Time) string {
 }
 
 // useToken records the token of a request. It returns false if the connection changes its token
-// before the time floor has passed since the last change. Then it returns false for every request
-// until this time has passed.
+// less than floor after its last change. From then on it returns false for every request until
+// floor has passed since the last change.
 func (c *apnsConn) useToken(token string, now time.Time, floor time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -94,8 +94,8 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if got.Signature == SignatureBad && c.strict.Load() {
 		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
 	}
-	// For the rules, the path is the account of the call. The trigger id is both the address and the
-	// id of the receiver.
+	// In rules for callbacks, Account means the path of the URL, and Prefix and ID mean the trigger
+	// id.
 	p := c.s.rules.decide(&providerCall{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
 	silent := false
 	if f := p.fault; f != nil {

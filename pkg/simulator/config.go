@@ -91,8 +91,8 @@ type TwilioConfig struct {
 	Accounts []TwilioAccount // default: N accounts derived from the seed
 	N        int             `default:"4" min:"1"` // number of accounts; ignored if Accounts is set
 	Latency  Latency         // default: no latency
-	// Concurrency is the most requests of an account that may be under way. Further requests get
-	// 429 with the error code 20429.
+	// Concurrency is the highest number of requests that one account may have in progress. Further
+	// requests get 429 with the error code 20429.
 	Concurrency int `default:"100" min:"1"`
 
 	// RetryAfter is the value of the Retry-After header of these 429 answers, rounded up to

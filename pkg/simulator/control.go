@@ -70,7 +70,8 @@ func controlHandler(s *Simulator) http.Handler {
 	controlRoutes(s, mux)
 	s.ledger.routes(mux)
 	s.calls.controlRoutes(mux)
-	// A web page of another origin in a browser on this machine must not be able to add faults.
+	// Refuse requests from web pages of other sites in a browser on this machine. They could add
+	// faults.
 	own := http.NewCrossOriginProtection().Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -172,7 +173,8 @@ func putLatency(s *Simulator, r *http.Request) error {
 	return s.SetLatency(p, l)
 }
 
-// Handler serves only the ledger, for programs that have a ledger without simulated providers.
+// Handler returns a handler that serves only the routes of the ledger. It is for programs that have
+// a ledger without simulated providers.
 func (l *Ledger) Handler() http.Handler {
 	mux := http.NewServeMux()
 	l.routes(mux)
@@ -221,7 +223,7 @@ func (l *Ledger) routes(mux *http.ServeMux) {
 	serveAction(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
 }
 
-// CursorHeader is the header of an answer of /ledger/arrivals that contains the cursor for the next
+// CursorHeader is a header in the answers of /ledger/arrivals. It contains the cursor for the next
 // call.
 const CursorHeader = "Ledger-Cursor"
 
@@ -260,8 +262,8 @@ func (l *Ledger) writeDump(w http.ResponseWriter, r *http.Request) {
 	_ = buf.Flush()
 }
 
-// maxListed is the most missing ids that an answer lists. The count in the answer includes all
-// missing ids.
+// maxListed is the most missing ids that an answer lists. The count in the answer may be higher: it
+// includes all missing ids.
 const maxListed = 1000
 
 func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
@@ -286,7 +288,7 @@ func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		writeError(w, notify.Invalid("bad_body", "", "must hold one id per line: "+err.Error()))
+		writeError(w, notify.Invalid("bad_body", "", "must have one id on each line: "+err.Error()))
 		return
 	}
 	writeJSON(w, http.StatusOK, out)

@@ -71,17 +71,17 @@ type keyring struct {
 func newKeyring(s seed, c Config) (*keyring, error) {
 	k := &keyring{access: s.derive("access tokens"), accounts: map[string]*TwilioAccount{}}
 	var err error
-	if k.apns, err = s.ec("apns"); err != nil {
+	if k.apns, err = s.ecKey("apns"); err != nil {
 		return nil, err
 	}
-	if k.fcm, err = s.rsa("fcm"); err != nil {
+	if k.fcm, err = s.rsaKey("fcm"); err != nil {
 		return nil, err
 	}
-	if k.webhook, err = s.ec("sendgrid webhook"); err != nil {
+	if k.webhook, err = s.ecKey("sendgrid webhook"); err != nil {
 		return nil, err
 	}
 	k.fcmEmail = "simulator@" + c.FCM.Project + ".iam.gserviceaccount.com"
-	k.fcmKeyID = s.hex("fcm key id")
+	k.fcmKeyID = s.hexDigits("fcm key id")
 
 	apnsPEM, err := pkcs8(k.apns)
 	if err != nil {
@@ -89,7 +89,7 @@ func newKeyring(s seed, c Config) (*keyring, error) {
 	}
 	k.creds.APNs = APNsCredentials{
 		KeyPEM: apnsPEM, Topic: c.APNs.Topic,
-		KeyID: s.code("apns key", 10), TeamID: s.code("apns team", 10),
+		KeyID: s.appleCode("apns key", 10), TeamID: s.appleCode("apns team", 10),
 	}
 	der, err := x509.MarshalPKIXPublicKey(&k.webhook.PublicKey)
 	if err != nil {
@@ -119,10 +119,10 @@ func twilioAccounts(s seed, c TwilioConfig) []TwilioAccount {
 	out := make([]TwilioAccount, c.N)
 	for i := range out {
 		out[i] = TwilioAccount{
-			SID:                 "AC" + s.hex(fmt.Sprint("twilio sid", i)),
-			Token:               s.hex(fmt.Sprint("twilio token", i)),
+			SID:                 "AC" + s.hexDigits(fmt.Sprint("twilio sid", i)),
+			Token:               s.hexDigits(fmt.Sprint("twilio token", i)),
 			From:                fmt.Sprintf("+1500555%04d", i),
-			MessagingServiceSID: "MG" + s.hex(fmt.Sprint("twilio service", i)),
+			MessagingServiceSID: "MG" + s.hexDigits(fmt.Sprint("twilio service", i)),
 		}
 	}
 	return out

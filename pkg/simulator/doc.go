@@ -43,8 +43,8 @@
 //
 // A [Rule] describes requests by provider, account, IP pool or prefix of the address. It selects a
 // share of these requests, the next n requests, or all requests until a moment. And it says what
-// happens to the selected requests. A share selects requests by a pure function of the seed, the
-// rule and the number of requests that have matched the rule. Rules are added by
+// happens to the selected requests. Which requests belong to a share depends only on the seed, the
+// rule, and the number of requests that have matched the rule before. Rules are added by
 // [Simulator.AddRule] or over HTTP on the control listener. The control listener also serves the
 // ledger and the inbox page; control.go lists its routes.
 //

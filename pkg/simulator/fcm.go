@@ -25,7 +25,8 @@ type fcmServer struct {
 func newFCM(s *Simulator) *fcmServer {
 	f := &fcmServer{sim: s, tokens: newOAuth(s)}
 	if s.cfg.FCM.Quota > 0 {
-		// The minutes of a project's quota do not begin with the minutes of the clock.
+		// The quota of a project is per minute. These minutes do not begin together with the
+		// minutes of the clock.
 		f.quota = newWindow(uint64(s.cfg.FCM.Quota), time.Minute, time.Duration(mixHash(s.seed, 6)%uint64(time.Minute)))
 	}
 	if s.cfg.FCM.PerDevice > 0 {
@@ -150,8 +151,8 @@ func (f *fcmServer) checkRequest(r *http.Request, m *fcmMessage, bad error, size
 		return googleError(http.StatusForbidden, "PERMISSION_DENIED",
 			"Permission 'cloudmessaging.messages.create' denied on resource '//cloudresourcemanager.googleapis.com/projects/"+project+"' (or it may not exist).", "")
 	}
-	// A request that is refused below because of its content has used quota, too. FCM documents
-	// this for all client errors except 429.
+	// Count the request in the quota before its content is checked. At FCM a request that gets a
+	// client error uses quota, too, except for 429.
 	if f.quota != nil && !f.quota.take(project, 1, now) {
 		_, end := f.quota.left(project, now)
 		a := fcmError("QUOTA_EXCEEDED", 0)

@@ -64,20 +64,21 @@ func (s seed) derive(label string) [32]byte {
 	return sha256.Sum256(append(s[:], label...))
 }
 
-// number returns a number for random choices that need no secrecy.
+// number returns a seed for random choices, which are not secret.
 func (s seed) number() uint64 {
 	d := s.derive("choices")
 	return uint64(d[0]) | uint64(d[1])<<8 | uint64(d[2])<<16 | uint64(d[3])<<24 | uint64(d[4])<<32 | uint64(d[5])<<40 | uint64(d[6])<<48 | uint64(d[7])<<56
 }
 
-// hex returns 32 hexadecimal digits.
-func (s seed) hex(label string) string {
+// hexDigits returns 32 hexadecimal digits.
+func (s seed) hexDigits(label string) string {
 	d := s.derive(label)
 	return hex.EncodeToString(d[:16])
 }
 
-// code returns n letters and digits that look like an id of Apple. The number n must be at most 52.
-func (s seed) code(label string, n int) string {
+// appleCode returns n letters and digits that look like an id of Apple. The number n must be at
+// most 52.
+func (s seed) appleCode(label string, n int) string {
 	d := s.derive(label)
 	return base32.StdEncoding.EncodeToString(d[:])[:n]
 }
@@ -87,8 +88,8 @@ func (s seed) apiKey() string {
 	return "SG." + base64.RawURLEncoding.EncodeToString(a[:16]) + "." + base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// ec returns a P-256 key.
-func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
+// ecKey returns a P-256 key.
+func (s seed) ecKey(label string) (*ecdsa.PrivateKey, error) {
 	for i := range 100 { // nearly all candidates are below the order of the curve; a share of 2^-32 is not
 		d := s.derive(fmt.Sprint(label, i))
 		if k, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), d[:]); err == nil {
@@ -98,11 +99,11 @@ func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
 	return nil, errors.New("no P-256 key could be derived from the seed")
 }
 
-// rsa returns a 2048-bit RSA key. crypto/rsa cannot make a key from a seed, so rsa finds the two
-// primes itself.
-func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
+// rsaKey returns a 2048-bit RSA key. It finds the two primes itself, because crypto/rsa cannot make
+// a key from a seed.
+func (s seed) rsaKey(label string) (*rsa.PrivateKey, error) {
 	src := randv2.NewChaCha8(s.derive(label))
-	p, q := prime(src), prime(src)
+	p, q := newPrime(src), newPrime(src)
 	one, e := big.NewInt(1), big.NewInt(65537)
 	phi := new(big.Int).Mul(new(big.Int).Sub(p, one), new(big.Int).Sub(q, one))
 	k := &rsa.PrivateKey{
@@ -115,9 +116,9 @@ func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
 	return k, err
 }
 
-// prime returns a 1024-bit prime that is usable with the exponent 65537. The two highest bits of
+// newPrime returns a 1024-bit prime that is usable with the exponent 65537. The two highest bits of
 // the prime are set, so that the product of two such primes has 2048 bits.
-func prime(src *randv2.ChaCha8) *big.Int {
+func newPrime(src *randv2.ChaCha8) *big.Int {
 	var raw [128]byte
 	e := big.NewInt(65537)
 	for {

@@ -16,10 +16,14 @@ import (
 // Outcome says what happened to one receiver of a request.
 type Outcome uint8
 
-// The outcomes. A receiver is taken if the provider acts on the request, so that the message counts
-// as delivered. Accepted and ambiguous receivers are taken. Ambiguous means that the caller does
-// not know that the receiver was taken: the connection was reset, there was no answer, or a gateway
-// answered with an error.
+// The outcomes of a receiver:
+//
+//	Rejected   the provider did not act on the request
+//	Accepted   the provider acted on the request, and the caller knows it
+//	Ambiguous  the provider acted on the request, but the caller cannot know it: the connection was
+//	           reset, there was no answer, or a gateway answered with an error
+//
+// Accepted and ambiguous receivers are "taken": their message counts as delivered.
 const (
 	Rejected Outcome = iota
 	Accepted
@@ -37,7 +41,7 @@ func (o Outcome) String() string {
 
 func (o Outcome) taken() bool { return o != Rejected }
 
-// ledgerEntry is one receiver of one request, in the form in which the ledger counts it.
+// ledgerEntry is one receiver of one request, as the ledger counts it.
 type ledgerEntry struct {
 	seq      uint64 // number in the ledger, from 1
 	at       int64  // time at which the body had been read, Unix nanoseconds
@@ -52,14 +56,14 @@ type ledgerEntry struct {
 }
 
 // Ledger counts every receiver of every request. Torture runs and load runs use it as their proof,
-// so its counts are exact. It counts the distinct (id, address) pairs that were taken. If a pair is
-// taken again, it counts a duplicate. A user with two devices makes two pairs with one id.
-// Addresses are compared by 32 bits of a hash.
+// so its counts are exact. It counts the distinct (id, address) pairs that were taken, and a
+// duplicate for each further time. A user with two devices makes two pairs with one id. Addresses
+// are compared by 32 bits of a hash.
 //
-// The memory of a Ledger is bounded. The rest of its data is in unlinked files. In the files a
-// delivered receiver of a fan-out needs 11 bytes, and a delivered single 38 bytes. A row of arrivals
-// needs 28 bytes, and the order of a user at an address 24 bytes. A call that records a receiver
-// sometimes also writes a file. Other calls continue during that write.
+// The memory of a Ledger is bounded. The rest of its data is in unlinked files. There it needs 11
+// bytes for a delivered receiver of a fan-out, 38 bytes for a delivered single notification, 28
+// bytes for a row of arrivals, and 24 bytes for the order of a user at an address. A call that
+// records a receiver sometimes also writes a file. Other calls do not wait for that write.
 //
 // A Ledger is safe for concurrent use.
 type Ledger struct {
@@ -95,11 +99,11 @@ type providerCount struct {
 	status map[int]uint64
 }
 
-// NewLedger returns an empty Ledger. The parameter memory is about how many bytes of memory it
-// uses. It stores the rest in files in dir. If dir is empty, it uses the system's folder for
-// temporary files. The memory has four equal parts: pairs that change, pairs that are being
-// written, the order of users, and the indexes of pairs on disk. The indexes grow by 2 bytes for
-// each single and by 0.1 bytes for each receiver of a fan-out.
+// NewLedger returns an empty Ledger. memory is about how many bytes of memory it uses. It stores
+// the rest in files in dir, or in the system's folder for temporary files if dir is empty. The
+// memory has four equal parts: pairs that change, pairs that are being written, the order of users,
+// and the indexes of pairs on disk. The indexes grow by 2 bytes for each single notification and by
+// 0.1 bytes for each receiver of a fan-out.
 func NewLedger(dir string, memory int) *Ledger {
 	l := &Ledger{dir: dir, memory: memory}
 	l.writeEnded.L = &l.mu
@@ -112,7 +116,8 @@ func (l *Ledger) clear() {
 	for i := range l.providerCounts {
 		l.providerCounts[i].status = map[int]uint64{}
 	}
-	// Readers may still use the files of the old data. The garbage collector closes these files.
+	// Replace the data but do not close its files, because readers may still use them. The garbage
+	// collector closes them later.
 	l.pairs, l.arrivals, l.orders = newPairs(l.dir, l.memory/4), &arrivalLog{dir: l.dir}, newUserOrders(l.dir, l.memory/4)
 	l.foreign = map[notify.ID]string{}
 }
@@ -166,11 +171,11 @@ func (l *Ledger) recordEntry(e *ledgerEntry) {
 	l.spillIfFull()
 }
 
-// spillIfFull writes pairs and arrivals to disk if memory is full, and merges orders if a merge is
-// due. It releases the lock during a write. It waits only if memory is full while another call
-// writes. The caller holds the lock.
+// spillIfFull writes pairs and arrivals to disk if memory is full. It also merges orders if a merge
+// is due. It releases the lock during a write. If memory is full and another call is writing, it
+// first waits for that write. The caller holds the lock.
 func (l *Ledger) spillIfFull() {
-	for l.pairs.full(len(l.arrivals.growing)) {
+	for l.pairs.isFull(len(l.arrivals.growing)) {
 		if l.writing {
 			l.writeEnded.Wait()
 			continue
@@ -190,14 +195,14 @@ func (l *Ledger) spillIfFull() {
 		l.writing = false
 		l.writeEnded.Broadcast()
 	}
-	if l.orders.full() {
+	if l.orders.mergeDue() {
 		l.mergeOrders(len(l.orders.waiting) >= 2*l.orders.mergeAt)
 	}
 }
 
-// mergeOrders compares the order events that wait. It releases the lock during the merge. If another
-// call is merging, the parameter wait decides: if it is true, mergeOrders first waits for that call;
-// otherwise it returns at once. The caller holds the lock.
+// mergeOrders compares the waiting order events. It releases the lock during the merge. If another
+// call is merging, mergeOrders returns at once. But if wait is true, it waits for that call and
+// then merges too. The caller holds the lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {
@@ -216,8 +221,8 @@ func (l *Ledger) mergeOrders(wait bool) {
 	l.writeEnded.Broadcast()
 }
 
-// Settle compares the order of all users whose events wait. After Settle the counts of all earlier
-// receivers are exact, for any number of users.
+// Settle compares the waiting order events of all users. After Settle the counts are exact for all
+// receivers that were recorded before the call.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,7 +246,7 @@ func parseID(text string) (id notify.ID, foreign bool) {
 }
 
 // parseNear returns the same as parseID. It is faster if most ids belong to the same fan-out as the
-// id before them, because it parses their base only once. The caller holds the lock.
+// id before, because it then parses only the index.
 func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
 	if n := len(l.lastFanoutText); n > 0 && len(text) > n && text[:n] == l.lastFanoutText && text[n] != '0' {
 		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {
@@ -255,8 +260,8 @@ func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
 	return id, foreign
 }
 
-// countEntry counts e. At a restart the lines of the ledger file are counted by countEntry, too.
-// The caller holds the lock.
+// countEntry counts e, which is new or was read from the ledger file at a restart. The caller holds
+// the lock.
 func (l *Ledger) countEntry(e *ledgerEntry) {
 	l.seq = max(l.seq, e.seq)
 	c := &l.providerCounts[e.provider-1]
@@ -297,7 +302,7 @@ func (l *Ledger) countEntry(e *ledgerEntry) {
 	}
 }
 
-// pairHit says what one request means for the counts of its pair.
+// pairHit says how a request counts for its (id, address) pair.
 type pairHit struct {
 	firstTry  bool     // true: the first request with this pair
 	first     bool     // true: the first delivery of the pair

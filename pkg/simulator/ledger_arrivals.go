@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says that N ids of one base were delivered for the first time, one directly after the
-// other.
+// Arrival stands for N ids of one base. They were delivered for the first time, and directly after
+// each other.
 type Arrival struct {
 	Base notify.Base
 	At   time.Time // when the first of these ids came; the last id came at most arrivalWindow later
@@ -37,8 +37,8 @@ func ParseArrivals(b []byte) ([]Arrival, error) {
 	return list, nil
 }
 
-// arrivalLog holds all arrivals in order. A cursor is a number of rows. The lock of the ledger
-// guards arrivalLog. But write runs without the lock.
+// arrivalLog holds all arrivals in order. A cursor is the number of a row. The lock of the ledger
+// guards all fields. Only write runs without the lock.
 type arrivalLog struct {
 	dir         string
 	f           *os.File // nil until the first write
@@ -90,8 +90,8 @@ func (a *arrivalLog) frozenWritten() {
 	a.spare, a.frozen = a.frozen, nil
 }
 
-// inMemory copies rows, beginning with the row at the cursor, but not more bytes than limit. The row
-// at the cursor must be in memory.
+// inMemory returns a copy of the rows in memory from the row at the cursor on, at most limit bytes.
+// The row at the cursor must be in memory.
 func (a *arrivalLog) inMemory(cursor int64, limit int) (out []byte) {
 	a.lastRowOpen = false
 	skip := int(cursor-a.onDisk) * arrivalBytes

@@ -10,20 +10,20 @@ import (
 	"slices"
 )
 
-// userOrder holds the highest sequence numbers of a user at an address: the highest number of all
-// first attempts, and the highest number of all first deliveries. A first attempt or delivery with
-// a lower number came out of order.
+// userOrder holds two sequence numbers of a user at an address: the highest of all first attempts,
+// and the highest of all first deliveries. If a later first attempt or delivery has a lower number,
+// it is out of order.
 type userOrder struct{ highestTried, highestTaken uint64 }
 
-// orderEvent is a message to a user at an address. It is a first attempt, a first delivery, or
-// both.
+// orderEvent is about a message to a user at an address. It is the first attempt to send the
+// message, its first delivery, or both.
 type orderEvent struct {
 	key, seq                uint64
 	firstTry, firstDelivery bool
 }
 
-// compare compares an event with earlier events. The result lateTry is true if the attempt came out
-// of order. The result late is true if the delivery came out of order.
+// compare compares e with the earlier events of its user. now is the new state of the user. lateTry
+// is true if the attempt is out of order, and late is true if the delivery is out of order.
 func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) {
 	now = was
 	if e.firstTry {
@@ -36,10 +36,10 @@ func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) 
 }
 
 // userOrders holds the order of every user. While all users fit into memory, each event is compared
-// as soon as it comes. After that the users are in a file, sorted by key. Then events wait in
-// memory until there are enough events to read and write the whole file once.
+// as soon as it comes. Later the users are in a file, sorted by key. Then events wait in memory
+// until there are so many that it pays to read and write the whole file once.
 //
-// The lock of the ledger guards userOrders. But merge runs without the lock. From freeze until
+// The lock of the ledger guards all fields. Only merge runs without the lock: between freeze and
 // mergeEnded, only merge uses file and merging.
 type userOrders struct {
 	dir         string
@@ -62,8 +62,9 @@ func newUserOrders(dir string, budget int) *userOrders {
 	return &userOrders{dir: dir, maxInMemory: max(budget/64, 1), mergeAt: max(budget/4/24, 1), users: map[uint64]userOrder{}}
 }
 
-// addEvent adds an event. If the users are in memory, it compares the event at once. Then the result
-// before is the state of the user before the event. Otherwise the event waits for a merge.
+// addEvent adds an event. If the users are in memory, it compares the event at once, and before is
+// the state of the user before the event. Otherwise the event waits for a merge, and the results
+// are zero.
 func (o *userOrders) addEvent(e *orderEvent) (before userOrder, lateTry, late bool) {
 	if o.users == nil {
 		if o.err == nil {
@@ -78,14 +79,15 @@ func (o *userOrders) addEvent(e *orderEvent) (before userOrder, lateTry, late bo
 	return before, lateTry, late
 }
 
-// full reports whether a merge is due.
-func (o *userOrders) full() bool {
+// mergeDue returns true if it is time for a merge.
+func (o *userOrders) mergeDue() bool {
 	return o.err == nil && (len(o.users) > o.maxInMemory || len(o.waiting) >= o.mergeAt)
 }
 
 func (o *userOrders) pending() uint64 { return uint64(len(o.waiting) + len(o.merging)) }
 
-// freeze begins a merge. At the first merge it removes the users from memory and returns them.
+// freeze begins a merge: the waiting events become the events to merge. At the first merge the
+// users are still in memory; then freeze removes and returns them.
 func (o *userOrders) freeze() (users map[uint64]userOrder) {
 	users, o.users = o.users, nil
 	o.merging, o.waiting = o.waiting, o.merging[:0]
@@ -100,7 +102,8 @@ type mergedOrders struct {
 }
 
 // merge compares the frozen events with the users, and writes the users to a new file. At the first
-// merge the users come from the parameter users, and later from the old file.
+// merge it gets the users from the parameter users. At later merges it reads them from the old
+// file.
 func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err error) {
 	if m.file, err = tempFile(o.dir); err != nil {
 		return m, err
@@ -177,7 +180,8 @@ func (o *userOrders) reader(users map[uint64]userOrder) (next func() (uint64, us
 	}, nil
 }
 
-// mergeEnded uses the result of a merge. After an error no further events are compared.
+// mergeEnded takes over the result of a merge: the new file and the counts. If the merge failed, no
+// further events are compared.
 func (o *userOrders) mergeEnded(m mergedOrders, err error) {
 	if err != nil {
 		o.err = err

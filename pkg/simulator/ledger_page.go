@@ -11,11 +11,12 @@ import (
 // pageSize is the number of neighbours of a fan-out that share a page: one for each bit of a word.
 const pageSize = 64
 
-// pageKey identifies a page: up to pageSize neighbours of a fan-out, or one single.
+// pageKey identifies a page. A page has up to pageSize neighbouring receivers of a fan-out, or one
+// single notification.
 //
-// An id that was sent to several addresses has a slot in several layers. Its first address is in
-// layer 0, its second address in layer 1, and so on. A slot in a layer is used only if the same
-// slot in the layer below is used.
+// Pages have layers, for ids that were sent to several addresses. The first address of an id has
+// its slot in layer 0, the second address in layer 1, and so on. So a slot in a layer is used only
+// if the same slot in the layer below is used.
 type pageKey struct {
 	base  notify.Base
 	page  uint32 // index / pageSize; 0 for a single
@@ -31,8 +32,7 @@ func (k *pageKey) id(i int) notify.ID {
 	return notify.ID{Base: k.base, Index: k.page*pageSize + uint32(i), FanOut: k.fan}
 }
 
-// compare orders keys by base. A base contains the time at which it was made, so this is the order
-// of time.
+// compare orders keys by base first. A base begins with its time, so older keys come first.
 func (k *pageKey) compare(o *pageKey) int {
 	if c := bytes.Compare(k.base[:], o.base[:]); c != 0 {
 		return c
@@ -43,16 +43,17 @@ func (k *pageKey) compare(o *pageKey) int {
 	return cmp.Or(cmp.Compare(k.page, o.page), cmp.Compare(k.layer, o.layer))
 }
 
-// pairPage holds slots. Bit i of seen is set if slot i is used. A single uses only slot 0.
+// pairPage holds slots. Bit i of seen is set if slot i is used. The page of a single notification
+// uses only slot 0.
 type pairPage struct {
 	seen uint64
-	// onlyVersion is used only in a table. If it is true, no older version of this page existed
-	// when this version was made. So the slots of the page have no other versions.
+	// onlyVersion is used only in a pairTable. It is true if no older version of this page existed
+	// when this version was made. Then its slots have no older versions either.
 	onlyVersion bool
 	slots       [pageSize]pairSlot
 }
 
-// add copies the used slots of o that are not used in p. p must be newer than o.
+// add fills unused slots of p with the slots of o, an older version of the page.
 func (p *pairPage) add(o *pairPage) {
 	for m := o.seen &^ p.seen; m != 0; m &= m - 1 {
 		i := bits.TrailingZeros64(m)
@@ -93,7 +94,8 @@ func newTable() *pairTable {
 	return &pairTable{places: map[pageKey]uint32{}, highestPage: map[notify.Base]uint32{}}
 }
 
-// Bytes of memory of a single, of a page, and of a fan-out, including their entries in the maps.
+// Bytes of memory for a single notification, for a page of a fan-out, and for a fan-out. They
+// include the entries in the maps.
 const (
 	singleBytes = 24 + 52
 	fanBytes    = 16 + 24*pageSize + 52
@@ -128,8 +130,8 @@ func (t *pairTable) placeOf(k *pageKey) (uint32, bool) {
 	return at, ok
 }
 
-// slotOf returns slot i of a page, or an unused slot if the table does not contain slot i. For an
-// unused slot the result alone is true if no older version of the slot exists anywhere.
+// slotOf returns slot i of a page. If the table does not contain the slot, it returns an unused
+// slot. In this case alone is true if the slot has certainly no older version in another place.
 func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	at, ok := t.placeOf(k)
 	switch {
@@ -145,8 +147,8 @@ func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	return pairSlot{}, p.onlyVersion
 }
 
-// setSlot sets slot i of a page. Before it adds a new page, it calls the function alone, which
-// returns true if the page has no older version.
+// setSlot sets slot i of a page. Before it adds a new page, it calls alone, which returns true if
+// the page has no older version in another place.
 func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey) bool) {
 	at, ok := t.placeOf(k)
 	if !k.fan {
@@ -201,8 +203,8 @@ func (a *arena[T]) reset() {
 	a.chunks, a.n = a.chunks[:used], 0
 }
 
-// grow adds an element and returns its place. The element may contain a value from the time before
-// a reset.
+// grow adds an element and returns its place. The caller must overwrite the element: it may contain
+// an old value.
 func (a *arena[T]) grow() uint32 {
 	if int(a.n/arenaChunk) == len(a.chunks) {
 		a.chunks = append(a.chunks, new([arenaChunk]T))

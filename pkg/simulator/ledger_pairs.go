@@ -12,13 +12,13 @@ import (
 //	frozenTable  a full table that is being written; it does not change
 //	runs         files of tables that were frozen, the oldest first
 //
-// The current version of a slot is in the newest of these places that contains its page and its
-// bit. A change to a slot that is not in hotTable adds a new version of this slot to hotTable,
-// without the neighbours of the slot. So the slots of a page may be spread over several runs. If
-// ids come in the order in which they were made, nothing is read from disk, because no run contains
-// such high keys.
+// If several of these places contain a slot, the slot in the newest place is current. hotTable is the
+// newest place, and runs[0] is the oldest place. To change a slot that is not in hotTable, pairStore
+// adds a new version of this slot to hotTable, without the neighbours of the slot. So the slots of a
+// page may be spread over several runs. If ids come in the order in which they were made, nothing is
+// read from disk, because their keys are higher than all keys in the runs.
 //
-// The caller of each method holds the lock of the ledger. writeRun runs without the lock.
+// The caller of each method holds the lock of the ledger. Only writeRun runs without the lock.
 type pairStore struct {
 	dir    string
 	budget int // bytes of memory for hotTable; frozenTable uses the same
@@ -37,8 +37,8 @@ func newPairs(dir string, budget int) *pairStore {
 	return &pairStore{dir: dir, budget: budget, hotTable: newTable()}
 }
 
-// newest returns the newest version of a slot, or an unused slot if no version exists.
-func (p *pairStore) newest(k *pageKey, i int) pairSlot {
+// newestVersion returns the newest version of a slot, or an unused slot if no version exists.
+func (p *pairStore) newestVersion(k *pageKey, i int) pairSlot {
 	s, alone := p.hotTable.slotOf(k, i)
 	if s.attempts == 0 && !alone && p.frozenTable != nil {
 		s, alone = p.frozenTable.slotOf(k, i)
@@ -57,7 +57,7 @@ func (p *pairStore) newest(k *pageKey, i int) pairSlot {
 	return pairSlot{}
 }
 
-// isAlone reports whether no place except hotTable can contain a version of a page.
+// isAlone returns true if only hotTable can contain a version of the page k.
 func (p *pairStore) isAlone(k *pageKey) bool {
 	if p.frozenTable != nil {
 		if _, ok := p.frozenTable.places[*k]; ok {
@@ -95,7 +95,7 @@ func (p *pairStore) noteError(err error) {
 func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	k, i := keyOf(id)
 	addr := uint32(e.addr)
-	first := p.newest(&k, i)
+	first := p.newestVersion(&k, i)
 	if first.attempts == 0 || first.addr == addr {
 		h := first.countTake(e)
 		h.firstOfID = h.first && !first.idCounted
@@ -108,7 +108,7 @@ func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	for {
 		further.layer++
 		p.layers = max(p.layers, further.layer)
-		if s := p.newest(&further, i); s.attempts == 0 || s.addr == addr {
+		if s := p.newestVersion(&further, i); s.attempts == 0 || s.addr == addr {
 			h = s.countTake(e)
 			p.hotTable.setSlot(&further, i, s, p.isAlone)
 			break
@@ -121,9 +121,9 @@ func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	return h
 }
 
-// full reports whether hotTable must be frozen. The parameter otherBytes is the size of other memory
-// that counts together with hotTable.
-func (p *pairStore) full(otherBytes int) bool {
+// isFull returns true if hotTable must be frozen. otherBytes is the size of other memory that is
+// written to disk together with hotTable.
+func (p *pairStore) isFull(otherBytes int) bool {
 	return p.err == nil && len(p.hotTable.places) > 0 && p.hotTable.bytes()+otherBytes >= p.budget
 }
 
@@ -137,8 +137,8 @@ func (p *pairStore) freeze() *pairTable {
 	return p.frozenTable
 }
 
-// frozenWritten ends the write of the frozen table. After an error of the disk the table stays in
-// memory, and no table is frozen after that.
+// frozenWritten ends the write of the frozen table. If the write failed, the table stays in memory,
+// and no further table is frozen.
 func (p *pairStore) frozenWritten(r *ledgerRun, err error) {
 	if err != nil {
 		p.noteError(err)
@@ -157,8 +157,7 @@ func (p *pairStore) diskBytes() (n int64) {
 	return n
 }
 
-// pagesInMemory returns the sorted keys of all pages in memory for which the function wanted
-// returns true.
+// pagesInMemory returns the sorted keys of the pages in memory for which wanted returns true.
 func (p *pairStore) pagesInMemory(wanted func(k *pageKey) bool) (list []pageKey) {
 	for _, t := range p.tables() {
 		for k := range t.places {
@@ -183,7 +182,8 @@ func (p *pairStore) fanoutPagesInMemory(b notify.Base) (list []pageKey) {
 	if pages*int(p.layers+1) > size {
 		return p.pagesInMemory(func(k *pageKey) bool { return k.fan && k.base == b })
 	}
-	// Most fan-outs have few pages compared to a table, so look up each possible page.
+	// Look up each possible page of the fan-out. This is faster than a search through all pages,
+	// because most fan-outs have few pages.
 	for n := range pages {
 		for layer := range p.layers + 1 {
 			k := pageKey{base: b, page: uint32(n), layer: layer, fan: true}

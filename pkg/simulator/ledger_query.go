@@ -23,8 +23,8 @@ type Totals struct {
 	Deliveries uint64 `json:"deliveries"` // distinct (id, address) pairs taken
 	Duplicates uint64 `json:"duplicates"` // how often a pair was taken after the first time
 	NoID       uint64 `json:"no_id"`      // receivers without a notification id
-	// Untracked counts receivers that are not counted by id, because there are too many ids that
-	// are not notification ids.
+	// Untracked counts receivers whose ids are not notification ids and were not recorded, because
+	// there are too many such ids.
 	Untracked uint64 `json:"untracked"`
 
 	// Status counts receivers by the HTTP status of the answer. The key "none" means no answer.
@@ -163,7 +163,7 @@ func (l *Ledger) Lookup(text string) []Delivery {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Delivery
-	for s := l.pairs.newest(&k, i); s.attempts > 0; s = l.pairs.newest(&k, i) {
+	for s := l.pairs.newestVersion(&k, i); s.attempts > 0; s = l.pairs.newestVersion(&k, i) {
 		out = append(out, deliveryOf(text, s))
 		k.layer++
 	}
@@ -173,13 +173,13 @@ func (l *Ledger) Lookup(text string) []Delivery {
 	return out
 }
 
-// Delivered reports whether an id was taken at any address.
+// Delivered returns true if the id was delivered to at least one address.
 func (l *Ledger) Delivered(text string) bool {
 	id, _ := parseID(text)
 	k, i := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.pairs.newest(&k, i).idCounted
+	return l.pairs.newestVersion(&k, i).idCounted
 }
 
 func deliveryOf(id string, s pairSlot) Delivery {
@@ -277,9 +277,9 @@ func (l *Ledger) Bases() []BaseCount {
 	return out
 }
 
-// Duplicates returns at most limit pairs that were taken more than once. The result recent holds
-// the details of the last duplicates, in order. Duplicates reads pairs until it has found all
-// duplicates or limit pairs.
+// Duplicates returns up to limit pairs that were taken more than once. recent has the details of
+// the last duplicates, in order. Duplicates stops reading when it has found all duplicates or limit
+// pairs.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
 	rest := l.Summary().Duplicates
@@ -299,8 +299,8 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	return pairs, append(append([]Duplicate{}, l.recentDuplicates[l.nextDuplicate:]...), l.recentDuplicates[:l.nextDuplicate]...)
 }
 
-// Order reports on the order of the first deliveries that have been compared. After Settle all
-// first deliveries have been compared.
+// Order reports on the order of the first deliveries that have been compared. After Settle these
+// are all first deliveries.
 func (l *Ledger) Order() OrderReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -311,7 +311,7 @@ func (l *Ledger) Order() OrderReport {
 	}
 }
 
-// arrivalsEnd returns the cursor after the last arrival. That arrival's row does not grow any more.
+// arrivalsEnd returns the cursor after the last arrival. A later arrival then begins a new row.
 func (l *Ledger) arrivalsEnd() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -319,7 +319,7 @@ func (l *Ledger) arrivalsEnd() int64 {
 	return l.arrivals.rows()
 }
 
-// Arrivals returns rows, beginning with the row at the cursor, and the cursor for the next call. It
+// Arrivals returns the rows from the row at the cursor on, and the cursor for the next call. It
 // returns an error of notify.KindInvalid if the cursor is after the end. This happens after a
 // Reset.
 func (l *Ledger) Arrivals(cursor int64) (rows []byte, next int64, err error) {

@@ -62,7 +62,8 @@ const (
 	flagCounted // in a full slot: idCounted is true
 )
 
-// tempFile makes an unlinked file in dir. The disk gets the space back even if the process is killed.
+// tempFile makes an unlinked file in dir. Its disk space becomes free even if the process is
+// killed.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "notifyd-ledger-")
 	if err == nil {
@@ -71,8 +72,8 @@ func tempFile(dir string) (*os.File, error) {
 	return f, err
 }
 
-// writeRun writes a table to a new run. The table must not change during the call. The parameter keys
-// is memory for the keys of the table; calls one after the other can use the same memory.
+// writeRun writes a table to a new run. The table must not change during the call. keys is memory
+// that writeRun uses for the keys of the table, and that the next call can use again.
 func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	list := (*keys)[:0]
 	for k := range t.places {
@@ -111,8 +112,8 @@ func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	return r, nil
 }
 
-// isShort reports whether the slot can have the short form. The parameter first is the first slot of
-// its page, and at is the earliest time of the page.
+// isShort returns true if the slot can have the short form. first is the first slot of its page,
+// and at is the earliest time of the page.
 func (s *pairSlot) isShort(k *pageKey, first *pairSlot, at int64) bool {
 	return s.attempts == 1 && s.deliveries == 1 && s.idCounted == (k.layer == 0) &&
 		s.provider == first.provider && s.status == first.status && s.at-at <= math.MaxUint32
@@ -290,8 +291,8 @@ func unexpectedEOF(err error) error {
 	return err
 }
 
-// bloomFilter is a Bloom filter with 10 bits per key. About one in a hundred absent keys passes the
-// filter. For such a key the run is read without success.
+// bloomFilter is a Bloom filter with 10 bits per key. About one in a hundred keys passes the filter
+// although the run does not contain it. Then the run is read in vain.
 type bloomFilter []uint64
 
 const (
@@ -301,7 +302,8 @@ const (
 
 func newFilter(n int) bloomFilter { return make(bloomFilter, n*filterBits/64+1) }
 
-// probes calls visit with each bit of a key, until visit returns false.
+// probes calls visit with the position of each filter bit that belongs to the page key k, until
+// visit returns false.
 func (f bloomFilter) probes(k *pageKey, visit func(word int, bit uint64) bool) bool {
 	var b [24]byte
 	copy(b[:], k.base[:])

@@ -31,7 +31,7 @@ type runCursor struct {
 	head  pageHead
 }
 
-// newCursor returns a cursor at the first key that is equal to or greater than the parameter from.
+// newCursor returns a cursor at the first key that is not less than from.
 func newCursor(r *ledgerRun, from *pageKey) (*runCursor, error) {
 	c := &runCursor{r: r, block: r.blockOf(from) - 1}
 	if from.compare(&r.last) > 0 {
@@ -62,11 +62,11 @@ func (c *runCursor) next() (err error) {
 	return nil
 }
 
-// pages yields the pages whose keys are not less than the parameter from. It yields them in order,
-// each page once, with the newest versions of its slots. The parameter mem lists the pages that were
-// in memory. Of these pages it reads the current state. It reads all other pages from runs. It holds
-// no lock while the caller uses a page. After an error of the disk the iteration ends, and Summary
-// reports the error.
+// pages yields the pages whose keys are not less than from, in order. It yields each page once,
+// with the newest versions of its slots. mem lists the pages that were in memory at the start;
+// pages reads their current state. It reads the other pages from the runs. It holds no lock while
+// the caller uses a page. If reading from disk fails, the iteration ends, and Summary reports the
+// error.
 func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		if err := l.eachPage(mem, runs, from, yield); err != nil {
@@ -131,7 +131,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 	return nil
 }
 
-// allPages yields all pages whose base is not less than the parameter from.
+// allPages yields all pages whose base is not less than from.
 func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		l.mu.Lock()
@@ -146,7 +146,7 @@ func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 // while the caller uses a pair.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields the pairs of All whose ids were made at the given time or later. If an id contains no
+// Since yields the pairs of All whose ids were made at the time from or later. If an id contains no
 // time, the time of its first delivery is used. Since does not read pages of older ids.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {

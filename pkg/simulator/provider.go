@@ -10,9 +10,9 @@ import (
 // Provider is one of the simulated services.
 type Provider uint8
 
-// The providers. OAuth is the token endpoint of FCM. Callback is the receiver of trigger calls.
-// Rules and latencies can name these two. But they have no receivers, so the ledger never names
-// them. In a rule the zero value means all providers.
+// The providers. OAuth is the token endpoint of FCM, and Callback is the receiver of trigger calls.
+// Rules and latencies can name them, but they are not in the ledger, because they have no
+// receivers. In a rule the zero value means all providers.
 const (
 	APNs Provider = iota + 1
 	FCM

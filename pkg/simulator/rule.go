@@ -14,25 +14,25 @@ import (
 // Action says what a rule does with a request that it selects.
 type Action string
 
-// The actions. To act on a request means that its message counts as delivered. Gateway, Reset,
-// ResetStream, CloseConn and Hang act on the request. The caller does not see that they did, so the
-// outcome is ambiguous. Drop and Refuse do not act on the request. The caller cannot see the
-// difference between Reset and Drop.
+// The actions. If a provider acts on a request, its message counts as delivered. With Gateway,
+// Reset, ResetStream, CloseConn and Hang the provider acts on the request, but the caller cannot
+// know that. So the outcome is ambiguous. With Drop and Refuse the provider does not act on the
+// request. The caller cannot tell Reset from Drop.
 const (
 	// Fail answers with Status and Code.
 	Fail     Action = "error"
 	Outage   Action = "outage"       // Fail with 503
 	Throttle Action = "throttle"     // Fail with 429
 	Deny     Action = "unauthorized" // Fail with 401, APNs 403
-	// Gateway acts on the request, then answers Status, by default 502. A real gateway that lost the
-	// answer of the provider does the same.
+	// Gateway acts on the request, then answers Status, by default 502. It simulates a gateway that
+	// has lost the answer of the provider.
 	Gateway     Action = "gateway"
 	Reset       Action = "reset"        // act on the request, then reset the connection without an answer
 	ResetStream Action = "reset_stream" // act on the request, then reset only its HTTP/2 stream
 	Drop        Action = "drop"         // reset the connection without acting on the request
 	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without acting on the request
-	// GoAway is for APNs. It sends GOAWAY. This request and earlier requests are answered. Later
-	// requests on the connection are not answered.
+	// GoAway is for APNs. It sends GOAWAY on the connection. This request and earlier requests
+	// still get an answer. Later requests on the connection get no answer.
 	GoAway Action = "go_away"
 	// CloseConn is for APNs. It acts on the request, then closes the connection normally, without
 	// an answer and without GOAWAY.
@@ -45,11 +45,13 @@ const (
 	Receipt   Action = "receipt"  // act on the request; its receipt reports Code
 )
 
-// Rule scripts a fault. A request matches a rule if it has the rule's Provider, Account, Pool,
-// Template, Prefix and ID; an empty field matches every request. The rule selects a share Rate of
-// the requests that match, at most Count requests, until the time Until. Of the rules that select a
-// request, normally only the newest applies. But a rule for the answer, a rule for the latency
-// (Delay) and a rule for the receipt (Receipt) may apply to one request together.
+// Rule describes a fault. A request matches a rule if it has the rule's Provider, Account, Pool,
+// Template, Prefix and ID; an empty field matches every request. The rule selects the share Rate of
+// the matching requests, at most Count requests, until the time Until.
+//
+// If several rules select a request, the newest rule applies. But there are three kinds of rules:
+// for the latency (Delay), for the receipt (Receipt), and for the answer (all others). One rule of
+// each kind can apply to the same request.
 type Rule struct {
 	Number uint64 `json:"number"` // set by AddRule
 
@@ -70,8 +72,8 @@ type Rule struct {
 	// Code is the provider's reason or error code for Fail. For Receipt it is a Twilio error code,
 	// or bounce, async_bounce, blocked, dropped, deferred, spamreport or unsubscribe.
 	Code string `json:"code"`
-	// RetryAfter is the Retry-After of the answer for Fail, rounded up to seconds. For Throttle
-	// with an end, 0 means the time until the end of the rule.
+	// RetryAfter is the Retry-After of the answer for Fail, rounded up to seconds. If it is 0 in a
+	// Throttle rule with an end, the answer has the time until this end.
 	RetryAfter Duration `json:"retry_after"`
 	Latency    Latency  `json:"latency"`  // Drip, Delay
 	Location   string   `json:"location"` // Redirect
@@ -127,7 +129,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Refuse, GoAway, CloseConn:
 		if r.Provider != APNs {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q needs the provider apns", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider apns: set provider to apns", r.Do))
 		}
 		return nil
 	case Drip, Delay:
@@ -137,7 +139,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Redirect, Huge:
 		if r.Provider != Callback {
-			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q needs the provider callback", r.Do))
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q works only with the provider callback: set provider to callback", r.Do))
 		}
 		if r.Do == Redirect && r.Location == "" {
 			return notify.Invalid("no_location", "location", "is required if do is \"redirect\": it is the URL to which the answer redirects")
@@ -191,7 +193,8 @@ type activeRule struct {
 	matched, picked atomic.Uint64
 }
 
-// faultPlan holds the rules that apply to one request. A field is nil if no such rule applies.
+// faultPlan holds the rules that apply to one request. A field is nil if no rule of its kind
+// applies.
 type faultPlan struct {
 	fault   *Rule // never a Delay or Receipt rule
 	latency *Rule
@@ -250,7 +253,8 @@ func (rs *ruleList) all() []Rule {
 	return out
 }
 
-// decide returns the rules that apply to one request. It counts the matches of the rules.
+// decide returns the rules that apply to one request. It also counts, for each rule, the requests
+// that matched.
 func (rs *ruleList) decide(c *providerCall) faultPlan {
 	var p faultPlan
 	list := *rs.list.Load()

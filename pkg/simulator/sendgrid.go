@@ -42,7 +42,7 @@ const (
 	mailMaxPool       = 64
 )
 
-// mailRequest is the body of a request. It lacks the fields that the simulator does not check.
+// mailRequest has the fields of a request body that the simulator checks.
 type mailRequest struct {
 	Personalizations []personalization `json:"personalizations"`
 	From             *mailbox          `json:"from"`
@@ -109,8 +109,8 @@ func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	settleCall(m.sim, w, r, c, a)
 }
 
-// readMail returns the unpacked body. If the body could not be read, it returns nil and an error.
-// If the body was read but could not be unpacked, it returns the packed bytes and an error.
+// readMail returns the body of a request, unpacked. If the body could be read but not unpacked, it
+// returns the packed bytes and an error.
 func readMail(r *http.Request) ([]byte, error) {
 	body := r.Body
 	packed := r.Header.Get("Content-Encoding") == "gzip"
@@ -258,8 +258,8 @@ func (m *mailServer) fault(r *Rule, now time.Time) providerAnswer {
 	}
 	a := mailError(r.Status, msg, "")
 	if d := r.retryAfter(now); r.Status == http.StatusTooManyRequests && d > 0 {
-		// Use the spelling of SendGrid for these headers. It is not Go's canonical form, and over
-		// HTTP/1.1 a client sees the difference.
+		// Spell these headers like SendGrid does. Go's canonical form is different, and an HTTP/1.1
+		// client sees the difference.
 		a.header["X-RateLimit-Limit"], a.header["X-RateLimit-Remaining"] = []string{"1"}, []string{"0"}
 		a.header["X-RateLimit-Reset"] = []string{strconv.FormatInt(now.Add(d+time.Second-1).Unix(), 10)}
 	} else {

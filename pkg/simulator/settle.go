@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// providerCall is one request that its handler has parsed.
+// providerCall is one request that the handler of its provider has parsed.
 type providerCall struct {
 	provider  Provider
 	account   string // Twilio account SID
@@ -43,8 +43,8 @@ type providerAnswer struct {
 
 func (a providerAnswer) ok() bool { return a.status < 300 }
 
-// settleCall decides the outcome of a call, writes the outcome to the ledger, and answers. The
-// parameter a is the answer that the provider gives if no rule changes it.
+// settleCall decides the outcome of a call, writes the outcome to the ledger, and answers. a is the
+// provider's answer if no rule changes it.
 func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer) {
 	c.content.parent, c.content.state = r.Header.Get("Traceparent"), r.Header.Get("Tracestate")
 	p := s.rules.decide(c)
@@ -80,8 +80,8 @@ func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *provide
 	sendAnswer(s, w, r, c, a, p)
 }
 
-// recordCall writes the receivers of the call to the ledger and to the inbox. The parameter silent is
-// true if the caller gets no answer.
+// recordCall writes the receivers of the call to the ledger and to the inbox. silent is true if the
+// caller gets no answer.
 func recordCall(s *Simulator, c *providerCall, a providerAnswer, outcome Outcome, silent bool, now time.Time) {
 	if c.provider > receiverProviders {
 		return
@@ -101,8 +101,8 @@ func recordCall(s *Simulator, c *providerCall, a providerAnswer, outcome Outcome
 	s.inbox.addCall(c, status, outcome, now)
 }
 
-// sendAnswer waits for the latency and answers. If p contains a fault, it does what the fault says
-// instead. It panics with http.ErrAbortHandler to end a request without an answer.
+// sendAnswer waits for the latency and then answers, unless the fault in p requires something else.
+// To end a request without an answer, it panics with http.ErrAbortHandler.
 func sendAnswer(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer, p faultPlan) {
 	l := *s.latency[c.provider].Load()
 	if p.latency != nil {
@@ -150,8 +150,8 @@ func sendAnswer(s *Simulator, w http.ResponseWriter, r *http.Request, c *provide
 	_, _ = w.Write(a.body) // an error means that the caller has closed the connection
 }
 
-// drip sends the headers at once, and the body byte by byte over the time d. An answer without a
-// body ends after d.
+// drip sends the headers at once, and then the body byte by byte during d. If there is no body, the
+// answer ends after d.
 func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte, d time.Duration) {
 	rc := http.NewResponseController(w)
 	step := d / time.Duration(max(1, len(body)))

@@ -26,11 +26,11 @@ var (
 )
 
 func newAuthority(s seed, hosts []string) (*authority, error) {
-	caKey, err := s.ec("ca")
+	caKey, err := s.ecKey("ca")
 	if err != nil {
 		return nil, err
 	}
-	leafKey, err := s.ec("leaf")
+	leafKey, err := s.ecKey("leaf")
 	if err != nil {
 		return nil, err
 	}

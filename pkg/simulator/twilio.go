@@ -39,8 +39,8 @@ func (t *twilioServer) routes() http.Handler {
 	return mux
 }
 
-// twilioErrors maps the error codes to their HTTP status and message. %s stands for the wrong
-// value.
+// twilioErrors maps the error codes to their HTTP status and message. In a message, %s stands for
+// the value that was wrong.
 var twilioErrors = map[int]struct {
 	status  int
 	message string
@@ -146,8 +146,8 @@ func withConcurrency(a providerAnswer, n int64) providerAnswer {
 	return a
 }
 
-// answerTo returns the answer to a request if no rule applies and the limit on concurrency is not
-// reached.
+// answerTo returns the provider's answer to a request. Rules and the limit of concurrent requests
+// are checked elsewhere.
 func (t *twilioServer) answerTo(r *http.Request, m *sms) providerAnswer {
 	account := t.sim.keys.accounts[m.account]
 	user, pass, _ := r.BasicAuth()

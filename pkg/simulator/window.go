@@ -7,8 +7,8 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// quotaWindow limits the units that a key may use in a fixed period. Each period begins at a
-// multiple of its length, plus offset.
+// quotaWindow limits how many units each key may use in a period. All periods have the same length.
+// They begin at multiples of this length, plus offset.
 type quotaWindow struct {
 	limit  uint64
 	length time.Duration

@@ -9,8 +9,8 @@ import (
 )
 
 // Wire describes how the APNs server behaves at the level of HTTP/2 frames, on open and on new
-// connections. The zero value means the behaviour of net/http, with the number of streams from the
-// configuration.
+// connections. The zero value means the same behaviour as a server of net/http, with the number of
+// streams from the configuration.
 type Wire struct {
 	// Streams is MAX_CONCURRENT_STREAMS. 0: the number from the configuration; below 0: no streams.
 	Streams int `json:"streams"`
@@ -61,9 +61,9 @@ type WireStats struct {
 	Rejected uint64 `json:"rejected"` // streams that began after a GOAWAY, which the server ignored
 }
 
-// wireServer serves APNs over HTTP/2. It is used because the server of net/http cannot refuse a
-// stream, change a limit of an open connection, or send GOAWAY while requests are under way. The
-// server of net/http also needs three times as much CPU per request.
+// wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream or change a
+// limit of an open connection. It also cannot send GOAWAY while requests are in progress, and it
+// needs three times as much CPU per request.
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler
@@ -79,9 +79,9 @@ func newWireServer(s *Simulator, h http.Handler) *wireServer {
 	return &wireServer{sim: s, handler: h, wire: Wire{}.withDefaults(s.cfg.APNs.Streams), conns: map[*wireConn]struct{}{}}
 }
 
-// server returns an http.Server that only accepts connections and makes the TLS handshake. After
-// that the wireServer serves the connection. At shutdown the http.Server makes all connections send
-// GOAWAY.
+// server returns an http.Server that accepts connections and makes their TLS handshakes. Then it
+// passes each connection to the wireServer. When the http.Server shuts down, it sends GOAWAY on all
+// connections.
 func (s *wireServer) server() *http.Server {
 	srv := &http.Server{TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){
 		"h2": func(_ *http.Server, tc *tls.Conn, _ http.Handler) { s.serveConn(tc) },
@@ -135,8 +135,8 @@ func (s *wireServer) state() (Wire, WireStats) {
 	return s.wire, st
 }
 
-// count calls f with the counters while it holds the lock.
-func (s *wireServer) count(f func(*WireStats)) {
+// updateStats calls f with the counters. It holds the lock during the call.
+func (s *wireServer) updateStats(f func(*WireStats)) {
 	s.mu.Lock()
 	f(&s.stats)
 	s.mu.Unlock()

@@ -26,10 +26,10 @@ func (c *wireConn) handleRequest(ctx context.Context, s *wireStream) {
 		case nil:
 			w.end()
 		case errRefuse:
-			c.srv.count(func(s *WireStats) { s.Refused++ })
-			c.change(func() { c.resetStream(s.id, http2.ErrCodeRefusedStream) })
+			c.srv.updateStats(func(s *WireStats) { s.Refused++ })
+			c.lockAndWake(func() { c.resetStream(s.id, http2.ErrCodeRefusedStream) })
 		case http.ErrAbortHandler:
-			c.change(func() {
+			c.lockAndWake(func() {
 				if c.streams[s.id] == s { // false if the caller has already reset the stream
 					c.resetStream(s.id, http2.ErrCodeInternal)
 				}
@@ -146,8 +146,8 @@ func (c *wireConn) writeHead(w *wireWriter, end bool) {
 	_ = c.enc.WriteField(hpack.HeaderField{Name: ":status", Value: strconv.Itoa(w.status)})
 	for name, values := range w.header {
 		for _, v := range values {
-			// apns-id has a new value in each answer. In the header table it would displace other
-			// fields.
+			// apns-id is different in each answer. Keep it out of the header table, where it would
+			// displace other fields.
 			_ = c.enc.WriteField(hpack.HeaderField{Name: strings.ToLower(name), Value: v, Sensitive: name == "Apns-Id"})
 		}
 	}

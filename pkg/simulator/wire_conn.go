@@ -15,10 +15,10 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// wireConn is one HTTP/2 connection of a caller. One goroutine reads frames, one goroutine writes
-// frames, and each request has a goroutine of its own, as in net/http. Only the goroutine of serve
-// uses inFramer. The other goroutines lock mu and put frames into outgoing. writeLoop sends the
-// frames in outgoing.
+// wireConn is one HTTP/2 connection of a caller. As in net/http, one goroutine (serve) reads
+// frames, one (writeLoop) writes frames, and each request has its own goroutine. Only serve uses
+// inFramer. To send a frame, a goroutine locks mu and adds the frame to outgoing. writeLoop sends
+// the frames in outgoing.
 type wireConn struct {
 	srv      *wireServer
 	tlsConn  *tls.Conn
@@ -49,7 +49,7 @@ type wireConn struct {
 	headerBlock         bytes.Buffer
 }
 
-// wireStream is one request under way. The lock of its connection guards its fields.
+// wireStream is one request in progress. wireConn.mu guards its fields.
 type wireStream struct {
 	id           uint32
 	head         []hpack.HeaderField
@@ -80,7 +80,7 @@ func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
 // serve reads frames until the connection ends.
 func (c *wireConn) serve() {
 	defer c.requests.Wait()
-	defer c.cut()
+	defer c.closeNow()
 	_ = c.tlsConn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c.tlsConn, preface); err != nil || string(preface) != http2.ClientPreface {
@@ -99,13 +99,13 @@ func (c *wireConn) serve() {
 		}
 		var stream http2.StreamError
 		if errors.As(err, &stream) {
-			c.change(func() { c.resetStream(stream.StreamID, stream.Code) })
+			c.lockAndWake(func() { c.resetStream(stream.StreamID, stream.Code) })
 			continue
 		}
 		var broken http2.ConnectionError
 		if errors.As(err, &broken) {
-			c.srv.count(func(s *WireStats) { s.Broken++ })
-			c.change(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
+			c.srv.updateStats(func(s *WireStats) { s.Broken++ })
+			c.lockAndWake(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
 			// Wait until the caller has read the GOAWAY and closed the connection.
 			_, _ = io.Copy(io.Discard, c.tlsConn)
 			return
@@ -116,9 +116,8 @@ func (c *wireConn) serve() {
 	}
 }
 
-// change calls f while it holds the lock, and then wakes the writer. The function f may write frames
-// to outFramer.
-func (c *wireConn) change(f func()) {
+// lockAndWake locks mu, calls f, and then wakes writeLoop. f may write frames to outFramer.
+func (c *wireConn) lockAndWake(f func()) {
 	c.mu.Lock()
 	f()
 	c.mu.Unlock()
@@ -132,8 +131,8 @@ func (c *wireConn) signal() {
 	}
 }
 
-// cut closes the connection at once.
-func (c *wireConn) cut() {
+// closeNow closes the connection at once.
+func (c *wireConn) closeNow() {
 	c.cancel()
 	c.mu.Lock()
 	c.windowGrew.Broadcast()
@@ -163,7 +162,7 @@ func (c *wireConn) writeLoop() {
 			}
 			if len(buf) > 0 {
 				if _, err := c.tlsConn.Write(buf); err != nil {
-					c.cut()
+					c.closeNow()
 					return
 				}
 			}
@@ -176,9 +175,9 @@ func (c *wireConn) writeLoop() {
 	}
 }
 
-// hangUp closes the sending side and lets the caller close the connection. If this side closed the
-// connection while there is unread data, the connection would be reset, and the caller would lose
-// frames that are still under way.
+// hangUp closes the sending side and lets the caller close the connection. If the server closed a
+// connection with unread data, the connection would be reset. Then the caller would lose frames
+// that it has not received yet.
 func (c *wireConn) hangUp() {
 	_ = c.tlsConn.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_ = c.tlsConn.CloseWrite()
@@ -187,16 +186,16 @@ func (c *wireConn) hangUp() {
 	}
 }
 
-// announce makes w the settings in force and sends them. serve calls it first, so the first frame
-// of a connection is a SETTINGS frame.
+// announce stores the new settings w and sends them. serve calls it first, so the first frame of a
+// connection is a SETTINGS frame.
 func (c *wireConn) announce(w Wire) {
-	c.change(func() {
+	c.lockAndWake(func() {
 		c.wire = w
 		c.sendSettings()
 	})
 }
 
-// sendSettings sends the settings in force. The caller holds the lock.
+// sendSettings sends the current settings. The caller holds the lock.
 func (c *wireConn) sendSettings() {
 	w := c.wire
 	if first := c.srv.sim.cfg.APNs.FirstStreams; first > 0 && !c.proven {
@@ -211,8 +210,8 @@ func (c *wireConn) sendSettings() {
 	)
 }
 
-// proveToken records that APNs has accepted a provider token. So the limit FirstStreams no longer
-// applies to the connection.
+// proveToken records that APNs has accepted a provider token on this connection. From then on the
+// limit FirstStreams does not apply to it.
 func (c *wireConn) proveToken() {
 	if c.srv.sim.cfg.APNs.FirstStreams <= 0 {
 		return
@@ -229,19 +228,19 @@ func (c *wireConn) proveToken() {
 
 // goAway sends GOAWAY. Streams that have begun are still answered. Later streams are ignored.
 func (c *wireConn) goAway() {
-	c.change(func() {
+	c.lockAndWake(func() {
 		if c.goingAway {
 			return
 		}
 		c.goingAway, c.goAwayStream = true, c.lastStream
 		_ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCodeNo, []byte(`{"reason":"Shutdown"}`))
-		c.srv.count(func(s *WireStats) { s.GoAways++ })
+		c.srv.updateStats(func(s *WireStats) { s.GoAways++ })
 	})
 }
 
 // close ends the connection normally, without a GOAWAY. It drops the frames that were not sent.
 func (c *wireConn) close() {
-	c.change(func() { c.outgoing.Reset(); c.closing = true })
+	c.lockAndWake(func() { c.outgoing.Reset(); c.closing = true })
 }
 
 // resetStream ends a stream with RST_STREAM. The caller holds the lock.

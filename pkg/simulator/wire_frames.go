@@ -25,7 +25,7 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 		}
 		c.windowGrew.Broadcast()
 	case *http2.RSTStreamFrame:
-		c.srv.count(func(s *WireStats) { s.Resets++ })
+		c.srv.updateStats(func(s *WireStats) { s.Resets++ })
 		if s := c.streams[f.StreamID]; s != nil {
 			delete(c.streams, f.StreamID)
 			if s.cancel != nil {
@@ -34,7 +34,7 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 			c.windowGrew.Broadcast()
 		}
 	case *http2.PingFrame:
-		c.srv.count(func(s *WireStats) { s.Pings++ })
+		c.srv.updateStats(func(s *WireStats) { s.Pings++ })
 		if !f.IsAck() {
 			_ = c.outFramer.WritePing(true, f.Data)
 		}
@@ -44,8 +44,8 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 	return nil
 }
 
-// onSettings applies settings of the caller, or handles the caller's acknowledgement. c.mu is
-// locked.
+// onSettings handles a SETTINGS frame: settings of the caller, or the caller's acknowledgement of
+// the server's settings. c.mu is locked.
 func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
 		return c.onAck()
@@ -72,19 +72,20 @@ func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 	return err
 }
 
-// onAck applies the oldest settings that the caller had not acknowledged. c.mu is locked.
+// onAck makes the oldest unacknowledged settings of the server effective. c.mu is locked.
 func (c *wireConn) onAck() error {
 	if len(c.unackedSettings) == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	c.srv.count(func(s *WireStats) { s.Acked++ })
+	c.srv.updateStats(func(s *WireStats) { s.Acked++ })
 	w := c.unackedSettings[0]
 	c.unackedSettings = c.unackedSettings[1:]
 	for _, s := range c.streams {
 		s.bodyWindow += int64(w.Window) - c.newStreamWindow()
 	}
 	c.ackedSettings = &w
-	// A caller that does not shrink its header table now will later refer to removed entries.
+	// The caller must now shrink its header table. If it does not, it later refers to removed
+	// entries, and the decoder returns an error.
 	dec := c.inFramer.ReadMetaHeaders
 	dec.SetAllowedMaxDynamicTableSize(uint32(w.HeaderTable))
 	if w.HeaderTable < 4096 {
@@ -93,7 +94,7 @@ func (c *wireConn) onAck() error {
 	return nil
 }
 
-// newStreamWindow returns how many bytes a new stream may send. c.mu is locked.
+// newStreamWindow returns how many bytes the caller may send on a new stream. c.mu is locked.
 func (c *wireConn) newStreamWindow() int64 {
 	if c.ackedSettings == nil {
 		return 65535
@@ -101,9 +102,9 @@ func (c *wireConn) newStreamWindow() int64 {
 	return int64(c.ackedSettings.Window)
 }
 
-// overStreamLimit reports whether a further stream would be over the limit. A caller knows the
-// limit that it acknowledged last. It may also have seen a later limit. So the highest of these
-// limits counts. c.mu is locked.
+// overStreamLimit returns true if one more stream would exceed the limit. The caller may use the
+// settings that it has acknowledged, or any later settings that were sent to it. So the highest of
+// their limits counts. c.mu is locked.
 func (c *wireConn) overStreamLimit() bool {
 	if c.ackedSettings == nil {
 		return false
@@ -129,12 +130,12 @@ func (c *wireConn) onHeaders(f *http2.MetaHeadersFrame) error {
 	case id%2 == 0 || id <= c.lastStream && !c.goingAway:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	case c.goingAway && id > c.goAwayStream:
-		c.srv.count(func(s *WireStats) { s.Rejected++ })
+		c.srv.updateStats(func(s *WireStats) { s.Rejected++ })
 		return nil
 	}
 	c.lastStream = max(c.lastStream, id)
 	if c.overStreamLimit() {
-		c.srv.count(func(s *WireStats) { s.Over++; s.Refused++ })
+		c.srv.updateStats(func(s *WireStats) { s.Over++; s.Refused++ })
 		c.resetStream(id, http2.ErrCodeRefusedStream)
 		return nil
 	}
@@ -146,8 +147,8 @@ func (c *wireConn) onHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// onData adds bytes to a body. Then it enlarges the windows by the same number of bytes. c.mu is
-// locked.
+// onData adds bytes to the body of a request. Then it enlarges the windows of the stream and the
+// connection by the same number of bytes. c.mu is locked.
 func (c *wireConn) onData(f *http2.DataFrame) error {
 	n := int64(f.Length)
 	if c.bodyWindow -= n; c.bodyWindow < 0 {
@@ -172,7 +173,7 @@ func (c *wireConn) onData(f *http2.DataFrame) error {
 	if n > 0 {
 		s.bodyWindow += n
 		_ = c.outFramer.WriteWindowUpdate(f.StreamID, uint32(n))
-		c.srv.count(func(s *WireStats) { s.Updates++ })
+		c.srv.updateStats(func(s *WireStats) { s.Updates++ })
 	}
 	return nil
 }

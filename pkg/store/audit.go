@@ -10,8 +10,9 @@ import (
 
 // Audit keeps the audit log. Rows are only added, never changed.
 //
-// The rows are stored in blocks. Each block is a partition. One more partition holds the number of the
-// last block. The number is increased before the first row of a new block is written.
+// The rows are stored in numbered blocks. Each block is a partition. One more partition stores the
+// number of the last block. Append increases this number before it writes the first row of a new
+// block.
 type Audit struct{ rows rows.Partitions }
 
 // AuditOver returns the audit log that is stored in p.
@@ -107,8 +108,8 @@ func (a *Audit) Rows(ctx context.Context, after uint64, max int) (out []engine.A
 	return out, nil
 }
 
-// lastRow returns the last row, and the results of lastBlock. The last block may still be empty;
-// lastRow then searches the blocks before it.
+// lastRow returns the last row of the audit log, and the results of lastBlock. If the last block is
+// still empty, lastRow searches the blocks before it.
 func (a *Audit) lastRow(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
 	block, stored, err = a.lastBlock(ctx)
 	for in := block; err == nil && row.Seq == 0; in-- {

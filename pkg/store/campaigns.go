@@ -96,11 +96,12 @@ func campaignListPrefix(caller string) string {
 	return "c" + str(caller)
 }
 
-// campaignKey returns the rest of a campaign's key in a list, after the prefix: the time, then the id.
+// campaignKey returns the second part of a campaign's key in a list. The first part is
+// campaignListPrefix.
 func campaignKey(created int64, id string) string { return orderedTime(created) + id }
 
-// campaignEntries returns rows that set the value of a campaign's entries in both lists. If value is
-// nil, the rows remove the entries.
+// campaignEntries returns the rows of a campaign in both lists, with this value. If value is nil,
+// the rows remove the campaign from the lists.
 func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 	for _, list := range []string{campaignListPrefix(""), campaignListPrefix(c.Caller)} {
 		out = append(out, rows.Row{Key: list + campaignKey(c.Created, c.ID), Value: value})
@@ -108,7 +109,7 @@ func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 	return out
 }
 
-// load returns a campaign without its bases, and its packed value.
+// load returns a campaign without its bases, and the stored bytes of its totals.
 func (c *Campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
 	return loadRecord[engine.Campaign](ctx, c.rows, partOfCampaign(id), campaignTotalsKey)
 }
@@ -119,8 +120,8 @@ func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, 
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
 	}
-	// Another process may have added a part after the totals were read. The limit h.Parts leaves out
-	// the base of that part, so that the bases agree with the totals.
+	// Another process may have added a part after the totals were read. The limit h.Parts omits the
+	// base of that part. So the number of bases equals the Parts in the totals.
 	h.Bases, err = scanList(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
 	if err != nil {
 		return engine.Campaign{}, false, err
@@ -135,10 +136,10 @@ func readBase(r rows.Row) (notify.Base, error) {
 	return notify.Base(r.Value), nil
 }
 
-// List returns up to max campaigns of a caller, without their bases. If caller is "", it returns
-// campaigns of all callers. The newest campaign is first. Among campaigns of the same time the greatest
-// id is first. The list begins after the campaign in the parameter after. Only Created and ID of that
-// campaign are used. If its ID is empty, the list begins with the newest campaign.
+// List returns up to max campaigns of a caller, without their bases, newest first. Campaigns of the
+// same time are sorted by id, in descending order. If caller is "", it returns campaigns of all
+// callers. The list begins after the campaign that has the Created and ID of the parameter after.
+// If this ID is empty, it begins with the newest campaign.
 func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
 	prefix := campaignListPrefix(caller)
 	in := rows.Range{Prefix: prefix, Back: true}
@@ -167,9 +168,9 @@ func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campai
 	return out, nil
 }
 
-// PurgeCampaigns removes each campaign, with its parts, if the campaign and its newest part were
-// created before cutoff (ms since 1970). It returns how many campaigns it removed, also
-// with an error.
+// PurgeCampaigns removes old campaigns with their parts. A campaign is old if it and its newest
+// part were created before cutoff (ms since 1970). PurgeCampaigns returns how many campaigns it
+// removed, also with an error.
 func (c *Contracts) PurgeCampaigns(ctx context.Context, cutoff int64) (total int, err error) {
 	all := campaignListPrefix("")
 	old, err := scanList(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + orderedTime(cutoff)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
@@ -185,9 +186,9 @@ func (c *Contracts) PurgeCampaigns(ctx context.Context, cutoff int64) (total int
 	return total, err
 }
 
-// purgeCampaign removes a campaign. If the campaign's newest part was made at cutoff or later,
-// purgeCampaign removes nothing. If another process adds a part at the same time, the totals change.
-// Then the swap fails and the campaign stays.
+// purgeCampaign removes a campaign and its parts, unless its newest part was made at cutoff or
+// later. If another process adds a part at the same time, the totals change, the swap fails, and
+// the campaign is not removed.
 func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, cutoff int64) (bool, error) {
 	in := partOfCampaign(old.ID)
 	h, stored, err := CampaignsOver(c.rows).load(ctx, old.ID)

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Cancels keeps a log of cancellations. For each scope it also keeps the version of the scope's first
-// cancellation. Only the first cancellation of a scope counts.
+// Cancels stores every cancellation, under its version. For each scope it also stores the version
+// of the scope's first cancellation. Only this first cancellation has an effect.
 type Cancels struct{ rows rows.Rows }
 
 // Put implements users.CancelStore.
@@ -68,10 +68,10 @@ func (c Cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.C
 	return scanList(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
 
-// PurgeCancels removes cancellations that were made before cutoff (ms since 1970). It never removes the
-// newest cancellation, because otherwise versions would be given a second time. Versions ascend with
-// time, so PurgeCancels stops at the first younger cancellation. It returns how many cancellations it
-// removed, also with an error.
+// PurgeCancels removes cancellations that were made before cutoff (ms since 1970). It never removes
+// the newest cancellation, because then its version could be used again for another cancellation.
+// It stops at the first cancellation that is too young, because versions ascend with time. It
+// returns how many cancellations it removed, also with an error.
 func (c *Contracts) PurgeCancels(ctx context.Context, cutoff int64) (total int, err error) {
 	for {
 		old, err := Cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)

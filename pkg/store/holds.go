@@ -14,9 +14,9 @@ type HoldKey struct{ Lane, User string }
 
 // HoldQueues stores the packed queue of each lane and user.
 type HoldQueues interface {
-	// Turn waits until no other Update of this process is between its Load and its Swap. Turn waits
-	// only in engines whose Swap cannot detect a changed queue. In all other engines Turn returns
-	// at once. The caller must call the function end after its Swap.
+	// Turn waits until no other Update of this process is between its Load and its Swap. It waits
+	// only if the engine's Swap cannot detect a changed queue. In other engines it returns at once.
+	// The caller must call end after its Swap.
 	Turn(ctx context.Context) (end func(), err error)
 	// Load returns the queues in the order of keys. An empty queue is nil.
 	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)
@@ -25,7 +25,7 @@ type HoldQueues interface {
 	Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error)
 }
 
-// Holds keeps, for each lane and user, the waiting notifications in order.
+// Holds keeps a queue of waiting notifications for each lane and user.
 type Holds struct{ queues HoldQueues }
 
 // HoldsOver returns the Holds that are stored in q.
@@ -65,10 +65,10 @@ func (h *Holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.
 	return packed, out, nil
 }
 
-// Update removes and adds holds in one commit. An engine with several machines may split a large update
-// into several commits. (Lane, User, ID, Epoch) identifies a hold. A new hold is added at the end of
-// its user's queue. A hold that exists already keeps its place and gets the new Wake. Removing a hold
-// that does not exist changes nothing.
+// Update adds and removes holds in one commit. An engine with several machines may split a large
+// update into several commits. A hold is identified by Lane, User, ID and Epoch. A new hold goes to
+// the end of its user's queue. A hold that exists already keeps its place and gets the new Wake.
+// Removing a hold that does not exist changes nothing.
 func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	end, err := h.queues.Turn(ctx)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Idem keeps one row for each Idempotency-Key, and one index row by Expires. One swap changes both
-// rows.
+// Idem stores reservations. Each Idempotency-Key has a row with its reservation and an index row
+// with the time at which the reservation expires. One swap changes both rows.
 type Idem struct{ rows rows.Rows }
 
 var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *codec.Codec, r *engine.Reservation) {
@@ -30,7 +30,7 @@ var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *c
 	c.Bytes(&r.Body)
 }}
 
-// idemName returns the suffix that all keys of a reservation's rows have in common.
+// idemName returns the last part of the keys of a reservation's rows. It is the same in both keys.
 func idemName(k engine.IdemKey) (string, error) {
 	if len(k.Caller) > maxPart || len(k.Route) > maxPart {
 		return "", notify.Invalid("bad_key", "key", "caller and route must have at most 65,535 bytes each")
@@ -41,9 +41,9 @@ func idemName(k engine.IdemKey) (string, error) {
 
 func idemExpiry(expires int64, name string) string { return "e" + orderedTime(expires) + name }
 
-// replace returns the change that replaces the reservation before by the reservation after. The
-// parameter value is the packed form of before; nil means that no reservation is stored. If after is
-// nil, the change removes the reservation.
+// replace returns the change that replaces one reservation (before) by another (after). value is
+// the stored form of before; nil means that no reservation is stored. If after is nil, the change
+// removes the reservation.
 func (Idem) replace(name string, before *engine.Reservation, value []byte, after *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, Expect: []rows.Row{{Key: key, Value: value}}, Set: []rows.Row{{Key: key}}}
@@ -74,8 +74,8 @@ func (i Idem) readReservation(ctx context.Context, name string) (r engine.Reserv
 	return r, got[0], nil
 }
 
-// update calls decide with the stored reservation, or with nil if no reservation is stored. It stores
-// the reservation that decide returns. If decide returns keep = true, update changes nothing. If
+// update changes a reservation. It calls decide with the stored reservation, or with nil if there
+// is none, and stores the reservation that decide returns. If keep is true, it changes nothing. If
 // another process has changed the reservation meanwhile, update calls decide again.
 func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
 	name, err := idemName(key)
@@ -102,8 +102,8 @@ func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored
 	}
 }
 
-// Reserve implements request.Idem. It first assumes that the key is new and tries to store r. Only if
-// a reservation is already stored, it reads that reservation.
+// Reserve implements request.Idem. It first tries to store r, because most keys are new. It reads
+// the stored reservation only if there is one already.
 func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
 	name, err := idemName(r.Key)
 	if err != nil {
@@ -180,8 +180,8 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	})
 }
 
-// Purge implements request.Idem. It removes a key only if the key's row has not changed after Purge
-// read it, because another request may have reserved the key again.
+// Purge implements request.Idem. It removes an expired key only if the key's row has not changed
+// since Purge read it. If it has changed, another request may have reserved the key again.
 func (i Idem) Purge(ctx context.Context, now int64) (int, error) {
 	return purgeByTime(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
 		keys := make([]string, len(entries))

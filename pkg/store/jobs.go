@@ -15,9 +15,9 @@ import (
 
 // Jobs keeps jobs and their reports.
 //
-// Each kind and name has a partition with its job and the job's report. One more partition maps each id
-// to the kind and name of its job. This id row is written before the job and removed after the job. So
-// an id row may refer to a job that does not exist.
+// Each job has a partition for its kind and name, with the job and its report. One more partition
+// stores, for each job id, the kind and name of the job. This id row is written before the job and
+// removed after the job. So an id row may exist without its job.
 type Jobs struct{ rows rows.Partitions }
 
 // JobsOver returns the Jobs that are stored in p.
@@ -34,8 +34,8 @@ func partOfJob(j *engine.Job) rows.Partition {
 	return rows.Partition{Table: tableJobs.Table, Name: strconv.Quote(j.Kind) + j.Name}
 }
 
-// jobRows returns the rows of a job and of entries of its report. If two entries have the same At, only
-// the last one is stored.
+// jobRows returns the row of a job and the rows of report entries. If several entries have the same
+// At, only the last of them is stored.
 func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 	v, err := pack("bad_job", "job", j)
 	if err != nil {
@@ -54,8 +54,8 @@ func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 	return out, nil
 }
 
-// jobInPart returns the job of a partition, or nil if the partition has no job. It also returns the
-// job's row, which is the condition of a swap.
+// jobInPart returns the job in the partition part, or nil if there is no job. It also returns the
+// stored row of the job, for the condition of a later swap.
 func (j *Jobs) jobInPart(ctx context.Context, part rows.Partition) (*engine.Job, []rows.Row, error) {
 	job, stored, err := loadRecord[engine.Job](ctx, j.rows, part, jobKey)
 	if err != nil || stored == nil {
@@ -65,7 +65,7 @@ func (j *Jobs) jobInPart(ctx context.Context, part rows.Partition) (*engine.Job,
 }
 
 // jobByID returns the job with an id, or nil if there is no such job. It also returns the job's
-// partition, and the job's row, which is the condition of a swap.
+// partition and its stored row, for the condition of a later swap.
 func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Partition, []rows.Row, error) {
 	part := rows.Partition{Table: tableJobs.Table}
 	name, err := j.rows.Get(ctx, tableJobs, id)
@@ -80,8 +80,8 @@ func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Partit
 	return job, part, row, err
 }
 
-// swapID changes the partition name that is stored for an id from oldName to newName. nil means
-// that the id has no partition.
+// swapID changes the partition name that is stored for a job id from oldName to newName. A nil name
+// means that nothing is stored for the id.
 func (j *Jobs) swapID(ctx context.Context, id string, oldName, newName []byte) (bool, error) {
 	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, Expect: []rows.Row{{Key: id, Value: oldName}}, Set: []rows.Row{{Key: id, Value: newName}}})
 }
@@ -140,9 +140,9 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 }
 
-// swapJob finds the job that has this id and version, calls makeChange with the job, and swaps the
-// change that makeChange returns. It returns notify.KindConflict if there is no such job or if the job
-// has changed.
+// swapJob changes the job that has this id and version. It calls makeChange with the job and stores
+// the change that makeChange returns. It returns notify.KindConflict if there is no such job or if
+// the job has changed.
 func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, makeChange func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Partition{Table: tableJobs.Table, Name: id})
 	if err != nil {

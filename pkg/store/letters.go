@@ -9,13 +9,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// letters stores each dead letter under its Ord, the position of the letter among all letters. It also
-// has the other indexes of tableLetters. Each caller's feed is a separate partition, in which a letter
-// has the number Seq.
+// letters stores each dead letter under its Ord, which numbers all dead letters. tableLetters also
+// has its indexes. Each caller's feed is a separate partition. There the letter has another number,
+// Seq.
 //
-// Feed, List and Walk return only letters whose Ord is at most the last durable Ord. A power loss
-// may undo letters with a higher Ord, and the store may later give such an Ord to another letter. A
-// reader that had seen the lost letter and remembers its position would then miss the other letter.
+// Feed, List and Walk return only letters with an Ord up to the last durable Ord. A power loss may
+// undo letters with a higher Ord. Then the store may give the same Ord to another letter. A reader
+// that has already read up to this Ord would miss that letter.
 type letters struct {
 	rows    rows.Rows
 	durable durableNumber
@@ -25,7 +25,8 @@ func feedOf(caller string) rows.Partition { return rows.Partition{Table: 'f', Na
 
 func letterTime(prefix string, ms int64, id string) string { return prefix + orderedTime(ms) + id }
 
-// letterKeys returns the keys of a letter's rows in tableLetters. id is the letter's LetterID.
+// letterKeys returns the keys of the four rows of a letter in tableLetters. id is the letter's
+// LetterID.
 func letterKeys(d *engine.DeadLetter, id string) (byID, byOrd, byTime, byUntil string) {
 	return "i" + id, "o" + num(d.Ord), letterTime("l", ^d.LastFailed, id), letterTime("e", d.Until, id)
 }
@@ -74,8 +75,9 @@ func (l *letters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 }
 
-// changesForNew returns the changes that store the letters that are not stored yet. The changes of the
-// feeds come first and give each letter its Seq. The last change gives each letter its Ord.
+// changesForNew returns the changes that store those letters that are not stored yet. First come
+// the changes of the callers' feeds, which give each letter its Seq. The last change stores the
+// letters in tableLetters and gives each letter its Ord.
 func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, ids []string) ([]rows.Change, error) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
@@ -183,7 +185,8 @@ func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int
 	return out, nil
 }
 
-// The cursor of List is the key of the last dead letter that List returned, without its prefix "l".
+// List implements engine.DeadLetters. Its cursor is the key of the last dead letter that it
+// returned, without the prefix "l".
 func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, limit int) (out []engine.DeadLetter, _ []byte, err error) {
 	settled, err := l.lastDurable(ctx)
 	if err != nil || limit <= 0 {
@@ -198,14 +201,14 @@ func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []
 	}
 	if cursor != nil {
 		if len(cursor) != 8+LetterIDLen {
-			return nil, nil, notify.Invalid("bad_cursor", "cursor", "is not a cursor of this list")
+			return nil, nil, notify.Invalid("bad_cursor", "cursor", "must be a cursor that this list returned, unchanged")
 		}
 		in.After = max(in.After, "l"+string(cursor))
 	}
 	more, last := false, ""
 	err = l.rows.Scan(ctx, tableLetters, in, func(r rows.Row) (bool, error) {
-		// List shows only durable letters: a replay walks only durable letters, and it must find each
-		// letter that a list shows.
+		// Skip a letter that is not durable yet. A replay reads only durable letters, and a list
+		// must not show a letter that a replay cannot find.
 		d, ok, err := l.lookUpLetter(ctx, r.Key[1+8:])
 		if err != nil || !ok || d.Ord > settled || !f.Matches(&d) {
 			return true, err

@@ -18,10 +18,11 @@ func newPacked() *packed {
 	return p
 }
 
-// endPart ends the current part: the bytes that were appended to b since the last endPart.
+// endPart ends the current part. A part has the bytes that were appended to b since the last
+// endPart.
 func (p *packed) endPart() { p.ends = append(p.ends, len(p.b)) }
 
-// part returns part i.
+// part returns the bytes of part i.
 func (p *packed) part(i int) []byte {
 	start := 0
 	if i > 0 {

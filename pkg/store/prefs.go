@@ -10,8 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Prefs keeps one row for each user, and one row for each user's latest change. So there are as many
-// rows of changes as users.
+// Prefs keeps two rows for each user: the profile, and the user's latest change.
 type Prefs struct {
 	rows    rows.Rows
 	durable durableNumber // version of the latest durable change
@@ -67,7 +66,7 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 	last := make(map[string]int, len(ps)) // index of each user's last profile; earlier profiles of the user are ignored
 	for i := range ps {
 		if user := ps[i].User; user == "" || len(user) > notify.MaxUserID {
-			return 0, notify.Invalid("bad_user", "user_id", "a user id must have 1 to 128 bytes")
+			return 0, notify.Invalid("bad_user", "user_id", "must have 1 to 128 bytes")
 		}
 		last[ps[i].User] = i
 	}
@@ -95,8 +94,8 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 			return 0, err
 		}
 		c := rows.Change{Part: tablePrefs, Numbers: len(keys)}
-		// given is the version of the last profile. It must not be a named result of putProfiles,
-		// because Stored may read it in another goroutine after Swap has returned an error.
+		// given is the version of the last profile. It is not a named result of putProfiles: after
+		// Swap has returned an error, Stored may still read it in another goroutine.
 		var given uint64
 		for i, v := range stored {
 			old := storedVersion(v)
@@ -146,14 +145,14 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-// Scan implements users.ProfileStore. The rows are in the order of user ids, so the profiles of a part
-// are not together. So Scan ignores the parts and reads all profiles.
+// Scan implements users.ProfileStore. It ignores the parts and reads all profiles. The rows are
+// sorted by user id, so the profiles of a part are not next to each other.
 func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) error) error {
 	return p.scanAfter(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
 }
 
-// scanAfter calls fn with the profiles of the users whose ids are greater than the parameter user, in
-// order, until fn returns false.
+// scanAfter calls fn with the profiles of all users whose ids are greater than user, in order,
+// until fn returns false.
 func (p *Prefs) scanAfter(ctx context.Context, user string, fn func(*engine.Profile) (bool, error)) error {
 	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p", After: "p" + user}, func(r rows.Row) (bool, error) {
 		profile, err := readProfile(r)

@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables of queues. The keys of both tables have the same form.
+// The tables of queues, in the form that store.go explains.
 var (
-	tableMessages = rows.Partition{Table: 'Q'} // str queue, seq: time of enqueue and lane, visible, body
-	tableReceived = rows.Partition{Table: 'V'} // str queue, seq: number of receives, time until which a released message is invisible
+	tableMessages = rows.Partition{Table: 'Q'} // str(queue)+seq: time of enqueue and lane, visible, body
+	tableReceived = rows.Partition{Table: 'V'} // str(queue)+seq: number of receives, time until which a released message is invisible
 )
 
 // queues holds the queues that had messages at the start, and the queues that were requested since
@@ -40,23 +40,21 @@ func (qs *queues) get(name string) *queue {
 	return q
 }
 
-// queue delivers messages in the order in which they became visible. Messages with the same time
-// are delivered in the order of their seqs. Each message and its number of receives are stored. The
-// number is durable before the message is delivered. So a message that kills the process again and
-// again ends up dead (but see firstUncountedFrom). Which messages are held, and until when, is kept
-// only in memory. After a start, every message that was not acknowledged is visible when its delay
-// has ended.
+// queue delivers messages in the order in which they become visible, and messages with the same
+// time in the order of their seqs. A message and its number of receives are stored durably before
+// the message is delivered. So a message that kills the process again and again ends up dead (but
+// see firstUncountedFrom). Only memory knows which messages are held, and until when. After a start
+// every message is visible as soon as its delay has ended, unless it was acknowledged.
 //
-// An acknowledged message is deleted without a wait for an fsync. If a power loss undoes the delete,
-// the message is delivered again, and receivers must expect that anyway. The delete is durable before
-// every later write.
+// An acknowledged message is deleted without waiting for an fsync. If a power loss undoes the
+// delete, the message is delivered again. Receivers must expect repeated messages anyway. Every
+// later write also makes the delete durable.
 type queue struct {
 	rows     rows.Rows
 	prefix   string    // of the queue's keys
 	instance [4]byte   // random, in each receipt; so receipts of an earlier process are not valid
 	opened   time.Time // time 0 of the index, on the monotonic clock
-	// lookAgain has capacity 1. It holds a signal while one waiting Receive should check the queue
-	// again.
+	// lookAgain has capacity 1. A value in it tells one waiting Receive to check the queue again.
 	lookAgain chan struct{}
 
 	next uint64 // seq of the latest message; only fill functions of Write change it
@@ -64,15 +62,16 @@ type queue struct {
 	mu          sync.Mutex // a goroutine that holds mu never calls rows
 	maxReceives int
 	index       queueIndex
-	// onTimeSinceBacklog is the number of on-time messages delivered since the last backlog message. It
-	// counts only while both lanes have ready messages.
+	// onTimeSinceBacklog is the number of on-time messages that were delivered after the last
+	// backlog message. Messages count only while both lanes have ready messages.
 	onTimeSinceBacklog int
 }
 
 func (q *queue) now() int64 { return int64(time.Since(q.opened)) }
 
-// wakeOne makes one waiting Receive check the queue again. If messages are left when that Receive
-// returns, it calls wakeOne too. So another waiting Receive learns when the next message is visible.
+// wakeOne makes one waiting Receive check the queue again. If that Receive leaves messages in the
+// queue, it calls wakeOne when it returns. So another waiting Receive learns when the next message
+// becomes visible.
 func (q *queue) wakeOne() {
 	select {
 	case q.lookAgain <- struct{}{}:
@@ -159,7 +158,7 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 			}
 			return q.deliver(ctx, taken)
 		}
-		if err := q.wait(ctx, next); err != nil {
+		if err := q.waitForChange(ctx, next); err != nil {
 			return nil, err
 		}
 	}
@@ -167,10 +166,10 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return nil, nil
 }
 
-// wait returns when Receive should check the queue again: at the time firstVisible, at a signal of
-// wakeOne, or when ctx ends. firstVisible is in ns since opened; 0 means that there is no message. wait
-// returns an error if the store has failed.
-func (q *queue) wait(ctx context.Context, firstVisible int64) error {
+// waitForChange returns when Receive should check the queue again: at firstVisible, at a signal of
+// wakeOne, or when ctx ends. firstVisible is in ns since the queue was opened; 0 means that there
+// is no message. waitForChange returns an error if the store has failed.
+func (q *queue) waitForChange(ctx context.Context, firstVisible int64) error {
 	var due <-chan time.Time
 	if firstVisible > 0 {
 		t := time.NewTimer(time.Duration(firstVisible - q.now()))
@@ -187,16 +186,16 @@ func (q *queue) wait(ctx context.Context, firstVisible int64) error {
 	return nil
 }
 
-// takenMessage is a copy of a message with its slot in the index. During a Receive the copy holds the
-// fields as they were before takeReady changed them.
+// takenMessage is a copy of a message, with its slot in the index. takeReady makes the copy before
+// it changes the message.
 type takenMessage struct {
 	slot uint32
 	queued
 }
 
 // takeReady marks up to max ready messages as held and returns them. If no message is ready,
-// firstVisible is the time at which the first message becomes visible, or 0 if there is no message.
-// othersLeft reports whether the queue holds other messages, ready or not.
+// firstVisible is the time at which the next message becomes visible, or 0 if there is none.
+// othersLeft is true if the queue has more messages than the returned ones, ready or not.
 func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, firstVisible int64, othersLeft bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -212,15 +211,15 @@ func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, firs
 		x.move(slot, now+visibility)
 	}
 	for l := range x.lanes {
-		if slot, ok := x.first(queueLane(l)); ok && len(taken) == 0 && (firstVisible == 0 || x.slots[slot].visible < firstVisible) {
+		if slot, ok := x.firstInLane(queueLane(l)); ok && len(taken) == 0 && (firstVisible == 0 || x.slots[slot].visible < firstVisible) {
 			firstVisible = x.slots[slot].visible
 		}
 	}
 	return taken, firstVisible, x.liveCount() > len(taken)
 }
 
-// nextLocked returns the message to deliver next. ok is false if no message is ready. While both lanes
-// have ready messages, one of engine.BacklogShare messages is from the backlog lane.
+// nextLocked returns the message to deliver next. ok is false if no message is ready. While both
+// lanes have ready messages, every engine.BacklogShare-th message is from the backlog lane.
 func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	prompt, some := q.readyLocked(onTime, now)
 	late, overdue := q.readyLocked(backlog, now)
@@ -242,7 +241,7 @@ func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	x := &q.index
 	for {
-		slot, ok = x.first(l)
+		slot, ok = x.firstInLane(l)
 		if !ok || x.slots[slot].visible > now {
 			return 0, false
 		}
@@ -292,19 +291,19 @@ func (q *queue) delivery(t takenMessage, body []byte) engine.Delivery {
 	}
 }
 
-// firstUncountedFrom is the lowest maxReceives for which a queue does not store the first receive of a
-// message. Nearly all messages are received only once. To store the first receive would cost two of the
-// nine row writes of a callback, and a wait for the disk. After a start, each message that is already
-// visible counts as received once. So a message that kills the process still ends up dead. Any other
-// message may lose one of its receives.
+// firstUncountedFrom is the lowest maxReceives for which a queue does not store the first receive
+// of a message. Nearly all messages are received only once. Storing this receive would cost two of
+// the nine row writes of a callback, and a wait for the disk. Instead, each message that is visible
+// at a start counts as received once. So a message that kills the process still ends up dead. Other
+// messages may have one receive fewer than allowed.
 const firstUncountedFrom = 100
 
-// skipsFirstReceive reports whether the first receive is not stored. maxReceives is set before the
-// first Receive and never changes.
+// skipsFirstReceive returns true if the queue does not store the first receive of a message.
+// maxReceives does not change after the first Receive.
 func (q *queue) skipsFirstReceive() bool { return q.maxReceives >= firstUncountedFrom }
 
-// countUnwrittenLocked counts one receive for each message that may have been received before the
-// start.
+// countUnwrittenLocked counts one receive for each visible message without a stored receive. It may
+// have been received before the start, because the first receive is not stored.
 func (q *queue) countUnwrittenLocked() {
 	if !q.skipsFirstReceive() {
 		return
@@ -317,14 +316,13 @@ func (q *queue) countUnwrittenLocked() {
 	}
 }
 
-// receivedLen is the length of a row in tableReceived: the number of receives (2 bytes), and the time
-// at which a released message becomes visible again (ms since 1970, 8 bytes).
+// receivedLen is the length of a row in tableReceived. The row has the number of receives (2 bytes)
+// and a time (8 bytes, ms since 1970). At this time a released message becomes visible again.
 const receivedLen = 2 + 8
 
-// putReceived stores how often messages were received. For a released message it also stores until
-// when the message is invisible. putReceived reads these values in the fill function. So if two
-// writes run at the same time, the later write has the newer values. Nothing is written for an
-// acknowledged message.
+// putReceived stores how often messages were received and, for released messages, when they become
+// visible again. It skips acknowledged messages. It reads these values inside the fill function of
+// the Write. So if two Writes run at the same time, the later one stores the newer values.
 func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil
@@ -334,7 +332,7 @@ func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		for _, t := range of {
-			m := q.index.at(t.slot, t.seq)
+			m := q.index.messageAt(t.slot, t.seq)
 			if m == nil || m.pos == notInHeap {
 				continue
 			}
@@ -353,7 +351,7 @@ func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 func (q *queue) giveBack(taken []takenMessage) {
 	q.mu.Lock()
 	for _, t := range taken {
-		m := q.index.at(t.slot, t.seq)
+		m := q.index.messageAt(t.slot, t.seq)
 		if m != nil && m.hold == held && m.pos != notInHeap && m.receives == t.receives+1 {
 			m.receives, m.hold = t.receives, notHeld
 			q.index.move(t.slot, t.visible)

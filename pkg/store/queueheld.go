@@ -22,8 +22,8 @@ func (q *queue) receipt(t takenMessage) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// writable returns the error with which a write would fail now. Calls that write nothing return this
-// error too.
+// writable returns an error if a write would fail now. Calls that write nothing use it to return
+// the same error.
 func (q *queue) writable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return contextEnded(ctx)
@@ -31,8 +31,8 @@ func (q *queue) writable(ctx context.Context) error {
 	return q.rows.Err()
 }
 
-// heldMessage returns the message of a receipt. m is nil if the receipt is not valid any more. The
-// caller holds mu.
+// heldMessage returns the message for which the receipt was given. m is nil if the receipt is no
+// longer valid. The caller holds mu.
 func (q *queue) heldMessage(receipt string, now int64) (slot uint32, m *queued) {
 	var b [receiptLen + 3]byte
 	if len(receipt) != base64.RawURLEncoding.EncodedLen(receiptLen) {
@@ -43,7 +43,7 @@ func (q *queue) heldMessage(receipt string, now int64) (slot uint32, m *queued) 
 		return 0, nil
 	}
 	slot = binary.BigEndian.Uint32(b[4:])
-	m = q.index.at(slot, binary.BigEndian.Uint64(b[8:]))
+	m = q.index.messageAt(slot, binary.BigEndian.Uint64(b[8:]))
 	if m == nil || m.receives != binary.BigEndian.Uint16(b[16:]) || m.state(now, q.maxReceives) != messageHeld {
 		return 0, nil
 	}

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// queueIndex holds the times and states of a queue's messages, without their bodies. It exists only in
-// memory, and each start rebuilds it. The queue's mutex guards it.
+// queueIndex holds the times and states of a queue's messages, without their bodies. It is only in
+// memory. Each start rebuilds it. queue.mu guards it.
 //
-// A message takes 36 bytes, and up to a quarter more while slices grow (TestQueueMemory). So a million
-// waiting messages take 45 MB at most.
+// A message takes 36 bytes, and up to a quarter more while slices grow (TestQueueMemory). So a
+// million waiting messages take at most 45 MB.
 type queueIndex struct {
 	slots []queued
 	free  []uint32
@@ -19,8 +19,8 @@ type queueIndex struct {
 
 type queued struct {
 	seq uint64
-	// visible is the time from which the message may be received. For a held message it is the end of
-	// the visibility timeout. Unit: ns since the queue was opened.
+	// visible is the time from which the message may be received, in ns since the queue was opened.
+	// For a held message it is the end of the visibility timeout.
 	visible  int64
 	enqueued int64  // ms since 1970
 	pos      uint32 // index of the message in the slots of its laneHeap, or notInHeap
@@ -51,7 +51,7 @@ const (
 // being written.
 const notInHeap = math.MaxUint32
 
-// maxCounted is the highest number of receives that a message can have.
+// maxCounted is the highest number of receives that can be stored for a message.
 const maxCounted = math.MaxUint16
 
 func (x *queueIndex) add(m queued) uint32 {
@@ -67,16 +67,17 @@ func (x *queueIndex) add(m queued) uint32 {
 	return slot
 }
 
-// at returns the message in a slot, or nil if the slot does not hold the message with this seq.
-func (x *queueIndex) at(slot uint32, seq uint64) *queued {
+// messageAt returns the message with this slot and seq. It returns nil if the slot is empty or has
+// another message.
+func (x *queueIndex) messageAt(slot uint32, seq uint64) *queued {
 	if uint64(slot) >= uint64(len(x.slots)) || x.slots[slot].seq != seq || seq == 0 {
 		return nil
 	}
 	return &x.slots[slot]
 }
 
-// freeSlot removes a message and frees its slot. When no message is left, freeSlot releases the
-// memory of an index with more than 65,536 slots.
+// freeSlot removes a message and frees its slot. If no message is left and the index has more than
+// 65,536 slots, it also releases the memory of the index.
 func (x *queueIndex) freeSlot(slot uint32) {
 	x.remove(slot)
 	x.slots[slot] = queued{pos: notInHeap}
@@ -86,7 +87,7 @@ func (x *queueIndex) freeSlot(slot uint32) {
 	}
 }
 
-// laneHeap is a heap of slots. It holds the messages of a lane that are not dead. The message that
+// laneHeap is a heap of the slots of a lane's messages, except dead messages. The message that
 // becomes visible first is on top.
 type laneHeap struct {
 	x     *queueIndex
@@ -144,8 +145,8 @@ func (x *queueIndex) move(slot uint32, visible int64) {
 	heap.Fix(x.heapOf(slot), int(x.slots[slot].pos))
 }
 
-// first returns the slot on top of a lane's heap. ok is false if the heap is empty.
-func (x *queueIndex) first(l queueLane) (slot uint32, ok bool) {
+// firstInLane returns the slot on top of a lane's heap. ok is false if the heap is empty.
+func (x *queueIndex) firstInLane(l queueLane) (slot uint32, ok bool) {
 	if h := x.lanes[l].slots; len(h) > 0 {
 		return h[0], true
 	}

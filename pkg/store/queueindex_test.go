@@ -33,7 +33,7 @@ func TestQueueIndex(t *testing.T) {
 			x.move(slot, rng.Int64N(50))
 		}
 		for slot := range live {
-			if top, _ := x.first(x.slots[slot].lane); x.heapOf(slot).Less(int(x.slots[slot].pos), int(x.slots[top].pos)) {
+			if top, _ := x.firstInLane(x.slots[slot].lane); x.heapOf(slot).Less(int(x.slots[slot].pos), int(x.slots[top].pos)) {
 				t.Fatalf("%+v is before %+v", x.slots[slot], x.slots[top])
 			}
 		}

@@ -28,7 +28,7 @@ func (qs *queues) load(ctx context.Context) error {
 		}
 		q.index.add(queued{
 			seq: seq, enqueued: int64(stamp &^ inBacklog), lane: lane,
-			visible: q.since(int64(binary.BigEndian.Uint64(r.Value[8:]))),
+			visible: q.sinceOpened(int64(binary.BigEndian.Uint64(r.Value[8:]))),
 		})
 		q.next = seq
 		return true, nil
@@ -45,20 +45,20 @@ func (qs *queues) load(ctx context.Context) error {
 		// At this point the index has one slot for each message, and the slots are in the order of
 		// seqs.
 		i := sort.Search(len(q.index.slots), func(i int) bool { return q.index.slots[i].seq >= seq })
-		m := q.index.at(uint32(i), seq)
+		m := q.index.messageAt(uint32(i), seq)
 		if m == nil {
 			return true, nil // the message was acknowledged; its row in tableReceived has no effect
 		}
 		m.receives = binary.BigEndian.Uint16(r.Value)
 		if until := int64(binary.BigEndian.Uint64(r.Value[2:])); until != 0 {
-			q.index.move(uint32(i), q.since(until))
+			q.index.move(uint32(i), q.sinceOpened(until))
 		}
 		return true, nil
 	})
 }
 
-// since converts ms since 1970 into the unit of the index: ns since the queue was opened.
-func (q *queue) since(ms int64) int64 { return int64(time.UnixMilli(ms).Sub(q.opened.Round(0))) }
+// sinceOpened converts ms since 1970 into the unit of the index: ns since the queue was opened.
+func (q *queue) sinceOpened(ms int64) int64 { return int64(time.UnixMilli(ms).Sub(q.opened.Round(0))) }
 
 func readQueueKey(k string) (name string, seq uint64, ok bool) {
 	name, rest, ok := cutStr(k)

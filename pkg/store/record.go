@@ -5,8 +5,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Record packs and unpacks one kind of record. The function fields describes the record's fields once,
-// for both directions and for every engine.
+// Record packs and unpacks one kind of record. The function fields lists the fields of the record.
+// Packing and unpacking both use it, and so do all engines.
 type Record[V any] struct {
 	what    string
 	version byte

@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// schedules inserts schedules and their index rows without reading the stored rows, and changes
-// heads by swaps. If a schedule is already stored, Put does not change it, but may add an index row
-// with another fire time. So a reader of an index must check the schedule.
+// schedules stores schedules, their heads and their index rows. Put does not read the stored rows
+// first. If a schedule is already stored, Put does not change it, but may add an index row with
+// another fire time. So a reader of an index must check the schedule. Heads are changed by swaps.
 type schedules struct{ *Contracts }
 
 func scheduleFields(c *codec.Codec, x *engine.Schedule) {
@@ -114,8 +114,8 @@ type storedSchedule struct {
 	packed   []byte // packed form of the head; nil: no head is stored
 }
 
-// fireAt returns the last known fire time. ok is false if no fire time is known. If the head has no
-// fire time, fireAt returns the fire time of the schedule.
+// fireAt returns the fire time of the head or, if the head has none, of the schedule. ok is false
+// if neither has one.
 func (x *storedSchedule) fireAt() (at int64, ok bool) {
 	if x.head.FireAt != 0 {
 		return x.head.FireAt, true
@@ -123,8 +123,8 @@ func (x *storedSchedule) fireAt() (at int64, ok bool) {
 	return x.schedule.FireAt, x.exists
 }
 
-// readStored returns the schedules and the heads of bases. It sees every swap of a head that was
-// answered before the call.
+// readStored returns the schedules and heads of these bases. If a swap of a head was answered
+// before the call, the result contains the new head.
 func (s schedules) readStored(ctx context.Context, bases ...notify.Base) ([]storedSchedule, error) {
 	keys := make([]string, 0, 2*len(bases))
 	for _, b := range bases {
@@ -330,8 +330,7 @@ func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 }
 
 // ForgetTimers implements engine.Schedules. It removes the timers of moved schedules one by one,
-// because there are few of them. All other timers are dropped together with the bucket of their
-// minute.
+// because there are few of them. All other timers are removed together, minute by minute.
 func (s schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// filterTimeout bounds each call to the filter. If the filter needs longer, it is faster to read
-	// the rows. A claim waits for the filter until filterTimeout after the store has answered. The
-	// timeout does not start with the call, because a process that gets little processor time receives
-	// the answers of the store and the filter late. If the process stopped waiting too early, a claim would
-	// be missing in the filter, and all processes would have to read rows.
+	// filterTimeout bounds each call to the filter, because after this time it is faster to read
+	// the rows. A claim waits for the filter until filterTimeout after the store has answered, and
+	// not after the start of the call. A process that gets little processor time receives both
+	// answers late. If it stopped waiting too early, the claim would be missing in the filter, and
+	// all processes would have to read rows.
 	filterTimeout = 250 * time.Millisecond
 	// filterHeal is the time after a failure in which the filter is not called.
 	filterHeal = time.Second
-	// filterSkew is the largest difference that is assumed between two clocks: the clock of the process
-	// that made an id, and the filter's clock.
+	// filterSkew is the largest assumed difference between the filter's clock and the clock of the
+	// process that made an id.
 	filterSkew = time.Second
 )
 
@@ -38,38 +38,38 @@ type SeenStats struct {
 	Off      bool   // true: the filter is not used at the moment
 }
 
-// Filter remembers ids for a limited time in little memory. If it answers that it does not have an
-// id, that is certain. If it answers that it may have an id, the caller must read the row. Ids are
-// hashes whose values are spread over all 64 bits.
+// Filter remembers ids for a limited time in little memory. It answers either that it certainly
+// does not have an id, or that it may have the id. In the second case the caller must read the row.
+// Ids are hashes whose values are spread over all 64 bits.
 type Filter interface {
-	// Add remembers ids for at least the filter's window. After an error the filter may have any subset
-	// of the ids. The caller must then call Incomplete before it relies on Seen again.
+	// Add remembers ids for at least the filter's window. After an error some of the ids may be
+	// missing in the filter. Then the caller must call Incomplete before it uses Seen again.
 	Add(ctx context.Context, ids []uint64) error
-	// Seen reports for each id whether the id may have been added. If maybe is false, the id was not
-	// added after the time completeSince. But the id may have been added before completeSince. So for
-	// an id that may be older than completeSince the caller must read the row.
+	// Seen returns for each id whether the filter may have it. If maybe is false, the id was not
+	// added since completeSince. It may have been added before that time. So the caller must also
+	// read the row of an id that may be older than completeSince.
 	Seen(ctx context.Context, ids []uint64) (maybe []bool, completeSince time.Time, err error)
-	// Incomplete records that an id is missing in the filter. After that, the completeSince of Seen is
-	// the present time or later.
+	// Incomplete records that an id is missing in the filter. After this call Seen returns a
+	// completeSince that is not before the call.
 	Incomplete(ctx context.Context) error
 }
 
 // Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that
-// cannot exist. Put adds each claimed key to the filter. So if a key was made after the filter's
-// completeSince, and the filter does not have the key, the key has no row.
+// certainly do not exist. Put adds the key of each claim to the filter. So a key has no row if it
+// was made after completeSince and the filter does not have it.
 //
-// The filter never decides that a record is a duplicate: if it may have a key, Seen reads the row. The
-// filter never delays a delivery: if it does not answer, Seen reads rows, and claims continue without
-// the filter.
+// The filter alone never makes a record a duplicate: if the filter may have a key, Seen reads the
+// row. The filter never stops deliveries: if it does not answer, Seen reads the rows, and claims
+// are stored without the filter.
 //
-// All code that writes outcome rows, or reads outcome rows by key, must use a Seen with the same
-// filter. If code writes a row without a Seen, a reader may believe that the row does not exist.
+// All code that writes outcome rows, or reads them by key, must use a Seen with the same filter.
+// Otherwise a reader may conclude that a written row does not exist.
 type Seen struct {
 	engine.Status
 	filter Filter
 	log    *slog.Logger
-	// disabled is true while a claim is missing in the filter. The filter is not used until Incomplete
-	// has succeeded.
+	// disabled is true while a claim is missing in the filter. Then the filter is not used until
+	// Incomplete has succeeded.
 	disabled    atomic.Bool
 	pausedUntil atomic.Int64  // the filter is not asked before this time, because a look-up failed; ns since 1970
 	wake        chan struct{} // wakes Run when disabled was set
@@ -83,10 +83,10 @@ func NewSeen(status engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: status, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Put adds the keys of the outcome rows to the filter, and stores the rows at the same time. It
-// returns when the filter and the store have answered. The caller starts the call of a claim only
-// after Put has returned. So no call was made for a key that is stored but not yet in the filter.
-// Put stores the rows even if the filter fails.
+// Put stores outcome rows and adds the keys of claims to the filter, both at the same time. It
+// returns when the filter and the store have answered, and only then does the caller call the
+// provider. So no provider was called for a key that is stored but not in the filter. Put stores
+// the rows even if the filter fails.
 func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
 	for i := range rows {
@@ -112,12 +112,12 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	return err
 }
 
-// Get returns the rows of keys. It does not read the rows of keys that cannot have a row.
+// Get returns the rows of keys. It does not read rows that certainly do not exist.
 func (s *Seen) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.getFiltered(ctx, keys, s.Status.Get)
 }
 
-// Resume does what Get does, for the owner of a tenure.
+// Resume is like Get, for the owner of a tenure.
 func (s *Seen) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.getFiltered(ctx, keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 		return s.Status.Resume(ctx, t, keys)
@@ -166,9 +166,9 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 	return out, nil
 }
 
-// askFilter calls lookUp and reports whether lookUp succeeded. It does not call lookUp while the filter
-// is disabled, or for the time filterHeal after a failed look-up. A failed look-up loses no id of the
-// filter, so the filter is used again after filterHeal.
+// askFilter calls lookUp and returns true if lookUp succeeded. It does not call lookUp while the
+// filter is disabled, or within filterHeal after a failed look-up. Then the filter may be used
+// again, because a failed look-up loses no id.
 func (s *Seen) askFilter(ctx context.Context, lookUp func(ctx context.Context) error) bool {
 	if s.disabled.Load() || time.Now().UnixNano() < s.pausedUntil.Load() {
 		return false
@@ -185,9 +185,8 @@ func (s *Seen) askFilter(ctx context.Context, lookUp func(ctx context.Context) e
 	return false
 }
 
-// addToFilter adds claims to the filter and reports whether it succeeded. Normally a failure disables
-// the filter. If callerCtx, the context of the caller of Put, has ended, a failure does not disable the
-// filter.
+// addToFilter adds claims to the filter and returns true if it succeeded. A failure disables the
+// filter, except if callerCtx has ended: then the caller of Put does not use these claims.
 func (s *Seen) addToFilter(ctx, callerCtx context.Context, ids []uint64) bool {
 	if s.disabled.Load() {
 		return false
@@ -209,9 +208,9 @@ func (s *Seen) addToFilter(ctx, callerCtx context.Context, ids []uint64) bool {
 	return false
 }
 
-// Run enables the filter again after failures, until ctx ends. Then it returns nil. Before it enables
-// the filter, it calls Incomplete. So no process relies on the filter for keys that were made while
-// claims could not be added.
+// Run enables the filter again after failures, until ctx ends. Then it returns nil. It first calls
+// Incomplete, so that all processes read the rows of keys that were made while claims could not be
+// added.
 func (s *Seen) Run(ctx context.Context) error {
 	for {
 		select {
@@ -244,11 +243,11 @@ func (s *Seen) Stats() SeenStats {
 	}
 }
 
-// filterID returns a row's id in the filter. The upper half is the second in which the row's request
-// was made. The lower half is 32 bits of a hash. A filter with several parts chooses the part by the
-// upper half, so rows that are claimed together are in one part or two parts. The id must be the same
-// in every process and every release. Otherwise a release would not recognise the ids that an earlier
-// release added.
+// filterID returns the id of a row in the filter. The upper half is the second in which the row's
+// request was made. The lower half is 32 bits of a hash. A filter with several parts chooses the
+// part by the upper half. So rows that are claimed together are in one or two parts. The id must be
+// the same in every process and every release. Otherwise a release would not find the ids that an
+// earlier release added.
 func filterID(k *notify.RowKey) uint64 {
 	var b [rowKeyLen]byte
 	return uint64(k.Chunk.Base.Time().Unix())<<32 | xxhash.Sum64(appendRowKey(b[:0], k))>>32

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// status stores outcome rows. It keeps tenures only in memory: the store belongs to one process, and a
-// tenure ends when that process ends.
+// status stores outcome rows. It keeps tenures only in memory, because only one process uses the
+// store, and a tenure ends with that process.
 type status struct {
 	rows rows.Rows
 
@@ -27,13 +27,12 @@ type topicPartition struct {
 
 type tenure struct {
 	latestStart int64 // Start of the tenure of the latest TakeOver
-	// fenced is a Start: rows of tenures with an earlier Start are dropped. It is the Start of the
-	// latest tenure that has called Resume. A tenure that was started but never resumed fences no
-	// writer. fenced is increased in the fill function of a Write, so that the order of this change and
-	// the writes of rows is defined.
+	// fenced is the Start of the latest tenure that has called Resume. Rows of tenures with an
+	// earlier Start are dropped. A tenure that has not called Resume yet has no effect on the rows
+	// of earlier tenures. fenced is increased in the fill function of a Write, so that its order
+	// relative to the writes of rows is defined.
 	fenced int64
-	// fenceVisible has the value of fenced, but it is set only after the rows of all earlier writes are
-	// visible.
+	// fenceVisible gets the value of fenced as soon as all rows of earlier Writes are visible.
 	fenceVisible int64
 }
 
@@ -45,8 +44,7 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	if len(in) == 0 {
 		return nil
 	}
-	// The rows are packed before the Write, because the Write holds a lock. Under the lock the packed
-	// rows are only copied.
+	// Pack the rows before the Write, and only copy them in its fill function, which holds a lock.
 	p := newPacked()
 	defer packedPool.Put(p)
 	for i := range in {
@@ -58,7 +56,7 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	}
 	return s.rows.Write(ctx, func(b rows.Batch) {
 		for i := range in {
-			if row := p.part(i); !s.fenced(&in[i]) {
+			if row := p.part(i); !s.isFenced(&in[i]) {
 				b.Set(tableStatus, row[:rowKeyLen], row[rowKeyLen:])
 			}
 		}
@@ -71,8 +69,8 @@ func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, e
 	return s.getRows(ctx, keys, false)
 }
 
-// getRows reads rows. If a row cannot be unpacked and the parameter damaged is true, getRows returns
-// the row's bytes in Row.Damaged. If damaged is false, it returns an error.
+// getRows reads rows. If a row cannot be unpacked, getRows returns an error or, if damaged is true,
+// the bytes of the row in Row.Damaged.
 func (s *status) getRows(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }
@@ -131,7 +129,8 @@ func (s *status) scanRows(ctx context.Context, in rows.Range, fn func(*notify.Ro
 	})
 }
 
-// updateTenure calls f with the tenure of a partition, under the lock, and stores the changed tenure.
+// updateTenure calls f with the tenure of a partition and stores the tenure that f has changed. It
+// holds the lock during this.
 func (s *status) updateTenure(p topicPartition, f func(*tenure)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,9 +139,10 @@ func (s *status) updateTenure(p topicPartition, f func(*tenure)) {
 	s.tenures[p] = t
 }
 
-// fenced reports whether r must be dropped, because a later tenure has resumed. r.Stamp is the Start of
-// the tenure that wrote r. fenced must be called in the fill function of a Write.
-func (s *status) fenced(r *notify.Row) bool {
+// isFenced returns true if r must be dropped because a later tenure has resumed the partition.
+// r.Stamp is the Start of the tenure that wrote r. isFenced must be called in the fill function of
+// a Write.
+func (s *status) isFenced(r *notify.Row) bool {
 	if r.Stamp <= 0 {
 		return false
 	}
@@ -163,9 +163,9 @@ func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engi
 	return next, nil
 }
 
-// Resume implements engine.Status. First it makes the store drop new rows of earlier tenures. Then it
-// waits until the rows that earlier tenures have already written are visible. Then it reads the rows of
-// keys. The first Resume of a tenure costs an empty Write.
+// Resume implements engine.Status. First it fences earlier tenures: the store now drops their new
+// rows. Then it waits until the rows that they have already written are visible. Then it reads the
+// rows of keys. The first Resume of a tenure makes an empty Write.
 func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	p, ready := topicPartition{of.Topic, of.Partition}, false
 	s.updateTenure(p, func(t *tenure) { ready = t.fenceVisible >= of.Start })
@@ -181,17 +181,18 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes two kinds of rows: done rows that were last updated before the time
-// doneBefore, and claims that were last updated before the time claimBefore (both in ms since
-// 1970). A claim is a row that is not done. The record of a claim may still be in the log. The
-// caller must choose the times so that no process reads the removed rows again. PurgeOutcomes
-// returns how many rows it removed, also with an error. The next call removes the rest.
+// PurgeOutcomes removes old rows. It removes done rows that were last updated before doneBefore. It
+// removes claims, which are rows that are not done, that were last updated before claimBefore. Both
+// times are in ms since 1970. The record of a claim may still be in the log. The caller must choose
+// the times so that no process reads the removed rows again. PurgeOutcomes returns how many rows it
+// removed, also with an error. The next call removes the rest.
 //
-// PurgeOutcomes deletes single rows and not a range. A worker may at the same time write the claim of
-// an old request in that range, for example of a schedule that was made last year and fires now.
+// PurgeOutcomes deletes single rows and not a range of keys. At the same time a worker may write a
+// claim of an old request in this range. An example is a schedule that was made last year and fires
+// now.
 //
-// Keys begin with the time of the request, and a row is never older than its request. So the scan ends
-// at the later of the two times, and does not read younger rows.
+// Keys begin with the time of the request, and a row is never older than its request. So the scan
+// ends at the later of the two times, and does not read younger rows.
 func (c *Contracts) PurgeOutcomes(ctx context.Context, doneBefore, claimBefore int64) (total int, err error) {
 	in := rows.Range{Before: timeKey(max(doneBefore, claimBefore))}
 	for more := true; more; {

@@ -26,8 +26,8 @@ func flag(set bool, bit byte) byte {
 	return 0
 }
 
-// exceptionFields describes an exception without its position. Flags say whether the exception has a
-// wake-up time, several addresses and a receipt. Most exceptions have none of these three.
+// exceptionFields packs or unpacks an exception without its position. Flags in the first byte say
+// whether wake-up time, several addresses and receipt follow. Most exceptions have none of them.
 func exceptionFields(c *codec.Codec, x *notify.Exception, accepted int64) {
 	head := byte(x.State)&0x0f | flag(x.Retry, exceptionRetries) | flag(x.Wake != 0, exceptionWakes) |
 		flag(x.Addr != 0 || x.Of != 0, exceptionAddress) | flag(x.Receipt != "", exceptionReceipt)
@@ -48,9 +48,9 @@ func exceptionFields(c *codec.Codec, x *notify.Exception, accepted int64) {
 	}
 }
 
-// RowFields describes an outcome row without its key. Times are stored relative to Accepted, and
-// indexes and positions as differences from the value before. So the done row of a chunk with 8,300
-// receivers takes about 100 bytes, and 5 bytes more for each failure.
+// RowFields packs or unpacks an outcome row without its key. Times are stored relative to Accepted.
+// Indexes and positions are stored as differences from the index or position before. So the done
+// row of a chunk with 8,300 receivers takes about 100 bytes, and 5 bytes more for each failure.
 //
 // RowFields does not pass c to a function value, because that would move the codec to the heap.
 func RowFields(c *codec.Codec, r *notify.Row) {
@@ -94,8 +94,8 @@ func AppendRow(b []byte, r *notify.Row) []byte {
 	return c.Packed()
 }
 
-// ReadRow decodes bytes that AppendRow wrote into r. It does not set the key. It returns false if the
-// bytes are damaged or have a newer version.
+// ReadRow decodes the bytes v, which AppendRow wrote, and stores the result in r. It does not set
+// the key of r. It returns false if the bytes are damaged or have a newer version.
 func ReadRow(v []byte, r *notify.Row) bool {
 	c := codec.Unpacker(v, RowVersion)
 	RowFields(&c, r)
@@ -107,8 +107,8 @@ func unreadRow(key string, v []byte) error {
 	return notify.Unread("store", fmt.Sprintf("outcome row at %x", key), v, RowVersion)
 }
 
-// CheckRow returns an error if the row contains a state that does not exist. The packed form has only
-// four bits for a state.
+// CheckRow returns an error if the row contains a state that does not exist. Such a state cannot be
+// packed, because the packed form has only four bits for it.
 func CheckRow(r *notify.Row) error {
 	if int(r.Default.State) >= notify.States {
 		return notify.Invalid("bad_row", "default.state", fmt.Sprintf("%d is not a known state", r.Default.State))
@@ -151,5 +151,5 @@ func readRowKey(b string, k *notify.RowKey) bool {
 	return true
 }
 
-// timeKey returns the first key of requests that were made at ms (ms since 1970).
+// timeKey returns the first possible key of rows whose request was made at ms (ms since 1970).
 func timeKey(ms int64) string { return num(uint64(min(max(ms, 0), 1<<48-1)))[2:] }

@@ -1,14 +1,15 @@
-// Package store implements the contracts of pkg/engine over rows.Rows. So the code exists once for all
-// engines that have such rows. An engine embeds Contracts in its store. Start with Contracts and the
+// Package store implements the contracts of pkg/engine over rows.Rows. All engines that have such
+// rows share this code: an engine embeds Contracts in its store. Start with Contracts and the
 // tables below. Each contract has its own files.
 //
-// A method that changes a row reads the row, decides, and swaps the new row for the row that it read.
-// If another process has changed the row meanwhile, the method reads again. So no method holds a lock,
-// and each answer is durable (see rows.Rows.Get). Only triggers take locks, see triggers.go.
+// A method that changes a row reads the row, decides, and swaps the new row for the row that it
+// read. If another process has changed the row meanwhile, the method reads again. So no method
+// holds a lock, and each answer is durable (see rows.Rows.Get). Only triggers take locks, see
+// triggers.go.
 //
-// Two changes may be answered before they are durable: the acknowledgement of a message of a queue, and
-// a new end of the message's visibility timeout. If such a change is lost, the message is delivered
-// again.
+// Two changes may be answered before they are durable: the acknowledgement of a message of a queue,
+// and a new end of the message's visibility timeout. If such a change is lost, the message is
+// delivered again.
 //
 // If a value cannot be unpacked, a method returns notify.ErrCorrupt, or notify.ErrNewer if a newer
 // release wrote the value.
@@ -28,37 +29,73 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables. A table has one partition, unless its comment names more partitions. The tables of
-// timers, queues and triggers are declared in their own files. The comments have the form key: value.
-// str is a length of two bytes followed by the bytes. Numbers are 8 bytes, big-endian. The sign bit of
-// times is flipped, so that times sort as bytes. A key without a value in the comment is an index row,
-// and its value is empty.
+// The tables. The tables of timers, queues and triggers are declared in their own files.
+//
+// Each table has a comment that describes its rows. In "p"+user: version, profile the key is the
+// letter p followed by the user id, and the value is a version followed by a profile. A key without
+// a colon belongs to an index row, which has an empty value. str(x) is x with its length in two bytes
+// before it. Numbers have 8 bytes, big-endian. The sign bit of a time is flipped, so that times sort
+// as bytes. A table has one partition, unless its comment names more partitions.
 var (
-	// last: number of the last block. In the partition of each block: seq: row.
+	// Keys and values of tableAudit:
+	//
+	//	"last": number of the last block
+	//	In the partition of each block: seq: audit row
 	tableAudit   = rows.Partition{Table: 'a'}
-	tableCallers = rows.Partition{Table: 'u'} // caller: caller
-	tableMeta    = rows.Partition{Table: 'm'} // in the partition of each name: v: value
-	tableHolds   = rows.Partition{Table: 'h'} // str lane, user: the user's queue
-	// base, partition, block, epoch, attempt, deferrals, first, kind: outcome row
+	tableCallers = rows.Partition{Table: 'u'} // caller id: settings of the caller
+	tableMeta    = rows.Partition{Table: 'm'} // in the partition of each name: "v": value
+	tableHolds   = rows.Partition{Table: 'h'} // str(lane)+user: the user's queue
+	// Keys and values of tableStatus:
+	//
+	//	base+partition+block+epoch+attempt+deferrals+first+kind: outcome row
 	tableStatus = rows.Partition{Table: 's'}
-	// p, user: version, profile; n, version: the user whose latest change got this version
+	// Keys and values of tablePrefs:
+	//
+	//	"p"+user: version, profile
+	//	"n"+version: the user whose latest change has this version
 	tablePrefs = rows.Partition{Table: 'p'}
-	// n, version: cancellation; s, scope: version of the scope's first cancellation
+	// Keys and values of tableCancels:
+	//
+	//	"n"+version: cancellation
+	//	"s"+scope: version of the scope's first cancellation
 	tableCancels = rows.Partition{Table: 'c'}
-	// a, time, id; c, str caller, time, id. In the partition of each campaign, whose name is the
-	// campaign's id: h: totals; p, seq: base of a part, in the order in which parts were added; s,
-	// part: this part was counted
+	// Keys and values of tableCampaigns:
+	//
+	//	"a"+time+id (index of all campaigns)
+	//	"c"+str(caller)+time+id (index of a caller's campaigns)
+	//	In the partition of each campaign, which is named by the campaign's id:
+	//	"h": totals
+	//	"p"+seq: base of a part, in the order in which the parts were added
+	//	"s"+part (this part was counted)
 	tableCampaigns = rows.Partition{Table: 'g'}
-	// id: kind and name of the job. In the partition of each kind and name: j: job; e, at: entry of the
-	// job's report
+	// Keys and values of tableJobs:
+	//
+	//	id: kind and name of the job
+	//	In the partition of each kind and name:
+	//	"j": job
+	//	"e"+at: entry of the job's report
 	tableJobs = rows.Partition{Table: 'j'}
-	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
+	// Keys and values of tableIdem:
+	//
+	//	"k"+str(caller)+str(route)+key: reservation
+	//	"e"+expires+str(caller)+str(route)+key (index by expiry)
 	tableIdem  = rows.Partition{Table: 'i'}
 	tableSpill = rows.Partition{Table: 'z'} // seq: spilled record
-	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id; e, Until, id. In
-	// the partition of each caller's feed (feedOf): Seq: id
+	// Keys and values of tableLetters:
+	//
+	//	"i"+id: Ord of the dead letter
+	//	"o"+Ord: dead letter
+	//	"n": the last Ord
+	//	"l"+^LastFailed+id (index, latest failure first)
+	//	"e"+Until+id (index by end of retention)
+	//	In the partition of each caller's feed (feedOf): Seq: id
 	tableLetters = rows.Partition{Table: 'd'}
-	// s, base: schedule; c, str caller, base; f, last known fire time, base; h, base: head
+	// Keys and values of tableSchedules:
+	//
+	//	"s"+base: schedule
+	//	"h"+base: head of the schedule
+	//	"c"+str(caller)+base (index of a caller's schedules)
+	//	"f"+last known fire time+base (index by fire time)
 	tableSchedules = rows.Partition{Table: 'S'}
 )
 
@@ -82,8 +119,8 @@ func OnRows(r rows.Rows) *Contracts {
 	}
 }
 
-// Load reads the stored rows that triggers and queues keep in memory. If the rows of an engine exist
-// longer than the process, the engine must call Load before any other method of a contract.
+// Load reads the stored rows that triggers and queues keep in memory. If an engine's rows survive a
+// restart of the process, the engine must call Load before any other method of a contract.
 func (c *Contracts) Load(ctx context.Context) error {
 	if err := c.triggers.load(ctx); err != nil {
 		return err
@@ -133,9 +170,9 @@ func (c *Contracts) Schedules() engine.Schedules { return schedules{c} }
 // Triggers returns the contract of triggers.
 func (c *Contracts) Triggers() engine.Triggers { return c.triggers }
 
-// Queue returns the delay queue with a name. The name has at most 65,535 bytes. The first call creates
-// the queue. Each message is delivered at most maxReceives times. maxReceives is from 1 to 65,535.
-// Later calls with the same name return the same queue and ignore maxReceives.
+// Queue returns the delay queue with this name of at most 65,535 bytes. The first call creates the
+// queue. Each message is delivered at most maxReceives times, a number from 1 to 65,535. Later
+// calls with the same name return the same queue and ignore maxReceives.
 func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 	q := c.queues.get(name)
 	q.mu.Lock()
@@ -148,8 +185,9 @@ func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 }
 
 // QueueBodies calls fn with the body of every message that is in the queue when QueueBodies begins,
-// including dead messages, in no order. It omits messages that are acknowledged meanwhile. A body is
-// valid until fn returns. QueueBodies needs 8 bytes of memory for each message.
+// also of dead messages. The order is not defined. It omits messages that are acknowledged
+// meanwhile. A body is valid until fn returns. QueueBodies needs 8 bytes of memory for each
+// message.
 func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
 	return c.queues.get(name).eachBody(ctx, fn)
 }
@@ -160,7 +198,7 @@ func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 // manyAtOnce is the maximum number of records that a purge or an import writes at once.
 const manyAtOnce = 1000
 
-// maxPart is the maximum length of a part of a key, in bytes, if other parts follow it.
+// maxPart is the maximum length, in bytes, of a string in a key that str has written.
 const maxPart = 1<<16 - 1
 
 func str(s string) string { return string(appendStr(make([]byte, 0, 2+len(s)), s)) }
@@ -169,7 +207,8 @@ func appendStr(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// cutStr splits the key b into the part that str wrote and the rest. ok is false if b is too short.
+// cutStr splits b into the string at its beginning, which str wrote, and the rest. ok is false if b
+// is too short.
 func cutStr(b string) (s, rest string, ok bool) {
 	if len(b) < 2 {
 		return "", "", false
@@ -181,8 +220,8 @@ func cutStr(b string) (s, rest string, ok bool) {
 	return b[2:n], b[n:], true
 }
 
-// prefixEnd returns the first key after every key that begins with prefix. At least one byte of
-// prefix must not be 0xff.
+// prefixEnd returns the least key that is greater than every key with this prefix. At least one
+// byte of prefix must not be 0xff.
 func prefixEnd(prefix string) string {
 	b := []byte(prefix)
 	for b[len(b)-1] == 0xff {
@@ -203,7 +242,7 @@ func num(n uint64) string {
 	return string(b[:])
 }
 
-// orderedTime encodes a time so that keys sort by time. This also holds for times before 1970.
+// orderedTime encodes a time so that keys sort by time, even for times before 1970.
 func orderedTime(ms int64) string { return num(uint64(ms) ^ 1<<63) }
 
 func appendOrdered(b []byte, ms int64) []byte {
@@ -224,8 +263,8 @@ func nonNil(v []byte) []byte {
 	return v
 }
 
-// pack encodes a record as JSON. If the record cannot be encoded, pack returns notify.KindInvalid with
-// the parameter code as the error code.
+// pack encodes a record as JSON. If that fails, it returns notify.KindInvalid with the error code
+// in the parameter code.
 func pack(code, what string, record any) ([]byte, error) {
 	v, err := json.Marshal(record)
 	if err != nil {
@@ -234,7 +273,7 @@ func pack(code, what string, record any) ([]byte, error) {
 	return v, nil
 }
 
-// unpack decodes a row whose value pack returned.
+// unpack decodes a row whose value was made by pack.
 func unpack[V any](r rows.Row) (v V, err error) {
 	if json.Unmarshal(r.Value, &v) != nil {
 		return *new(V), corrupt(r.Key)
@@ -247,8 +286,8 @@ func corrupt(key string) error {
 	return notify.Corrupt("store", fmt.Sprintf("row %q", key))
 }
 
-// loadRecord returns the record with this key and its packed value. The value is nil if there is no
-// record.
+// loadRecord returns the record with this key, and its stored bytes. The bytes are nil if there is
+// no record.
 func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Partition, key string) (v V, stored []byte, err error) {
 	got, err := r.Get(ctx, p, key)
 	if err != nil || got[0] == nil {
@@ -289,16 +328,16 @@ func getConcurrently[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, g.Wait()
 }
 
-// durableNumber is the number of the latest durable change of a partition. A power loss cannot undo
-// that change. The number is read from the store before the first change, and set whenever a change is
-// stored. mu guards the other fields.
+// durableNumber caches the number of the latest durable change of a partition, which a power loss
+// cannot undo. The first get reads it from the store. Each stored change sets it. mu guards the
+// other fields.
 type durableNumber struct {
 	mu     sync.Mutex
 	read   bool
 	number uint64
 }
 
-// get returns the number. The first call gets the number from the function load.
+// get returns the number. In the first call it gets the number from load.
 func (s *durableNumber) get(load func() (uint64, error)) (_ uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,11 +356,11 @@ func (s *durableNumber) set(n uint64) {
 	s.number = n
 }
 
-// purgeByTime removes records by an index of time. The index rows are the rows of p whose keys are
-// prefix, a time and a rest. purgeByTime reads the keys of index rows whose time is at most maxTime, in
-// order and page by page, until it has removed maxRecords records. For each page it calls the function
-// remove, which returns the changes that remove the records of the page, and the number of records. If
-// another process has changed a record of the page, purgeByTime calls remove again for the page.
+// purgeByTime removes up to maxRecords records, oldest first. It finds them by index rows in the
+// partition p. The key of an index row is prefix, a time, and the name of the record. purgeByTime
+// reads the index rows with times up to maxTime page by page. For each page it calls remove, which
+// returns the changes that remove the records of the page, and the number of records. If another
+// process has changed a record of the page, purgeByTime calls remove again.
 func purgeByTime(ctx context.Context, r rows.Rows, p rows.Partition, prefix string, maxTime int64, maxRecords int, remove func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
 	after := ""
 	for total < maxRecords {
@@ -351,8 +390,7 @@ func purgeByTime(ctx context.Context, r rows.Rows, p rows.Partition, prefix stri
 	return total, nil
 }
 
-// errChanged returns the error for a record whose stored version is not the version that the caller has
-// read.
+// errChanged returns the error for a record that was changed since the caller read it.
 func errChanged(code, what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
 }

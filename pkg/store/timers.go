@@ -12,12 +12,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables of timers. A key begins with the shard (2 bytes) and the number of the bucket, so that one
-// range delete removes a whole bucket.
+// The tables of timers, in the form that store.go explains. A key begins with the shard (2 bytes)
+// and the number of the bucket, so that one range delete removes a whole bucket.
 var (
-	tableTimers     = rows.Partition{Table: 't'} // shard, minute, ms in the minute (4 bytes), id: timer
-	tableColdTimers = rows.Partition{Table: 'T'} // shard, day, ms in the day (4 bytes), id: timer
-	tableHints      = rows.Partition{Table: 'I'} // shard, minute, base
+	tableTimers     = rows.Partition{Table: 't'} // shard+minute+ms in the minute (4 bytes)+id: timer
+	tableColdTimers = rows.Partition{Table: 'T'} // shard+day+ms in the day (4 bytes)+id: timer
+	tableHints      = rows.Partition{Table: 'I'} // shard+minute+base
 	tableShards     = rows.Partition{Table: 'k'} // shard: state of the shard
 )
 
@@ -26,7 +26,7 @@ const (
 	timerKeyLen = bucketLen + 4 // bytes of a key before the id
 )
 
-// timerTable keeps timers in buckets of equal length in time.
+// timerTable keeps timers in buckets. All buckets of a table have the same length in time.
 type timerTable struct {
 	rows   rows.Rows
 	part   rows.Partition
@@ -45,9 +45,9 @@ func (t timerTable) appendKey(b []byte, shard uint16, fireAt int64, id []byte) [
 	return append(b, id...)
 }
 
-// TimerFields describes a timer without its time and id, which are in the key. It also omits the
-// payload, because Cassandra stores the payload in a separate column. So Cassandra can count rows
-// without reading payloads.
+// TimerFields packs or unpacks a timer without its time and id, which are in the key. It also omits
+// the payload: Cassandra stores the payload in a separate column, so that it can count rows without
+// reading payloads.
 func TimerFields(c *codec.Codec, t *engine.Timer) {
 	codec.Num(c, &t.Kind)
 	c.Str(&t.Target)
@@ -161,8 +161,8 @@ func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) (
 	return slices.Compact(out), nil
 }
 
-// buckets returns the numbers, from first to last, of the buckets that have a row. It seeks from one
-// bucket to the next, and reads only one row of each bucket.
+// buckets returns the numbers of those buckets from first to last that have at least one row. It
+// jumps from bucket to bucket, and reads only one row of each bucket.
 func (t timerTable) buckets(ctx context.Context, part rows.Partition, shard uint16, first, last int64) (out []int64, err error) {
 	for next := max(first, 0); next <= last; next++ {
 		found := int64(-1)
@@ -232,10 +232,10 @@ func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState)
 	return err
 }
 
-// updateShard calls change with the state of a shard and stores the changed state. If the shard's term
-// does not equal the parameter term, updateShard changes nothing and returns engine.StaleTerm. Before
-// that, it confirms the state by a swap, because a store that has failed may show a state that is not
-// durable.
+// updateShard calls change with the state of a shard and stores the changed state. If the stored
+// term is not term, it changes nothing and returns engine.StaleTerm. Before it returns StaleTerm,
+// it confirms the stored state by a swap, because after a failure of the store a read may return a
+// state that is not durable.
 func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
 	key := string(appendShard(nil, shard))
 	for {

@@ -8,15 +8,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// triggerHeads caches the headers of rows that will soon be swapped: of rows that were just read, and
-// of claims. If a swap finds the header in the cache, it reads nothing from the store. A read of a busy
-// memtable costs 4 us, and a callback has two swaps.
+// triggerHeads caches the headers of rows that will soon be swapped: of rows that were just read,
+// and of claims. For a cached header a swap reads nothing from the store. A read of a busy memtable
+// costs 4 us, and a callback has two swaps.
 //
-// A goroutine that holds the row's lock never gets an outdated header from the cache. A writer holds
-// the row's lock, and does two things. Before its batch is filled, it removes the row from the cache
-// (invalidate). When the batch is durable, it adds the new header (addWritten). A reader has no lock.
-// It calls beginRead before it reads the row and addRead after that. addRead caches the header only if
-// no writer has changed the stripe since beginRead.
+// A goroutine that holds the row's lock never gets an outdated header from the cache. A writer
+// holds the row's lock. It removes the header before it fills its batch (invalidate), and adds the
+// new header when the batch is durable (addWritten). A reader does not hold the lock. It calls
+// beginRead before it reads the row, and addRead afterwards. addRead caches the header only if no
+// writer has changed the stripe between the two calls.
 type triggerHeads [256]headStripe
 
 type headStripe struct {
@@ -25,8 +25,9 @@ type headStripe struct {
 	slots []headSlot
 }
 
-// headSlot holds one header. Another row with the same slot replaces the header. There are 65,536
-// slots, which take 8 MB. A busy dispatcher has up to 32,768 rows that it has read and not swapped yet.
+// headSlot holds the header of one row. The header of another row with the same slot replaces it.
+// There are 65,536 slots, which take 8 MB. A busy dispatcher has up to 32,768 rows that it has read
+// and not swapped yet.
 type headSlot struct {
 	id string
 	h  triggerHeader
@@ -50,8 +51,8 @@ func (c *triggerHeads) lookUp(id string) (h triggerHeader, ok bool) {
 	return s.slots[slot].h, true
 }
 
-// beginRead returns the sequence of the row's stripe. After the caller has read the row, it passes the
-// sequence to addRead.
+// beginRead returns the current sequence number of the row's stripe. The caller then reads the row,
+// and passes the number to addRead.
 func (c *triggerHeads) beginRead(id string) (seq uint64) {
 	s, _ := c.slotOf(id)
 	s.mu.Lock()
@@ -59,7 +60,8 @@ func (c *triggerHeads) beginRead(id string) (seq uint64) {
 	return s.seq
 }
 
-// addRead caches a header that was read. It does nothing if a writer has changed the stripe since seq.
+// addRead caches a header that was read. It does nothing if a writer has changed the stripe since
+// beginRead returned seq.
 func (c *triggerHeads) addRead(id string, h triggerHeader, seq uint64) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()
@@ -78,9 +80,9 @@ func (c *triggerHeads) invalidate(id string) {
 	s.forget(slot, id)
 }
 
-// addWritten caches the header of a claim that was written, because the claim's outcome will soon be
-// swapped. For other states it only removes the header, because a reader may have cached the old header
-// after invalidate and before the write became visible.
+// addWritten is called after a row was written. If the row is a claim, it caches the header,
+// because the claim will soon be swapped. Otherwise it removes the header from the cache: a reader
+// may have cached the old header before the write was visible.
 func (c *triggerHeads) addWritten(id string, h triggerHeader) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()

@@ -15,10 +15,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// flights knows which triggers are IN_FLIGHT. A flight is the set of triggers that one swap claimed.
-// Each flight is stored as one row with the ids of its triggers (table K). The row is deleted when no
-// trigger of the flight is IN_FLIGHT any more. In the index of states, the triggers stay in the list of
-// PENDING triggers. So the claims of a swap cost one row and no change of an index.
+// flights knows which triggers are IN_FLIGHT. A flight is the set of triggers that one swap
+// claimed. It is stored as one row with the ids of the triggers (tableFlights). The row is deleted
+// when none of these triggers is IN_FLIGHT any more. The index of states still lists these triggers
+// as PENDING. So a swap that claims many triggers writes one row, and does not change the index.
 type flights struct {
 	mu        sync.Mutex
 	next      uint64
@@ -42,9 +42,9 @@ func flightFields(c *codec.Codec, ids *[]string) {
 	}
 }
 
-// addFlight makes one new flight of the ids that are in no flight, and returns the key and value of its
-// row. It returns nil if all ids are in flights already. The caller calls addFlight before it writes
-// the claims. addFlight reorders ids.
+// addFlight makes a new flight of those ids that are not in a flight yet. It returns the key and
+// value of its row, or nil if all ids are in flights already. The caller calls addFlight before it
+// writes the claims. addFlight reorders ids.
 func (f *flights) addFlight(ids []string) (key, value []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,7 +62,7 @@ func (f *flights) addFlight(ids []string) (key, value []byte) {
 	return flightKey(x.key), c.Packed()
 }
 
-// leave removes ids from their flights. The caller calls leave when the new states of the triggers are
+// leave removes ids from their flights. The caller calls it when the triggers' new states are
 // durable.
 func (f *flights) leave(ids []string) {
 	f.mu.Lock()
@@ -83,8 +83,8 @@ func (f *flights) leaveLocked(id string) {
 	}
 }
 
-// takeEmptyKeys returns the keys of flights without triggers. It returns each key only once. The caller
-// must delete the rows with these keys.
+// takeEmptyKeys returns the keys of flights without triggers, each key only once. The caller must
+// delete the rows with these keys.
 func (f *flights) takeEmptyKeys() (keys [][]byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,7 +92,7 @@ func (f *flights) takeEmptyKeys() (keys [][]byte) {
 	return keys
 }
 
-// view returns a view of the store, and all ids that may be IN_FLIGHT in the view.
+// view returns a view of the store, and the ids of all triggers that may be IN_FLIGHT in this view.
 func (f *flights) view(from rows.Rows) (rows.View, map[string]*flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -131,8 +131,8 @@ func (t *triggers) load(ctx context.Context) error {
 	})
 }
 
-// listFlights returns rows that are IN_FLIGHT, with the newest id first. If the parameter behind is not
-// empty, listFlights returns only rows whose ids are less than behind.
+// listFlights returns IN_FLIGHT triggers, newest id first. If behind is not empty, it returns only
+// triggers whose ids are less than behind.
 func (t *triggers) listFlights(ctx context.Context, view rows.View, flying map[string]*flight, caller, behind string, max int) (out []engine.Trigger, err error) {
 	ids := slices.Sorted(maps.Keys(flying))
 	slices.Reverse(ids)

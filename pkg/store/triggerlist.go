@@ -9,11 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// List merges the lists of the index that the query needs. A query for one state of one caller needs
-// one list. A query for all states of a caller needs one list for each state. A query for one state of
-// all callers needs one list for each caller. A query for everything reads the rows instead of lists.
-// IN_FLIGHT triggers are in the list of PENDING triggers, and flights knows their ids. List reads the
-// index and the rows from one view, so that the index and the rows agree.
+// List lists triggers by merging lists of ids. The index has one list for each state and caller. So
+// a query for one state and one caller reads one list. Other queries merge the lists of several
+// states or callers. A query for all triggers reads the rows instead. IN_FLIGHT triggers are in the
+// list of PENDING triggers; List finds them by their ids in flights. List reads index and rows from
+// one view, so that they agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > maxPart {
 		return nil, nil
@@ -89,8 +89,8 @@ func (t *triggers) listRows(ctx context.Context, view rows.View, behind string, 
 	})
 }
 
-// triggerList is one list of the index: the ids of one state and caller. It reads the ids in pages.
-// Each page is twice as large as the page before, up to largestPage ids.
+// triggerList is one list of the index: the ids of the triggers of one state and caller. It reads
+// the ids in pages. Each page is twice as large as the page before, up to largestPage ids.
 type triggerList struct {
 	prefix string   // prefix of the list's keys
 	ids    []string // ids that were read and not consumed yet, highest first
@@ -116,7 +116,8 @@ func (l *newestFirst) Pop() any {
 	return last
 }
 
-// advance consumes the highest id, which is the first id of the list on top of the heap.
+// advance moves to the next id: it removes the highest id, which is the first id of the list on top
+// of the heap.
 func (l *newestFirst) advance(ctx context.Context) error {
 	first := l.lists[0]
 	id := first.ids[0]
@@ -133,8 +134,8 @@ func (l *newestFirst) advance(ctx context.Context) error {
 	return nil
 }
 
-// readPage reads the next page of list. The page has the ids that are less than the parameter behind.
-// If behind is empty, readPage reads the first page.
+// readPage reads the next page of list: the ids that are less than behind, highest id first. If
+// behind is empty, it reads the first page.
 func (l *newestFirst) readPage(ctx context.Context, list *triggerList, behind string) (err error) {
 	in := rows.Range{Prefix: list.prefix, Back: true}
 	if behind != "" {
@@ -145,8 +146,8 @@ func (l *newestFirst) readPage(ctx context.Context, list *triggerList, behind st
 	return err
 }
 
-// findLists adds the lists of a caller and a state that have ids less than the parameter behind. An
-// empty caller means all callers. State 0 means all states.
+// findLists adds the lists of a caller and a state, if they have ids less than behind. An empty
+// caller means all callers. State 0 means all states.
 func (l *newestFirst) findLists(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
 	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
 		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
@@ -175,7 +176,7 @@ func (l *newestFirst) findLists(ctx context.Context, caller string, state engine
 	return nil
 }
 
-// addList adds a list if it has ids less than the parameter behind.
+// addList adds a list if it has ids less than behind.
 func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error {
 	of := &triggerList{prefix: prefix}
 	err := l.readPage(ctx, of, behind)
@@ -185,9 +186,9 @@ func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error 
 	return err
 }
 
-// nextList returns the prefix of the next list of a state. The next list is the list after the list
-// with the prefix in the parameter prefix, or the first list if that parameter is "". nextList returns
-// "" if there is no next list. It seeks to the next list and reads one row.
+// nextList returns the prefix of the list of a state that follows the list with this prefix. If
+// prefix is empty, it returns the first list's prefix. It returns "" if there is no further list.
+// It reads only one row.
 func (l *newestFirst) nextList(ctx context.Context, state engine.TriggerState, prefix string) (next string, err error) {
 	in := rows.Range{Prefix: string([]byte{byte(state)})}
 	if prefix != "" {

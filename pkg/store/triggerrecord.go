@@ -8,15 +8,15 @@ import (
 // TriggerVersion is the version of both parts of a trigger: its request and its progress.
 const TriggerVersion = 1
 
-// TriggerRequest describes the fields of a trigger that swaps rarely change. An engine may store these
-// fields in a separate row, and rewrite that row only if a swap changes them.
+// TriggerRequest packs or unpacks the fields of a trigger that swaps rarely change. An engine may
+// store them in a separate row, and rewrite that row only if a swap changes them.
 func TriggerRequest(c *codec.Codec, t *engine.Trigger) {
 	TriggerTerms(c, t)
 	c.Bytes(&t.Payload)
 }
 
-// TriggerTerms describes the request without its payload. It packs the schedule in a loop of its own,
-// because a function argument would force each Codec onto the heap.
+// TriggerTerms packs or unpacks the request without its payload. It packs the schedule in a loop of
+// its own, because a function argument would force each Codec onto the heap.
 func TriggerTerms(c *codec.Codec, t *engine.Trigger) {
 	c.Str(&t.Caller)
 	c.Str(&t.URL)
@@ -32,8 +32,8 @@ func TriggerTerms(c *codec.Codec, t *engine.Trigger) {
 	codec.Num(c, &t.Late)
 }
 
-// TriggerProgress describes the fields that swaps change, except version, state and time of the end.
-// Engines store these three separately, where they can compare them.
+// TriggerProgress packs or unpacks the fields that swaps change. It omits version, state and time
+// of the end. Engines store these three separately, so that they can compare them.
 func TriggerProgress(c *codec.Codec, t *engine.Trigger) {
 	codec.Num(c, &t.FireAt)
 	codec.Num(c, &t.Gen)

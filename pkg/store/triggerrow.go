@@ -7,27 +7,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// The tables of triggers.
+// The tables of triggers, in the form that store.go explains.
 var (
 	tableTriggers     = rows.Partition{Table: 'G'} // id: trigger
 	tableTriggerHeads = rows.Partition{Table: 'B'} // id: head of a split trigger; exists after the first swap
-	tableTriggerList  = rows.Partition{Table: 'L'} // state (a byte), str caller, id; IN_FLIGHT triggers are listed as PENDING
-	tableTriggerEnds  = rows.Partition{Table: 'E'} // ended, id; only terminal triggers
+	tableTriggerList  = rows.Partition{Table: 'L'} // state (a byte)+str(caller)+id (index; IN_FLIGHT triggers are listed as PENDING)
+	tableTriggerEnds  = rows.Partition{Table: 'E'} // ended+id (index of the terminal triggers)
 	tableFlights      = rows.Partition{Table: 'K'} // seq: ids of the triggers that one swap claimed
 )
 
-// The row of a small trigger holds everything, and each swap rewrites the row. The row of a large
-// trigger is split. Its request (URL, payload, terms: the fields that rarely change) is written
-// once. From the first swap on, the other fields are written to a separate row, the head. A trigger
-// with a payload of 4 KB then costs 62 to 67 us of processor time in its whole life instead of 88
-// to 106 us, on a busy machine (BenchmarkTriggerLife). A small row is not split, because rewriting
-// it costs less than reading two parts.
+// The row of a small trigger contains everything, and each swap rewrites the row. The row of a
+// large trigger is split. Its request is written once: URL, payload and terms, which rarely change.
+// From the first swap on, the other fields are in a separate row, the head. This saves processor
+// time: on a busy machine a trigger with a payload of 4 KB needs 62 to 67 us in its whole life,
+// instead of 88 to 106 us (BenchmarkTriggerLife). A small row is not split, because rewriting it is
+// cheaper than reading two rows.
 
-// splitFrom is the size in bytes from which a row is split. The size is the length of URL and payload.
+// splitFrom is the length of URL and payload, in bytes, from which a row is split.
 const splitFrom = 512
 
-// triggerHeader holds the fields that a swap needs of the row that it replaces. It is at the beginning
-// of the value, so that a swap need not decode the rest.
+// triggerHeader holds those fields of the stored row that a swap needs. It is at the beginning of
+// the value, so that a swap need not decode the rest.
 type triggerHeader struct {
 	version uint64
 	state   engine.TriggerState
@@ -52,8 +52,7 @@ func headerOf(t *engine.Trigger) triggerHeader {
 	return triggerHeader{version: t.Version, state: t.State, ended: t.Ended, caller: t.Caller}
 }
 
-// digestOf returns a digest of the fields that a head does not hold. It hashes the payload without a
-// copy.
+// digestOf returns a digest of the fields that are not in a head. It does not copy the payload.
 func digestOf(t *engine.Trigger) uint64 {
 	c := codec.Packer(make([]byte, 0, 512), TriggerVersion)
 	TriggerTerms(&c, t)
@@ -61,12 +60,12 @@ func digestOf(t *engine.Trigger) uint64 {
 	return h ^ notify.ColumnDigest(t.Payload)*0x9e3779b97f4a7c15 ^ uint64(len(t.Payload))
 }
 
-// appendListKey appends the prefix of the keys of the list of a state and a caller.
+// appendListKey appends the key prefix of the list of a state and a caller.
 func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
 	return appendStr(append(b, byte(state)), caller)
 }
 
-// listedState returns the state under which a trigger is listed.
+// listedState returns the state under which the index lists the trigger.
 func (h *triggerHeader) listedState() engine.TriggerState {
 	if h.state == engine.TriggerInFlight {
 		return engine.TriggerPending // flights knows which triggers of the list are IN_FLIGHT
@@ -86,8 +85,8 @@ func (h *triggerHeader) endedKey(id string) []byte {
 	return append(appendOrdered(make([]byte, 0, 8+len(id)), h.ended), id...)
 }
 
-// appendTrigger packs the header and t without its id. If the parameter head is true, it packs only the
-// fields that change during the life of a split row.
+// appendTrigger packs the header and t, without its id. If head is true, it omits the request, as
+// for the head of a split row.
 func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []byte {
 	c := codec.Packer(b, TriggerVersion)
 	h.fields(&c)
@@ -107,8 +106,8 @@ func readHeader(id string, v []byte) (h triggerHeader, err error) {
 	return h, nil
 }
 
-// readTrigger decodes a row into t and returns its header. If the parameter head is true, v is a head,
-// and t must already hold the rest of the row.
+// readTrigger decodes v into t and returns the header. If head is true, v is the head of a split
+// row. The caller must decode the first part of the row into t before.
 func readTrigger(id string, v []byte, t *engine.Trigger, head bool) (h triggerHeader, err error) {
 	c := codec.Unpacker(v, TriggerVersion)
 	h.fields(&c)

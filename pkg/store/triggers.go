@@ -8,15 +8,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// triggers keeps one row for each trigger (triggerrow.go), and two indexes that are written together
-// with the row. One index lists triggers by state and caller. The other index lists terminal rows by
-// the time of their end. flights (triggerflight.go) knows which triggers are IN_FLIGHT.
+// triggers keeps one row for each trigger (triggerrow.go), and writes two indexes together with the
+// row. One index lists triggers by state and caller. The other lists terminal triggers by the time
+// of their end. flights (triggerflight.go) knows which triggers are IN_FLIGHT.
 //
-// Unlike the other contracts, triggers does not use rows.Swap. A swap of triggers decides about each
-// trigger separately, and needs only the header of its row, which is mostly in memory
-// (triggercache.go). rows.Swap would read whole rows. So a swap locks its rows, reads their headers,
-// and writes the triggers that it wins in one batch. It holds the locks until the batch is durable. So
-// a caller that loses a swap loses it to a row that survives a power loss.
+// Unlike the other contracts, triggers does not use rows.Swap, because rows.Swap reads whole rows.
+// A swap of triggers decides about each trigger separately, and needs only the header of its row,
+// which is mostly in memory (triggercache.go). It locks its rows, reads their headers, and writes
+// all triggers that it wins in one batch. It holds the locks until the batch is durable. So if a
+// caller loses a swap, the row of the winner is already durable.
 type triggers struct {
 	rows      rows.Rows
 	locks     *rows.Locks // by trigger id
@@ -33,8 +33,8 @@ func newTriggers(r rows.Rows) *triggers {
 	}
 }
 
-// readHeaders calls fn with the header of each trigger that exists. For a split row it calls fn a
-// second time, with the header of the row's head. The second header replaces the first header.
+// readHeaders calls fn with the header of each trigger that exists. For a split row with a head it
+// calls fn a second time, with the header of the head, which replaces the first header.
 func (t *triggers) readHeaders(ctx context.Context, ids []string, fn func(id string, h triggerHeader)) error {
 	var split []string
 	read := func(id string, v []byte) error {
@@ -55,7 +55,8 @@ func (t *triggers) readHeaders(ctx context.Context, ids []string, fn func(id str
 	return err
 }
 
-// lookEach calls fn with the key and value of each row.
+// lookEach reads the rows with these keys and calls fn for each key. v is nil if the row does not
+// exist.
 func lookEach(ctx context.Context, from rows.Reader, p rows.Partition, keys []string, fn func(key string, v []byte) error) error {
 	return from.GetMany(ctx, p, len(keys),
 		func(b []byte, i int) []byte { return append(b, keys[i]...) },
@@ -63,7 +64,7 @@ func lookEach(ctx context.Context, from rows.Reader, p rows.Partition, keys []st
 }
 
 // readRow reads a row and its head into target, and returns the header. If the row does not exist,
-// readRow leaves target unchanged.
+// it leaves target unchanged.
 func (t *triggers) readRow(ctx context.Context, from rows.Reader, id string, target *engine.Trigger) (h triggerHeader, err error) {
 	err = lookEach(ctx, from, tableTriggers, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
@@ -111,8 +112,8 @@ type triggerWrite struct {
 // partsOfWrite is the number of parts that pack appends: the key, the row and the head.
 const partsOfWrite = 3
 
-// pack appends the key, the row and the head to p, each as one part. It appends an empty part for the
-// row or the head if that part does not change.
+// pack appends the key, the row and the head to p, each as one part. If the row or the head does
+// not change, its part is empty.
 func (w *triggerWrite) pack(p *packed) {
 	p.b = append(p.b, w.id...)
 	p.endPart()
@@ -150,8 +151,8 @@ func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	}
 }
 
-// planWrite returns the write of x. The write replaces the row whose header is the parameter stored. If
-// the parameter first is true, no row exists yet, and the write creates it.
+// planWrite returns the write that stores x. stored is the header of the row that the write
+// replaces. If first is true, no row exists yet.
 func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
 	w := triggerWrite{id: x.ID, row: x, old: stored, new: headerOf(x), first: first, request: true}
 	w.new.version = version
@@ -167,7 +168,7 @@ func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool
 	return w
 }
 
-// storedHeaders returns the headers of the rows that exist. The caller holds the rows' locks.
+// storedHeaders returns the headers of those rows that exist. The caller holds the rows' locks.
 func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]triggerHeader, error) {
 	all := make(map[string]triggerHeader, len(ids))
 	var unknown []string
@@ -183,8 +184,7 @@ func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]
 }
 
 // updateRows locks n rows, calls decide for each row in order, and writes the rows for which decide
-// returns true. If the same row occurs more than once, decide gets the header that the previous
-// write of the row made.
+// returns true. If a row occurs several times, decide gets the header of the previous write to it.
 func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engine.Trigger, decide func(i int, stored triggerHeader, ok bool) (version uint64, yes bool)) (won []bool, err error) {
 	won = make([]bool, n)
 	if n == 0 {
@@ -231,8 +231,8 @@ func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engin
 	return won, nil
 }
 
-// storeWrites writes the rows. The parameter last holds the final header of each row. storeWrites
-// calls unlock when the rows are durable or when the write has failed.
+// storeWrites writes the rows. last has the final header of each row. storeWrites calls unlock when
+// the rows are durable or the write has failed.
 func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
 	var begin, end []string
 	final := make([]*triggerWrite, 0, len(writes)) // the last write of each row
@@ -269,8 +269,8 @@ func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last 
 	})
 }
 
-// writeLocked writes the rows that fill puts into the batch. When the batch is durable, it calls stored
-// and then unlock. If the write fails, it calls only unlock.
+// writeLocked makes the Write that fill describes. When the batch is durable, it calls stored and
+// then unlock. If the write fails, it calls only unlock.
 func (t *triggers) writeLocked(ctx context.Context, unlock func(), fill func(rows.Batch), stored func()) error {
 	filled := false
 	err := t.rows.Write(ctx, func(b rows.Batch) {
@@ -320,8 +320,8 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 	if err != nil {
 		return nil, err
 	}
-	// A swap becomes visible shortly before it is durable. Get waits until the swap is durable, so that
-	// it never returns a state that a power loss undoes.
+	// A swap becomes visible shortly before it is durable. Wait until it is durable, so that Get
+	// never returns a state that a power loss undoes.
 	if err := t.locks.Settled(ctx, ids); err != nil {
 		return nil, err
 	}
@@ -343,8 +343,8 @@ func (t *triggers) Purge(ctx context.Context, before int64, max int) (total int,
 	return total, nil
 }
 
-// purgeSome removes up to max rows. The result last is the last index key that purgeSome has read, or
-// "" if no index row is left.
+// purgeSome removes up to max rows. last is the last index key that it has read, or "" if no index
+// row is left.
 func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, max int) (n int, last string, err error) {
 	ids, err := scanList(ctx, t.rows, tableTriggerEnds, in, max, func(r rows.Row) (string, error) {
 		if len(r.Key) <= 8 {

@@ -23,8 +23,8 @@ type Context struct {
 	Protected  bool   `yaml:"protected,omitempty" json:"protected,omitempty"`   // true: notifyctl asks before it changes anything
 }
 
-// Contexts holds the configured servers. The name of the current context is stored in another folder,
-// the state folder, so that a shared configuration file can be read-only.
+// Contexts holds the configured servers. The name of the current context is stored elsewhere, in
+// the state folder. So a shared configuration file can be read-only.
 type Contexts struct {
 	List map[string]Context `yaml:"contexts" json:"contexts"`
 

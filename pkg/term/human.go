@@ -52,8 +52,8 @@ func Separated(s string) string {
 	return s
 }
 
-// Quote quotes a word for a shell. It writes control characters as escapes. So the reader sees them,
-// and a copied word contains no line end.
+// Quote quotes a word for a shell. It writes control characters as escapes, so that the reader sees
+// them and a copied word has no line end.
 func Quote(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)
@@ -76,9 +76,12 @@ func Quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Version returns the version of this program. It returns the first of these that exists: linked, the
-// value that the linker set; the commit of the build with 7 digits, as in make build; the module's
-// version (go install MODULE@VERSION); "dev".
+// Version returns the version of this program: the first of these values that is known.
+//
+//	linked, the value that the linker set
+//	the commit of the build, 7 digits, as in make build
+//	the version of the module, as in go install MODULE@VERSION
+//	"dev"
 func Version(linked string) string {
 	info, ok := debug.ReadBuildInfo()
 	if linked != "" || !ok {

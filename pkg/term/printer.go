@@ -27,17 +27,17 @@ type Printer struct {
 	JQ        string // filter, applied to the JSON form
 	NoHeaders bool
 
-	// AuditID identifies the row of the audit log in which the server recorded the operation. Print
-	// adds it to a JSON object as the field audit_id. A table does not show it. Empty: the operation
-	// was not recorded.
+	// AuditID is the number of the row in the audit log in which the server recorded the operation.
+	// Print adds it to a JSON object as the field audit_id. A table does not show it. Empty: the
+	// operation was not recorded.
 	AuditID string
 
 	// Paint adds colour to a cell of a table. header is true in the first row. Paint may add only
 	// terminal escapes, which take no columns. nil: no colour.
 	Paint func(cell string, header Header) string
-	// Width is the number of columns of the terminal. 0: there is no terminal, and Printer cuts
-	// nothing. If a table is too wide, Printer first drops the columns whose headers are in Optional,
-	// in the order of Optional. If the table is still too wide, Printer cuts its last column.
+	// Width is the number of columns of the terminal. 0: there is no terminal, and tables are not
+	// cut. If a table is too wide, Printer drops columns in the order in Optional, which lists
+	// their headers. If the table is still too wide, Printer cuts its last column.
 	Width    int
 	Optional []string
 }
@@ -67,9 +67,9 @@ type List struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// Print writes table if the format is table, and v in every other format. If v is a list, Print writes
-// a List. In the format jsonl Print writes each item of a list as one line, and applies JQ to each
-// line.
+// Print writes table if the format is table, and v in every other format. If v is a list, Print
+// writes a List. But in the format jsonl it writes each item of the list as one line, and applies
+// JQ to each line.
 func (p *Printer) Print(v any, table Table) error {
 	if p.JQ == "" && p.Format == "table" {
 		return p.table(table)
@@ -105,7 +105,7 @@ func (p *Printer) Print(v any, table Table) error {
 	return nil
 }
 
-// itemsOf returns the items of v if v is a list in JSON. isList reports whether v is a list.
+// itemsOf returns the items of v in JSON. isList is false if v is not a list.
 func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	if t := reflect.TypeOf(v); t == nil || t.Kind() != reflect.Slice {
 		return nil, false, nil
@@ -211,8 +211,8 @@ func (p *Printer) yaml(v any) error {
 	return err
 }
 
-// quoteControls makes the encoder put double quotes around each text that escapeLines will change,
-// because YAML allows escapes only between double quotes.
+// quoteControls makes the encoder put double quotes around each text with control characters.
+// escapeLines will escape these characters, and YAML allows escapes only between double quotes.
 func quoteControls(n *yaml.Node) {
 	if n.Kind == yaml.ScalarNode && notify.HasControl(n.Value) {
 		n.Style = yaml.DoubleQuotedStyle
@@ -296,8 +296,8 @@ func tableWidth(t Table) (n int) {
 	return n
 }
 
-// rows prints cells in columns. It computes the widths before Paint adds escapes. It adds no spaces
-// after the last cell of a row.
+// rows prints rows in columns. It computes the widths of the columns before Paint adds escapes. It
+// adds no spaces after the last cell of a row.
 func (p *Printer) rows(t Table, first Header) error {
 	for _, row := range t {
 		for i, cell := range row {
@@ -328,8 +328,8 @@ func (p *Printer) rows(t Table, first Header) error {
 }
 
 // Clean makes text from outside safe for one line of a terminal. It replaces line ends and tabs by
-// spaces. It replaces characters that control the terminal or the direction of text by visible escapes,
-// so that one name cannot look like another name.
+// spaces. It replaces characters that control the terminal or the direction of text by visible
+// escapes. Otherwise one name could look like another.
 func Clean(s string) string { return notify.EscapeControls(oneLine.Replace(s)) }
 
 var oneLine = strings.NewReplacer("\n", " ", "\t", " ", "\r", " ")

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// redactions are the patterns of secrets and addresses. Texts that match them must never be in a log or
-// a bundle. They can get into a log because an error of a library may quote a URL, a header or an
-// address.
+// redactions are the patterns of secrets and addresses. Texts that match must never be in a log or
+// a bundle. They can be in the error of a library, which may quote a URL, a header or an address.
 var redactions = []struct {
 	re   *regexp.Regexp
 	with string
@@ -24,12 +23,11 @@ var redactions = []struct {
 	{regexp.MustCompile(`(?i)(\+|%2B)[1-9][0-9]{6,14}\b`), "[phone]", "phone numbers"},
 }
 
-// reNamedSecret matches a value after a name that means a secret: password=..., "token": "...". It also
-// matches such names and values in JSON text that is a string inside other JSON.
+// reNamedSecret matches a value after a name that means a secret: password=..., "token": "...". It
+// also finds them in JSON inside a JSON string.
 var reNamedSecret = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
 
-// SecretKeys are names in lower case. The value of such a name is always removed, whatever the value
-// is.
+// SecretKeys are names in lower case. A value with such a name is always removed.
 var SecretKeys = map[string]bool{
 	"token": true, "authorization": true, "password": true, "secret": true, "address": true,
 	"phone": true, "email": true, "body": true, "title": true, "variables": true,
@@ -41,7 +39,7 @@ func Mask(s string) string {
 	return s
 }
 
-// Redact does what Mask does. It also counts the replaced texts by kind, such as "tokens".
+// Redact is like Mask. It also counts the replaced texts by kind, such as "tokens".
 func Redact(s string) (masked string, counts map[string]int) {
 	counts = map[string]int{}
 	for _, r := range redactions {
@@ -53,8 +51,9 @@ func Redact(s string) (masked string, counts map[string]int) {
 	return s, counts
 }
 
-// RedactText does what Redact does. It also replaces each value that follows a name such as password.
-// Use it for texts that people read. It may also replace a harmless number or file name.
+// RedactText is like Redact. It also replaces each value that follows a name such as password, even
+// if the value does not look like a secret. So it may replace a harmless number or file name. Use
+// it for texts that people read.
 func RedactText(s string) (masked string, counts map[string]int) {
 	s, counts = Redact(s)
 	s = reNamedSecret.ReplaceAllStringFunc(s, func(m string) string {

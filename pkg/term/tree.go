@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Polish makes three mistakes usage errors with a suggestion, at every level of the command tree: a
-// mistyped command, a mistyped flag, and too many arguments. Without Polish, cobra 1.10 prints help and
-// exits with 0 for a mistyped command below the root, and it never suggests a flag.
+// Polish turns three mistakes into usage errors with a suggestion, at every level of the command
+// tree: a mistyped command, a mistyped flag, and too many arguments. Without Polish, cobra 1.10
+// prints help and exits with 0 for a mistyped command below the root, and it never suggests a flag.
 func Polish(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetFlagErrorFunc(flagError)
@@ -22,7 +22,7 @@ func Polish(root *cobra.Command) {
 	polishCommand(root)
 }
 
-// polishCommand applies Polish to c and the commands below it.
+// polishCommand applies Polish to c and to all commands below c.
 func polishCommand(c *cobra.Command) {
 	disableFileCompletion(c)
 	switch {
@@ -59,10 +59,10 @@ func polishCommand(c *cobra.Command) {
 	}
 }
 
-// disableFileCompletion stops the shell from completing file names where the user must type an id, a
-// user or a time. By default cobra completes file names for each argument and flag that has no
-// completion. disableFileCompletion reads the usage text to find the arguments and flags that take a
-// file.
+// disableFileCompletion stops the shell from completing file names for arguments and flags that are
+// not files, such as an id, a user or a time. By default cobra completes file names for each
+// argument and flag without a completion. disableFileCompletion reads the usage text to find the
+// arguments and flags that are files.
 func disableFileCompletion(c *cobra.Command) {
 	if !c.HasSubCommands() && c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && !takesFile(c.Use) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
@@ -81,8 +81,8 @@ func takesFile(usage string) bool {
 	return slices.ContainsFunc([]string{"file", "folder", "dir", ".yaml", "document"}, func(s string) bool { return strings.Contains(usage, s) })
 }
 
-// asUsageErrors returns a check that calls the parameter check and turns its errors into usage errors.
-// If check is nil, the command takes no arguments.
+// asUsageErrors wraps a check of arguments: the errors of check become usage errors. If check is
+// nil, the command takes no arguments.
 func asUsageErrors(check cobra.PositionalArgs) cobra.PositionalArgs {
 	if check == nil {
 		check = Exact()
@@ -107,9 +107,9 @@ func unknownCommand(c *cobra.Command, arg string) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// nearestCommands returns the subcommands of c that the user may have meant when typing arg. It returns
-// the subcommands with the fewest typing errors. A subcommand counts as 0 errors if its name starts
-// with arg or if its SuggestFor contains arg.
+// nearestCommands returns the subcommands of c that the user may have meant by arg: those with the
+// fewest typing errors. It counts no errors for a subcommand whose name starts with arg, or whose
+// SuggestFor contains arg.
 func nearestCommands(c *cobra.Command, arg string) (names []string) {
 	best := min(3, (len(arg)+1)/2) + 1 // a name with this many errors is a different word
 	for _, sub := range c.Commands() {
@@ -151,7 +151,8 @@ func flagError(c *cobra.Command, err error) error {
 				flags = append(flags, f.Name)
 			}
 		})
-		// If the limit were the length of the name, every short flag would be a suggestion.
+		// Limit the errors to less than the length of the name. Otherwise every short flag would be
+		// suggested.
 		if best := Nearest(name, min(3, len(name)-1), flags); best != "" {
 			msg += fmt.Sprintf("; did you mean --%s?", best)
 		}
@@ -159,8 +160,8 @@ func flagError(c *cobra.Command, err error) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// Exact returns a check for exactly one argument for each name in names. The error of the check names
-// the missing arguments.
+// Exact returns a check that requires one argument for each name in names. The error of the check
+// lists the names of the missing arguments.
 func Exact(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
@@ -175,8 +176,8 @@ func Exact(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// AtLeast returns a check for n or more arguments. The error of the check contains description,
-// which says what the arguments are.
+// AtLeast returns a check that requires n or more arguments. description says what the arguments
+// are; the error contains it.
 func AtLeast(n int, description string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= n {

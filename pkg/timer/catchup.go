@@ -30,8 +30,8 @@ func (t *tenure) catchUp(ctx context.Context) {
 	}
 }
 
-// catchUpRange returns the range of fire times that must be caught up, [from, until) in ms since
-// 1970. ok is false if nothing can be loaded now.
+// catchUpRange returns the range of fire times from which the catch-up has still to load rows: from
+// <= fire time < until, in ms since 1970. ok is false if nothing can be loaded now.
 func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 	t.e.mu.Lock()
 	defer t.e.mu.Unlock()
@@ -43,9 +43,9 @@ func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 	return t.catchUpFrom, t.catchUpUntil, t.catchUpFrom < t.catchUpUntil && !t.loads[CatchUp].full && !t.lost
 }
 
-// loadBacklog loads the rows with fire times in [from, until). If a minute was closed before the scan,
-// loadBacklog marks the minute as complete. Then closeMinutes need not scan the minute again before
-// dropping it.
+// loadBacklog loads the rows with from <= fire time < until. If it has scanned a whole minute that
+// was already closed, it marks the minute as complete. Then closeMinutes need not scan this minute
+// again before it drops it.
 func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 	e := t.e
 	minutes, err := e.cfg.Store.Buckets(ctx, t.shard, from/60_000, (until-1)/60_000)
@@ -85,8 +85,8 @@ func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 	return nil
 }
 
-// tallySpans counts the rows of the backlog. The catch-up has a limited rate and is much slower
-// than a scan, so the count shows early how long the catch-up will take.
+// tallySpans counts the rows of the backlog, to show how long the catch-up will take. A count is
+// much faster than the catch-up, which has a limited rate.
 func (t *tenure) tallySpans(ctx context.Context) {
 	for ctx.Err() == nil {
 		t.e.mu.Lock()
@@ -140,13 +140,14 @@ func (t *tenure) tallySpan(ctx context.Context, s dueSpan) error {
 	return nil
 }
 
-// paceBacklog sends the waiting entries of all shards to the channel batches. Entries that are due
-// earliest are sent first. The rate is this engine's share of Config.CatchUpRate.
+// paceBacklog sends the waiting entries of all shards to the channel batches, earliest due first.
+// It limits the rate to this engine's share of Config.CatchUpRate.
 func (r *releaser) paceBacklog(ctx context.Context, batches chan<- []*entry) {
 	free := r.clock() // Engine.clock at which the next batch may be sent
 	for ctx.Err() == nil {
 		rate := max(float64(r.cfg.CatchUpRate)*r.Share(), 1)
-		// At most twenty batches a second. That is smooth enough for the log and the delay queue.
+		// Send at most twenty batches a second. That is smooth enough for the log and the delay
+		// queue.
 		batch := r.takeEarliest(max(1, min(r.cfg.Batch, int(rate/20))))
 		if len(batch) == 0 {
 			select {
@@ -167,8 +168,7 @@ func (r *releaser) paceBacklog(ctx context.Context, batches chan<- []*entry) {
 	}
 }
 
-// takeEarliest removes the earliest entries from the backlog, at most size of them, and returns
-// them.
+// takeEarliest removes and returns the earliest entries of the backlog, at most size of them.
 func (r *releaser) takeEarliest(size int) (batch []*entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -204,7 +204,7 @@ func (r *releaser) publishBacklog(ctx context.Context, batches <-chan []*entry) 
 	}
 }
 
-// releaseRate measures the releases per second of the catch-up. Engine.mu guards it.
+// releaseRate measures how many timers the catch-up releases per second. Engine.mu guards it.
 type releaseRate struct {
 	since     time.Duration
 	count     int
@@ -224,8 +224,9 @@ func (r *releaseRate) add(n int, now time.Duration) {
 	}
 }
 
-// leftLocked returns how many rows of a shard the catch-up still has to release: the loaded rows,
-// or the counted rows if these are more. The caller holds mu.
+// leftLocked returns how many rows of a shard the catch-up still has to release. While rows are not
+// loaded or counted yet, it returns the larger of the counted and the loaded rows. The caller holds
+// mu.
 func (t *tenure) leftLocked() int64 {
 	loaded := int64(t.loads[CatchUp].unacked)
 	if min(t.catchUpFrom, t.catchUpAgain) >= t.catchUpUntil && len(t.uncounted) == 0 && !t.counting {

@@ -7,19 +7,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// lookBehind is how often an owner searches for rows before its watermark.
+// lookBehind is how often an owner searches for rows in minutes before its watermark.
 const lookBehind = time.Hour
 
 // closeMinutes closes the minutes that ended at least Grace ago, in these steps:
 //
-//	the state Closed is raised (durable): from now on writers store rows of this minute
+//	raise the state Closed (durable): from now on writers store rows for these minutes
 //	under the current minute
-//	the minute is scanned from start to end; rows that were missed are released
-//	when all rows are acknowledged, the partition is dropped
-//	the watermark is raised to just before the first minute that is not dropped
+//	scan each minute from start to end, and release rows that were missed
+//	drop a minute's partition when all its rows are acknowledged
+//	raise the watermark to just before the first minute that is not dropped
 //
-// A minute cannot be dropped while one of its timers is refused again and again. Such a minute
-// stops the watermark, but it does not stop other minutes from being dropped.
+// If Publish refuses a timer again and again, its minute cannot be dropped. Then the watermark stays
+// before this minute, but later minutes can still be dropped.
 func (t *tenure) closeMinutes(ctx context.Context) error {
 	e := t.e
 	e.mu.Lock()
@@ -74,9 +74,8 @@ func (t *tenure) closeMinutes(ctx context.Context) error {
 func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	e := t.e
 	e.mu.Lock()
-	// Rows that loading or the catch-up has not reached yet are left to loading and to the catch-up. If
-	// finishMinute loaded such rows, they would be read twice and released before rows that are due
-	// earlier.
+	// Loading and the catch-up may not have reached this minute yet. Then leave its rows to them.
+	// Otherwise the rows would be read twice, and released before rows that are due earlier.
 	behind := min(t.scannedUntil, t.missedFrom, t.catchUpAgain)
 	if t.catchUpFrom < t.catchUpUntil {
 		behind = min(behind, t.catchUpFrom)
@@ -114,8 +113,8 @@ func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	return true, nil
 }
 
-// advanceState stores the state of the shard with the tenure's term. It returns an error if the
-// tenure is no longer trusted.
+// advanceState stores the state of the shard under the term of this tenure. It returns an error if
+// the tenure can no longer trust its lease.
 func (t *tenure) advanceState(ctx context.Context, state engine.ShardState) error {
 	if err := t.checkTrust(); err != nil {
 		return err

@@ -11,8 +11,9 @@ import (
 
 const (
 	dayMs = 86_400_000 // milliseconds of a day
-	// A day is moved to the hot table a day before it begins. The cold table is checked this often.
-	// A check also finds rows that an earlier check missed, and overdue rows.
+	// promoteEvery is the time between two checks of the cold table. A check moves each day to the
+	// hot table a day before the day begins. It also moves overdue rows, and rows that an earlier
+	// check missed.
 	promoteEvery = 10 * time.Minute
 )
 
@@ -20,13 +21,13 @@ const (
 type housekeeper struct {
 	*Engine
 
-	// Days that were overdue when they were moved. purge waits for their release. Engine.mu guards
-	// overdue.
+	// overdue lists days that were already overdue when they were moved. purge waits until their
+	// timers are released. Engine.mu guards it.
 	overdue []promoted
 }
 
-// promote moves rows from the cold table to the hot table, for the shards that this engine owns,
-// until ctx ends.
+// promote moves rows from the cold table to the hot table until ctx ends. It does so for the shards
+// that this engine owns.
 func (k *housekeeper) promote(ctx context.Context) {
 	begun := map[int]uint64{} // by shard: term of the last successful check
 	tick := time.NewTicker(promoteEvery)
@@ -35,7 +36,7 @@ func (k *housekeeper) promote(ctx context.Context) {
 		failed := false
 		for n := range k.shards() {
 			term, ok := k.termOf(uint16(n))
-			// A shard that this engine has just taken over is checked at once.
+			// Between the regular checks, check only shards that this engine has just taken over.
 			if !ok || !all && begun[n] == term {
 				continue
 			}
@@ -64,9 +65,9 @@ func (k *housekeeper) promote(ctx context.Context) {
 }
 
 // promoteShard moves the rows of every day up to tomorrow. If a move is interrupted, the whole day
-// is moved again, because storing a row twice changes nothing. A day is dropped after all its rows
-// are in the hot table. No writer adds rows to such a day, because writers use the cold table only
-// for timers that are due more than ColdAfter from now.
+// is moved again later; storing a row twice changes nothing. promoteShard drops a day when all its
+// rows are in the hot table. No writer adds rows to such a day, because writers use the cold table
+// only for timers that are due more than ColdAfter from now.
 func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 	days, err := k.cfg.Cold.Buckets(ctx, n, 0, k.now()/dayMs+1)
 	if err != nil {
@@ -91,9 +92,9 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 			if _, owned := k.termOf(n); !owned {
 				return nil // the next owner begins again
 			}
-			// An overdue row is stored under the current minute and released at once. It must never be
-			// stored under its own minute. A scan could find the row there long after its head was
-			// purged, and would then release a cancelled timer.
+			// Store an overdue row under the current minute, which releases it at once. Never store
+			// it under the minute of its fire time. There a scan could find it long after its head
+			// was purged, and would release a cancelled timer.
 			spread, err := k.cfg.Spread()
 			if err != nil {
 				return err
@@ -119,8 +120,8 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 	return nil
 }
 
-// promoted is a day whose rows were overdue when they were moved to the hot table. The rows are stored
-// under the minutes in which they were moved, long after their fire times. The field minute is the
+// promoted is a day whose rows were overdue when they were moved to the hot table. Each row was
+// stored under the minute in which it was moved, long after its fire time. The field minute is the
 // last of these minutes.
 type promoted struct {
 	shard       uint16
@@ -137,9 +138,9 @@ func (k *housekeeper) notePromoted(n uint16, d int64) {
 	k.overdue = append(k.overdue, promoted{n, d, now/60_000 + 1})
 }
 
-// overdueBefore returns the time before which all overdue rows of a shard are released, but at most
-// limit. watermark is the current watermark of the shard. overdueBefore forgets days whose rows are
-// all released.
+// overdueBefore returns the fire time before which all overdue rows of a shard are released. The
+// result is at most limit. watermark is the current watermark of the shard. overdueBefore also
+// removes days from the list overdue when all their rows are released.
 func (k *housekeeper) overdueBefore(n uint16, watermark, limit int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

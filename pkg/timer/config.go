@@ -22,28 +22,28 @@ type Config struct {
 	// may use it. Without Queue, a near timer of a shard that this process does not own waits until
 	// its minute is closed. So Queue is needed if several processes share a store.
 	Queue engine.Queue
-	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes that
-	// no other engine uses its store. If another engine uses the store, the terms of the shards prevent
-	// harm. An engine without Heartbeats keeps every shard that it owns.
+	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes
+	// that no other engine uses its store. (If there is another one, the terms of the shards still
+	// prevent wrong writes.) An engine without Heartbeats keeps every shard that it owns.
 	Lease      engine.Lease
 	Heartbeats engine.Heartbeats
 	Owner      string // name of this engine; no two running engines may have the same name
 
-	// Publish sends due timers to where they are processed. If it returns nil, all timers are
-	// durable there. The engine calls it again with the same timers until it succeeds. Several
-	// goroutines call it.
+	// Publish sends due timers to the place where they are processed, such as the log. If it
+	// returns nil, all timers are durable there. If it fails, the engine calls it again with the
+	// same timers until it succeeds. Several goroutines call it.
 	Publish func(ctx context.Context, ts []engine.Timer) error
-	// CaughtUp is called instead of Publish for timers that are caught up after an outage, so that they
-	// can be kept apart. A slow CaughtUp makes the catch-up slow. nil: Publish is called.
+	// CaughtUp is called instead of Publish for timers that became due during an outage, so that
+	// they can be processed separately. If CaughtUp is slow, the catch-up is slow. nil: Publish is
+	// called.
 	CaughtUp func(ctx context.Context, ts []engine.Timer) error
-	// Cancelled is called instead of Publish for timers whose schedule was cancelled. It records
-	// their outcome. If it returns nil, the outcome is durable. Without Cancelled such timers are
-	// dropped.
+	// Cancelled is called instead of Publish for timers whose schedule was cancelled. It must store
+	// their outcomes durably before it returns nil. If Cancelled is nil, such timers are dropped.
 	Cancelled func(ctx context.Context, ts []engine.Timer) error
 
-	// Spread returns the number of shards over which timers are spread. The engine calls Spread for
-	// each write. It also calls Spread every Poll to find out for which shards it competes. nil:
-	// always Shards.
+	// Spread returns the number of shards over which timers are spread. The engine calls it for
+	// each write. It also calls it every Poll, to find new shards. nil: the number is always
+	// Shards.
 	Spread       engine.Shards
 	Shards       int           `default:"16"`    // partitions of a minute
 	Poll         time.Duration `default:"1s"`    // between two loads
@@ -56,14 +56,15 @@ type Config struct {
 	BatchSize  int `default:"4MiB"`
 	Publishers int `default:"4"` // concurrent Publish calls for timers that are on time
 
-	// Loading pauses at either limit, for example while Publish is slow or fails. The catch-up may
-	// use a quarter of each limit in addition.
+	// Loading pauses when one of these limits is reached, for example while Publish is slow or
+	// fails. The catch-up may use a quarter of each limit in addition.
 	MaxPending int `default:"131072"` // timers loaded and not acknowledged
 	MaxBytes   int `default:"128MiB"` // bytes of the payload of these timers
 
-	// Timers that are overdue by more than CatchUpAfter when an engine loads them are released in a
-	// separate lane: in due order and at a limited rate. The rate is for all engines together. Each
-	// engine uses a share of the rate that is equal to its share of the shards.
+	// The catch-up releases timers that are overdue by more than CatchUpAfter when an engine loads
+	// them. It releases them in due order, in a separate lane, and at a limited rate. CatchUpRate
+	// is the rate of all engines together. An engine with a tenth of the shards uses a tenth of the
+	// rate.
 	CatchUpAfter      time.Duration `default:"10s"`   // at least 2 s more than a take-over needs
 	CatchUpRate       int           `default:"20000"` // timers a second
 	CatchUpPublishers int           `default:"2"`     // concurrent CaughtUp calls
@@ -79,8 +80,8 @@ type Config struct {
 
 	// Wall is the clock for due times; nil: time.Now. Leases and waits use the monotonic clock.
 	Wall func() time.Time
-	// ClockOffset returns the known offset of Wall from the true time; nil: not known. ClockOffset
-	// must not block. An engine whose offset exceeds MaxClockOffset owns no shards.
+	// ClockOffset returns the known offset of Wall from the true time, and must not block. nil: the
+	// offset is not known. An engine whose offset exceeds MaxClockOffset owns no shards.
 	ClockOffset    func() time.Duration
 	MaxClockOffset time.Duration `default:"500ms"`
 
@@ -90,8 +91,8 @@ type Config struct {
 
 // Events are callbacks; each may be nil. They are called from many goroutines and must not block.
 type Events struct {
-	// Released is called for each batch after it was published. The lateness of a timer is releasedAt
-	// minus FireAt.
+	// Released is called for each batch after it was published. releasedAt minus FireAt is how late
+	// a timer is.
 	Released func(lane Lane, ts []engine.Timer, releasedAt time.Time)
 	// Dropped is called for each timer that was not released because of the head of its schedule:
 	// the schedule was cancelled or has another generation.
@@ -105,7 +106,7 @@ type Events struct {
 	Healthy   func()
 }
 
-// Lane is the way in which a timer is released.
+// Lane says how a timer is released.
 type Lane uint8
 
 // The lanes.
@@ -154,15 +155,16 @@ func (ev Events) withDefaults() Events {
 	return ev
 }
 
-// lead returns how long before its fire time a row is in danger: a scan may have read past the fire
-// time before the row was durable. A writer therefore also sends such a row directly to the engine
-// that releases it.
-func (c *Config) lead() time.Duration {
+// leadTime returns how long before its fire time a row must be durable so that loading certainly
+// finds it. If a row is written later, loading may already have read past its fire time. So a
+// writer also sends such a row directly to the engine that releases it.
+func (c *Config) leadTime() time.Duration {
 	return c.Lookahead + max(c.Poll, c.WriteTimeout) + c.Skew
 }
 
-// Guard returns how long before its fire time a schedule can be cancelled or moved for the last time.
-// If a hint is durable by that time, the release reads the hint together with the row of the timer.
+// Guard returns for how long before its fire time a schedule cannot be cancelled or moved. If a
+// hint is durable before that, the release certainly reads the hint together with the row of the
+// timer.
 func (c Config) Guard() time.Duration {
 	c = c.withDefaults()
 	return c.Lookahead + c.WriteTimeout + c.Skew

@@ -11,25 +11,26 @@ import (
 
 const (
 	nearBatch = 64
-	// If nothing can be decided about a near timer after nearLooks receives, its message is dropped.
-	// The row of the timer is stored, so the scan at the close of its minute releases the timer.
+	// nearLooks is how often a near timer is received before its message is dropped because it is
+	// still undecided. Its row remains stored, so the timer is released when its minute is closed
+	// and scanned.
 	nearLooks = 5
 )
 
-// nearDelivery is a message of a near timer that was received from the queue.
+// nearDelivery is the message of a near timer, as received from the queue.
 type nearDelivery struct {
 	parked
 	receipt  string
 	receives int
 }
 
-// nearLine releases near timers. Writers send a near timer through the queue because a scan may
-// have read past its fire time.
+// nearLine releases near timers. A near timer is due so soon that loading may already have read
+// past its fire time. So writers also send it through the queue.
 type nearLine struct{ *Engine }
 
-// consume releases near timers from the queue until ctx ends. It puts timers of shards that this
-// engine owns into the wheel; the tenure knows which rows it has already loaded. It publishes
-// timers of other shards itself. The owners of these shards may publish the same timers again.
+// consume releases near timers from the queue until ctx ends. It puts timers of this engine's
+// shards into the wheel, except rows that the tenure has already loaded. It publishes timers of
+// other shards itself. The owners of these shards may publish the same timers again.
 func (l *nearLine) consume(ctx context.Context) {
 	for ctx.Err() == nil {
 		if l.clockOff() {
@@ -47,19 +48,19 @@ func (l *nearLine) consume(ctx context.Context) {
 	}
 }
 
-// nearFate is what publishNear does with a received near timer.
+// nearFate says what publishNear must do with a received near timer.
 type nearFate uint8
 
 const (
 	fateAgain nearFate = iota // do nothing: the message is received again when its visibility timeout ends
-	// Acknowledge: the row is or was released in another way.
+	// Acknowledge the message and do nothing more: the timer is or was released in another way.
 	fateForget
 	fateWait    // queue again until it is due
 	fateRelease // publish in this process
 )
 
-// publishNear publishes near timers and acknowledges their messages. A message that fails is
-// received again.
+// publishNear publishes near timers and acknowledges their messages. If this fails, the messages
+// are received again.
 func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	stop := l.keepVisible(ctx, ds)
 	defer stop()
@@ -103,8 +104,8 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	}
 }
 
-// judgeDelivery decodes a message into n and returns what to do with it. If this engine owns the
-// timer's shard, judgeDelivery puts the timer into the wheel.
+// judgeDelivery decodes a message into n and returns what to do with the timer. If this engine owns
+// the timer's shard, it puts the timer into the wheel.
 func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelivery, now int64, spread notify.Spread) nearFate {
 	p, whole, err := readNear(body)
 	n.parked = p
@@ -131,9 +132,9 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 	return fateRelease
 }
 
-// keepVisible extends the visibility timeout of deliveries until the caller calls stop, so that other
-// consumers do not receive the messages. It uses the same times as the shard leases. So if a consumer
-// dies, another consumer gets its near timers as early as its shards.
+// keepVisible extends the visibility timeout of deliveries until the caller calls stop, so that
+// other consumers do not receive the messages. It uses the same times as the leases of the shards.
+// So if a consumer dies, another consumer gets its messages when other engines get its shards.
 func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	receipts := make([]string, len(ds))
@@ -151,8 +152,8 @@ func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop 
 	return func() { cancel(); wg.Wait() }
 }
 
-// readPayload reads from the row a payload that was too large for the message. found is false if the
-// row does not exist any more.
+// readPayload reads a payload that was too large for the message from the row of the timer. found
+// is false if the row no longer exists.
 func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread notify.Spread) (found bool, err error) {
 	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, spread)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: timerIDBefore(n.ID)}
@@ -164,7 +165,8 @@ func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread noti
 	return true, nil
 }
 
-// timerIDBefore returns the greatest timer id that is lower than id and has at most 64 bytes.
+// timerIDBefore returns the greatest possible timer id that is less than id. An id has at most 64
+// bytes.
 func timerIDBefore(id []byte) []byte {
 	last := len(id) - 1
 	out := bytes.Clone(id)
@@ -178,8 +180,9 @@ func timerIDBefore(id []byte) []byte {
 	return out
 }
 
-// askHeads reads the heads of schedules that were cancelled or moved. toRelease holds the timers that
-// must be released. receipts holds the receipts of timers that are discarded, or that are left for the
+// askHeads decides about timers whose schedules may have been cancelled or moved, by reading the
+// heads of these schedules. toRelease has the timers to release now. receipts has the messages to
+// acknowledge: of timers that are dropped, and of timers that stay undecided and are left for the
 // scan of their minute.
 func (l *nearLine) askHeads(ctx context.Context, ns []nearDelivery, spread notify.Spread) (toRelease []nearDelivery, receipts []string) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
@@ -214,7 +217,7 @@ func (l *nearLine) decideNear(ctx context.Context, n *nearDelivery, spread notif
 	hints, ok := read[p]
 	if !ok {
 		var err error
-		if hints, err = l.heads.hints(ctx, p); err != nil {
+		if hints, err = l.heads.hintsOf(ctx, p); err != nil {
 			return verdictOpen, engine.ScheduleHead{}, err
 		}
 		read[p] = hints
@@ -225,9 +228,9 @@ func (l *nearLine) decideNear(ctx context.Context, n *nearDelivery, spread notif
 	return l.heads.decide(ctx, headDecision{n.Head, n.Gen}, n.due, func() bool { return true })
 }
 
-// publishDue publishes timers until the publish succeeds or ctx ends. It returns the receipts to
-// acknowledge. A timer that is refused for its content is acknowledged too, because the scan at the
-// close of its minute publishes it again.
+// publishDue publishes timers until it succeeds or ctx ends. It returns the receipts to
+// acknowledge. It also returns the receipt of a timer that Publish refuses because of its content;
+// when its minute is closed, the timer is published again.
 func (l *nearLine) publishDue(ctx context.Context, ns []nearDelivery) (done []string) {
 	if len(ns) == 0 {
 		return nil

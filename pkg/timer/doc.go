@@ -5,20 +5,20 @@
 // shard has one owner at a time: the Engine that has the shard's lease. The owner does these steps
 // for each shard:
 //
-//	load    every Poll: rows that are due up to now + Lookahead go into the wheel
+//	load    every Poll: put rows that are due up to now + Lookahead into the wheel
 //	release the wheel releases each timer at its millisecond, never before. The timer
 //	        is published again until the publish is acknowledged.
-//	close   Grace after the end of a minute: the state Closed is raised (durable), the
-//	        minute is scanned once more, missed rows are released, the partition is
-//	        dropped with one delete, and the watermark is raised
+//	close   Grace after the end of a minute: raise the state Closed (durable), scan the
+//	        minute once more, release missed rows, drop the partition with one delete,
+//	        and raise the watermark
 //
-// If an owner crashes before the watermark is raised, the next owner releases the rows of the open
-// minutes again. Receivers recognize these timers by their id. If a row is written after loading
-// has read past its fire time, the row goes into the wheel at once. If a row is written into a
-// closed minute, the writer stores it again under the current minute.
+// If an owner crashes before it raises the watermark, the next owner releases the rows of the open
+// minutes again. Receivers recognize these timers by their id. If a row is written after loading has
+// read past its fire time, it goes into the wheel at once, without a scan. If a row was written into
+// a minute that was closed meanwhile, its writer stores it again under the current minute.
 //
 // An owner works only while it trusts its lease. The store refuses writes with an earlier term. So
-// a paused owner cannot harm the next owner. At most it publishes a timer twice.
+// a paused owner cannot harm the next owner. In the worst case it publishes a timer twice.
 //
 // Start reading at Engine.Run in engine.go. Leases are in owner.go, members.go and tenure.go.
 // Loading is in load.go, releases in release.go, cancelled and moved schedules in heads.go, closed

@@ -13,12 +13,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Engine owns as many shards as it can get, and releases their timers. Park may be called from any
-// goroutine, even before Run.
+// Engine owns the shards whose leases it gets, and releases their timers. Park may be called from
+// any goroutine, even before Run.
 //
-// The tenures of the shards load timers and close minutes. The releaser publishes the loaded
-// timers. One mutex guards both, because when a shard is lost, its timers must be removed in the
-// same step.
+// For each owned shard a tenure loads timers and closes minutes. The releaser publishes the loaded
+// timers of all shards. One mutex guards both, because when a shard is lost, its timers must be
+// removed in the same step.
 type Engine struct {
 	cfg   Config
 	began time.Time // start of the monotonic clock with which trust is measured
@@ -37,8 +37,8 @@ type Engine struct {
 	complaints complaints
 
 	mu sync.Mutex
-	// By shard; nil: this engine does not own the shard. A new shard gets its entry before its
-	// keeper starts.
+	// tenures has an entry for each shard; nil: this engine does not own the shard. A new shard
+	// gets its entry before its keeper starts.
 	tenures      []*tenure
 	watermarkEnd []int64 // by shard: end of the watermark's minute when last read, ms since 1970
 	owned        int
@@ -84,8 +84,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// compete starts a keeper for each shard. It also starts keepers for shards that are added before
-// ctx ends.
+// compete starts a goroutine (keepShard) for each shard, also for shards that are added later,
+// until ctx ends.
 func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
 	for kept, wait := 0, time.Duration(0); notify.Sleep(ctx, wait); wait = e.cfg.Poll {
 		for e.addShards(); kept < e.shards(); kept++ {
@@ -95,8 +95,8 @@ func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
 	}
 }
 
-// addShards adds entries for shards that were added. If the number of shards cannot be read, it
-// adds nothing.
+// addShards extends the lists by the shards that were added to the spread. If it cannot read the
+// number of shards, it does nothing.
 func (e *Engine) addShards() {
 	spread, err := e.cfg.Spread()
 	if err != nil {
@@ -125,10 +125,10 @@ func (e *Engine) tenureOfLocked(n uint16) *tenure {
 	return e.tenures[n]
 }
 
-// Share returns this engine's share of the total work of all engines, from 0 to 1. The share is the
-// number of shards that it owns, divided by the number of all shards. A shard has at most one
-// owner. So the shares never add up to more than 1, even while engines start, stop or lose their
-// connection.
+// Share returns this engine's share of the work of all engines, from 0 to 1: the number of shards
+// that it owns, divided by the number of all shards. A shard has at most one owner, even while
+// engines start, stop or lose their connection. So the shares of all engines never add up to more
+// than 1.
 func (e *Engine) Share() float64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -139,43 +139,43 @@ func (e *Engine) shareLocked() float64 {
 	return float64(e.owned) / float64(max(len(e.tenures), 1))
 }
 
-// Park stores timers. If it returns nil, every timer is durable where the owner of its shard will
-// find it. A timer whose time has passed is released at once. If Park returns an error, any of the
-// timers may be stored, so the caller must park all of them again.
+// Park stores timers. If it returns nil, every timer is durable, and the owner of its shard will
+// release it. A timer whose time has passed is released at once. If Park returns an error, some of
+// the timers may be stored, and the caller must park all of them again.
 func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.park(ctx, ts) }
 
-// ParkScheduled stores schedules and their timers like Park. It stores the schedules before the
-// timers, or together with them. If no timer is cold and the store supports it, there is only one
-// commit.
+// ParkScheduled stores schedules and their timers. For the timers it does what Park does. It stores
+// the schedules first, or in the same commit if no timer is cold and the store supports this.
 func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	return e.writer.parkScheduled(ctx, ss, ts)
 }
 
-// entry is a timer that is in the wheel, in the backlog, or being published. Engine.mu guards it,
-// except while a goroutine of the releaser has it in a batch.
+// entry is a timer that is in the wheel, in the backlog, or being published. Engine.mu guards it.
+// But while a goroutine of the releaser has the entry in a batch, that goroutine owns it.
 type entry struct {
 	timer engine.Timer
-	// Time at which the timer is due. It is timer.FireAt, or earlier if the row was stored again under
-	// a later minute (see parked).
+	// due is the time at which the timer is due. It is normally timer.FireAt. It is earlier if the
+	// row was stored again under a later minute (see parked).
 	due     int64
 	minute  *minute
 	lane    Lane // OnTime or CatchUp: the lane whose room the entry uses
 	pending headQuestion
 }
 
-// headQuestion is what the releaser must find out before it releases an entry.
+// headQuestion says what the releaser must find out before it releases an entry.
 type headQuestion uint8
 
 const (
 	needNothing headQuestion = iota // nothing
-	// Whether the schedule has a hint. The entry went into the wheel without a scan, so the hints of
-	// its partition were not read.
+	// Find out if the schedule has a hint. The entry went into the wheel without a scan, so the hints
+	// of its partition were not read.
 	needHints
 	needHead // what the head of its schedule says
 )
 
-// entryQueue is a queue of due entries. push never blocks; MaxPending bounds the queue. pop returns
-// all waiting entries, at most one batch. So while Publish is slow, batches get larger.
+// entryQueue is a queue of due entries. push never blocks. The length is bounded only by
+// MaxPending. pop returns all waiting entries, but not more than one batch. So while Publish is
+// slow, batches get larger.
 type entryQueue struct {
 	cut    func([]*entry) int // returns how many of the first entries make one batch
 	mu     sync.Mutex

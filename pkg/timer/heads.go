@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// headVerdict is what to do with a timer whose schedule was cancelled or moved.
+// headVerdict says what to do with a timer whose schedule was cancelled or moved.
 type headVerdict uint8
 
 const (
@@ -21,7 +21,8 @@ const (
 	verdictDiscard                    // drop the timer: its schedule was cancelled or has another generation
 )
 
-// headDecision identifies a decision. All chunks of a fan-out share it.
+// headDecision identifies one decision: whether to release the timers of this schedule and
+// generation. All chunks of a fan-out share the decision.
 type headDecision struct {
 	base notify.Base
 	gen  uint32
@@ -30,8 +31,8 @@ type headDecision struct {
 // headReader decides about timers whose schedules may have been cancelled or moved.
 type headReader struct{ *Engine }
 
-// hints returns the schedules that have a hint in a partition.
-func (hs *headReader) hints(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
+// hintsOf returns the schedules that have a hint in the partition p.
+func (hs *headReader) hintsOf(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
 	bases, err := hs.cfg.Schedules.Hints(ctx, p)
 	if err != nil {
 		return nil, err
@@ -43,8 +44,8 @@ func (hs *headReader) hints(ctx context.Context, p engine.TimerPartition) (map[n
 	return out, nil
 }
 
-// questionOf returns what must be found out about a row before it is released. For nearly all rows
-// that is nothing, so a row of an unchanged schedule costs no read.
+// questionOf returns what must be found out about a row before it is released. It returns
+// needNothing for nearly all rows, so the release of an unchanged schedule reads no head.
 func (hs *headReader) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) headQuestion {
 	if hs.cfg.Schedules == nil || row.Head.IsZero() {
 		return needNothing
@@ -55,9 +56,9 @@ func (hs *headReader) questionOf(row *engine.Timer, hints map[notify.Base]struct
 	return needNothing
 }
 
-// askHeads reads the heads for the entries of a batch. According to its head, each entry is published,
-// dropped, or passed to Config.Cancelled. If an entry cannot be decided now, askHeads tries it again
-// after Poll, so that other entries do not wait for it.
+// askHeads reads the heads of the entries in a batch, and publishes each entry, drops it, or passes
+// it to Config.Cancelled. If it cannot decide about an entry now, it tries this entry again after
+// Poll. Other entries do not wait for it.
 func (r *releaser) askHeads(ctx context.Context, lane Lane, batch []*entry) {
 	if len(batch) == 0 {
 		return
@@ -107,8 +108,8 @@ func (r *releaser) askHeads(ctx context.Context, lane Lane, batch []*entry) {
 	r.publishBatch(ctx, lane, out)
 }
 
-// readHints reads the hints of entries that went into the wheel without a scan. If the hints of an
-// entry cannot be read, readHints leaves the entry out and tries it again after Poll.
+// readHints reads hints for entries that went into the wheel without a scan. If it cannot read the
+// hints of an entry, it removes the entry from the batch, and the entry is tried again after Poll.
 func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, x := range batch {
@@ -117,7 +118,7 @@ func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry)
 			hints, ok := read[p]
 			if !ok {
 				var err error
-				if hints, err = r.heads.hints(ctx, p); err != nil {
+				if hints, err = r.heads.hintsOf(ctx, p); err != nil {
 					r.complaints.report("cannot read the hints of timers", err)
 				}
 				read[p] = hints
@@ -133,14 +134,14 @@ func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry)
 	return out
 }
 
-// decideEntry is decide for an entry. If the verdict is verdictPublish, it stores the verdict in
-// the entry's minute, because that verdict is final.
+// decideEntry calls decide for an entry. It remembers the verdict verdictPublish in the entry's
+// minute, because this verdict is final.
 func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (headVerdict, engine.ScheduleHead) {
 	r.mu.Lock()
 	known, ok := x.minute.decided[d]
 	alive := x.minute.t.aliveLocked()
-	// Read closed before the head. If a move swaps the head after this read, the move finds the minute
-	// closed and stores its row under the current minute.
+	// Read Closed before the head. If a move swaps the head after this read of Closed, it also
+	// finds the minute closed, and stores its row under the current minute.
 	closed := x.minute.t.state.Closed >= x.minute.number
 	r.mu.Unlock()
 	if ok && known == verdictPublish {
@@ -167,11 +168,10 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	return v, h
 }
 
-// fenceMove decides about a row whose generation is higher than the generation of its head, after
-// the minute was closed. A move has stored the row and has not swapped the head. fenceMove raises
-// the version of the head. Then the swap of the move fails, even if it is tried much later, so the
-// row can be dropped. Without fenceMove, a move that swaps the head late would leave a schedule
-// without rows.
+// fenceMove decides about a row of a move that has stored the row but not yet swapped the head. The
+// row's minute is already closed. fenceMove raises the version of the head, so that the move's own
+// swap fails, however late it comes. Then the row can be dropped. Otherwise a late swap could leave
+// a schedule without rows.
 func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.ScheduleHead) headVerdict {
 	next := h
 	next.Base, next.At = d.base, hs.now()
@@ -187,9 +187,9 @@ func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.Sc
 	return verdictDiscard
 }
 
-// decide finds out whether a timer of a cancelled or moved schedule is released. If the head is still
-// pending, decide swaps the head to released. mayAct reports whether this engine may still swap the
-// head. If decide returns an error, the timer must wait.
+// decide finds out whether to release a timer whose schedule may have been cancelled or moved. If
+// the head is still pending, decide swaps it to released. mayAct returns false if this engine must
+// not swap the head any more. If decide returns an error, the timer must wait.
 func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, mayAct func() bool) (headVerdict, engine.ScheduleHead, error) {
 	h, ok, err := hs.head(ctx, d.base)
 	for tries := 0; err == nil; tries++ {
@@ -218,7 +218,7 @@ func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may
 		stop()
 		switch {
 		case swapErr != nil:
-			// The swap may have won. Read the stored head to find out.
+			// After an error the swap may still have succeeded. Read the stored head to find out.
 			if h, ok, err = hs.head(ctx, d.base); err != nil || ok && h.State == engine.SchedulePending || !ok {
 				return verdictOpen, h, swapErr
 			}
@@ -238,7 +238,7 @@ func (hs *headReader) head(ctx context.Context, base notify.Base) (engine.Schedu
 	return hs.cfg.Schedules.Head(ctx, base)
 }
 
-// discardEntry drops an entry because its schedule was cancelled or has another generation.
+// discardEntry drops an entry, because its schedule was cancelled or moved.
 func (r *releaser) discardEntry(x *entry, h engine.ScheduleHead) {
 	r.mu.Lock()
 	over := x.minute.t.lost

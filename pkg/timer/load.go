@@ -33,8 +33,8 @@ func (t *tenure) runSweep(ctx context.Context) {
 	}
 }
 
-// handleError ends the tenure if another engine has a later term or the clock is off. It logs other
-// errors.
+// handleError ends the tenure if err says that another engine has a later term or that this
+// engine's clock is off. It only logs other errors.
 func (t *tenure) handleError(ctx context.Context, err error) {
 	switch {
 	case err == nil:
@@ -52,9 +52,9 @@ func (t *tenure) handleError(ctx context.Context, err error) {
 	}
 }
 
-// loadAhead puts every row that is due up to now + Lookahead into the wheel, or fewer rows if there
-// is not enough room. It raises loadedUntil before the scan. If a row becomes durable too late for
-// the scan, its writer finds the raised loadedUntil and puts the row into the wheel at once.
+// loadAhead puts the rows that are due up to now + Lookahead into the wheel. It loads fewer rows if
+// there is not enough room. It raises loadedUntil before the scan. If the scan comes too early for
+// a row, the row's writer sees the raised loadedUntil and puts the row into the wheel itself.
 func (t *tenure) loadAhead(ctx context.Context) error {
 	if err := t.checkTrust(); err != nil {
 		return err
@@ -88,9 +88,9 @@ func (t *tenure) loadAhead(ctx context.Context) error {
 	return nil
 }
 
-// skipLocked leaves rows that are overdue by more than CatchUpAfter to the catch-up. start is the fire
-// time from which rows are not loaded yet. skipLocked returns the fire time from which on-time loading
-// begins. The caller holds mu.
+// skipLocked leaves rows that are overdue by more than CatchUpAfter to the catch-up. Before the
+// call, rows with fire times from start on are not loaded. skipLocked returns the fire time from
+// which on-time loading must continue. The caller holds mu.
 func (t *tenure) skipLocked(start, now int64) int64 {
 	late := now - t.e.cfg.CatchUpAfter.Milliseconds()
 	if start >= late {
@@ -112,8 +112,8 @@ func (t *tenure) skipLocked(start, now int64) int64 {
 }
 
 // scan loads the rows of a minute with from <= FireAt <= until. bucket is the number of the minute.
-// reached is the fire time up to which scan has loaded rows. It is less than until if the lane became
-// full. loaded is how many rows were new.
+// All rows with fire times up to reached are loaded. reached is less than until if the lane became
+// full. loaded is how many of the rows were new.
 func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane) (reached int64, loaded int, err error) {
 	e := t.e
 	p := engine.TimerPartition{Bucket: bucket, Shard: t.shard}
@@ -133,10 +133,10 @@ func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane)
 		if err != nil {
 			return 0, loaded, err
 		}
-		// Read the hints after the rows. Then a hint that was durable when its row could first be
-		// read is among them.
+		// Read the hints after the rows. So every hint that was durable when the rows were read is
+		// among the hints.
 		if hints == nil && e.cfg.Schedules != nil && anyHead(rows) {
-			if hints, err = e.heads.hints(ctx, p); err != nil {
+			if hints, err = e.heads.hintsOf(ctx, p); err != nil {
 				return 0, loaded, err
 			}
 		}
@@ -152,8 +152,8 @@ func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane)
 // firstPage is the number of rows of a scan's first page.
 const firstPage = 16
 
-// nextPage returns how many rows the next page should have. It computes this from the average size of
-// a row in the last page. Chunks are large, single notifications are small.
+// nextPage returns the size of the next page in rows, from the average size of a row in the last
+// page. Rows with chunks are large, and rows with single notifications are small.
 func (c *Config) nextPage(rows, bytes int) int {
 	return min(max(c.BatchSize*rows/(bytes+1), 8), c.Batch)
 }
@@ -164,8 +164,8 @@ func cursorAfter(rows []engine.Timer) engine.TimerCursor {
 	return engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}
 }
 
-// readPage reads a page of rows. Only a few shards may read at the same time. Otherwise pages of
-// large payloads for all shards could together exceed MaxBytes.
+// readPage reads a page of rows. It limits how many shards read at the same time. Otherwise their
+// pages with large payloads could together exceed MaxBytes.
 func (t *tenure) readPage(ctx context.Context, lane Lane, p engine.TimerPartition, cursor engine.TimerCursor, until int64, size int) ([]engine.Timer, error) {
 	select {
 	case t.e.scans[lane] <- struct{}{}:
@@ -185,8 +185,8 @@ func (t *tenure) loadPage(rows []engine.Timer, hints map[notify.Base]struct{}) (
 	for i := range rows {
 		bytes += len(rows[i].Payload)
 		lane := OnTime
-		// A row of the backlog may not be due yet, because the clock was set back. Then it counts
-		// as on time.
+		// If the clock was set back, a row of the backlog may not be due yet. Then it counts as on
+		// time.
 		if rows[i].FireAt < t.catchUpUntil && rows[i].FireAt <= now {
 			lane = CatchUp
 		}

@@ -12,29 +12,32 @@ import (
 // group is the name of the group whose members are the engines.
 const group = "timers"
 
-// membership exchanges heartbeats with the other engines. From the members it computes which engine
-// should own each shard.
+// membership exchanges heartbeats with the other engines. From the list of live engines it computes
+// which engine should own each shard.
 type membership struct {
 	*Engine
 
-	// Engine.mu guards the fields below. They contain what the latest heartbeats showed.
+	// Engine.mu guards the fields below. They are computed from the latest heartbeats.
 	beatAt    time.Duration // Engine.clock at this engine's latest heartbeat
 	alive     []string      // owner names of the live engines, sorted
 	unhealthy bool          // Events.Unhealthy was called, and no heartbeat has succeeded since
-	// By shard: true if this engine must try to acquire the lease. nil: the members are not known.
+	// standbyFor is true for each shard whose lease this engine must try to acquire. It is nil
+	// while the members are not known.
 	standbyFor     []bool
 	lastStandbyFor []bool            // the last standbyFor that was not nil; nil: no such list yet
 	standbyChanged chan struct{}     // closed and replaced when standbyFor changes
 	handOvers      map[uint16]string // shards to hand over, and their new owners
 }
 
-// runHeartbeats sends a heartbeat every Beat and decides which shards of this engine other engines
-// should own. If the clock is off, the engine leaves the group, because it must not get any shard.
+// runHeartbeats sends a heartbeat every Beat, and decides which of this engine's shards another
+// engine should own. If this engine's clock is off, it leaves the group, because it must not get
+// any shard.
 func (m *membership) runHeartbeats(ctx context.Context) {
 	m.mu.Lock()
 	m.beatAt = m.clock()
 	m.mu.Unlock()
-	// The members at the previous heartbeat. A new member counts from its second heartbeat.
+	// before has the members at the previous heartbeat. A new member counts from its second
+	// heartbeat.
 	var before []string
 	var members []string // the members read last
 	known := int64(0)    // version of the group for which members was read
@@ -123,9 +126,9 @@ func (m *membership) checkHealth() {
 	}
 }
 
-// planHandOvers chooses shards of this engine that should belong to another member, by rendezvous
-// hashing. It chooses at most an eighth of the owned shards at a time, because the new owner of a
-// shard must read its open minutes again.
+// planHandOvers chooses shards of this engine that should belong to another member by rendezvous
+// hashing. It chooses at most an eighth of the shards at a time, because the new owner of a shard
+// must read the shard's open minutes again.
 func (m *membership) planHandOvers(members []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,8 +138,8 @@ func (m *membership) planHandOvers(members []string) {
 	}
 	may := (m.owned + 7) / 8
 	for n, t := range m.tenures {
-		// A shard taken over recently may have belonged to an engine that died and still counts as
-		// a member.
+		// Keep a shard that was taken over recently. Its earlier owner may have died and may still
+		// count as a member.
 		if t == nil || may == 0 || m.clock()-t.tookOverAt < 3*m.cfg.Beat {
 			continue
 		}
@@ -148,14 +151,14 @@ func (m *membership) planHandOvers(members []string) {
 	}
 }
 
-// standbys is how many engines try to acquire the lease of a shard. These engines are the possible
-// successors of its owner. All other engines do not try. So a thousand engines put no more load on
-// the lease service than three engines.
+// standbys is how many engines try to acquire the lease of a shard. They are the possible
+// successors of its owner. Other engines do not try. So even a thousand engines put no more load on
+// the lease service than three.
 const standbys = 3
 
-// setStandbys stores for which shards this engine is a standby. If members is nil, the members are
-// not known, and this engine is a standby for all shards. setStandbys returns the length of the new
-// list of shards.
+// setStandbys computes for which shards this engine is a standby, and stores this list. If members
+// is nil, the members are not known, and this engine is a standby for all shards. setStandbys
+// returns for how many shards it has decided.
 func (m *membership) setStandbys(members []string) int {
 	var stands []bool
 	if members != nil {
@@ -174,8 +177,8 @@ func (m *membership) setStandbys(members []string) int {
 	return len(stands)
 }
 
-// isStandby reports whether this engine must try to acquire the lease of a shard. The channel changed
-// is closed when the result may have changed.
+// isStandby returns stands = true if this engine must try to acquire the lease of a shard. The
+// channel changed is closed when stands may have changed.
 func (m *membership) isStandby(n uint16) (stands bool, changed <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -183,24 +186,24 @@ func (m *membership) isStandby(n uint16) (stands bool, changed <-chan struct{}) 
 	return int(n) >= len(m.standbyFor) || m.standbyFor[n], m.standbyChanged
 }
 
-// watchesLocked reports whether this engine must watch the watermark of a shard that it does not own.
-// Only the standbys of the shard watch its watermark. If every engine watched all watermarks, the
-// store would get one read for each engine and shard. While the members are not known, the last known
-// standbys watch. The caller holds mu.
+// watchesLocked returns true if this engine must watch the watermark of a shard that another engine
+// owns. Only the standbys of a shard do this. Otherwise the store would get one read for each pair
+// of engine and shard. While the members are not known, the last known standbys watch. The caller
+// holds mu.
 func (m *membership) watchesLocked(n uint16) bool {
 	return int(n) >= len(m.lastStandbyFor) || m.lastStandbyFor[n]
 }
 
-// heir returns the engine to which this engine must hand over a shard. "" means that it must keep the
+// heirOf returns the engine to which this engine must hand over a shard, or "" if it must keep the
 // shard.
-func (m *membership) heir(n uint16) string {
+func (m *membership) heirOf(n uint16) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.handOvers[n]
 }
 
-// preferredMember returns the member with the highest weight for a shard. When a member joins or
-// leaves, only the shards of that member move.
+// preferredMember returns the member with the highest rendezvous weight for a shard. When a member
+// joins or leaves, only the shards of this member get another preferred member.
 func preferredMember(members []string, shard uint16) (best string) {
 	var top uint64
 	for _, m := range members {
@@ -211,7 +214,7 @@ func preferredMember(members []string, shard uint16) (best string) {
 	return best
 }
 
-// rankOf returns how many of the members have a higher rank for a shard than member.
+// rankOf returns how many members have a higher weight for a shard than member.
 func rankOf(members []string, shard uint16, member string) (n int) {
 	mine := rendezvousWeight(member, shard)
 	for _, m := range members {

@@ -8,11 +8,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Format of a near timer in the queue: version, flags and kind (one byte each), numbers as
-// uvarints, then byte strings. The length is written before a byte string.
+// Format of a near timer in the queue: version, flags and kind (one byte each), then numbers as
+// uvarints, then byte strings, each with its length before it.
 const (
 	nearVersion = 1
-	// A payload larger than nearPayload is not in the message. It is read from the row.
+	// A message contains payloads of up to nearPayload bytes. A larger payload is read from the
+	// row.
 	flagPayload = 1
 	nearPayload = 48 << 10
 )
@@ -38,8 +39,8 @@ func nearMessage(p *parked, now int64) engine.Message {
 	return engine.Message{Body: b, Delay: nearDelay(p.due, now)}
 }
 
-// nearDelay returns the delay of a message, at most engine.MaxQueueDelay. If the timer is due later
-// than that, its message is queued again.
+// nearDelay returns the delay of a message, at most engine.MaxQueueDelay. If the timer is due
+// later, its message is put into the queue again after this delay.
 func nearDelay(due, now int64) time.Duration {
 	return time.Duration(min(max(due-now, 0), engine.MaxQueueDelay.Milliseconds())) * time.Millisecond
 }
@@ -48,7 +49,8 @@ func appendBytes(b, s []byte) []byte { return append(binary.AppendUvarint(b, uin
 
 var errNearMessage = errors.New("the message of a near timer cannot be decoded")
 
-// readNear decodes a message that nearMessage made. whole is true if the payload is in the message.
+// readNear decodes a message that nearMessage made. whole is true if the message contains the
+// payload.
 func readNear(b []byte) (p parked, whole bool, err error) {
 	if len(b) < 3 || b[0] != nearVersion {
 		return p, false, errNearMessage

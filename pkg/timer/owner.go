@@ -11,17 +11,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Why a tenure ended.
+// The reasons why a tenure ended.
 var (
 	errExpired    = errors.New("the lease could not be renewed in time")
 	errLeaseGone  = errors.New("another engine has the lease")
 	errStale      = errors.New("another engine has taken the shard over")
 	errClock      = errors.New("this machine's clock differs too much from the servers' clocks")
 	errHandedOver = errors.New("the shard was handed over to another engine")
-	errNoStore    = errors.New("the store did not answer the take-over")
+	errNoStore    = errors.New("the store did not answer while the shard was being taken over")
 )
 
-// handOverReserve is how long a shard is reserved for its new owner during a hand-over.
+// handOverReserve is how long a shard that is handed over is reserved for its new owner.
 const handOverReserve = 2 * time.Second
 
 func lockName(n uint16) string     { return fmt.Sprintf("lock:%d", n) }
@@ -53,9 +53,9 @@ func (e *Engine) keepShard(ctx context.Context, n uint16) {
 	}
 }
 
-// acquire acquires the lease of a shard if it is free. It returns nil if another engine has the
-// lease or the shard is reserved. Trust is counted from before the call, because the lease may have
-// begun at any time during the call.
+// acquire tries to acquire the lease of a shard. It returns nil if another engine has the lease or
+// the shard is reserved. The time for which the tenure trusts the lease begins before the call,
+// because the lease may begin at any time during the call.
 func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 	if e.cfg.Lease == nil {
 		return newTenure(e, n, math.MaxInt64), nil
@@ -68,8 +68,8 @@ func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 		return nil, err
 	}
 	if e.cfg.Heartbeats != nil {
-		// During a hand-over the shard is reserved for one engine. Without this check any other engine
-		// could acquire the shard, and the shard would move from engine to engine.
+		// During a hand-over the shard is reserved for its new owner. Without this check another
+		// engine could acquire the shard first, and would have to hand it over again.
 		mine, err := e.cfg.Lease.Acquire(call, handOverName(n), e.cfg.Owner, e.cfg.LeaseLook)
 		if err == nil && mine {
 			err = e.cfg.Lease.Release(call, handOverName(n), e.cfg.Owner)
@@ -81,8 +81,8 @@ func (e *Engine) acquire(ctx context.Context, n uint16) (*tenure, error) {
 	return newTenure(e, n, trusted), nil
 }
 
-// serve runs a tenure until it ends. It returns how long this engine must not compete for the
-// shard.
+// serve runs a tenure until it ends. It returns how long this engine must wait before it competes
+// for the shard again.
 func (e *Engine) serve(ctx context.Context, t *tenure) time.Duration {
 	ctx, end := context.WithCancelCause(ctx)
 	t.end = end
@@ -121,8 +121,8 @@ func (e *Engine) serve(ctx context.Context, t *tenure) time.Duration {
 	return e.cfg.LeaseLook
 }
 
-// giveBack releases the lease after no entry of the shard is being published any more. So the next
-// owner need not wait until the lease expires.
+// giveBack waits until no entry of the shard is being published, and then releases the lease. So
+// the next owner need not wait until the lease expires.
 func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	if e.cfg.Lease == nil {
 		return
@@ -144,12 +144,12 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	}
 }
 
-// storePatience is how long an owner may fail to reach its store if other engines exist. The other
-// engines may still reach the store.
+// storePatience is how long an owner may fail to reach its store before it gives back a shard. It
+// gives back the shard only if there are other engines, because they may still reach the store.
 const storePatience = 30 * time.Second
 
-// storeUnreachable reports whether the owner should give back the shard, because another engine may
-// reach the store.
+// storeUnreachable returns true if the owner should give back the shard because it cannot reach the
+// store and another engine may reach it.
 func (e *Engine) storeUnreachable(t *tenure) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

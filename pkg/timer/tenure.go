@@ -266,7 +266,7 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 		due = math.MaxInt64 // no lease, and no offset that can change
 	}
 	for t.waitRenew(ctx, due) {
-		switch t.heir = e.members.heir(t.shard); {
+		switch t.heir = e.members.heirOf(t.shard); {
 		case e.clockOff():
 			t.end(errClock)
 			return

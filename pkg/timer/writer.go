@@ -133,7 +133,7 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 		return
 	}
 	now := w.cfg.Wall().UnixMilli()
-	near := now + w.cfg.lead().Milliseconds()
+	near := now + w.cfg.leadTime().Milliseconds()
 	var ms []engine.Message
 	for i := range ps {
 		if ps[i].due < near || ps[i].due < ps[i].FireAt {

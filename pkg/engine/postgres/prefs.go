@@ -67,7 +67,7 @@ func (p *Prefs) Put(ctx context.Context, pr engine.Profile) (version uint64, err
 // not contain the user and the version, because these are columns.
 func encodeProfile(p *engine.Profile) ([]byte, error) {
 	if p.User == "" || len(p.User) > notify.MaxUserID {
-		return nil, notify.Invalid("bad_user", "user_id", "a user id must have 1 to 128 bytes")
+		return nil, notify.Invalid("bad_user", "user_id", "must have 1 to 128 bytes")
 	}
 	c := *p
 	c.User, c.Version = "", 0

@@ -1,6 +1,6 @@
-// Package paint lays out text on a terminal for two screens: the load screen and the operators'
-// console. It has colours and signs, lines of an exact width, blocks side by side, titles, bars and the
-// line of keys. Start with New and Styles. All functions are pure: they return text and write nothing.
+// Package paint lays out text on a terminal. The load screen and the operators' console use it. It
+// has colours and signs, lines of an exact width, blocks side by side, titles, bars and the line of
+// keys. Start with New and Styles. All functions are pure: they return text and write nothing.
 package paint
 
 import (
@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Paint holds the terminal escapes that switch a colour or an attribute on and off. The escapes are
-// computed once, because a frame has hundreds of painted texts. When lipgloss built each text, that
-// took most of a frame's time.
+// Paint holds the terminal escapes that switch a colour or an attribute on and off. It computes the
+// escapes only once. A frame has hundreds of coloured texts, and lipgloss would need most of a
+// frame's time to build them.
 type Paint struct{ On, off string }
 
 // Render returns s in this colour.
@@ -37,10 +37,10 @@ func newPaint(s lipgloss.Style) Paint {
 // Colour returns the paint of a colour such as #56b4e9.
 func Colour(c string) Paint { return newPaint(lipgloss.NewStyle().Foreground(lipgloss.Color(c))) }
 
-// Styles are colours and signs. The colours are from Okabe and Ito's palette: people with any common
-// colour blindness can distinguish them. Their tones are readable on dark and on light backgrounds. A
-// state always has a sign and a word, and the colour only repeats them. The renderer handles NO_COLOR
-// and terminals without colours: it removes the colours and keeps bold, faint and reverse.
+// Styles are colours and signs. The colours are from Okabe and Ito's palette, for people with a
+// colour blindness. They are readable on dark and on light backgrounds. Each state also has a sign
+// and a word, so colour is never needed. The renderer handles NO_COLOR and terminals without
+// colours: it removes the colours and keeps bold, faint and reverse.
 type Styles struct {
 	Plain, Bold, Dim, Good, Warn, Bad, Key, Accent, Chosen, Band, Alarm Paint
 
@@ -91,7 +91,7 @@ func (s *Styles) Fit(line string, w int) string {
 	return line + Spaces(w-n)
 }
 
-// Right does what Fit does, but aligns the text to the right.
+// Right is like Fit, but aligns the text to the right.
 func (s *Styles) Right(text string, w int) string {
 	if n := Width(text); n < w {
 		return Spaces(w-n) + text
@@ -99,7 +99,7 @@ func (s *Styles) Right(text string, w int) string {
 	return s.Fit(text, w)
 }
 
-// Lines returns a block of exactly h lines of w columns.
+// Lines returns the list as a block of exactly h lines. Each line has w columns.
 func (s *Styles) Lines(list []string, w, h int) []string {
 	out := make([]string, 0, max(0, h))
 	for i := range max(0, h) {
@@ -112,7 +112,8 @@ func (s *Styles) Lines(list []string, w, h int) []string {
 	return out
 }
 
-// Beside joins two blocks of lw and rw columns side by side.
+// Beside puts two blocks side by side. The left block is lw columns wide, and the right block rw
+// columns.
 func (s *Styles) Beside(left, right []string, lw, rw int) []string {
 	n := max(len(left), len(right))
 	left, right = s.Lines(left, lw, n), s.Lines(right, rw, n)
@@ -122,7 +123,8 @@ func (s *Styles) Beside(left, right []string, lw, rw int) []string {
 	return left
 }
 
-// Title returns the line above a panel: its key, its name, and a note at the right.
+// Title returns the line above a panel, w columns wide: the panel's key and name, and a note at the
+// right end.
 func (s *Styles) Title(key, name, note string, w int) string {
 	head := name
 	if key != "" {
@@ -161,9 +163,9 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws each value as one column of the terminal. The drawing has at most w columns, and as
-// many lines as the parameter rows says. The latest value is at the right. peak is the highest
-// value and has the full height.
+// Bars draws each value as one column of the terminal, at most w values. The drawing has rows
+// lines. The latest value is at the right. peak is the highest value, and its column has the full
+// height.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
 	if len(values) > w {
 		values = values[len(values)-max(w, 0):]
@@ -189,10 +191,11 @@ func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float
 	return lines, peak
 }
 
-// Hint is a key and its description.
+// Hint is a key of the keyboard and its description.
 type Hint [2]string
 
-// KeyLine returns a line of keys. It omits the keys that do not fit.
+// KeyLine returns a line with the keys that the user can press. It omits those keys that do not
+// fit.
 func (s *Styles) KeyLine(list []Hint, w int) string {
 	var b strings.Builder
 	for _, k := range list {
@@ -214,17 +217,16 @@ func Input(limit int) textinput.Model {
 	return in
 }
 
-// Cursor returns the cursor of an input line. The name is to the left of the input. The name and
-// the input are in line y of a screen of w columns.
+// Cursor returns the position of the cursor in an input line. The input line is line y of a screen
+// of w columns, and begins with name.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)
 }
 
 // Width returns the number of columns that a text takes. It counts ASCII, the package's colours and
-// the package's signs of one column by itself. These are nearly all characters of a frame. It calls
-// the package ansi only for other characters. With ansi alone, counting took most of a frame's
-// time.
+// the package's signs itself, which are nearly everything in a frame. For the rest it calls the
+// package ansi. With ansi alone, counting would take most of a frame's time.
 func Width(s string) int {
 	n := 0
 	for i := 0; i < len(s); {
