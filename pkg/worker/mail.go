@@ -12,8 +12,8 @@ import (
 )
 
 // mailbox collects single mails with the same content, so that one call to the provider sends up to
-// a window of mails. It does not delay otp and alert mails. Of the mails with the same inline
-// content, it does not delay the first mail.
+// a window of mails. It delays no otp and alert mails. It also does not delay a mail with inline
+// content if no mail with the same content came shortly before.
 type mailbox struct {
 	p *partition
 
@@ -22,7 +22,7 @@ type mailbox struct {
 	seen  map[contentKey]time.Time // when each content was last seen; entries older than BatchAge are removed
 	swept time.Time                // when old entries of seen were last removed
 	// urgentWaiting is the number of otp and alert mails that wait for earlier mails. While it is
-	// above 0, no mail waits in a bag.
+	// above 0, all mails are sent at once.
 	urgentWaiting int
 }
 
@@ -36,9 +36,9 @@ func newMailbox(p *partition) *mailbox {
 	return &mailbox{p: p, bags: map[contentKey]*contentBag{}, seen: map[contentKey]time.Time{}}
 }
 
-// mayHold reports whether a mail should wait for other mails with its content. A mail with a
-// template always waits. A mail with inline content waits if a mail with the same content was seen
-// before.
+// mayHold returns true if a mail should wait for other mails with the same content. A mail with a
+// template always waits. A mail with inline content waits if a mail with this content came before
+// it. No mail waits while an urgent mail needs its turn, and no urgent mail waits.
 func (m *mailbox) mayHold(j *job) bool {
 	if j.env.Category.Critical() {
 		return false

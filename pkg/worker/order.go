@@ -32,7 +32,7 @@ type orderTurn struct {
 	ready    chan struct{} // closed when this turn waits for no other turn
 }
 
-// hasCome reports whether the envelope has its turn, that is, waits for no other envelope.
+// hasCome returns true if the envelope waits for no other envelope.
 func (t *orderTurn) hasCome() bool {
 	select {
 	case <-t.ready:
@@ -88,10 +88,9 @@ func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 	u.waiting = append(u.waiting, t)
 }
 
-// leave ends a turn: its users have their first results. An envelope may leave before it has its
-// turn, because it was finished before, expired or cancelled. Then the envelope stays in the order
-// until all envelopes that it waits for have left, because later envelopes must also wait for these
-// envelopes.
+// leave ends a turn: its users have their first results. An envelope may leave while it still waits
+// for others, because it expired, was cancelled or was finished before. Then it stays in the order
+// until all these others have left, because later envelopes must also wait for them.
 func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -118,9 +118,9 @@ func (p *partition) Drain(ctx context.Context) {
 	}
 }
 
-// beginAccept adds accept to the goroutines that Drain waits for. Without beginAccept, a Drain that
-// begins while accept reads rows would have nothing to wait for. Drain would return before the jobs
-// start. beginAccept returns false if Drain was called. Then the next owner handles the records.
+// beginAccept makes Drain wait for the running call of accept. Otherwise Drain could return while
+// accept reads rows, and accept would then start jobs. beginAccept returns false if Drain was
+// called. Then the next owner handles the records.
 func (p *partition) beginAccept() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -208,8 +208,8 @@ func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error {
 	return p.accept(msgs)
 }
 
-// withdraw removes jobs that were not started. The group will send their records to accept again.
-// If withdraw left a turn in the order, later jobs of the same users would wait forever.
+// withdraw removes jobs that were not started; accept gets their records again later. It also ends
+// their turns in the order. Otherwise later jobs of the same users would wait forever.
 func (p *partition) withdraw(jobs []*job) {
 	for _, j := range jobs {
 		p.leaveOrder(j)
@@ -217,10 +217,11 @@ func (p *partition) withdraw(jobs []*job) {
 	}
 }
 
-// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time at which
-// accept began. assignedFor is how long this process has had the partition. A scheduled chunk may be
-// published twice, before and after partitions were added. So surelyNew always returns false for a
-// scheduled chunk, and the row is read.
+// surelyNew returns true if the job's envelope certainly has no outcome row. now is the time at
+// which accept began. assignedFor is how long this process has had the partition.
+//
+// It always returns false for a scheduled chunk, because that chunk may be published twice: before
+// and after partitions were added to the topic.
 func (p *partition) surelyNew(j *job, now time.Time, assignedFor time.Duration) bool {
 	c := &j.env.Chunk
 	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
@@ -262,11 +263,10 @@ func (p *partition) readRows(keys []notify.RowKey, query func(context.Context, [
 	}
 }
 
-// joinLive normally makes j the live job of its key and returns false. If a job of another record
-// with this key is live already, joinLive returns true instead, and the caller does nothing more for
-// j. If both jobs have the same receivers, j is a copy: its record is marked as done after the
-// record of the first job, when the results of the first job are durable. If the receivers differ,
-// mismatch handles j.
+// joinLive normally makes j the live job of its key and returns false. If the key has a live job of
+// another record already, joinLive returns true, and the caller does nothing more for j. If both
+// jobs have the same receivers, j is a copy: its record is marked as done after the record of the
+// live job. If the receivers differ, mismatch handles j.
 func (p *partition) joinLive(j *job) bool {
 	p.mu.Lock()
 	first, ok := p.liveJobs[j.row.Key]
@@ -397,7 +397,7 @@ func (p *partition) waitFresh() bool {
 	return true
 }
 
-// isFresh reports whether waitFresh would return without waiting.
+// isFresh returns true if waitFresh has nothing to wait for.
 func (p *partition) isFresh() bool {
 	cfg := &p.w.cfg
 	return !cfg.Lane.Bulk || p.profiles.Load().Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
@@ -420,9 +420,9 @@ func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 	}
 }
 
-// mayCall reports whether an envelope may still be claimed after a wait. The envelope may not be
-// claimed if the gate or the routes were shut during the wait, or if preferences or cancellations
-// became too old. An expired envelope may always be claimed, because no call is made for it.
+// mayCall returns true if an envelope may still be claimed after a wait. It returns false if the
+// gate or all routes were shut during the wait, or if preferences or cancellations became too old.
+// An expired envelope may always be claimed, because no call is made for it.
 func (p *partition) mayCall(e *notify.Envelope) bool {
 	cfg := &p.w.cfg
 	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.anyReady(&cfg.Routes)

@@ -66,10 +66,10 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	r.addException(at.part, x)
 }
 
-// settleAccepted settles the accepted items with indexes in [from, to) that were not reported
-// before. Most items are accepted. An outcome without a provider id, and for a receiver with one
-// address, can be shared. The first such outcome becomes the default outcome of the round. The
-// caller holds r.mu. settleAccepted must not panic.
+// settleAccepted settles the accepted items with indexes in [from, to), if they have no outcome yet.
+// Several items can share an outcome if it has no provider id and the receiver has one
+// address. The first such outcome becomes the default outcome of the round. The caller holds r.mu.
+// settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
 	if res.Confirmed {
@@ -102,10 +102,10 @@ func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result
 	}
 }
 
-// reportAccepted reports to the breakers the successes that were only counted so far. Successes are
-// counted first, because reporting each success would need a lock each time. Before a failure is
-// reported, the counted successes must be reported. Otherwise the breaker would see the failures of
-// a window without the window's successes. The caller holds r.mu.
+// reportAccepted reports the counted successes to the breakers. The round only counts successes at
+// first, because each report needs a lock. Before it reports a failure, it must report the counted
+// successes. Otherwise the breaker would see the failures of a window without its successes. The
+// caller holds r.mu.
 func (r *round) reportAccepted(now time.Time) {
 	for i, n := range r.acceptedByRoute {
 		if n > 0 {
@@ -273,13 +273,12 @@ func (r *round) reportSettled() {
 	}
 }
 
-// settleByReceipts settles the items of which an earlier call has a receipt. It returns the other
-// items and their refs, and false if the partition is gone. An earlier call may have no answer,
-// because the connection broke after the provider read the request, or because the process died.
-// The receipt of such a call may arrive long before the next call is due.
+// settleByReceipts settles the items whose earlier call already has a receipt. It returns the other
+// items and their refs. It returns false if the partition is gone. An earlier call may have got no
+// answer, because the connection broke or the process died. But its receipt may have arrived.
 //
-// settleByReceipts reads the receipts by key, not by chunk, because a chunk of a large fan-out has a
-// receipt for every receiver.
+// settleByReceipts reads the receipts by key, not by chunk, because a chunk of a large fan-out has
+// a receipt for every receiver.
 func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef, bool) {
 	if len(items) == 0 || r.call.Channel == notify.Push || // push providers send no receipts
 		!slices.ContainsFunc(r.parts, func(p *window) bool { return p.job.calledBefore(p.lo) }) {
@@ -316,9 +315,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	return kept, keptRefs, true
 }
 
-// applyReceipts corrects the outcomes in ex, of receivers that end without a further call. If a
-// receipt reports that an earlier call delivered the message, the receiver ends as delivered.
-// applyReceipts returns false if the partition is gone.
+// applyReceipts corrects outcomes in ex of receivers that end without a further call. If a receipt
+// says that an earlier call delivered the message, the receiver ends as delivered. applyReceipts
+// returns false if the partition is gone.
 func (w *window) applyReceipts(ex []notify.Exception) bool {
 	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true

@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// round is one or more claimed windows with the same content while the worker delivers them. One
-// goroutine uses the round. During a call, the report function that the provider calls also uses
-// the round, from any goroutine and with mu held.
+// round is the delivery of one or more claimed windows with the same content. One goroutine uses
+// the round. During a call, the provider also calls the report function of the round, from any
+// goroutine; that function locks mu.
 type round struct {
 	w           *Worker
 	parts       []*window
@@ -50,9 +50,8 @@ type round struct {
 	acceptedByRoute []int                // by route: accepted items not yet reported to its breaker
 }
 
-// itemRef says which receiver an item belongs to, and which route serves the item. The route is
-// stored, because a second look-up when the answer arrived took 8 ns: the address had left the CPU
-// cache.
+// itemRef says which receiver an item belongs to, and which route it uses. The route is stored,
+// because finding it again for the answer took 8 ns: the address was not in the CPU cache any more.
 type itemRef struct {
 	part      uint16
 	addresses uint8 // number of the receiver's addresses; 0: one
@@ -61,9 +60,9 @@ type itemRef struct {
 }
 
 // runWindow decides about every receiver, calls the provider and settles the outcomes. permit is
-// for the first call. A nil permit means that the provider is not Rated, or that the caller got no
-// permit. The caller releases the permit. pass says whether the caller has entered or locked the
-// Solo for the claim. If pass is callPass, runWindow leaves the Solo after the first call.
+// for the first call. It is nil if the provider is not Rated or the caller has no permit. The
+// caller releases the permit. pass says whether the caller has entered or locked the Solo. If pass
+// is callPass, runWindow leaves the Solo after the first call.
 func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind) {
 	e := &parts[0].job.env
 	r := &round{w: w, parts: parts, pass: pass, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
@@ -108,8 +107,8 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind)
 		r.suppressGone(parts[0].job.p)
 		r.reportSettled()
 		if !r.broken {
-			// Free the scratch before the outcome is durable. The write of the outcome takes longer
-			// than all the work before it.
+			// Free the scratch now, not after the outcome is durable: that write takes longer than
+			// all the work before it.
 			kept.free()
 		}
 		for i, p := range r.parts {
@@ -206,7 +205,7 @@ func (r *round) deliver(p *partition) bool {
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
-	if cfg.Health.allClosed(&cfg.Routes) {
+	if cfg.Health.allWell(&cfg.Routes) {
 		r.call.Items, r.refs = items, refs
 		return nil, nil, now
 	}
@@ -354,10 +353,9 @@ func (r *round) putItemsBack(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// ensurePermit gets a permit if the provider is Rated and the round has no permit. The items are
-// claimed already. Either the provider has returned them as busy, or they have more addresses than
-// the last permit covered. If no call may be made now, wait is the time at which to ask again. If a
-// call may be made, wait is zero.
+// ensurePermit gets a permit if the provider is Rated and the round has none. It returns zero if a
+// call may be made. Otherwise it returns the time at which to ask again. The items are claimed
+// already: the provider was busy, or the last permit was for fewer addresses.
 func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {
 		return time.Time{}

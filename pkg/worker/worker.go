@@ -23,11 +23,10 @@ type Worker struct {
 	scratch       sync.Pool // *scratch
 	batches       sync.Pool // *receiverBatch
 	rated         Rated     // the provider, if it is Rated; nil otherwise
-	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and for
-	// Rated providers, which send far more slowly than claims are written. Late claims have two
-	// advantages. An otp message can overtake alerts in the queue for capacity. And a receiver that
-	// still waits for capacity is not ambiguous after a crash. Other lanes claim earlier, to keep
-	// thousands of calls in flight.
+	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and
+	// for Rated providers, which send far more slowly than claims are written. Then an otp message
+	// can overtake alerts that wait for capacity. And a receiver that waits for capacity is not
+	// ambiguous after a crash. Other lanes claim earlier, to keep thousands of calls in flight.
 	claimLast bool
 }
 
@@ -49,9 +48,9 @@ func (w *Worker) Assigned(ctx context.Context, tp log.TopicPartition) log.Partit
 	return newPartition(ctx, w, tp)
 }
 
-// waitDue waits until a retry is due. If the wait is longer than Hold, waitDue parks the retry in
-// the timer store instead. It returns false if this process must do nothing more for the job: the
-// retry is parked, or the partition is being drained and the next owner makes the retry.
+// waitDue waits until a retry is due. If the wait is longer than Hold, it parks the retry in the
+// timer store instead. It returns false if the retry is parked, or if the partition is being
+// drained and the next owner makes the retry.
 func (w *Worker) waitDue(j *job) bool {
 	at := time.UnixMilli(j.env.NotBefore)
 	wait := time.Until(at)
@@ -82,9 +81,9 @@ func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) err
 	return err
 }
 
-// mismatch handles an envelope whose key has a row for other receivers. This happens if a request
-// was repeated and was split into other chunks. mismatch drops the receivers that are also in the
-// row's envelope. It makes a derived envelope for the other receivers and appends it to the log.
+// mismatch handles an envelope whose key has a row for other receivers. This happens if a repeated
+// request was split into other chunks. Receivers that are also in the envelope of the row are
+// dropped. For the others, mismatch appends a derived envelope to the log.
 func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	w.cfg.Logger.Error("a chunk came again with other receivers; receivers that were in the first copy are dropped, the others are sent",
 		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block, "trace_id", notify.TraceID(j.env.Trace))
