@@ -19,7 +19,7 @@ import (
 
 const text = "Your order is on its way."
 
-// pair has a node and a log without a node (raw), both with the same durability.
+// pair has a node, and an embedded log without a node (raw). Both have the same durability.
 type pair struct {
 	node *node
 	raw  *rawLog
@@ -42,10 +42,11 @@ func (p *pair) end() {
 	p.node.end()
 	p.raw.close()
 	raw, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "raw-*"))
-	forget(append(raw, p.dir)...)
+	removeFolders(append(raw, p.dir)...)
 }
 
-// rate returns a side that sends a step to a server and measures accepted receivers per second.
+// rate returns a side that sends the load st to a server and measures accepted receivers per
+// second.
 func rate(ctx context.Context, name string, cl *api.Client, st load.Step) *side {
 	st.Payload = load.Payload{Text: text}
 	return &side{name: name, run: func(d time.Duration) float64 { return offer(ctx, name, d, st, cl).Rates.Acked }}
@@ -63,7 +64,7 @@ func fanouts(ctx context.Context, b *bench) {
 		return &side{name: name, run: func(d time.Duration) float64 { return per * p.raw.produce(ctx, d, records) }}
 	}
 	make1 := &side{name: "generator", run: func(d time.Duration) float64 {
-		return generated(ctx, d, load.Step{Target: load.Null, As: load.Fanout, Size: 50_000, Payload: load.Payload{Text: text}}).Rates.Acked
+		return generate(ctx, d, load.Step{Target: load.Null, As: load.Fanout, Size: 50_000, Payload: load.Payload{Text: text}}).Rates.Acked
 	}}
 	fan := load.Step{Target: load.Fanout}
 	fs, pc := rate(ctx, "fsync", synced.node.client, fan), rate(ctx, "page-cache", cached.node.client, fan)
@@ -90,9 +91,8 @@ func batches(ctx context.Context, b *bench) {
 }
 
 // singles measures P4: requests of one notification on 64 connections. The reference is a net/http
-// handler that parses the same JSON with the same library and answers. It stores nothing, so the
-// log of the measured node is in page-cache mode. A node with an fsynced log is measured for
-// information.
+// handler that only parses the same JSON with the same library and answers. It stores nothing. So
+// the measured node does not fsync its log. A node that fsyncs its log is measured for information.
 func singles(ctx context.Context, b *bench) {
 	cached, synced := b.pair(ctx, false), b.pair(ctx, true)
 	bare := bareServer()

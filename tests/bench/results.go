@@ -52,7 +52,7 @@ func (b *bench) add(r result, n need) {
 	b.results = append(b.results, r)
 }
 
-// need is the bound of a figure. A need with an empty text is no bound.
+// need is the bound of a figure. If its text is empty, the figure has no bound.
 type need struct {
 	text  string
 	holds func(result) bool
@@ -120,8 +120,8 @@ func (b *bench) write(path string) {
 	rig.Ok(enc.Encode(b.results))
 }
 
-// line returns the closing line. For each result with a key it has the ratio, and for each other
-// main result the value. At the end it has the number of missed bounds.
+// line returns the last line of the output. It has the ratio of each result with a key, then the
+// value of each other main result, then the number of missed bounds.
 func (b *bench) line() string {
 	var s strings.Builder
 	s.WriteString("bench")

@@ -12,10 +12,10 @@ import (
 )
 
 // wheel measures the timer wheel with ten million timers (one million if -short is set). Their
-// values have 8 bytes, and their due times are random within an hour. It measures the memory and
-// the processor time for each timer: to add the timer, and to release it while the wheel advances
-// in steps of a millisecond. Moving timers to finer levels is included in the release. The reference
-// is a binary heap with the same values.
+// values have 8 bytes, and their due times are random within an hour. It measures the memory of
+// each timer, the processor time to add it, and the processor time to release it while the wheel
+// advances in steps of a millisecond. The release includes the moves of the timer to finer levels
+// of the wheel. The reference is a binary heap with the same values.
 func (b *bench) wheel(ctx context.Context) {
 	n := 10_000_000
 	if b.short {
