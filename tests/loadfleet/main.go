@@ -44,7 +44,8 @@ type options struct {
 
 const (
 	agents = 3
-	// runFor is how long a run sends. The kill and the revocation happen after the time middle.
+	// runFor is how long a run sends load. The agent is killed, or the grant revoked, after the
+	// time middle.
 	runFor = 20 * time.Second
 	middle = 8 * time.Second
 )
@@ -117,7 +118,8 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	k := killed.result()
 	named := strings.Contains(strings.Join(k.Verdict.Reasons, "; "), f.nets[1].far)
 	share := 1 - float64(k.Totals.Sent)/float64(k.Totals.Intended)
-	// The killed agent had a third of the load. So a third of the load after the kill is not sent.
+	// The killed agent had one of equal shares of the load. So this share of the load after the
+	// kill is not sent.
 	wantShare := (1 - middle.Seconds()/runFor.Seconds()) / agents
 	killedOK := named && k.Ledger.Lost == 0 && k.Ledger.Duplicates == 0 && share > wantShare/2 && share < 1.5*wantShare
 	fmt.Printf("killed: verdict %s, %.1f%% not sent, lost %d, duplicates %d, unexpected %d: %s\n", k.Verdict.Code, 100*share, k.Ledger.Lost, k.Ledger.Duplicates, k.Ledger.Unexpected, strings.Join(k.Verdict.Reasons, "; "))
@@ -266,8 +268,7 @@ func (r *loadRun) result() *load.Result {
 	return &res
 }
 
-// answeredSends returns how many requests to send notifications the API under load has answered so
-// far.
+// answeredSends returns how many requests to send notifications the API has answered so far.
 func (f *fleet) answeredSends(ctx context.Context) float64 {
 	for _, p := range f.Processes() {
 		if p.Name == "api-2" {

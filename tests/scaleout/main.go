@@ -72,7 +72,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if o.share < 0 || o.share > 1 || o.scale <= 0 {
 		panic(fmt.Errorf("-share must be from 0 to 1, and -scale must be above 0"))
 	}
-	picked, err := pick(o.only)
+	picked, err := selectLoads(o.only)
 	rig.Ok(err)
 	if o.short {
 		o.scale /= 10

@@ -36,7 +36,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figu
 	calm = append(calm, take(pids, 0)) // the two calls of s.metrics are outside the two samples
 	rest := s.metrics(ctx, procs)
 
-	base := s.done(ctx, k)
+	base := s.countDone(ctx, k)
 	loaded := s.metrics(ctx, procs)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -46,7 +46,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figu
 	var samples []sample
 	var waited rig.Endurance
 	for until := int64(count); ; {
-		at := take(pids, s.done(ctx, k)-base)
+		at := take(pids, s.countDone(ctx, k)-base)
 		samples = append(samples, at)
 		for _, one := range procs {
 			rig.Ok(one.Ended())

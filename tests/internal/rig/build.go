@@ -50,7 +50,7 @@ func MutantNames(program string) []string {
 }
 
 // Notifyd builds notifyd from the working folder into dir and returns the path of the binary. If
-// mutant is not empty, notifyd is built with the mutant of this name of the proof program.
+// mutant is not empty, the build includes this mutant of the proof program.
 func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	if mutant == "" {
 		return Build(ctx, ".", dir, nil)
