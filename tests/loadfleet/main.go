@@ -118,8 +118,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	k := killed.result()
 	named := strings.Contains(strings.Join(k.Verdict.Reasons, "; "), f.nets[1].far)
 	share := 1 - float64(k.Totals.Sent)/float64(k.Totals.Intended)
-	// The killed agent had one of equal shares of the load. So this share of the load after the
-	// kill is not sent.
+	// The killed agent had a third of the load. So a third of the load after the kill is not sent.
 	wantShare := (1 - middle.Seconds()/runFor.Seconds()) / agents
 	killedOK := named && k.Ledger.Lost == 0 && k.Ledger.Duplicates == 0 && share > wantShare/2 && share < 1.5*wantShare
 	fmt.Printf("killed: verdict %s, %.1f%% not sent, lost %d, duplicates %d, unexpected %d: %s\n", k.Verdict.Code, 100*share, k.Ledger.Lost, k.Ledger.Duplicates, k.Ledger.Unexpected, strings.Join(k.Verdict.Reasons, "; "))

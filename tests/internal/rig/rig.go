@@ -252,7 +252,7 @@ func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 	return n, err
 }
 
-// ledgerBase counts the receivers of the fan-out f whose call a provider has accepted.
+// ledgerBase returns the number of receivers of the fan-out f that a provider has accepted.
 func (v *Victim) ledgerBase(ctx context.Context, f load.Ack) (int64, error) {
 	var out simulator.BaseReport
 	err := v.get(ctx, fmt.Sprintf("/ledger/base?base=%s&expected=%d", f.Base, f.Count), &out)
