@@ -73,8 +73,8 @@ func (h *Health) allWell(rs *Routes) bool {
 	return true
 }
 
-// allow asks for permission to make one call on a route. The call is a probe if the breaker is not
-// closed. If the call is not allowed now, retryAt is the time at which to ask again.
+// allow asks whether one call may be made on a route. If not, retryAt is the time at which to ask
+// again. probe is true if the call is a probe, because the breaker is not closed.
 func (h *Health) allow(name string, now time.Time) (ok, probe bool, retryAt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,8 +203,8 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	return false
 }
 
-// earliestRetry returns the earliest time at which a route of the lane may be tried. If a route may be
-// tried already, it returns the time now.
+// earliestRetry returns the earliest time at which a route of the lane may be tried. That is now if
+// a route may be tried already.
 func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -220,7 +220,7 @@ func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	return first
 }
 
-// anyReady reports whether at least one route of the lane may be called now.
+// anyReady returns true if at least one route of the lane may be called now.
 func (h *Health) anyReady(rs *Routes) bool {
 	shut, _, _ := h.allShut(rs)
 	return !shut
@@ -252,8 +252,8 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 	}
 }
 
-// allShut reports whether all routes of the lane are shut. It also returns the time at which the
-// first route may be tried, and a channel that is closed when the state may have changed.
+// allShut returns true if no route of the lane may be called now. It also returns the time at which
+// the first route may be tried, and a channel that is closed if that may have changed.
 func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	if h.allWell(rs) {
 		return false, time.Time{}, nil

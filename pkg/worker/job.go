@@ -53,7 +53,7 @@ type columnMark struct {
 }
 
 // jobFate says which owner of the partition calls the receivers of a job: this owner or the next
-// owner.
+// one.
 type jobFate uint8
 
 const (
@@ -227,7 +227,8 @@ func (j *job) advanceLocked() {
 	}
 }
 
-// claim sets StartedUpTo in the row to the end of the window, and waits until the row is durable.
+// claim writes the end of the window into the row, as StartedUpTo, and waits until the row is
+// durable.
 func (j *job) claim(w *window) error {
 	return j.commit(func() (notify.Row, bool) {
 		j.startedTo, j.claimedAny = max(j.startedTo, w.hi), true
@@ -324,7 +325,7 @@ func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []n
 	return last
 }
 
-// allHandedOut notes that every window of the job has been made. If all windows have ended already,
+// allHandedOut records that all windows of the job have been made. If they have all ended already,
 // it finishes the job.
 func (j *job) allHandedOut() {
 	j.mu.Lock()

@@ -239,14 +239,14 @@ func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item
 	return r.settleByReceipts(keepItems, keepRefs)
 }
 
-// maxLookAge is how old the last check of preferences and cancellations may be when a call starts.
-// With this limit, an opt-out applies to every call that starts at least a second after the opt-out,
+// maxLookAge is the largest age of the last check of preferences and cancellations when a call
+// starts. With this limit, an opt-out applies to every call that starts a second or more after it,
 // as documented.
 const maxLookAge = 250 * time.Millisecond
 
-// queueHeads returns the first notification in the queue of each user of part i; only strict lanes
-// have these queues. It returns a nil map if no notification waits or the lane is not strict. It
-// returns false if the partition is gone.
+// queueHeads returns, for each user of part i, the first notification in the user's queue. Only
+// strict lanes have these queues. The map is nil if no notification waits or the lane is not
+// strict. queueHeads returns false if the partition is gone.
 func (r *round) queueHeads(i int) (map[string]engine.Hold, bool) {
 	cfg := &r.w.cfg
 	if cfg.Order != Strict || cfg.Role != First {
@@ -335,9 +335,9 @@ func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) 
 // is shorter. The first wait after a breaker opens is longer.
 const minShownWait = 2 * time.Second
 
-// showWait records, in the rows of the items' envelopes, that the items wait until the time until. It
-// writes nothing if the wait is short, or if the rows already show a wait that ends at about that
-// time or later.
+// showWait writes into the rows of the items that the items wait until the time until. It writes
+// nothing if the wait is short, or if the rows already show a wait that ends at about that time or
+// later.
 func (r *round) showWait(refs []itemRef, until time.Time) {
 	now := time.Now()
 	if until.Sub(now) < minShownWait || until.Before(r.shownUntil.Add(minShownWait)) {

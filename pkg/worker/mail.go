@@ -63,8 +63,8 @@ func (m *mailbox) mayHold(j *job) bool {
 	return again || j.env.Content.Template != ""
 }
 
-// add puts a mail into its bag. The goroutine of the bag's first mail waits and sends the whole
-// bag. The goroutines of the other mails end.
+// add puts a mail into the bag for its content. The goroutine that puts the first mail into a bag
+// waits and then sends the whole bag. The goroutines of the other mails end.
 func (m *mailbox) add(j *job) {
 	cfg := &m.p.w.cfg
 	h := contentHash(&j.env)
@@ -100,8 +100,8 @@ func (m *mailbox) add(j *job) {
 	m.sendBag(b.jobs)
 }
 
-// sendBag first sends, in one call, all mails of the bag whose turn has come. Then it sends the other
-// mails one by one. For example, a second mail to the same user must wait for the first mail. A mail
+// sendBag first sends, in one call, all mails of the bag that may be sent now. Then it sends the
+// others one by one; for example, a second mail to the same user must wait for the first. A mail
 // uses no budget while it waits for its turn.
 func (m *mailbox) sendBag(jobs []*job) {
 	var now, later []*job
@@ -188,7 +188,8 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	return true
 }
 
-// releaseHeld sends all bags at once if the otp or alert mail j must wait for earlier mails.
+// releaseHeld sends all bags at once if the otp or alert mail j must wait for earlier mails: these
+// may be in the bags.
 func (m *mailbox) releaseHeld(j *job) {
 	if j.turn == nil || j.turn.hasCome() {
 		return

@@ -2,13 +2,12 @@ package worker
 
 import "sync"
 
-// userOrder keeps the order of first attempts per user within a partition. The worker may call the
-// provider for an envelope once every earlier envelope with one of its users has first results.
+// userOrder keeps the order of first attempts per user within a partition. The provider may be
+// called for an envelope when every earlier envelope for one of the same users has first results.
 //
 // A user is identified by a slot of a hash table. If two users have the same slot, an envelope may
-// wait without need, but no envelope overtakes another. A large envelope uses so many slots that it
-// would wait for most other envelopes anyway. So it is a barrier instead: it waits for all earlier
-// envelopes, and all later envelopes wait for it.
+// wait without need, but it never overtakes another. A large envelope would use very many slots. So
+// it is a barrier instead: it waits for all earlier envelopes, and all later envelopes wait for it.
 type userOrder struct {
 	mu        sync.Mutex
 	slots     []uint32              // by slot: number of the last envelope

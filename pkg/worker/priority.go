@@ -81,8 +81,8 @@ func (q *quota) tryAcquire(n int) (int, bool) {
 	return 0, false
 }
 
-// stopWaiting removes the waiter w. If w was served at the same moment, stopWaiting gives back what
-// w got.
+// stopWaiting removes the waiter w. If w was served at the same moment, stopWaiting gives its
+// capacity back.
 func (q *quota) stopWaiting(w *limit.Waiting[quotaWaiter]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -107,8 +107,8 @@ func (q *quota) isShut() bool {
 	return shut
 }
 
-// watch waits until the quota opens, serves the waiting goroutines and returns. It also returns when
-// the channel idle is closed.
+// watch waits until the quota opens, and then serves the waiting goroutines. If the channel idle is
+// closed first, it only returns.
 func (q *quota) watch(idle <-chan struct{}) {
 	for {
 		shut, until, change := q.shut()

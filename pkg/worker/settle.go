@@ -129,8 +129,8 @@ func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	r.park(x, e, until)
 }
 
-// planRetry plans the next attempt of an item. If no attempt is left, or the next attempt would be
-// due after the envelope expires, planRetry ends the item.
+// planRetry plans the next attempt of an item. It ends the item instead if no attempt is left, or
+// if the envelope expires before the next attempt.
 func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	cfg := &r.w.cfg
 	if int(e.Attempt) >= cfg.MaxRetries {
@@ -166,8 +166,8 @@ func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time
 	r.park(x, e, wake)
 }
 
-// mayBeTaken reports whether the provider may have processed the call that led to an outcome. After
-// a panic, mayBeTaken returns false.
+// mayBeTaken returns true if the provider may have processed the call that led to an outcome. After
+// a panic it returns false.
 func mayBeTaken(x *notify.Exception) bool {
 	return x.Class == notify.ClassAmbiguous && x.Code != codePanic
 }
@@ -226,9 +226,9 @@ func roundUp(t time.Time, step time.Duration) int64 {
 	return (ms + stepMs - 1) / stepMs * stepMs
 }
 
-// jitterOf returns a random source that gives a fixed number in [0,1) for each attempt of an
-// envelope. So the receivers of an envelope retry together, and different envelopes retry at
-// different times.
+// jitterOf returns a function that gives a number in [0,1) which depends only on the envelope and
+// its attempt. So the receivers of an envelope retry together, and different envelopes at different
+// times.
 func jitterOf(e *notify.Envelope) func() float64 {
 	var h uint64
 	for _, b := range e.Chunk.Base {
@@ -337,7 +337,7 @@ func (w *window) applyReceipts(ex []notify.Exception) bool {
 	return err == nil
 }
 
-// receiptKeys appends the keys of all receipts that could concern an item.
+// receiptKeys appends the keys of all rows that may have a receipt for an item.
 func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
 	call := *item.Key
 	for attempt := range item.Key.Attempt + 1 {
@@ -355,9 +355,9 @@ type goneAddress struct {
 	optedOut            bool
 }
 
-// suppressGone adds the dead addresses of a round to the suppression list. It opts out the users
-// who told the provider to stop. It works in a goroutine of its own. If the store fails, suppressGone
-// does not try again. The next failure of the same address calls it again.
+// suppressGone adds the dead addresses of a round to the suppression list, and opts out the users
+// who told the provider to stop. It starts a goroutine for this. If the store fails, the goroutine
+// does not try again: the next failure of the same address will call suppressGone again.
 func (r *round) suppressGone(p *partition) {
 	if len(r.gone) == 0 {
 		return

@@ -38,7 +38,7 @@ type Solo struct {
 type soloRun struct {
 	want int // number of receivers that the run wants to call
 	// again means that the first receiver of the run was called alone before, and the process died.
-	// Such a run goes first, in a group of its own.
+	// Such a run goes first, as the only run of its group.
 	again bool
 	ready chan struct{} // closed when got and alone are set
 	got   int           // number of receivers that the run may call, from 1 to want
@@ -195,8 +195,8 @@ func (j *job) runSolo(from, to uint32) bool {
 
 // callSolo calls as many receivers in [from, to) as the group and the permit allow. It returns the
 // position after the last called receiver. It keeps the lock until the outcomes are durable.
-// Otherwise, if the next group killed the process, one of these receivers could be blamed for the
-// death.
+// Otherwise the next group could kill the process before that, and one of these receivers could get
+// the blame.
 func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	p := j.p
 	first := p.w.cfg.firstSolo()
@@ -238,10 +238,9 @@ func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	}) == nil
 }
 
-// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo. If
-// the provider may not be called any more when lockSolo gets the lock, lockSolo unlocks and waits
-// again. The parameter again is soloRun.again. If the partition is being drained, lockSolo returns
-// false and has no lock.
+// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo.
+// If the provider may not be called any more by then, it unlocks and waits again. again is the
+// field of soloRun. If the partition is being drained, lockSolo returns false without the lock.
 func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	p, e := j.p, &j.env
 	cfg := &p.w.cfg
@@ -283,8 +282,8 @@ func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	}
 }
 
-// failKiller ends the receiver that killed the process each time it was called alone. The state is
-// UNKNOWN instead of FAILED if the provider may have processed an earlier attempt.
+// failKiller ends the receiver at pos, which killed the process each time it was called alone. The
+// state is FAILED, or UNKNOWN if the provider may have processed an earlier attempt.
 func (j *job) failKiller(pos uint32) {
 	x := notify.Exception{State: notify.Failed, Code: "killed_worker"}
 	if strings.HasPrefix(j.env.Cause, causeMaybe) {

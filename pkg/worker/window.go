@@ -101,8 +101,8 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind)
 		return
 	}
 	kept.items, kept.refs, kept.targets, kept.addresses = r.call.Items, r.refs, r.targets, r.copied
-	// If the partition is gone, the windows get no outcome. Their receivers are ambiguous, as after
-	// a crash.
+	// If deliver returns false, the partition is gone. Then the windows get no outcomes, and their
+	// receivers are ambiguous, as after a crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
 		r.suppressGone(parts[0].job.p)
 		r.reportSettled()
@@ -156,7 +156,8 @@ func (r *round) deliver(p *partition) bool {
 			r.releasePermit()
 		}
 		r.leaveCall()
-		// Items for which the provider had no capacity join the items that were not called.
+		// Items for which the provider had no capacity wait again, with the items that were not
+		// called.
 		for _, i := range r.notTaken {
 			items = append(items, r.call.Items[i])
 			refs = append(refs, r.refs[i])
@@ -198,10 +199,10 @@ func (r *round) deliver(p *partition) bool {
 	}
 }
 
-// splitByRoute moves the items whose route allows a call now into r.call. It returns the other
-// items (rest), and the time at which to try them again (wait). If a route is being probed, only
-// one of its items is put into the call, because a whole call counts as one probe. Each further
-// item would use up a probe whose result is never reported.
+// splitByRoute moves the items whose route allows a call now into r.call. It parks items whose route
+// is shut if another route of the lane works. It returns the other items, and wait, the time at which
+// to try them again. If a route is being probed, only one of its items is moved: the whole call
+// counts as one probe, so further items would use up probes without results.
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -236,8 +237,7 @@ func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify
 	return rest, restRefs, wait
 }
 
-// probeWait is the pause before further items are tried while another item of the same call probes
-// the route.
+// probeWait is the pause before other items of a route are tried while one item probes the route.
 const probeWait = 50 * time.Millisecond
 
 // nextDeadline returns the earliest expiry of the waiting envelopes. Zero means that no envelope
@@ -269,9 +269,9 @@ func (r *round) callProvider(p *partition) bool {
 	if r.enterToCall(p) != nil {
 		return r.putItemsBack(ctx)
 	}
-	// Preferences and cancellations may have changed while this goroutine waited for capacity, for
-	// a store, or for the group to confirm that this process still owns the partition. This call
-	// must respect the changes.
+	// Check preferences and cancellations again. They may have changed while this goroutine waited
+	// for capacity, for a store, or for the group to confirm that this process still owns the
+	// partition.
 	if log.AwaitOwnership(ctx) != nil {
 		return r.putItemsBack(ctx)
 	}
@@ -306,8 +306,8 @@ func (r *round) callProvider(p *partition) bool {
 		cfg.Provider.Send(cctx, &r.call, func(from, to int, res notify.Result) {
 			_ = reported[from:to] // an invalid range panics here, before the lock is held
 			if res.Class == notify.ClassAccepted {
-				// No defer here: it took a third of the time of an accepted item. An accepted
-				// answer is recorded even if the partition is gone, but it is not used then.
+				// No defer here: it took a third of the time of an accepted item. If the partition
+				// is gone, the answer is recorded too, but it is not used.
 				r.mu.Lock()
 				r.settleAccepted(reported, from, to, &res)
 				r.mu.Unlock()
@@ -344,8 +344,8 @@ func (r *round) callProvider(p *partition) bool {
 	return true
 }
 
-// putItemsBack adds the items of a call that is not made to the items that wait. It returns false
-// if the partition is gone.
+// putItemsBack is called if the call is not made. It adds the items to those that wait. It returns
+// false if the partition is gone.
 func (r *round) putItemsBack(ctx context.Context) bool {
 	for i := range r.call.Items {
 		r.notTaken = append(r.notTaken, i)

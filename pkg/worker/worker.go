@@ -71,7 +71,7 @@ func (w *Worker) waitDue(j *job) bool {
 	return false
 }
 
-// park stores the timers ts, and repeats this until it succeeds or ctx ends. receivers is the number
+// park stores the timers ts. It tries again until it succeeds or ctx ends. receivers is the number
 // of receivers in ts, for Events.Parked.
 func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) error {
 	err := w.retryUntil(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, ts) })
@@ -116,8 +116,7 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	j.msg.Done()
 }
 
-// seenIndexes returns the receivers of the envelope that a row belongs to, by their index in the
-// request.
+// seenIndexes returns the indexes, in the request, of the receivers in the envelope of a row.
 func (w *Worker) seenIndexes(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	if len(row.Index) == 0 {
 		return w.cfg.ChunkIndexes(ctx, row)
@@ -143,9 +142,9 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	return w.retryUntil(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
-// replaceDamaged puts the bytes of an outcome row that cannot be decoded into the poison topic,
-// with the origin of the row's envelope. Then it sets *row to a new row. The content of the damaged
-// row is lost, so the new row says that every receiver of the envelope may have been called.
+// replaceDamaged handles an outcome row that cannot be decoded. It puts the bytes of the row, with
+// the origin of its envelope, into the poison topic. Then it sets *row to a new row. The old
+// content is lost, so the new row says that every receiver of the envelope may have been called.
 func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) error {
 	if f := w.cfg.Events.Damaged; f != nil {
 		f(w.cfg.Lane)
@@ -167,9 +166,9 @@ func (w *Worker) routeOf(address []byte) string {
 	return ""
 }
 
-// retryUntil repeats f until f succeeds or ctx ends. It never gives up for another reason, because a
-// record must not be marked as done before f has succeeded. what names the store or the log in the
-// log messages.
+// retryUntil repeats f until f succeeds or ctx ends. It never gives up for another reason, because
+// a record must not be marked as done before f has succeeded. what is the name of the store, for
+// the log messages.
 func (w *Worker) retryUntil(ctx context.Context, what string, f func() error) error {
 	for pause := (notify.Pause{}); ; {
 		err := f()

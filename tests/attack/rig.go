@@ -240,7 +240,7 @@ func (r *world) asked(q request) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, string(b)}, err
 }
 
-// must sends a request that prepares or checks a try. It panics unless the status is 2xx.
+// must sends a request that prepares or checks a try. It panics if the status is not 2xx.
 func (r *world) must(q request) answer {
 	a := r.ask(q)
 	if a.status/100 != 2 {

@@ -39,8 +39,8 @@ type floor struct {
 	nanos     float64 // processor time in ns per receiver in the best turn
 }
 
-// newFloor returns a floor. The parameter users is the number of profiles in its table. The table
-// is outside of the Go heap, because a larger heap would make the garbage collector run less often
+// newFloor returns a floor whose table has as many profiles as there are users. The table is
+// outside of the Go heap, because a larger heap would make the garbage collector run less often
 // during the chain. The caller must call end.
 func newFloor(dir string, users int) *floor {
 	table := rig.Must(syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE))

@@ -59,8 +59,8 @@ func (c *cluster) open(ctx context.Context) {
 	c.waitOwned(ctx)
 }
 
-// restartAPI stops the API process gracefully and starts it again. The parameter appends is the
-// new time-out of appends to the log.
+// restartAPI stops the API process gracefully and starts it again. appends is the new time-out of
+// appends to the log.
 func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(os.WriteFile(c.f.Engines(), []byte(c.o.YAML(appends, cassandraTimeout)), 0o600))
 	rig.Ok(c.v.Restart(ctx, ""))
@@ -165,7 +165,7 @@ func (c *cluster) shards(ctx context.Context, n int) []engine.ShardState {
 	return out
 }
 
-// owns reports whether a process owns a shard.
+// owns returns true if a process owns a shard.
 func owns(p *rig.Process, s engine.ShardState) bool { return strings.HasPrefix(s.Owner, p.Name+"-") }
 
 // servers has the names of the servers that faults can break.

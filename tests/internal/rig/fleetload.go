@@ -96,7 +96,7 @@ func (l *Load) repeatRequests(ctx context.Context, user int, request func(contex
 	})
 }
 
-// End stops the load and waits for the answers of the requests under way.
+// End stops the load and waits for the answers to the last requests.
 func (l *Load) End() {
 	l.stop()
 	l.wg.Wait()
