@@ -237,9 +237,9 @@ func (j *job) claim(w *window) error {
 }
 
 // commit writes the row that snapshot returns, and waits until it is durable. It calls snapshot
-// with mu held. If ok is false, commit writes nothing and returns nil. After nil, the next owner of
-// the partition certainly reads the written row. So the caller may make the calls that the row
-// claims, or do the work that follows a finished row.
+// with mu held. If ok is false, commit writes nothing and returns nil. If commit has written the
+// row and returns nil, the next owner of the partition certainly reads this row. So the caller may
+// make the calls that the row claims, or do the work that follows a finished row.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
 	if err := log.AwaitOwnership(ctx); err != nil {

@@ -27,7 +27,7 @@ import (
 // calls is the number of concurrent callbacks, for the product and for the reference.
 const calls = 64
 
-// callbacks measures P8: triggers that are all due at the same millisecond. They are registered
+// measureCallbacks measures P8: triggers that are all due at the same millisecond. They are registered
 // before they are due, and the registration is not measured. Then each trigger passes the timer
 // engine, the delay queue, the claim, the signed POST and the write of its outcome, on a store that
 // fsyncs. The measurement ends when every outcome is durable and every queue message is
@@ -36,7 +36,7 @@ const calls = 64
 // The reference sends POST requests with net/http alone, to the same receiver in this process. They
 // have the body and headers of a callback of notifyd, and use the same number of kept-alive
 // connections.
-func callbacks(ctx context.Context, b *bench) {
+func measureCallbacks(ctx context.Context, b *bench) {
 	r := newReceiver()
 	defer r.server.Close()
 	l := b.pipeline(ctx, r.url)

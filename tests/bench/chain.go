@@ -18,11 +18,11 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// chain measures P6: fan-outs over HTTP, from the request to the durable outcome and history. The
+// measureChain measures P6: fan-outs over HTTP, from the request to the durable outcome and history. The
 // provider is inside this process and accepts at once. Log and store are fsynced, and the cost of
 // the load generator is included. In the first measurement, each receiver has an address of 64
 // bytes in its profile. In the second, the addresses are in the request.
-func chain(ctx context.Context, b *bench) {
+func measureChain(ctx context.Context, b *bench) {
 	for _, with := range []addresses{inProfiles, inRequest} {
 		if b.with != "" && b.with != string(with) {
 			continue
@@ -87,7 +87,7 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	b.add(result{ID: "P6", Work: fmt.Sprintf("receivers without an outcome at the end of the open loop: %s (in its middle: %s)", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
 	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores", what, flat.cores), Value: flat.rate, Unit: "receivers/s"}, info)
 	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "processor time for each receiver in the closed loop, compared with the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
-	b.lookups(ctx, n, m, with)
+	b.measureLookups(ctx, n, m, with)
 }
 
 // bestOf calls run chainRounds times and returns the best result. If addresses are in profiles, the
@@ -281,8 +281,8 @@ func (w *window) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return w.Target.Send(ctx, r)
 }
 
-// lookups measures lookups of single receivers over HTTP while the chain is idle.
-func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) {
+// measureLookups measures lookups of single receivers over HTTP while the chain is idle.
+func (b *bench) measureLookups(ctx context.Context, n *node, m *meter, with addresses) {
 	m.mu.Lock()
 	ids := m.some
 	m.mu.Unlock()

@@ -41,7 +41,7 @@ func cassandraFigures(ctx context.Context, b *bench, address string) {
 		}
 		c.session.Close()
 	}()
-	for _, f := range []func(context.Context){c.singles, c.chunks, c.reads, c.timers, c.fires, c.schedules, c.triggers} {
+	for _, f := range []func(context.Context){c.measureSingles, c.measureChunks, c.measureReads, c.measureTimers, c.measureFires, c.measureSchedules, c.measureTriggers} {
 		f(ctx)
 	}
 }
@@ -144,9 +144,9 @@ func rowShard(b notify.Base) minuteShard {
 	return minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % manyShards)}
 }
 
-// singles measures the rows of single sends. Each row is written twice: first as a claim, and then
+// measureSingles measures the rows of single sends. Each row is written twice: first as a claim, and then
 // as an outcome. The keys of some rows are kept for reads.
-func (c *cassandraBench) singles(ctx context.Context) {
+func (c *cassandraBench) measureSingles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {
 		out := make([]notify.RowKey, each)
@@ -191,9 +191,9 @@ func (c *cassandraBench) compareWithDriver(ctx context.Context, key, work, unit 
 	c.compareFloods(ctx, versus{key: key, work: work, unit: unit, peer: "the driver alone", need: engineNeed, callers: cassandraCallers}, ours, theirs)
 }
 
-// chunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one
+// measureChunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one
 // request.
-func (c *cassandraBench) chunks(ctx context.Context) {
+func (c *cassandraBench) measureChunks(ctx context.Context) {
 	const each = 100
 	keys := func() []notify.RowKey {
 		out, base := make([]notify.RowKey, each), notify.NewBase(time.Now())
@@ -218,9 +218,9 @@ func (c *cassandraBench) chunks(ctx context.Context) {
 	c.compareWithDriver(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
 }
 
-// reads measures reads of rows by key. The product reads such a row if its filter says that a
+// measureReads measures reads of rows by key. The product reads such a row if its filter says that a
 // message may have been processed before.
-func (c *cassandraBench) reads(ctx context.Context) {
+func (c *cassandraBench) measureReads(ctx context.Context) {
 	const each = 512
 	some := func(side int) []notify.RowKey {
 		all := c.written[side]
@@ -267,9 +267,9 @@ func bareTimers(ts []engine.Timer) map[minuteShard][]insert {
 	return parts
 }
 
-// timers measures how fast timers are stored. Each call stores a thousand timers that are due
+// measureTimers measures how fast timers are stored. Each call stores a thousand timers that are due
 // within four minutes.
-func (c *cassandraBench) timers(ctx context.Context) {
+func (c *cassandraBench) measureTimers(ctx context.Context) {
 	const each = 1000
 	ahead := func(side int64) []engine.Timer {
 		out := make([]engine.Timer, each)
@@ -290,10 +290,10 @@ func (c *cassandraBench) timers(ctx context.Context) {
 	c.compareWithDriver(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
 }
 
-// fires measures the store work for the release of timers. Each call reads all timers of one shard
+// measureFires measures the store work for the release of timers. Each call reads all timers of one shard
 // that are due within one minute, as the sweeper does. Then one conditional write raises the closed
 // minute and the low-water mark of the shard.
-func (c *cassandraBench) fires(ctx context.Context) {
+func (c *cassandraBench) measureFires(ctx context.Context) {
 	minute := time.Now().UnixMilli()/60_000 + 120
 	perShard := 2000
 	if c.short {

@@ -301,9 +301,10 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 // floor repeats the requests of the chain with the client libraries, and returns how long that
 // took. m has the counts of the chain, and requests is its number of HTTP requests.
 //
-// For each HTTP request, a caller sends the request to a net/http server that only accepts. Then
-// the caller appends the records of one request and waits until they are acknowledged. At the same
-// time, other callers send the same number of statements to Cassandra and commands to Redis.
+// Each caller sends an HTTP request to a server that only accepts. Then it appends a part of the
+// records and waits until they are acknowledged. It repeats this until all requests are sent. At
+// the same time, other callers send the same number of statements to Cassandra and commands to
+// Redis as the chain.
 func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	transport := &http.Transport{MaxIdleConnsPerHost: callers}

@@ -63,7 +63,7 @@ func kafkaFigures(ctx context.Context, b *bench, address string) {
 			theirs: func(d time.Duration) float64 { return peer.run(ctx, d) },
 		})
 	}
-	k.consumers(ctx)
+	k.measureConsumers(ctx)
 	b.round, b.rounds = round, rounds
 	k.singleAppends(ctx)
 }
@@ -118,8 +118,8 @@ func noise(n int) []byte {
 	return out
 }
 
-// consumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the topic.
-func (k *kafkaBench) consumers(ctx context.Context) {
+// measureConsumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the topic.
+func (k *kafkaBench) measureConsumers(ctx context.Context) {
 	topic, remove := k.topic(ctx)
 	defer remove()
 	rate := k.fill(ctx, topic, min(k.round, 5*time.Second), singleBytes, 64, 1000)
@@ -131,7 +131,7 @@ func (k *kafkaBench) consumers(ctx context.Context) {
 	k.notef("%d records to read, appended at %s/s", total, number(rate))
 	for _, v := range []versus{
 		{key: "kafka_read", work: "records of 200 B read by a Reader", ours: func(time.Duration) float64 { return k.read(ctx, ends, total) }},
-		{key: "kafka_group", work: "records of 200 B read by a Group, each marked, marks committed", ours: func(time.Duration) float64 { return k.group(ctx, topic, total) }},
+		{key: "kafka_group", work: "records of 200 B read by a Group, each marked, marks committed", ours: func(time.Duration) float64 { return k.measureGroup(ctx, topic, total) }},
 	} {
 		v.unit, v.peer, v.need = "records/s", "kafka-consumer-perf-test, its fetch rate", engineNeed
 		v.theirs = func(time.Duration) float64 { return k.perfConsumer(ctx, topic, total) }
@@ -162,10 +162,10 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// group reads total records with a log.Group and does nothing with them. It returns records per
+// measureGroup reads total records with a log.Group and does nothing with them. It returns records per
 // second. The time begins when the first partition is assigned, because the peer's rate does not
 // include the rebalance either.
-func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float64 {
+func (k *kafkaBench) measureGroup(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	h := &counting{total: total, stop: stop}

@@ -17,10 +17,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// schedules measures what is stored for a request of one scheduled notification: the row of the
+// measureSchedules measures what is stored for a request of one scheduled notification: the row of the
 // schedule, its three index rows and its timer. The peer also stores the row and the timer in a
 // logged batch, so that either both are stored in the end, or none.
-func (c *cassandraBench) schedules(ctx context.Context) {
+func (c *cassandraBench) measureSchedules(ctx context.Context) {
 	const callers = 64
 	make1 := func() (engine.Schedule, engine.Timer) {
 		t := newTimer(time.Now().Add(time.Hour).UnixMilli() + rand.Int64N(600_000))
@@ -54,9 +54,9 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 
 const triggersEach = 100
 
-// triggers measures how fast triggers are created, and then how fast they are fired. For each fired
+// measureTriggers measures how fast triggers are created, and then how fast they are fired. For each fired
 // trigger there are two conditional writes: one claims the trigger, and one ends it.
-func (c *cassandraBench) triggers(ctx context.Context) {
+func (c *cassandraBench) measureTriggers(ctx context.Context) {
 	made := [2]*stock{{}, {}}
 	contract := c.store.Triggers()
 	c.compareWithDriver(ctx, "cassandra_create", "triggers made, a hundred a call: one conditional write each, two index rows", "triggers/s",

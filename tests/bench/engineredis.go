@@ -32,10 +32,10 @@ func redisFigures(ctx context.Context, b *bench, address string) {
 			b.notef("could not remove all keys with the prefix %s: %v", prefix, err)
 		}
 	}()
-	r.filter(ctx)
-	r.limits(ctx)
-	r.claims(ctx)
-	r.queue(ctx)
+	r.measureFilter(ctx)
+	r.measureLimits(ctx)
+	r.measureClaims(ctx)
+	r.measureQueue(ctx)
 }
 
 type redisBench struct {
@@ -59,9 +59,9 @@ func (r *redisBench) pipelined(ctx context.Context, f func(p goredis.Pipeliner))
 	rig.Must(r.c.Pipelined(ctx, func(p goredis.Pipeliner) error { f(p); return nil }))
 }
 
-// filter measures the filter of seen ids. For each group of outcomes, the product adds ids to it
+// measureFilter measures the filter of seen ids. For each group of outcomes, the product adds ids to it
 // and looks ids up in it.
-func (r *redisBench) filter(ctx context.Context) {
+func (r *redisBench) measureFilter(ctx context.Context) {
 	const each, bits = 1000, 7
 	f := rig.Must(r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour}))
 	ids := func() []uint64 {
@@ -114,7 +114,7 @@ redis.call('HSET', KEYS[1], 'tokens', tokens - got, 'at', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return got`)
 
-func (r *redisBench) limits(ctx context.Context) {
+func (r *redisBench) measureLimits(ctx context.Context) {
 	l := r.store.Limits()
 	r.compareFloods(ctx, versus{
 		key: "redis_limits", work: "tokens taken from 32 buckets, one a call, 32 at a time",
@@ -127,8 +127,8 @@ func (r *redisBench) limits(ctx context.Context) {
 	})
 }
 
-// claims measures idempotency keys. Each key is reserved and then finished with an answer.
-func (r *redisBench) claims(ctx context.Context) {
+// measureClaims measures idempotency keys. Each key is reserved and then finished with an answer.
+func (r *redisBench) measureClaims(ctx context.Context) {
 	idem := r.store.Idem()
 	answer := []byte(`{"id":"ntf_01M7ZWAJ45GWQCCJNG9P921B5R","status":"accepted"}`)
 	r.compareFloods(ctx, versus{
@@ -149,10 +149,10 @@ func (r *redisBench) claims(ctx context.Context) {
 	})
 }
 
-// queue measures the delay queue: messages are enqueued, received and acknowledged. Each caller of
+// measureQueue measures the delay queue: messages are enqueued, received and acknowledged. Each caller of
 // the peer has its own queue. The peer's queue has no visibility timeout, no lanes, no dead letters
 // and no waiting receivers.
-func (r *redisBench) queue(ctx context.Context) {
+func (r *redisBench) measureQueue(ctx context.Context) {
 	const each = 100
 	q := r.store.Queue("bench", 5)
 	ours := func(ctx context.Context, _ int) int {

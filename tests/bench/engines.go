@@ -13,8 +13,8 @@ import (
 
 // P10 measures what notifyd adds to the cost of a server. The engine of notifyd and a peer do the
 // same work in turns, on the servers of make engines. The peer is the server's own tool or the
-// driver alone. It stores the same bytes in the same tables. The engine also does this: clocks, a
-// fixed order of index writes, retries, and translated errors.
+// driver alone. It stores the same bytes in the same tables. Only the engine has clocks, a fixed
+// order of index writes, retries and translated errors.
 
 // engineFigures are the servers of P10, in the order in which they are measured.
 var engineFigures = []struct {

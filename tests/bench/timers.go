@@ -21,16 +21,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// timers measures P7: the registration of timers, the timer wheel, and how late timers are
+// measureTimerEngine measures P7: the registration of timers, the timer wheel, and how late timers are
 // released. The lateness is measured at a steady rate, and with a full minute of timers. A release
 // passes the whole engine, on a store that fsyncs, until the engine calls Publish. P6 and P8
 // measure what happens after Publish.
-func timers(ctx context.Context, b *bench) {
-	b.parking(ctx)
-	b.scheduling(ctx)
-	b.wheel(ctx)
-	b.lateness(ctx)
-	b.fullMinute(ctx)
+func measureTimerEngine(ctx context.Context, b *bench) {
+	b.measureParking(ctx)
+	b.measureScheduling(ctx)
+	b.measureWheel(ctx)
+	b.measureLateness(ctx)
+	b.measureFullMinute(ctx)
 }
 
 const timerShards = 16 // the same number as in app.Default
@@ -91,21 +91,21 @@ func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, store pu
 	})
 }
 
-// parking compares Engine.Park with Pebble alone. Both sides store the same keys (shard, time, id)
+// measureParking compares Engine.Park with Pebble alone. Both sides store the same keys (shard, time, id)
 // and values (kind, target, head, payload), in the same batches, from the same number of
 // goroutines. Each goroutine waits until its batch is durable before it sends the next batch.
 // Pebble itself combines the fsyncs of several goroutines. At the end the number of stored rows
 // must be the number of acknowledged timers.
-func (b *bench) parking(ctx context.Context) {
+func (b *bench) measureParking(ctx context.Context) {
 	b.registrations(ctx, "timers parked", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) { rig.Ok(e.Park(ctx, ts)) }
 	}, putTimers)
 }
 
-// scheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a schedule with
+// measureScheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a schedule with
 // each timer. Pebble alone stores the same rows in one batch: the row of the schedule, its two index
 // rows and the row of the timer.
-func (b *bench) scheduling(ctx context.Context) {
+func (b *bench) measureScheduling(ctx context.Context) {
 	b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) {
 			ss := make([]engine.Schedule, len(ts))
@@ -343,8 +343,8 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// lateness measures how late timers are at 50,000 releases a second.
-func (b *bench) lateness(ctx context.Context) {
+// measureLateness measures how late timers are at 50,000 releases a second.
+func (b *bench) measureLateness(ctx context.Context) {
 	const rate = 50_000
 	span := b.length(20*time.Second, 5*time.Second)
 	n := int(rate * span.Seconds())
@@ -353,10 +353,10 @@ func (b *bench) lateness(ctx context.Context) {
 		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
 }
 
-// fullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
+// measureFullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
 // In the first run the due times are spread over the minute. In the second run all timers are due
 // at the first millisecond of the minute; this run is for information.
-func (b *bench) fullMinute(ctx context.Context) {
+func (b *bench) measureFullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute
 	if b.short {
 		n = 100_000

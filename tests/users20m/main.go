@@ -42,8 +42,8 @@ const (
 	// optOutLimit bounds the time from the answer to an opt-out until every worker refuses to send
 	// to the user.
 	optOutLimit = time.Second
-	// mostBytes bounds the heap bytes per user. The packed data of a user has 69 bytes. The rest is
-	// for memory that the garbage collector has not freed yet.
+	// mostBytes bounds the heap bytes per user. The packed data of a user has 69 bytes. The rest
+	// allows for differences between runs of the garbage collector.
 	mostBytes = 110
 )
 

@@ -66,9 +66,9 @@ type node struct {
 	low              int64              // smallest size since the last sync
 }
 
-// change is a change of one name in the folder dir that is not durable yet. The name meant the node
-// from before the change, and means the node to after it. A nil node means that the name does not
-// exist. The two changes of a rename have the same group.
+// change is a change of one name in the folder dir that is not durable yet. The name belonged to
+// the node in the field from, and now belongs to the node in the field to. A nil node means that
+// the name does not exist. The two changes of a rename have the same group.
 type change struct {
 	dir      *node
 	name     string
