@@ -289,8 +289,8 @@ func (p *partition) joinLive(j *job) bool {
 	return true
 }
 
-// startJob runs a job in a goroutine. row is the outcome row of the job's key, or the zero row. If the
-// row is finished, startJob only sends what remains to do after the row (see handOn).
+// startJob runs a job in a goroutine. row is the outcome row of the job's key, or the zero row. If
+// the row is finished, startJob only sends what remains to do after the row (see handOn).
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {

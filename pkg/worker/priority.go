@@ -185,9 +185,9 @@ func (q *quota) serve() {
 }
 
 // openReceivers counts the receivers in the open windows of all partitions of a worker. Normally a
-// partition may open only as many windows as its own quota allows. While the provider is slow, the
-// partition may open more, as long as all open windows together contain no more receivers than the
-// provider may have at once. Without this exception a slow provider would not get enough work.
+// partition may open only as many windows as its own quota allows. While the provider is slow, that
+// would be too little work for the provider. Then the partition may open more windows, up to the
+// number of receivers that the provider may have at once.
 type openReceivers struct {
 	limit int // receivers that may be at the provider at once
 

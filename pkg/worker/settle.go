@@ -116,8 +116,8 @@ func (r *round) reportAccepted(now time.Time) {
 }
 
 // putOff makes an item wait until the time until. The wait uses no attempt. The item stays in the
-// round if the wait is short or no other route of the lane works. Otherwise the item is parked in the
-// timer store.
+// round if the wait is short or no other route of the lane works. Otherwise the item is parked in
+// the timer store.
 func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	cfg := &r.w.cfg
 	e := &r.parts[r.refs[i].part].job.env

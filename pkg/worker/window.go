@@ -199,10 +199,10 @@ func (r *round) deliver(p *partition) bool {
 	}
 }
 
-// splitByRoute moves the items whose route allows a call now into r.call. It parks items whose route
-// is shut if another route of the lane works. It returns the other items, and wait, the time at which
-// to try them again. If a route is being probed, only one of its items is moved: the whole call
-// counts as one probe, so further items would use up probes without results.
+// splitByRoute moves the items whose route allows a call now into r.call. It parks items whose
+// route is shut if another route of the lane works. It returns the other items, and wait, the time
+// at which to try them again. If a route is being probed, only one of its items is moved: the whole
+// call counts as one probe, so further items would use up probes without results.
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()

@@ -27,10 +27,10 @@ import (
 // calls is the number of concurrent callbacks, for the product and for the reference.
 const calls = 64
 
-// measureCallbacks measures P8: triggers that are all due at the same millisecond. They are registered
-// before they are due, and the registration is not measured. Then each trigger passes the timer
-// engine, the delay queue, the claim, the signed POST and the write of its outcome, on a store that
-// fsyncs. The measurement ends when every outcome is durable and every queue message is
+// measureCallbacks measures P8: triggers that are all due at the same millisecond. They are
+// registered before they are due, and the registration is not measured. Then each trigger passes
+// the timer engine, the delay queue, the claim, the signed POST and the write of its outcome, on a
+// store that fsyncs. The measurement ends when every outcome is durable and every queue message is
 // acknowledged.
 //
 // The reference sends POST requests with net/http alone, to the same receiver in this process. They

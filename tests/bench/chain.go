@@ -18,10 +18,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// measureChain measures P6: fan-outs over HTTP, from the request to the durable outcome and history. The
-// provider is inside this process and accepts at once. Log and store are fsynced, and the cost of
-// the load generator is included. In the first measurement, each receiver has an address of 64
-// bytes in its profile. In the second, the addresses are in the request.
+// measureChain measures P6: fan-outs over HTTP, from the request to the durable outcome and
+// history. The provider is inside this process and accepts at once. Log and store are fsynced, and
+// the cost of the load generator is included. In the first measurement, each receiver has an
+// address of 64 bytes in its profile. In the second, the addresses are in the request.
 func measureChain(ctx context.Context, b *bench) {
 	for _, with := range []addresses{inProfiles, inRequest} {
 		if b.with != "" && b.with != string(with) {

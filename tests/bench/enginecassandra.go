@@ -144,8 +144,8 @@ func rowShard(b notify.Base) minuteShard {
 	return minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % manyShards)}
 }
 
-// measureSingles measures the rows of single sends. Each row is written twice: first as a claim, and then
-// as an outcome. The keys of some rows are kept for reads.
+// measureSingles measures the rows of single sends. Each row is written twice: first as a claim,
+// and then as an outcome. The keys of some rows are kept for reads.
 func (c *cassandraBench) measureSingles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {
@@ -290,9 +290,9 @@ func (c *cassandraBench) measureTimers(ctx context.Context) {
 	c.compareWithDriver(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
 }
 
-// measureFires measures the store work for the release of timers. Each call reads all timers of one shard
-// that are due within one minute, as the sweeper does. Then one conditional write raises the closed
-// minute and the low-water mark of the shard.
+// measureFires measures the store work for the release of timers. Each call reads all timers of one
+// shard that are due within one minute, as the sweeper does. Then one conditional write raises the
+// closed minute and the low-water mark of the shard.
 func (c *cassandraBench) measureFires(ctx context.Context) {
 	minute := time.Now().UnixMilli()/60_000 + 120
 	perShard := 2000

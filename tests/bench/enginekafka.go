@@ -118,7 +118,8 @@ func noise(n int) []byte {
 	return out
 }
 
-// measureConsumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the topic.
+// measureConsumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the
+// topic.
 func (k *kafkaBench) measureConsumers(ctx context.Context) {
 	topic, remove := k.topic(ctx)
 	defer remove()
@@ -162,9 +163,9 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// measureGroup reads total records with a log.Group and does nothing with them. It returns records per
-// second. The time begins when the first partition is assigned, because the peer's rate does not
-// include the rebalance either.
+// measureGroup reads total records with a log.Group and does nothing with them. It returns records
+// per second. The time begins when the first partition is assigned, because the peer's rate does
+// not include the rebalance either.
 func (k *kafkaBench) measureGroup(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// measureSchedules measures what is stored for a request of one scheduled notification: the row of the
-// schedule, its three index rows and its timer. The peer also stores the row and the timer in a
+// measureSchedules measures what is stored for a request of one scheduled notification: the row of
+// the schedule, its three index rows and its timer. The peer also stores the row and the timer in a
 // logged batch, so that either both are stored in the end, or none.
 func (c *cassandraBench) measureSchedules(ctx context.Context) {
 	const callers = 64
@@ -54,8 +54,8 @@ func (c *cassandraBench) measureSchedules(ctx context.Context) {
 
 const triggersEach = 100
 
-// measureTriggers measures how fast triggers are created, and then how fast they are fired. For each fired
-// trigger there are two conditional writes: one claims the trigger, and one ends it.
+// measureTriggers measures how fast triggers are created, and then how fast they are fired. For
+// each fired trigger there are two conditional writes: one claims the trigger, and one ends it.
 func (c *cassandraBench) measureTriggers(ctx context.Context) {
 	made := [2]*stock{{}, {}}
 	contract := c.store.Triggers()

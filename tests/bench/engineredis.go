@@ -59,8 +59,8 @@ func (r *redisBench) pipelined(ctx context.Context, f func(p goredis.Pipeliner))
 	rig.Must(r.c.Pipelined(ctx, func(p goredis.Pipeliner) error { f(p); return nil }))
 }
 
-// measureFilter measures the filter of seen ids. For each group of outcomes, the product adds ids to it
-// and looks ids up in it.
+// measureFilter measures the filter of seen ids. For each group of outcomes, the product adds ids
+// to it and looks ids up in it.
 func (r *redisBench) measureFilter(ctx context.Context) {
 	const each, bits = 1000, 7
 	f := rig.Must(r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour}))
@@ -149,9 +149,9 @@ func (r *redisBench) measureClaims(ctx context.Context) {
 	})
 }
 
-// measureQueue measures the delay queue: messages are enqueued, received and acknowledged. Each caller of
-// the peer has its own queue. The peer's queue has no visibility timeout, no lanes, no dead letters
-// and no waiting receivers.
+// measureQueue measures the delay queue: messages are enqueued, received and acknowledged. Each
+// caller of the peer has its own queue. The peer's queue has no visibility timeout, no lanes, no
+// dead letters and no waiting receivers.
 func (r *redisBench) measureQueue(ctx context.Context) {
 	const each = 100
 	q := r.store.Queue("bench", 5)

@@ -9,10 +9,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// measureGenerator measures P1: the load generator makes single notifications as JSON, records the time of
-// each in the histograms, and sends them to the null sink. The side "flat out" requests a rate that
-// is too high to be reached. The side "paced" requests 5 million per second. measureGenerator panics if a
-// notification is lost.
+// measureGenerator measures P1: the load generator makes single notifications as JSON, records the
+// time of each in the histograms, and sends them to the null sink. The side "flat out" requests a
+// rate that is too high to be reached. The side "paced" requests 5 million per second.
+// measureGenerator panics if a notification is lost.
 func measureGenerator(ctx context.Context, b *bench) {
 	run := func(rate load.Number) func(d time.Duration) float64 {
 		return func(d time.Duration) float64 {

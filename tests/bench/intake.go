@@ -52,10 +52,10 @@ func rate(ctx context.Context, name string, cl *api.Client, st load.Step) *side 
 	return &side{name: name, run: func(d time.Duration) float64 { return offer(ctx, name, d, st, cl).Rates.Acked }}
 }
 
-// measureFanouts measures P2: requests of 50,000 receivers in JSON over HTTP, in a closed loop. The node
-// validates and splits each request and answers when the records are durable. The node has only the
-// API role, so nothing is delivered. The reference is the log without a node: a client appends
-// records of 8,333 receivers.
+// measureFanouts measures P2: requests of 50,000 receivers in JSON over HTTP, in a closed loop. The
+// node validates and splits each request and answers when the records are durable. The node has
+// only the API role, so nothing is delivered. The reference is the log without a node: a client
+// appends records of 8,333 receivers.
 func measureFanouts(ctx context.Context, b *bench) {
 	synced, cached := b.pair(ctx, true), b.pair(ctx, false)
 	const per = 8333
@@ -90,9 +90,10 @@ func measureBatches(ctx context.Context, b *bench) {
 	b.add(result{ID: "P3", Work: fmt.Sprintf("batches of 1,000 over HTTP, fsynced, records of %d B; %.2f cores, %.0f ns; ref: kgo into kfake, %.0f ns", len(records[0]), batch.cores, batch.cost, raw.cost), Value: batch.best, Unit: "records/s", Reference: raw.best, main: true}, ratioOf(0.6))
 }
 
-// measureSingleRequests measures P4: requests of one notification on 64 connections. The reference is a net/http
-// handler that only parses the same JSON with the same library and answers. It stores nothing. So
-// the measured node does not fsync its log. A node that fsyncs its log is measured for information.
+// measureSingleRequests measures P4: requests of one notification on 64 connections. The reference
+// is a net/http handler that only parses the same JSON with the same library and answers. It stores
+// nothing. So the measured node does not fsync its log. A node that fsyncs its log is measured for
+// information.
 func measureSingleRequests(ctx context.Context, b *bench) {
 	cached, synced := b.pair(ctx, false), b.pair(ctx, true)
 	bare := bareServer()

@@ -151,7 +151,7 @@ func (b *bench) figure(id string, run func()) {
 	b.notef("%s took %.0f s; load average %s before, %s after", id, time.Since(began).Seconds(), load, rig.LoadAverage())
 }
 
-// report prints the table and the closing line, and writes the results to the file b.out.
+// report prints the table and the last line of the output, and writes the results to the file b.out.
 func (b *bench) report() {
 	b.table(os.Stdout)
 	if b.out != "" {

@@ -30,10 +30,10 @@ const (
 	pushCalls   = 16   // calls at a time; together they have more items than there are streams
 )
 
-// measurePushes measures P5: pushes through the APNs client. The client renders and signs each push, and
-// each push has its own answer. The client has 10 connections of 1,000 streams to a sink that
-// answers after 50 ms. The sink is another process, so that its processor time is not measured. The
-// reference is a loop that only copies prepared frames and counts the answers.
+// measurePushes measures P5: pushes through the APNs client. The client renders and signs each
+// push, and each push has its own answer. The client has 10 connections of 1,000 streams to a sink
+// that answers after 50 ms. The sink is another process, so that its processor time is not
+// measured. The reference is a loop that only copies prepared frames and counts the answers.
 func measurePushes(ctx context.Context, b *bench) {
 	s := startSink(ctx)
 	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))

@@ -21,10 +21,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// measureTimerEngine measures P7: the registration of timers, the timer wheel, and how late timers are
-// released. The lateness is measured at a steady rate, and with a full minute of timers. A release
-// passes the whole engine, on a store that fsyncs, until the engine calls Publish. P6 and P8
-// measure what happens after Publish.
+// measureTimerEngine measures P7: the registration of timers, the timer wheel, and how late timers
+// are released. The lateness is measured at a steady rate, and with a full minute of timers. A
+// release passes the whole engine, on a store that fsyncs, until the engine calls Publish. P6 and
+// P8 measure what happens after Publish.
 func measureTimerEngine(ctx context.Context, b *bench) {
 	b.measureParking(ctx)
 	b.measureScheduling(ctx)
@@ -91,8 +91,8 @@ func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, store pu
 	})
 }
 
-// measureParking compares Engine.Park with Pebble alone. Both sides store the same keys (shard, time, id)
-// and values (kind, target, head, payload), in the same batches, from the same number of
+// measureParking compares Engine.Park with Pebble alone. Both sides store the same keys (shard,
+// time, id) and values (kind, target, head, payload), in the same batches, from the same number of
 // goroutines. Each goroutine waits until its batch is durable before it sends the next batch.
 // Pebble itself combines the fsyncs of several goroutines. At the end the number of stored rows
 // must be the number of acknowledged timers.
@@ -102,9 +102,9 @@ func (b *bench) measureParking(ctx context.Context) {
 	}, putTimers)
 }
 
-// measureScheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a schedule with
-// each timer. Pebble alone stores the same rows in one batch: the row of the schedule, its two index
-// rows and the row of the timer.
+// measureScheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a
+// schedule with each timer. Pebble alone stores the same rows in one batch: the row of the
+// schedule, its two index rows and the row of the timer.
 func (b *bench) measureScheduling(ctx context.Context) {
 	b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) {
@@ -353,9 +353,9 @@ func (b *bench) measureLateness(ctx context.Context) {
 		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
 }
 
-// measureFullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
-// In the first run the due times are spread over the minute. In the second run all timers are due
-// at the first millisecond of the minute; this run is for information.
+// measureFullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short
+// is set. In the first run the due times are spread over the minute. In the second run all timers
+// are due at the first millisecond of the minute; this run is for information.
 func (b *bench) measureFullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute
 	if b.short {

@@ -11,11 +11,11 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// measureWheel measures the timer wheel with ten million timers (one million if -short is set). Their
-// values have 8 bytes, and their due times are random within an hour. It measures the memory of
-// each timer, the processor time to add it, and the processor time to release it while the wheel
-// advances in steps of a millisecond. The release includes the moves of the timer to finer levels
-// of the wheel. The reference is a binary heap with the same values.
+// measureWheel measures the timer wheel with ten million timers (one million if -short is set).
+// Their values have 8 bytes, and their due times are random within an hour. It measures the memory
+// and the processor time of each timer. The processor time is measured for adding the timer and for
+// releasing it. The wheel advances in steps of a millisecond. The release includes the moves of the
+// timer to finer levels of the wheel. The reference is a binary heap with the same values.
 func (b *bench) measureWheel(ctx context.Context) {
 	n := 10_000_000
 	if b.short {

@@ -59,7 +59,7 @@ func main() {
 	rig.Main("loadfleet", o.keep, o.run)
 }
 
-// fleet holds the installation under load, the agents and their networks.
+// fleet is the installation under load, the agents and their networks.
 type fleet struct {
 	*rig.Fleet
 	ctl    string   // path of notifyctl

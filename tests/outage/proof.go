@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// proof is one outage. It holds the process, and the triggers that notifyd acknowledged before and
-// after the outage.
+// proof is one outage: the process, and the triggers that notifyd acknowledged before and after the
+// outage.
 type proof struct {
 	v   *rig.Victim
 	o   options

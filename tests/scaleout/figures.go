@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// processes is a key in maps of processor time and of cores. It stands for the processes whose
-// number a step changes.
+// processes is a key in maps of processor time and of cores. It is for the processes whose number a
+// step changes.
 const processes = "processes"
 
 // Limits of a step.
@@ -189,8 +189,8 @@ const (
 	staysTo   = 0.25
 )
 
-// table returns a Markdown table of the steps of one load. It has a row for each measure and a column
-// for each step.
+// table returns a Markdown table of the steps of one load. It has a row for each measure and a
+// column for each step.
 func table(steps []figures) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s |", steps[0].load)

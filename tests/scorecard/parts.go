@@ -20,9 +20,9 @@ type part struct {
 	name    string
 	promise string
 	command []string
-	begin   string // the first characters of the closing line, the line with the proof's figures
+	begin   string // the first characters of the last line of the output, which has the figures of the proof
 	needs   []need
-	results bool // true: the figures are in the results file of tests/bench, not in a closing line
+	results bool // true: the figures are in the results file of tests/bench, not in the last line of the output
 }
 
 // need is the limit of one figure in the last line of a proof's output. limit is a number, another
@@ -97,7 +97,7 @@ type Part struct {
 	Command []string `json:"command"`
 	Seconds float64  `json:"seconds"`
 	Exit    int      `json:"exit"`
-	Line    string   `json:"line,omitempty"` // closing line
+	Line    string   `json:"line,omitempty"` // last line of the output
 	Figures []Figure `json:"figures"`
 	Error   string   `json:"error,omitempty"` // the reason if figures are missing or the proof failed
 	Pass    bool     `json:"pass"`

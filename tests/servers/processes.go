@@ -172,8 +172,8 @@ func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 	return rig.Must(rig.Resent(ctx, c.store, since))
 }
 
-// slowest returns the longest time from the answer 201 to the call of the provider, of all requests
-// that were accepted within 3 s before or after moment.
+// slowest returns the longest time from the answer 201 to the call of the provider. Only requests
+// that were accepted within 3 s before or after moment count.
 func (c *cluster) slowest(ctx context.Context, t *traffic, moment time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

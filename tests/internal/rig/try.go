@@ -52,8 +52,8 @@ func Catch(err *error) {
 }
 
 // Together calls f n times concurrently, with i from 0 to n-1, and returns when all calls have
-// ended. If a call panics with an error (see Try), Together cancels the ctx of the other calls, and
-// panics with the first error after all calls have ended.
+// ended. If a call panics with an error (see Try), Together cancels the ctx of the other calls.
+// When all calls have ended, it panics with the first error.
 func Together(ctx context.Context, n int, f func(ctx context.Context, i int)) {
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range n {
