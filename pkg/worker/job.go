@@ -280,9 +280,9 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 // next owner, only receivers that this owner found ambiguous are ambiguous. The stop of a process
 // is not a crash, so it does not count as a start.
 //
-// Drain calls takeBackClaims when no goroutine of the partition runs any more. If answers of calls
-// were dropped, their claims must stay. That is safe: answers are dropped only after the
-// partition's context has ended, and then commit writes nothing.
+// Drain calls takeBackClaims when no goroutine of the partition runs any more. The claims of calls
+// whose answers were dropped must stay. They do: answers are dropped only after the partition's
+// context has ended, and then commit writes nothing.
 func (j *job) takeBackClaims() {
 	// An error means that the partition is gone. Then the claims stay in the row.
 	_ = j.commit(func() (notify.Row, bool) {

@@ -70,8 +70,8 @@ func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte)
 	return list
 }
 
-// decideReceiver decides about the receiver at position pos. answer is what its profile
-// profile allows. decideReceiver either adds items to the call or records an outcome.
+// decideReceiver decides about the receiver at position pos. answer is what the receiver's profile
+// allows. decideReceiver either adds items to the call or records an outcome.
 func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, answer *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {

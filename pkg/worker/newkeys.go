@@ -10,7 +10,7 @@ import (
 // accept reads no row for them. A newKeys belongs to one assignment of the partition to this
 // member. Only the goroutine that calls accept uses it.
 //
-// An envelope has no row if no owner of the partition has claimed it. Two conditions show this:
+// An envelope has no row if no owner of the partition has claimed it. Two conditions together show this:
 //
 //   - This owner has not claimed it: accept has not seen its key before.
 //   - No earlier owner has claimed it: the record was appended after the assignment

@@ -66,8 +66,8 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	r.addException(at.part, x)
 }
 
-// settleAccepted settles the accepted items with indexes in [from, to), if they have no outcome yet.
-// Several items can share an outcome if it has no provider id and the receiver has one
+// settleAccepted settles the accepted items with indexes in [from, to), if they have no outcome
+// yet. Several items can share an outcome if it has no provider id and the receiver has one
 // address. The first such outcome becomes the default outcome of the round. The caller holds r.mu.
 // settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {

@@ -49,7 +49,7 @@ type LoadConfig struct {
 	Later int
 	// Planners is the number of users who get schedules and triggers; 0: all.
 	Planners int
-	// Messages that are requested within the time Warm after the start of the load do not count for
+	// Warm is the first part of the load. Messages that are requested in this time do not count for
 	// Sums.Slowest.
 	Warm time.Duration
 }
@@ -77,8 +77,8 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 }
 
 // repeatRequests starts a goroutine that calls request after each interval o.Every, until the load
-// ends. seq is 1 in the first call, 2 in the second, and so on. A request that has begun gets its
-// answer, even if the load ends.
+// ends. The second argument of request is the number of the call, from 1. A request that has begun
+// gets its answer, even if the load ends.
 func (l *Load) repeatRequests(ctx context.Context, user int, request func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
