@@ -32,8 +32,7 @@ type routeHealth struct {
 	last    notify.Result // the last answer that counted against the route
 }
 
-// NewHealth returns a Health in which every route is well. It returns an error if cfg is
-// invalid.
+// NewHealth returns a Health in which every route works. It returns an error if cfg is invalid.
 func NewHealth(cfg limit.BreakerConfig, log *slog.Logger) (*Health, error) {
 	if _, err := limit.NewBreaker(time.Now(), cfg); err != nil {
 		return nil, err
@@ -59,8 +58,8 @@ func (h *Health) routeLocked(name string) *routeHealth {
 	return r
 }
 
-// allClosed reports whether every route of the lane is well.
-func (h *Health) allClosed(rs *Routes) bool {
+// allWell returns true if no route of the lane is blocked and all their breakers are closed.
+func (h *Health) allWell(rs *Routes) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.troubled == 0 {
@@ -74,8 +73,8 @@ func (h *Health) allClosed(rs *Routes) bool {
 	return true
 }
 
-// allow asks for permission to make one call on a route. The call is a probe if the breaker is not
-// closed. If the call is not allowed now, retryAt is the time at which to ask again.
+// allow asks whether one call may be made on a route. If not, retryAt is the time at which to ask
+// again. probe is true if the call is a probe, because the breaker is not closed.
 func (h *Health) allow(name string, now time.Time) (ok, probe bool, retryAt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,10 +88,10 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, retryAt time
 	return ok, ok && trouble, retryAt
 }
 
-// report counts the same answer for n items in their route's breaker. It returns whether the
-// breaker is now closed. lastAttempt means that the item has no attempt left. Then a failure opens
-// the breaker, unless another call succeeded shortly before. When the breaker is open, the item
-// waits until the outage is over instead of ending as failed.
+// report adds n answers of the class of res to the breaker of the route. It returns true if the
+// breaker is closed after that. lastAttempt means that the item has no attempt left. Then a failure
+// opens the breaker if no other call succeeded shortly before. While the breaker is open, the item
+// waits; it does not end as failed.
 func (h *Health) report(name string, res *notify.Result, n int, lastAttempt bool, now time.Time) (closed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,13 +121,13 @@ func (h *Health) report(name string, res *notify.Result, n int, lastAttempt bool
 	return is.State == limit.Closed
 }
 
-// works reports whether calls other than probes may be made on the route.
+// works returns true if the breaker of the route is closed and the route is not blocked.
 func (r *routeHealth) works(now time.Time) bool {
 	return r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
 }
 
-// judgeLocked updates whether a route is well, and wakes waiting goroutines if that changed. The
-// caller holds mu.
+// judgeLocked updates r.well. If the value changed, it wakes the goroutines that wait for h.change.
+// The caller holds mu.
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	well := r.works(now)
 	if well == r.well {
@@ -144,16 +143,17 @@ func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	h.change = make(chan struct{})
 }
 
-// codeHeld is the code of receivers that wait because an operator holds their route open.
+// codeHeld is the code of receivers that wait because an operator has stopped all calls to their
+// route (see Hold).
 const codeHeld = "circuit_held"
 
-// heldLook is the longest time until a held route is checked again. When the operator ends the
-// hold, receivers that wait in memory continue at once. Deferred receivers continue after at most
-// heldLook.
+// heldLook is the longest time until a route that an operator stopped is checked again. When the
+// operator allows calls again, receivers that wait in memory continue at once. Deferred receivers
+// continue after at most heldLook.
 const heldLook = time.Minute
 
-// Hold stops all calls to a route until Hold is called with the zero time. since is the time at which
-// the operator began the hold. Hold returns false if the route was in the wanted state already.
+// Hold stops all calls to a route. since is the time at which the operator stopped them. If since
+// is zero, Hold allows the calls again. It returns false if nothing changed.
 func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -190,7 +190,8 @@ func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	return at
 }
 
-// otherOpen reports whether a route of the lane works now, not counting the route with index n.
+// otherOpen returns true if the lane has another route that works now. n is the index of the route
+// that does not count.
 func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -202,8 +203,8 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	return false
 }
 
-// earliestRetry returns the earliest time at which a route of the lane may be tried. If a route may be
-// tried already, it returns the time now.
+// earliestRetry returns the earliest time at which a route of the lane may be tried. That is now if
+// a route may be tried already.
 func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -219,19 +220,19 @@ func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	return first
 }
 
-// anyReady reports whether at least one route of the lane may be called now.
+// anyReady returns true if at least one route of the lane may be called now.
 func (h *Health) anyReady(rs *Routes) bool {
 	shut, _, _ := h.allShut(rs)
 	return !shut
 }
 
-// waitReady delays a window, before its claim, while every route of the lane is shut. During that
-// time the lane stops and the log buffers its records. waitReady returns true when a route may be
-// tried. It also returns true when the window expires, so that the caller can end its receivers. It
-// returns false if ctx has ended.
+// waitReady waits while every route of the lane is shut. It is called before a window is claimed.
+// While it waits, the lane stops and the log buffers its records. waitReady returns true when a
+// route may be tried. It also returns true when the window expires, so that the caller can end the
+// receivers of the window. It returns false if ctx has ended.
 func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool {
 	for {
-		if h.allClosed(rs) {
+		if h.allWell(rs) {
 			return true
 		}
 		now := time.Now()
@@ -251,10 +252,10 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 	}
 }
 
-// allShut reports whether all routes of the lane are shut. It also returns the time at which the
-// first route may be tried, and a channel that is closed when the state may have changed.
+// allShut returns true if no route of the lane may be called now. It also returns the time at which
+// the first route may be tried, and a channel that is closed if that may have changed.
 func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
-	if h.allClosed(rs) {
+	if h.allWell(rs) {
 		return false, time.Time{}, nil
 	}
 	now := time.Now()
@@ -281,9 +282,8 @@ func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// StoppedBy returns why a lane is stopped at the time now, that is, why none of its routes may be
-// called. It returns the circuit of the route that may be tried first. ok is false if the lane is not
-// stopped.
+// StoppedBy returns why a lane makes no calls at the time now: it returns the circuit of the route
+// that may be tried first. ok is false if the lane may call one of its routes.
 func (h *Health) StoppedBy(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -22,8 +22,8 @@ type job struct {
 	index        []uint32     // request index by position; only for derived envelopes
 	windowStarts []columnMark // by window: its first position, and a reader at that position
 
-	// commitOrder is held from the snapshot of a row until the row is in the committer's queue.
-	// Otherwise an older snapshot could be written after a newer one.
+	// commitOrder is locked before a snapshot of the row is made, and unlocked when that row is in
+	// the committer's queue. Otherwise an older snapshot could be written after a newer one.
 	commitOrder sync.Mutex
 
 	mu         sync.Mutex // guards the fields below
@@ -46,14 +46,14 @@ type job struct {
 	allMade        bool // all windows of the job have been made
 }
 
-// columnMark is a position and a reader of the receivers' column at that position.
+// columnMark is a reader of the receivers that begins at the position pos.
 type columnMark struct {
 	pos uint32
 	rd  notify.ReceiverReader
 }
 
 // jobFate says which owner of the partition calls the receivers of a job: this owner or the next
-// owner.
+// one.
 type jobFate uint8
 
 const (
@@ -62,13 +62,14 @@ const (
 	fateLeft // left to the next owner
 )
 
-// window is a range of positions [lo, hi) that is claimed, called and settled together.
+// window is the receivers of a job at the positions [lo, hi). They share one claim, are sent
+// together, and get their outcomes together.
 type window struct {
 	job    *job
 	lo, hi uint32
 	rd     notify.ReceiverReader // is at position lo
-	// budget and early are the window's shares of the partition's quotas of the same names, in
-	// receivers.
+	// budget and early are the numbers of receivers that the window has acquired from the quotas
+	// partition.budget and partition.early.
 	budget, early int
 }
 
@@ -107,10 +108,10 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 	return j, hashes
 }
 
-// resumeFromRow continues from the row that an earlier start of the same envelope left. Outcomes of
-// positions below DoneUpTo are final. Receivers between DoneUpTo and StartedUpTo are ambiguous.
-// alone is true if the ambiguous receivers were started too often. Then the receivers need solo
-// runs, which find the receiver that kills the process.
+// resumeFromRow continues from the row that an earlier start of the same envelope left. Receivers
+// below DoneUpTo have final outcomes. Receivers from DoneUpTo to StartedUpTo are ambiguous.
+// resumeFromRow returns true if they were started too often. Then they need solo runs, which find
+// the receiver that kills the process.
 func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
@@ -188,9 +189,9 @@ func (j *job) snapshotLocked() notify.Row {
 	return row
 }
 
-// settleLocked records an outcome of a position. An outcome without a provider id, and for a
-// receiver with one address, can be shared by several positions. The first such outcome becomes the
-// default outcome. The caller holds mu.
+// settleLocked records the outcome of a position. Several positions can share an outcome if it has
+// no provider id and the receiver has one address. The first such outcome becomes the default
+// outcome. The caller holds mu.
 func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.settled[pos] = 1
 	x.Pos = pos
@@ -207,7 +208,8 @@ func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.exceptions = append(j.exceptions, x)
 }
 
-// sameOutcome reports whether two exceptions differ only in position and address.
+// sameOutcome returns true if two exceptions are equal in all fields other than position and
+// address.
 func sameOutcome(a, b *notify.Exception) bool {
 	return a.State == b.State && a.Class == b.Class && a.Wake == b.Wake && a.Retry == b.Retry && a.Of == b.Of &&
 		a.Code == b.Code && a.Provider == b.Provider && a.Receipt == b.Receipt
@@ -225,7 +227,8 @@ func (j *job) advanceLocked() {
 	}
 }
 
-// claim sets StartedUpTo in the row to the end of the window, and waits until the row is durable.
+// claim writes the end of the window into the row, as StartedUpTo, and waits until the row is
+// durable.
 func (j *job) claim(w *window) error {
 	return j.commit(func() (notify.Row, bool) {
 		j.startedTo, j.claimedAny = max(j.startedTo, w.hi), true
@@ -233,10 +236,10 @@ func (j *job) claim(w *window) error {
 	})
 }
 
-// commit makes the row that snapshot returns durable. It calls snapshot with mu held. If ok is false,
-// commit writes nothing and returns nil. If commit returns nil after a write, the row was durable
-// before the group could give the partition to another member. So the caller may make the calls that
-// the row claims, or send what remains to do after a finished row.
+// commit writes the row that snapshot returns, and waits until it is durable. It calls snapshot
+// with mu held. If ok is false, commit writes nothing and returns nil. If commit has written the
+// row and returns nil, the next owner of the partition certainly reads this row. So the caller may
+// make the calls that the row claims, or do the work that follows a finished row.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
 	if err := log.AwaitOwnership(ctx); err != nil {
@@ -272,13 +275,14 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 }
 
-// takeBackClaims writes the progress of a job that a drain leaves to the next owner. The written row
-// does not contain the claims of windows that were not called. All windows that were called have
-// their outcomes. So only receivers that were ambiguous when this owner resumed the job are
-// ambiguous for the next owner. A stop is not a death of the process, so it does not count as a
-// start. Drain calls takeBackClaims when no goroutine of the partition runs any more. If answers of
-// calls were dropped, the claims must stay. Answers are dropped only after the partition's context
-// has ended, and then Commit writes nothing.
+// takeBackClaims writes the row of a job that a drain leaves to the next owner. It removes the
+// claims of windows that were not called. Windows that were called have their outcomes. So for the
+// next owner, only receivers that this owner found ambiguous are ambiguous. The stop of a process
+// is not a crash, so it does not count as a start.
+//
+// Drain calls takeBackClaims when no goroutine of the partition runs any more. The claims of calls
+// whose answers were dropped must stay. They do: answers are dropped only after the partition's
+// context has ended, and then commit writes nothing.
 func (j *job) takeBackClaims() {
 	// An error means that the partition is gone. Then the claims stay in the row.
 	_ = j.commit(func() (notify.Row, bool) {
@@ -288,9 +292,9 @@ func (j *job) takeBackClaims() {
 	})
 }
 
-// finishWindow merges a window's outcomes into the job. def is the default outcome of the window. plain
-// contains, for each position from lo, 1 if the receiver has the outcome def. ex contains the other
-// outcomes. finishWindow returns true if the window was the last open window of the job.
+// finishWindow adds a window's outcomes to the job. def is the default outcome of the window. plain
+// has one byte for each position from lo: 1 means that the receiver has the outcome def. ex
+// contains the other outcomes. finishWindow returns true if the job has no more open windows.
 func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
 	if j.defaultOutcome.State == notify.None && def.State != notify.None {
@@ -321,7 +325,7 @@ func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []n
 	return last
 }
 
-// allHandedOut notes that every window of the job has been made. If all windows have ended already,
+// allHandedOut records that all windows of the job have been made. If they have all ended already,
 // it finishes the job.
 func (j *job) allHandedOut() {
 	j.mu.Lock()
@@ -333,8 +337,8 @@ func (j *job) allHandedOut() {
 	}
 }
 
-// finish commits the finished row, sends what remains to do (see handOn), and marks the record as
-// done. It runs in the goroutine of the window that ends last.
+// finish writes the finished row, does the work that follows it (see handOn), and marks the record
+// as done. The goroutine of the last window calls finish.
 func (j *job) finish() {
 	if j.p.w.cfg.Order == Relaxed {
 		j.p.leaveOrder(j)
@@ -365,9 +369,9 @@ func (j *job) finish() {
 	j.msg.Done()
 }
 
-// chooseDefaultLocked makes the most frequent exception the default outcome if most receivers have
-// it. The default came from the first window, whose result may differ from the result of most
-// windows. The caller holds mu.
+// chooseDefaultLocked makes an exception the default outcome if most receivers have that outcome.
+// Until then the default outcome is the result of the first window, and most windows may have
+// another result. The caller holds mu.
 func (j *job) chooseDefaultLocked() {
 	if len(j.exceptions) <= int(j.env.Count)/2 || len(j.exceptions) < 8 {
 		return
@@ -414,9 +418,9 @@ func (j *job) chooseDefaultLocked() {
 	j.exceptions = kept
 }
 
-// writeWait writes into the row what the started receivers wait for, so that a reader of the status
-// sees the cause. writeWait does not wait until the row is durable, because nothing depends on the
-// row.
+// writeWait writes the cause of a wait into the row, so that a reader of the status sees it. x says
+// what the started receivers wait for. writeWait does not wait until the row is durable, because
+// nothing depends on it.
 func (j *job) writeWait(x notify.Exception) {
 	j.commitOrder.Lock()
 	defer j.commitOrder.Unlock()
@@ -432,7 +436,7 @@ func (j *job) writeWait(x notify.Exception) {
 	_ = j.p.w.cfg.Committer.Commit(j.p.untilDrain, row, func() {}) // an error means that the partition is being drained
 }
 
-// clearWait removes the wait that writeWait noted, so that later rows do not show it.
+// clearWait removes the cause that writeWait wrote. Later rows do not show it.
 func (j *job) clearWait() {
 	j.mu.Lock()
 	j.shownWait = notify.Exception{}

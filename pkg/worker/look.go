@@ -50,17 +50,17 @@ func (r *round) decideReceivers(i int, now time.Time) {
 	}
 }
 
-// receiverBatch contains receivers that are decided together. A batch in the pool still refers to
-// its last receivers, so the memory of these receivers is not freed. That does little harm, because
-// the pool contains only few batches.
+// receiverBatch contains receivers that are decided together. A batch in the pool still has
+// pointers to its last receivers, so their memory is not freed. The pool has few batches, so this
+// memory is small.
 type receiverBatch struct {
 	recs    [64]notify.Receiver
 	users   [64][]byte
 	answers [64]users.Answer
 }
 
-// unknownUsers returns those users of the first n receivers whose profiles must be fetched. An otp or
-// alert message to an address given in the request needs no profile.
+// unknownUsers returns the users among the first n receivers whose profiles must be fetched. An otp
+// or alert message to an address in the request needs no profile.
 func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte) {
 	for i := range n {
 		if l.answers[i].Action == users.Unknown && !(cat.Critical() && len(l.recs[i].Address) > 0) {
@@ -70,8 +70,8 @@ func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte)
 	return list
 }
 
-// decideReceiver decides about one receiver at position pos. answer is what the receiver's profile
-// says. decideReceiver either adds items to the call or records an outcome.
+// decideReceiver decides about the receiver at position pos. answer is what the receiver's profile
+// allows. decideReceiver either adds items to the call or records an outcome.
 func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, answer *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
@@ -239,14 +239,14 @@ func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item
 	return r.settleByReceipts(keepItems, keepRefs)
 }
 
-// maxLookAge is how old the last check of preferences and cancellations may be when a call starts.
-// With this limit, an opt-out applies to every call that starts at least a second after the opt-out,
+// maxLookAge is the largest age of the last check of preferences and cancellations when a call
+// starts. With this limit, an opt-out applies to every call that starts a second or more after it,
 // as documented.
 const maxLookAge = 250 * time.Millisecond
 
-// queueHeads returns the first notification in the queue of each user of part i; only strict lanes
-// have these queues. It returns a nil map if no notification waits or the lane is not strict. It
-// returns false if the partition is gone.
+// queueHeads returns, for each user of part i, the first notification in the user's queue. Only
+// strict lanes have these queues. The map is nil if no notification waits or the lane is not
+// strict. queueHeads returns false if the partition is gone.
 func (r *round) queueHeads(i int) (map[string]engine.Hold, bool) {
 	cfg := &r.w.cfg
 	if cfg.Order != Strict || cfg.Role != First {
@@ -278,7 +278,8 @@ func (r *round) queueHeads(i int) (map[string]engine.Hold, bool) {
 	return heads, true
 }
 
-// deferBehind defers a receiver if another notification is at the head of its user's queue.
+// deferBehind defers a receiver if an earlier notification of the same user is first in the user's
+// queue. It returns true if it has deferred the receiver.
 func (r *round) deferBehind(part int, pos uint32, rec *notify.Receiver, e *notify.Envelope, now time.Time) bool {
 	head, ok := r.heads[string(rec.User)]
 	if !ok || head.ID == e.ID(rec.Index) && head.Epoch == e.Epoch {
@@ -292,10 +293,11 @@ func (r *round) deferBehind(part int, pos uint32, rec *notify.Receiver, e *notif
 	return true
 }
 
-// enterToCall enters the Solo for the round's next call, unless the round has entered or locked the
-// Solo already. In a drain, enterToCall returns an error for a window that covers its whole job; the
-// next owner does that job. A window that does not cover its job continues, because other windows of
-// the job may have been called.
+// enterToCall enters the Solo before the next call of the round. It does nothing if the round has
+// entered or locked the Solo already.
+//
+// During a drain it returns an error if the window covers its whole job: the next owner does that
+// job. Otherwise it continues, because other windows of the job may have been called.
 func (r *round) enterToCall(p *partition) error {
 	if r.pass != noPass {
 		return nil
@@ -329,14 +331,13 @@ func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) 
 	}
 }
 
-// minShownWait is the shortest wait that is written into rows. The wait for a probe's answer is
-// shorter than minShownWait and is not written. The first wait of a breaker that opens is longer and
-// is written.
+// minShownWait is the shortest wait that is written into rows. The wait for the answer to a probe
+// is shorter. The first wait after a breaker opens is longer.
 const minShownWait = 2 * time.Second
 
-// showWait records, in the rows of the items' envelopes, that the items wait until the time until. It
-// writes nothing if the wait is short, or if the rows already show a wait that ends at about that
-// time or later.
+// showWait writes into the rows of the items that the items wait until the time until. It writes
+// nothing if the wait is short, or if the rows already show a wait that ends at about that time or
+// later.
 func (r *round) showWait(refs []itemRef, until time.Time) {
 	now := time.Now()
 	if until.Sub(now) < minShownWait || until.Before(r.shownUntil.Add(minShownWait)) {

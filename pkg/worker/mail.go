@@ -12,8 +12,8 @@ import (
 )
 
 // mailbox collects single mails with the same content, so that one call to the provider sends up to
-// a window of mails. It does not delay otp and alert mails. Of the mails with the same inline
-// content, it does not delay the first mail.
+// a window of mails. It delays no otp and alert mails. It also does not delay a mail with inline
+// content if no mail with the same content came shortly before.
 type mailbox struct {
 	p *partition
 
@@ -22,7 +22,7 @@ type mailbox struct {
 	seen  map[contentKey]time.Time // when each content was last seen; entries older than BatchAge are removed
 	swept time.Time                // when old entries of seen were last removed
 	// urgentWaiting is the number of otp and alert mails that wait for earlier mails. While it is
-	// above 0, no mail waits in a bag.
+	// above 0, all mails are sent at once.
 	urgentWaiting int
 }
 
@@ -36,9 +36,9 @@ func newMailbox(p *partition) *mailbox {
 	return &mailbox{p: p, bags: map[contentKey]*contentBag{}, seen: map[contentKey]time.Time{}}
 }
 
-// mayHold reports whether a mail should wait for other mails with its content. A mail with a
-// template always waits. A mail with inline content waits if a mail with the same content was seen
-// before.
+// mayHold returns true if a mail should wait for other mails with the same content. A mail with a
+// template always waits. A mail with inline content waits if a mail with this content came before
+// it. No mail waits while an urgent mail needs its turn, and no urgent mail waits.
 func (m *mailbox) mayHold(j *job) bool {
 	if j.env.Category.Critical() {
 		return false
@@ -63,8 +63,8 @@ func (m *mailbox) mayHold(j *job) bool {
 	return again || j.env.Content.Template != ""
 }
 
-// add puts a mail into its bag. The goroutine of the bag's first mail waits and sends the whole
-// bag. The goroutines of the other mails end.
+// add puts a mail into the bag for its content. The goroutine that puts the first mail into a bag
+// waits and then sends the whole bag. The goroutines of the other mails end.
 func (m *mailbox) add(j *job) {
 	cfg := &m.p.w.cfg
 	h := contentHash(&j.env)
@@ -100,8 +100,8 @@ func (m *mailbox) add(j *job) {
 	m.sendBag(b.jobs)
 }
 
-// sendBag first sends, in one call, all mails of the bag whose turn has come. Then it sends the other
-// mails one by one. For example, a second mail to the same user must wait for the first mail. A mail
+// sendBag first sends, in one call, all mails of the bag that may be sent now. Then it sends the
+// others one by one; for example, a second mail to the same user must wait for the first. A mail
 // uses no budget while it waits for its turn.
 func (m *mailbox) sendBag(jobs []*job) {
 	var now, later []*job
@@ -188,7 +188,8 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	return true
 }
 
-// releaseHeld sends all bags at once if the otp or alert mail j must wait for earlier mails.
+// releaseHeld sends all bags at once if the otp or alert mail j must wait for earlier mails: these
+// may be in the bags.
 func (m *mailbox) releaseHeld(j *job) {
 	if j.turn == nil || j.turn.hasCome() {
 		return

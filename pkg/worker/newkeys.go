@@ -6,32 +6,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// newKeys decides which original envelopes of a partition cannot have an outcome row yet. accept
-// need not read a row for them. A newKeys belongs to one assignment of the partition. Only the
-// goroutine that calls accept uses it. An envelope has no row if no owner has claimed it:
+// newKeys finds the original envelopes (not retries or replays) that certainly have no outcome row.
+// accept reads no row for them. A newKeys belongs to one assignment of the partition to this
+// member. Only the goroutine that calls accept uses it.
 //
-//   - This owner has not claimed it if accept has not seen its key before.
-//   - No earlier owner has claimed it if the request was made after the assignment. An earlier
-//     owner claims nothing after this member was given the partition (log.AwaitOwnership), and this
-//     record was appended after the assignment (Msg.AfterAssign). But a repeated request keeps its
-//     ids, so another copy of the record may have been appended before the assignment. Therefore
-//     the time of the request is checked too.
+// An envelope has no row if no owner of the partition has claimed it. Two conditions together show this:
 //
-// The second copy of an original is always in the same partition of the lane's topic, so only
-// owners of this partition can claim it. This is not true for retries and replays; their rows are
-// always read.
+//   - This owner has not claimed it: accept has not seen its key before.
+//   - No earlier owner has claimed it: the record was appended after the assignment
+//     (Msg.AfterAssign), and the request was made after the assignment. An earlier owner claims
+//     nothing after the assignment (log.AwaitOwnership). The time of the request is checked because
+//     a repeated request has the same ids, so an older copy of the record may exist.
 //
-// The time of a request comes from the clock of the process that accepted it. If that clock is
-// ahead of ours, a request made before the assignment may seem to be made after it. So envelopes
-// made within clockMargin after the assignment may have been claimed, and their rows are read. The
-// same applies to ids from the future. So in the time clockMargin after the assignment, the row of
-// every envelope is read.
+// All copies of an original are in the same partition of the lane's topic, so only owners of this
+// partition can claim them. This is not true for retries and replays, so their rows are always
+// read.
+//
+// The process that accepted a request sets its time. If the clock of that process is ahead of ours,
+// a request from before the assignment may seem to be from after it. So rows are always read for
+// requests with a time up to clockMargin after the assignment, and for requests with a time in the
+// future.
 type newKeys struct {
 	began time.Time // when this member was given the partition
 
-	// New keys are added to the set newer. When newer is full, it becomes the set older, and the
-	// former older set is dropped. dropped is the latest request time of all dropped keys, in ms
-	// since 1970. A request made at that time or earlier may have been seen.
+	// New keys are added to newer. When newer is full, it becomes older, and the keys in older are
+	// dropped. dropped is the latest request time of all dropped keys, in ms since 1970. For a
+	// request of that time or earlier, newKeys does not know whether its key was seen.
 	newer, older keySet
 	dropped      int64
 }
@@ -58,9 +58,10 @@ type keySet struct {
 	latest int64 // time of the latest request whose key is in the set, in ms since 1970
 }
 
-// noteIsNew notes an original and reports whether it cannot have an outcome row. appendedAfter means
-// that the original's record was appended after the assignment. assignedFor is the age of the
-// assignment, by the monotonic clock.
+// noteIsNew adds the key of an original envelope to the set. It returns true if the envelope
+// certainly has no outcome row. appendedAfter means that the record was appended after the
+// partition was assigned to this member. assignedFor is the time since then, by the monotonic
+// clock.
 func (n *newKeys) noteIsNew(c *notify.Chunk, appendedAfter bool, now time.Time, assignedFor time.Duration) bool {
 	made := c.Base.Time().UnixMilli()
 	hash := notify.Mix(chunkHash(c))
@@ -73,8 +74,8 @@ func (n *newKeys) noteIsNew(c *notify.Chunk, appendedAfter bool, now time.Time, 
 		}
 		n.newer.add(hash, made)
 	}
-	// If the wall clock was set after the assignment, compute the assignment time by the new clock
-	// too.
+	// The wall clock may have been changed since the partition was assigned. Then compute the time
+	// of the assignment by the new clock too.
 	began := max(n.began.UnixMilli(), now.Add(-assignedFor).UnixMilli())
 	return !met && appendedAfter && made > max(began+clockMargin.Milliseconds(), n.dropped) && made <= now.Add(clockAhead).UnixMilli()
 }

@@ -21,16 +21,14 @@ type Offsets interface {
 
 // Opening decides when the worker may begin with a partition that was added to its topic. Before
 // the topic was enlarged, the users of the new partition were in another partition, the old
-// partition. The number of the old partition is the remainder of the new partition's number divided
-// by the earlier number of partitions. Notifications that were sent to these users before may still
-// wait in the old partition and must be delivered first. So a new partition waits until the group
-// has finished everything in the old partition that was appended with the earlier number of
-// partitions.
+// partition. (Its number is the remainder of the new number divided by the earlier number of
+// partitions.) Notifications to these users may still wait in the old partition, and must be
+// delivered first. So the new partition waits until the group has finished everything that was
+// appended to the old partition with the earlier number of partitions.
 //
-// An append reads the number of partitions when it begins, and has a time limit. So every append
-// that uses the earlier number is acknowledged or fails within Settle after the change. The worker
-// therefore waits until the group has committed the offset that the old partition had at the end of
-// this time.
+// An append reads the number of partitions when it begins, and has a time limit. So at the time
+// Settle after the change, no append with the earlier number is still running. The worker waits
+// until the group has committed the offset that the old partition ended at then.
 type Opening struct {
 	Spread  func() notify.Spread // numbers of the topic's partitions over time
 	Offsets Offsets
@@ -46,11 +44,11 @@ type Opening struct {
 	readAgainAt time.Time                              // when committedTo must be read again
 }
 
-// openEvery is how often the progress of old partitions is read while new partitions wait.
+// openEvery is the time between two reads of the group's progress while new partitions wait.
 const openEvery = 100 * time.Millisecond
 
-// NeedsCommit reports whether new partitions wait for the group's commits, or may soon wait for a
-// commit. While it returns true, the group should commit more often.
+// NeedsCommit returns true if new partitions wait, or will soon wait, for commits of the group.
+// Then the group should commit more often.
 func (o *Opening) NeedsCommit() bool {
 	raised := o.Spread().Since()
 	return !raised.IsZero() && time.Until(raised) < 2*time.Second && time.Since(raised) < time.Minute
@@ -100,9 +98,9 @@ func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 	}
 }
 
-// oldPartFinished reports whether the group has finished everything that was appended to an old
-// partition before the end of Settle. raised is the time at which the topic got more partitions;
-// Settle begins at that time.
+// oldPartFinished returns true if the group has finished everything that was appended to an old
+// partition before the time raised plus Settle. raised is the time at which the topic got more
+// partitions.
 func (o *Opening) oldPartFinished(ctx context.Context, old log.TopicPartition, raised time.Time) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

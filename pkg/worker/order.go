@@ -2,13 +2,12 @@ package worker
 
 import "sync"
 
-// userOrder keeps the order of first attempts per user within a partition. The worker may call the
-// provider for an envelope once every earlier envelope with one of its users has first results.
+// userOrder keeps the order of first attempts per user within a partition. The provider may be
+// called for an envelope when every earlier envelope for one of the same users has first results.
 //
 // A user is identified by a slot of a hash table. If two users have the same slot, an envelope may
-// wait without need, but no envelope overtakes another. A large envelope uses so many slots that it
-// would wait for most other envelopes anyway. So it is a barrier instead: it waits for all earlier
-// envelopes, and all later envelopes wait for it.
+// wait without need, but it never overtakes another. A large envelope would use very many slots. So
+// it is a barrier instead: it waits for all earlier envelopes, and all later envelopes wait for it.
 type userOrder struct {
 	mu        sync.Mutex
 	slots     []uint32              // by slot: number of the last envelope
@@ -32,7 +31,7 @@ type orderTurn struct {
 	ready    chan struct{} // closed when this turn waits for no other turn
 }
 
-// hasCome reports whether the envelope has its turn, that is, waits for no other envelope.
+// hasCome returns true if the envelope waits for no other envelope.
 func (t *orderTurn) hasCome() bool {
 	select {
 	case <-t.ready:
@@ -88,10 +87,9 @@ func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 	u.waiting = append(u.waiting, t)
 }
 
-// leave ends a turn: its users have their first results. An envelope may leave before it has its
-// turn, because it was finished before, expired or cancelled. Then the envelope stays in the order
-// until all envelopes that it waits for have left, because later envelopes must also wait for these
-// envelopes.
+// leave ends a turn: its users have their first results. An envelope may leave while it still waits
+// for others, because it expired, was cancelled or was finished before. Then it stays in the order
+// until all these others have left, because later envelopes must also wait for them.
 func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

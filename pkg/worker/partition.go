@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// message is a record of the log. It must be marked as done exactly once.
+// message is a record of the log. The worker must mark it as done exactly once.
 type message = *log.Msg
 
 // partition is one assigned partition of a worker. One goroutine calls accept, in the order of the
@@ -66,12 +66,11 @@ func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partit
 	return p
 }
 
-// profilesRetry is the time between two calls of loadProfiles, for a partition that is not announced
-// yet.
+// profilesRetry is the time between two calls of loadProfiles while the partition is not announced.
 const profilesRetry = time.Second
 
 // loadProfiles begins to load the profiles of the partition's users. It returns false if the
-// partition is not announced yet. In that case it is not known which users belong to the partition.
+// partition is not announced yet, because then nothing shows which users it has.
 func (p *partition) loadProfiles() bool {
 	spread, n := p.w.cfg.Spread(), int(p.tp.Partition)
 	partitions := spread.PartsAt(time.Now())
@@ -87,10 +86,10 @@ func (p *partition) loadProfiles() bool {
 	return true
 }
 
-// Drain implements log.Drainer. Drain waits for calls in flight and settles their receivers. Receivers
+// Drain implements log.Drainer. It waits for calls in flight and settles their receivers. Receivers
 // that wait for a route go to the timer store. The next owner does everything else. When Drain
-// returns, all settled outcomes are durable, so that nothing is repeated after a graceful stop. If
-// ctx ends first, receivers whose calls are still in flight stay claimed.
+// returns, all outcomes are durable, so a graceful stop repeats nothing. But if ctx ends first,
+// receivers whose calls are still in flight stay claimed.
 func (p *partition) Drain(ctx context.Context) {
 	p.mu.Lock()
 	p.draining = true
@@ -103,8 +102,8 @@ func (p *partition) Drain(ctx context.Context) {
 		jobs := slices.Collect(maps.Values(p.liveJobs))
 		p.mu.Unlock()
 		for _, j := range jobs {
-			// The time limit of the drain ended, and calls in flight were cut off. The provider may
-			// have processed these calls, so the claims must stay.
+			// The time limit of the drain has ended. The providers may have processed the calls
+			// that were cut off, so the claims must stay.
 			if ctx.Err() != nil {
 				break
 			}
@@ -118,9 +117,9 @@ func (p *partition) Drain(ctx context.Context) {
 	}
 }
 
-// beginAccept adds accept to the goroutines that Drain waits for. Without beginAccept, a Drain that
-// begins while accept reads rows would have nothing to wait for. Drain would return before the jobs
-// start. beginAccept returns false if Drain was called. Then the next owner handles the records.
+// beginAccept makes Drain wait for the running call of accept. Otherwise Drain could return while
+// accept reads rows, and accept would then start jobs. beginAccept returns false if Drain was
+// called. Then the next owner handles the records.
 func (p *partition) beginAccept() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,8 +155,8 @@ func (p *partition) accept(msgs []message) error {
 			continue
 		}
 		j, hashes := newJob(p, m, env, windows)
-		// Make the job live before its row is read. Otherwise a copy of the job could finish after
-		// the read, and this job would start again from the old row.
+		// Make the job live first, then read its row. Otherwise a copy of the job could finish
+		// after the read, and this job would start again from the old row.
 		if p.joinLive(j) {
 			continue
 		}
@@ -208,8 +207,8 @@ func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error {
 	return p.accept(msgs)
 }
 
-// withdraw removes jobs that were not started. The group will send their records to accept again.
-// If withdraw left a turn in the order, later jobs of the same users would wait forever.
+// withdraw removes jobs that were not started; accept gets their records again later. It also ends
+// their turns in the order. Otherwise later jobs of the same users would wait forever.
 func (p *partition) withdraw(jobs []*job) {
 	for _, j := range jobs {
 		p.leaveOrder(j)
@@ -217,10 +216,11 @@ func (p *partition) withdraw(jobs []*job) {
 	}
 }
 
-// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time at which
-// accept began. assignedFor is how long this process has had the partition. A scheduled chunk may be
-// published twice, before and after partitions were added. So surelyNew always returns false for a
-// scheduled chunk, and the row is read.
+// surelyNew returns true if the job's envelope certainly has no outcome row. now is the time at
+// which accept began. assignedFor is how long this process has had the partition.
+//
+// It always returns false for a scheduled chunk, because that chunk may be published twice: before
+// and after partitions were added to the topic.
 func (p *partition) surelyNew(j *job, now time.Time, assignedFor time.Duration) bool {
 	c := &j.env.Chunk
 	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
@@ -262,11 +262,10 @@ func (p *partition) readRows(keys []notify.RowKey, query func(context.Context, [
 	}
 }
 
-// joinLive normally makes j the live job of its key and returns false. If a job of another record
-// with this key is live already, joinLive returns true instead, and the caller does nothing more for
-// j. If both jobs have the same receivers, j is a copy: its record is marked as done after the
-// record of the first job, when the results of the first job are durable. If the receivers differ,
-// mismatch handles j.
+// joinLive normally makes j the live job of its key and returns false. If the key has a live job of
+// another record already, joinLive returns true, and the caller does nothing more for j. If both
+// jobs have the same receivers, j is a copy: its record is marked as done after the record of the
+// live job. If the receivers differ, mismatch handles j.
 func (p *partition) joinLive(j *job) bool {
 	p.mu.Lock()
 	first, ok := p.liveJobs[j.row.Key]
@@ -290,8 +289,8 @@ func (p *partition) joinLive(j *job) bool {
 	return true
 }
 
-// startJob runs a job in a goroutine. row is the outcome row of the job's key, or the zero row. If the
-// row is finished, startJob only sends what remains to do after the row (see handOn).
+// startJob runs a job in a goroutine. row is the outcome row of the job's key, or the zero row. If
+// the row is finished, startJob only sends what remains to do after the row (see handOn).
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {
@@ -355,8 +354,7 @@ func (w *Worker) endsWhole(j *job, now time.Time) (notify.State, string) {
 	return notify.None, ""
 }
 
-// Prefixes in the cause of a derived envelope, before the code. They say which earlier calls were
-// made.
+// Prefixes of the code in the cause of a derived envelope. They say which calls were made before.
 const (
 	causeCalled = "called:" // calls were made, and the provider did not process them
 	causeMaybe  = "maybe:"  // the provider may have processed a call
@@ -371,8 +369,8 @@ func doubtCount(cause string) int {
 	return len(rest) - len(strings.TrimLeft(rest, doubtMark))
 }
 
-// DeferralCode returns the code in the Cause of an envelope that a worker has deferred. The code
-// names the failure that the worker retries, or the reason for which the envelope waits.
+// DeferralCode returns the code in the Cause of a deferred envelope. The code names the failure
+// after which the worker tries again, or the reason for the wait.
 func DeferralCode(cause string) string {
 	return strings.TrimLeft(strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe), doubtMark)
 }
@@ -384,10 +382,10 @@ const (
 	codeHandedOver = "handed_over"
 )
 
-// waitFresh delays a bulk window while preferences or cancellations are too old, because the
-// process may not know a recent opt-out or cancellation yet. It also waits until the partition's
-// profiles are loaded. Fetching the profiles of many users one by one would take longer. It returns
-// false if the partition is being drained.
+// waitFresh delays a bulk window while preferences or cancellations are too old, because a recent
+// opt-out or cancellation may be missing. It also waits until the partition's profiles are loaded;
+// to fetch the profiles of many users one by one would take longer. It returns false if the
+// partition is being drained.
 func (p *partition) waitFresh() bool {
 	for !p.isFresh() {
 		if !notify.Sleep(p.untilDrain, 50*time.Millisecond) {
@@ -397,16 +395,16 @@ func (p *partition) waitFresh() bool {
 	return true
 }
 
-// isFresh reports whether waitFresh would return without waiting.
+// isFresh returns true if waitFresh has nothing to wait for.
 func (p *partition) isFresh() bool {
 	cfg := &p.w.cfg
 	return !cfg.Lane.Bulk || p.profiles.Load().Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
 }
 
 // fetchProfiles reads the profiles of users that this process does not have in memory. There are
-// two cases. The partition was assigned a moment ago and its profiles are still being loaded. Or
-// the users were in this partition while the topic had fewer partitions. If the store fails, a bulk
-// lane waits. In other lanes the users stay unknown; see decideReceiver.
+// two cases: the profiles of a new partition are still being loaded, or the users were in this
+// partition while the topic had fewer partitions. If the store fails, a bulk lane waits. In other
+// lanes the users stay unknown; see decideReceiver.
 func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		err := p.w.cfg.Prefs.Fetch(p.ctx, ch, users)
@@ -420,9 +418,9 @@ func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 	}
 }
 
-// mayCall reports whether an envelope may still be claimed after a wait. The envelope may not be
-// claimed if the gate or the routes were shut during the wait, or if preferences or cancellations
-// became too old. An expired envelope may always be claimed, because no call is made for it.
+// mayCall returns true if an envelope may still be claimed after a wait. It returns false if the
+// gate or all routes were shut during the wait, or if preferences or cancellations became too old.
+// An expired envelope may always be claimed, because no call is made for it.
 func (p *partition) mayCall(e *notify.Envelope) bool {
 	cfg := &p.w.cfg
 	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.anyReady(&cfg.Routes)

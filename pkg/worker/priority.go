@@ -9,21 +9,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// quota is a weighted semaphore. It serves waiting goroutines by category (otp, alert,
-// transactional, then all others), and within a category in the order of arrival. So otp messages
-// go first when capacity returns after a block.
-//
-// While the quota is shut, it serves no goroutine. When the quota opens, it serves the goroutines
-// in this order, not in the order in which they happen to wake.
+// quota is a weighted semaphore. It serves waiting goroutines by category: first otp, then alert,
+// then transactional, then all others. Within a category it serves them in the order of arrival.
+// While the quota is shut, it serves no goroutine.
 type quota struct {
 	size int
-	// shut, if set, reports whether the quota is shut. It also returns when to check again at the
-	// latest, and a channel that is closed when the state may have changed.
+	// shut, if set, returns whether the quota is shut. It also returns the time at which to check
+	// again, and a channel that is closed if the state may have changed before.
 	shut func() (shut bool, until time.Time, change <-chan struct{})
-	// shared, if set, allows acquiring more than size from this quota; see openReceivers. A waiting
-	// goroutine is served when capacity returns to this quota, not when it returns to another
-	// partition's quota. That is enough: whenever a goroutine waits, some capacity of this quota is
-	// in use and will return.
+	// shared, if set, allows goroutines to acquire more than size from this quota; see
+	// openReceivers. A waiting goroutine is served when this quota gets capacity back, not when the
+	// quota of another partition does. That is enough: while a goroutine waits, some capacity of
+	// this quota is in use and will return.
 	shared *openReceivers
 
 	mu       sync.Mutex // guards the fields below
@@ -41,9 +38,9 @@ func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, e
 	return q.acquireUntil(ctx, cat, 0, n, nil)
 }
 
-// acquireUntil does the same as acquire, but returns 0 and no error as soon as the channel stop is
-// closed. Within a category, the waiting goroutine with the lowest place is served first. Place 0
-// means behind all goroutines that wait now.
+// acquireUntil does the same as acquire, but returns 0 and no error when stop is closed. Within a
+// category, it serves the goroutine with the lowest place first. With place 0, the goroutine waits
+// behind all that wait now.
 func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uint64, n int, stop <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -72,8 +69,8 @@ func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uin
 	}
 }
 
-// tryAcquire acquires n, or the whole size if n is larger. It returns false if another goroutine
-// waits or too little is free.
+// tryAcquire acquires n, or the whole size if n is larger. It never waits. It returns false if
+// another goroutine waits, the quota is shut, or too little is free.
 func (q *quota) tryAcquire(n int) (int, bool) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -84,8 +81,8 @@ func (q *quota) tryAcquire(n int) (int, bool) {
 	return 0, false
 }
 
-// stopWaiting removes the waiter w. If w was served at the same moment, stopWaiting gives back what
-// w got.
+// stopWaiting removes the waiter w. If w was served at the same moment, stopWaiting gives its
+// capacity back.
 func (q *quota) stopWaiting(w *limit.Waiting[quotaWaiter]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -110,8 +107,8 @@ func (q *quota) isShut() bool {
 	return shut
 }
 
-// watch waits until the quota opens, serves the waiting goroutines and returns. It also returns when
-// the channel idle is closed.
+// watch waits until the quota opens, and then serves the waiting goroutines. If the channel idle is
+// closed first, it only returns.
 func (q *quota) watch(idle <-chan struct{}) {
 	for {
 		shut, until, change := q.shut()
@@ -149,7 +146,7 @@ func (q *quota) release(n int) {
 	q.mu.Unlock()
 }
 
-// take acquires n and reports whether it could. free becomes negative when more than size is in
+// take acquires n. It returns false if it cannot. free becomes negative when more than size is in
 // use. The caller holds mu.
 func (q *quota) take(n int) bool {
 	hasFree := q.free >= n
@@ -171,9 +168,8 @@ func (q *quota) giveBack(n int) {
 	}
 }
 
-// serve normally gives free capacity to the waiting goroutines, in order, until the capacity is too
-// small for the next goroutine. While the quota is shut, serve starts watch instead. The caller holds
-// mu.
+// serve gives free capacity to the waiting goroutines, in order, while there is enough for the next
+// one. If the quota is shut, serve instead starts watch. The caller holds mu.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {
@@ -189,9 +185,9 @@ func (q *quota) serve() {
 }
 
 // openReceivers counts the receivers in the open windows of all partitions of a worker. Normally a
-// partition may open only as many windows as its own quota allows. While the provider is slow, the
-// partition may open more, as long as all open windows together contain no more receivers than the
-// provider may have at once. Without this exception a slow provider would not get enough work.
+// partition may open only as many windows as its own quota allows. While the provider is slow, that
+// would be too little work for the provider. Then the partition may open more windows, up to the
+// number of receivers that the provider may have at once.
 type openReceivers struct {
 	limit int // receivers that may be at the provider at once
 

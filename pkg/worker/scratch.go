@@ -6,14 +6,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// scratch is the memory that a round needs while it lasts. A window of 1,000 receivers needs 150 KB.
-// Allocating that memory for each round was 42% of all allocations. A round with few receivers gets
-// a scratch with room for only these receivers. When each scratch had room for a whole window, 10,000
-// envelopes with one receiver each, at a slow provider, used 1.5 GB.
+// scratch is the memory of a round. A window of 1,000 receivers needs 150 KB; to allocate it for
+// each round was 42% of all allocations. A round with few receivers gets a scratch with room for
+// only these: with room for a whole window in each, 10,000 envelopes with one receiver at a slow
+// provider used 1.5 GB.
 //
-// Addresses from profiles are copied into the scratch during the look-up, while they are in the CPU
-// cache. When they were read from the profiles during the call, a window later, each address caused
-// a cache miss. The misses were 42 ns of the 290 ns that a receiver took (benchmark P6).
+// The look-up copies addresses from profiles into the scratch while they are in the CPU cache. When
+// the call, a window later, read them from the profiles, each address was a cache miss. The misses
+// were 42 of the 290 ns that a receiver took (benchmark P6).
 type scratch struct {
 	items     []notify.Item
 	refs      []itemRef
@@ -22,7 +22,8 @@ type scratch struct {
 	of        *sync.Pool // the pool to which free returns the scratch; nil: it is not reused
 }
 
-// scratchFor returns a scratch for the receivers of parts. The round owns it until free.
+// scratchFor returns a scratch with room for the receivers of parts. It belongs to the round until
+// the method free is called.
 func (w *Worker) scratchFor(parts []*window) *scratch {
 	n := 0
 	for _, p := range parts {

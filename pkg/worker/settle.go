@@ -66,10 +66,10 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 	r.addException(at.part, x)
 }
 
-// settleAccepted settles the accepted items with indexes in [from, to) that were not reported
-// before. Most items are accepted. An outcome without a provider id, and for a receiver with one
-// address, can be shared. The first such outcome becomes the default outcome of the round. The
-// caller holds r.mu. settleAccepted must not panic.
+// settleAccepted settles the accepted items with indexes in [from, to), if they have no outcome
+// yet. Several items can share an outcome if it has no provider id and the receiver has one
+// address. The first such outcome becomes the default outcome of the round. The caller holds r.mu.
+// settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
 	if res.Confirmed {
@@ -102,10 +102,10 @@ func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result
 	}
 }
 
-// reportAccepted reports to the breakers the successes that were only counted so far. Successes are
-// counted first, because reporting each success would need a lock each time. Before a failure is
-// reported, the counted successes must be reported. Otherwise the breaker would see the failures of
-// a window without the window's successes. The caller holds r.mu.
+// reportAccepted reports the counted successes to the breakers. The round only counts successes at
+// first, because each report needs a lock. Before it reports a failure, it must report the counted
+// successes. Otherwise the breaker would see the failures of a window without its successes. The
+// caller holds r.mu.
 func (r *round) reportAccepted(now time.Time) {
 	for i, n := range r.acceptedByRoute {
 		if n > 0 {
@@ -116,8 +116,8 @@ func (r *round) reportAccepted(now time.Time) {
 }
 
 // putOff makes an item wait until the time until. The wait uses no attempt. The item stays in the
-// round if the wait is short or no other route of the lane works. Otherwise the item is parked in the
-// timer store.
+// round if the wait is short or no other route of the lane works. Otherwise the item is parked in
+// the timer store.
 func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	cfg := &r.w.cfg
 	e := &r.parts[r.refs[i].part].job.env
@@ -129,8 +129,8 @@ func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	r.park(x, e, until)
 }
 
-// planRetry plans the next attempt of an item. If no attempt is left, or the next attempt would be
-// due after the envelope expires, planRetry ends the item.
+// planRetry plans the next attempt of an item. It ends the item instead if no attempt is left, or
+// if the envelope expires before the next attempt.
 func (r *round) planRetry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	cfg := &r.w.cfg
 	if int(e.Attempt) >= cfg.MaxRetries {
@@ -166,8 +166,8 @@ func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time
 	r.park(x, e, wake)
 }
 
-// mayBeTaken reports whether the provider may have processed the call that led to an outcome. After
-// a panic, mayBeTaken returns false.
+// mayBeTaken returns true if the provider may have processed the call that led to an outcome. After
+// a panic it returns false.
 func mayBeTaken(x *notify.Exception) bool {
 	return x.Class == notify.ClassAmbiguous && x.Code != codePanic
 }
@@ -226,9 +226,9 @@ func roundUp(t time.Time, step time.Duration) int64 {
 	return (ms + stepMs - 1) / stepMs * stepMs
 }
 
-// jitterOf returns a random source that gives a fixed number in [0,1) for each attempt of an
-// envelope. So the receivers of an envelope retry together, and different envelopes retry at
-// different times.
+// jitterOf returns a function that gives a number in [0,1) which depends only on the envelope and
+// its attempt. So the receivers of an envelope retry together, and different envelopes at different
+// times.
 func jitterOf(e *notify.Envelope) func() float64 {
 	var h uint64
 	for _, b := range e.Chunk.Base {
@@ -273,13 +273,12 @@ func (r *round) reportSettled() {
 	}
 }
 
-// settleByReceipts settles the items of which an earlier call has a receipt. It returns the other
-// items and their refs, and false if the partition is gone. An earlier call may have no answer,
-// because the connection broke after the provider read the request, or because the process died.
-// The receipt of such a call may arrive long before the next call is due.
+// settleByReceipts settles the items whose earlier call already has a receipt. It returns the other
+// items and their refs. It returns false if the partition is gone. An earlier call may have got no
+// answer, because the connection broke or the process died. But its receipt may have arrived.
 //
-// settleByReceipts reads the receipts by key, not by chunk, because a chunk of a large fan-out has a
-// receipt for every receiver.
+// settleByReceipts reads the receipts by key, not by chunk, because a chunk of a large fan-out has
+// a receipt for every receiver.
 func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef, bool) {
 	if len(items) == 0 || r.call.Channel == notify.Push || // push providers send no receipts
 		!slices.ContainsFunc(r.parts, func(p *window) bool { return p.job.calledBefore(p.lo) }) {
@@ -316,9 +315,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	return kept, keptRefs, true
 }
 
-// applyReceipts corrects the outcomes in ex, of receivers that end without a further call. If a
-// receipt reports that an earlier call delivered the message, the receiver ends as delivered.
-// applyReceipts returns false if the partition is gone.
+// applyReceipts corrects outcomes in ex of receivers that end without a further call. If a receipt
+// says that an earlier call delivered the message, the receiver ends as delivered. applyReceipts
+// returns false if the partition is gone.
 func (w *window) applyReceipts(ex []notify.Exception) bool {
 	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true
@@ -338,7 +337,7 @@ func (w *window) applyReceipts(ex []notify.Exception) bool {
 	return err == nil
 }
 
-// receiptKeys appends the keys of all receipts that could concern an item.
+// receiptKeys appends the keys of all rows that may have a receipt for an item.
 func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
 	call := *item.Key
 	for attempt := range item.Key.Attempt + 1 {
@@ -356,9 +355,9 @@ type goneAddress struct {
 	optedOut            bool
 }
 
-// suppressGone adds the dead addresses of a round to the suppression list. It opts out the users
-// who told the provider to stop. It works in a goroutine of its own. If the store fails, suppressGone
-// does not try again. The next failure of the same address calls it again.
+// suppressGone adds the dead addresses of a round to the suppression list, and opts out the users
+// who told the provider to stop. It starts a goroutine for this. If the store fails, the goroutine
+// does not try again: the next failure of the same address will call suppressGone again.
 func (r *round) suppressGone(p *partition) {
 	if len(r.gone) == 0 {
 		return

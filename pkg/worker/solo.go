@@ -14,16 +14,17 @@ import (
 // All workers of a process share one Solo, because a receiver that kills the process breaks off
 // every call of the process, in any lane.
 //
-// Normal calls use enter and leave; solo runs use lock and unlock. Runs form groups. A group waits
-// for the calls in flight and delays later calls. The delayed calls run before the next group, so
-// that many groups in a row do not stop the other lanes. The first group has one receiver, and each
-// next group has twice as many, up to maxSoloRun. After a crash the process begins with one
-// receiver again. Receivers of finished groups are done, so in the end the receiver that kills the
-// process is called alone.
+// Normal calls use enter and leave; solo runs use lock and unlock. Runs form groups. A group begins
+// when no call is in flight, and delays later calls. The delayed calls are made before the next
+// group, so that many groups do not stop the other lanes.
+//
+// The first group has one receiver, and each next group has twice as many, up to maxSoloRun. If a
+// group kills the process, the next process begins with one receiver again. Finished receivers are
+// not called again. So in the end the receiver that kills the process is called alone.
 //
 // There is no deadlock: a goroutine that has entered, or that has the lock, waits only for the
-// store and for the provider's answer. It must get its turn, budget, capacity and permit before it
-// enters or locks. A Solo is safe for concurrent use.
+// store and for the provider's answer. Before it enters or locks, it must have its turn, budget,
+// capacity and permit. A Solo is safe for concurrent use.
 type Solo struct {
 	mu           sync.Mutex      // guards the fields below
 	calls        int             // calls that entered and have not left
@@ -37,7 +38,7 @@ type Solo struct {
 type soloRun struct {
 	want int // number of receivers that the run wants to call
 	// again means that the first receiver of the run was called alone before, and the process died.
-	// Such a run goes first, in a group of its own.
+	// Such a run goes first, as the only run of its group.
 	again bool
 	ready chan struct{} // closed when got and alone are set
 	got   int           // number of receivers that the run may call, from 1 to want
@@ -67,8 +68,8 @@ func (s *Solo) enter(ctx context.Context) error {
 }
 
 // await waits until c is closed. If ctx ends first, await calls takeOut with mu held, and returns
-// ctx's error. takeOut removes the waiting call or run from its queue. takeOut returns false if the
-// call or run was served at the same moment. Then await calls undo.
+// ctx's error. takeOut removes the waiting call or run from its queue. If takeOut returns false,
+// the call or run has started already, and await calls undo.
 func (s *Solo) await(ctx context.Context, c chan struct{}, takeOut func() bool, undo func()) error {
 	select {
 	case <-c:
@@ -95,8 +96,8 @@ func (s *Solo) leave() {
 	s.nextGroupLocked()
 }
 
-// lock waits until no call and no other group is active. If ctx ends first, it returns ctx's error,
-// and the caller must not call unlock. want and again are the fields of soloRun.
+// lock waits until no call and no other group is active. It needs want and again for the soloRun
+// that it returns. If ctx ends first, it returns ctx's error, and the caller must not call unlock.
 func (s *Solo) lock(ctx context.Context, want int, again bool) (*soloRun, error) {
 	r := &soloRun{want: want, again: again, ready: make(chan struct{})}
 	s.mu.Lock()
@@ -110,7 +111,7 @@ func (s *Solo) lock(ctx context.Context, want int, again bool) (*soloRun, error)
 	}, s.unlock)
 }
 
-// unlock ends a run. The last run of a group lets the calls enter that the group delayed.
+// unlock ends a run. When the last run of a group ends, the calls that the group delayed may enter.
 func (s *Solo) unlock() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,16 +166,15 @@ const (
 	soloPass          // the round's goroutine has the lock
 )
 
-// maxSoloRun is the largest number of receivers in one group of solo runs. A group takes as long as
-// its slowest call. A crash may leave thousands of ambiguous receivers, and with small groups their
-// solo runs would take minutes. With this limit, a receiver that kills the process costs about eight
-// more restarts than without groups.
+// maxSoloRun is the largest number of receivers in one group of solo runs. A crash may leave
+// thousands of ambiguous receivers. One group takes as long as its slowest call, so with small
+// groups these receivers would take minutes. A larger group has a price: to find a receiver that
+// kills the process in 256 receivers, the process restarts about eight times more.
 const maxSoloRun = 256
 
-// firstSolo returns the value of Row.Starts from which an envelope's receivers run solo. When the
-// receiver at DoneUpTo is called alone, Starts is one higher until its outcome is durable. A group
-// of more receivers does not raise Starts, because it does not show which receiver kills the
-// process.
+// firstSolo returns the lowest value of Row.Starts at which an envelope needs solo runs. While the
+// receiver at DoneUpTo is called alone, Row.Starts is higher by one. A group of several receivers
+// does not increase Row.Starts, because it does not show which receiver kills the process.
 func (c *Config) firstSolo() uint16 { return uint16(c.MaxStarts) + 1 }
 
 // runSolo calls the receivers in [from, to) in solo runs. It returns false if the partition is
@@ -195,8 +195,8 @@ func (j *job) runSolo(from, to uint32) bool {
 
 // callSolo calls as many receivers in [from, to) as the group and the permit allow. It returns the
 // position after the last called receiver. It keeps the lock until the outcomes are durable.
-// Otherwise, if the next group killed the process, one of these receivers could be blamed for the
-// death.
+// Otherwise the next group could kill the process before that, and one of these receivers could get
+// the blame.
 func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	p := j.p
 	first := p.w.cfg.firstSolo()
@@ -238,10 +238,9 @@ func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	}) == nil
 }
 
-// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo. If
-// the provider may not be called any more when lockSolo gets the lock, lockSolo unlocks and waits
-// again. The parameter again is soloRun.again. If the partition is being drained, lockSolo returns
-// false and has no lock.
+// lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo.
+// If the provider may not be called any more by then, it unlocks and waits again. again is the
+// field of soloRun. If the partition is being drained, lockSolo returns false without the lock.
 func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	p, e := j.p, &j.env
 	cfg := &p.w.cfg
@@ -283,8 +282,8 @@ func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	}
 }
 
-// failKiller ends the receiver that killed the process each time it was called alone. The state is
-// UNKNOWN instead of FAILED if the provider may have processed an earlier attempt.
+// failKiller ends the receiver at pos, which killed the process each time it was called alone. The
+// state is FAILED, or UNKNOWN if the provider may have processed an earlier attempt.
 func (j *job) failKiller(pos uint32) {
 	x := notify.Exception{State: notify.Failed, Code: "killed_worker"}
 	if strings.HasPrefix(j.env.Cause, causeMaybe) {

@@ -12,9 +12,9 @@ import (
 // files by time need stamps close to the current time.
 const renewAfter = time.Hour
 
-// rowStamps makes the stamps of a partition's outcome rows. docs/internals-owners.md has the rules
-// of stamps. Because of the stamps, rows that this owner writes late cannot replace rows of a later
-// owner.
+// rowStamps makes the stamps of a partition's outcome rows. With stamps, a row that this owner
+// writes late cannot replace a row of a later owner. docs/internals-owners.md has the rules of
+// stamps.
 type rowStamps struct {
 	mu      sync.Mutex    // guards the fields below
 	tenure  engine.Tenure // Start 0: no tenure yet
@@ -61,8 +61,8 @@ func (p *partition) takeOverLocked() error {
 	if err != nil {
 		return err
 	}
-	// If another member got the partition before this tenure was issued, rows with this tenure
-	// would win over rows of the other member. So this tenure must not be used.
+	// Do not use the tenure if another member already has the partition: rows with this tenure
+	// would win over the rows of that member.
 	if err := log.AwaitOwnership(p.ctx); err != nil {
 		return err
 	}

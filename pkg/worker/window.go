@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// round is one or more claimed windows with the same content while the worker delivers them. One
-// goroutine uses the round. During a call, the report function that the provider calls also uses
-// the round, from any goroutine and with mu held.
+// round is the delivery of one or more claimed windows with the same content. One goroutine uses
+// the round. During a call, the provider also calls the report function of the round, from any
+// goroutine; that function locks mu.
 type round struct {
 	w           *Worker
 	parts       []*window
@@ -50,9 +50,8 @@ type round struct {
 	acceptedByRoute []int                // by route: accepted items not yet reported to its breaker
 }
 
-// itemRef says which receiver an item belongs to, and which route serves the item. The route is
-// stored, because a second look-up when the answer arrived took 8 ns: the address had left the CPU
-// cache.
+// itemRef says which receiver an item belongs to, and which route it uses. The route is stored,
+// because finding it again for the answer took 8 ns: the address was not in the CPU cache any more.
 type itemRef struct {
 	part      uint16
 	addresses uint8 // number of the receiver's addresses; 0: one
@@ -61,9 +60,9 @@ type itemRef struct {
 }
 
 // runWindow decides about every receiver, calls the provider and settles the outcomes. permit is
-// for the first call. A nil permit means that the provider is not Rated, or that the caller got no
-// permit. The caller releases the permit. pass says whether the caller has entered or locked the
-// Solo for the claim. If pass is callPass, runWindow leaves the Solo after the first call.
+// for the first call. It is nil if the provider is not Rated or the caller has no permit. The
+// caller releases the permit. pass says whether the caller has entered or locked the Solo. If pass
+// is callPass, runWindow leaves the Solo after the first call.
 func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind) {
 	e := &parts[0].job.env
 	r := &round{w: w, parts: parts, pass: pass, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
@@ -102,14 +101,14 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind)
 		return
 	}
 	kept.items, kept.refs, kept.targets, kept.addresses = r.call.Items, r.refs, r.targets, r.copied
-	// If the partition is gone, the windows get no outcome. Their receivers are ambiguous, as after
-	// a crash.
+	// If deliver returns false, the partition is gone. Then the windows get no outcomes, and their
+	// receivers are ambiguous, as after a crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
 		r.suppressGone(parts[0].job.p)
 		r.reportSettled()
 		if !r.broken {
-			// Free the scratch before the outcome is durable. The write of the outcome takes longer
-			// than all the work before it.
+			// Free the scratch now, not after the outcome is durable: that write takes longer than
+			// all the work before it.
 			kept.free()
 		}
 		for i, p := range r.parts {
@@ -157,7 +156,8 @@ func (r *round) deliver(p *partition) bool {
 			r.releasePermit()
 		}
 		r.leaveCall()
-		// Items for which the provider had no capacity join the items that were not called.
+		// Items for which the provider had no capacity wait again, with the items that were not
+		// called.
 		for _, i := range r.notTaken {
 			items = append(items, r.call.Items[i])
 			refs = append(refs, r.refs[i])
@@ -199,14 +199,14 @@ func (r *round) deliver(p *partition) bool {
 	}
 }
 
-// splitByRoute moves the items whose route allows a call now into r.call. It returns the other
-// items (rest), and the time at which to try them again (wait). If a route is being probed, only
-// one of its items is put into the call, because a whole call counts as one probe. Each further
-// item would use up a probe whose result is never reported.
+// splitByRoute moves the items whose route allows a call now into r.call. It parks items whose
+// route is shut if another route of the lane works. It returns the other items, and wait, the time
+// at which to try them again. If a route is being probed, only one of its items is moved: the whole
+// call counts as one probe, so further items would use up probes without results.
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
-	if cfg.Health.allClosed(&cfg.Routes) {
+	if cfg.Health.allWell(&cfg.Routes) {
 		r.call.Items, r.refs = items, refs
 		return nil, nil, now
 	}
@@ -237,8 +237,7 @@ func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify
 	return rest, restRefs, wait
 }
 
-// probeWait is the pause before further items are tried while another item of the same call probes
-// the route.
+// probeWait is the pause before other items of a route are tried while one item probes the route.
 const probeWait = 50 * time.Millisecond
 
 // nextDeadline returns the earliest expiry of the waiting envelopes. Zero means that no envelope
@@ -270,9 +269,9 @@ func (r *round) callProvider(p *partition) bool {
 	if r.enterToCall(p) != nil {
 		return r.putItemsBack(ctx)
 	}
-	// Preferences and cancellations may have changed while this goroutine waited for capacity, for
-	// a store, or for the group to confirm that this process still owns the partition. This call
-	// must respect the changes.
+	// Check preferences and cancellations again. They may have changed while this goroutine waited
+	// for capacity, for a store, or for the group to confirm that this process still owns the
+	// partition.
 	if log.AwaitOwnership(ctx) != nil {
 		return r.putItemsBack(ctx)
 	}
@@ -307,8 +306,8 @@ func (r *round) callProvider(p *partition) bool {
 		cfg.Provider.Send(cctx, &r.call, func(from, to int, res notify.Result) {
 			_ = reported[from:to] // an invalid range panics here, before the lock is held
 			if res.Class == notify.ClassAccepted {
-				// No defer here: it took a third of the time of an accepted item. An accepted
-				// answer is recorded even if the partition is gone, but it is not used then.
+				// No defer here: it took a third of the time of an accepted item. If the partition
+				// is gone, the answer is recorded too, but it is not used.
 				r.mu.Lock()
 				r.settleAccepted(reported, from, to, &res)
 				r.mu.Unlock()
@@ -345,8 +344,8 @@ func (r *round) callProvider(p *partition) bool {
 	return true
 }
 
-// putItemsBack adds the items of a call that is not made to the items that wait. It returns false
-// if the partition is gone.
+// putItemsBack is called if the call is not made. It adds the items to those that wait. It returns
+// false if the partition is gone.
 func (r *round) putItemsBack(ctx context.Context) bool {
 	for i := range r.call.Items {
 		r.notTaken = append(r.notTaken, i)
@@ -354,10 +353,9 @@ func (r *round) putItemsBack(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// ensurePermit gets a permit if the provider is Rated and the round has no permit. The items are
-// claimed already. Either the provider has returned them as busy, or they have more addresses than
-// the last permit covered. If no call may be made now, wait is the time at which to ask again. If a
-// call may be made, wait is zero.
+// ensurePermit gets a permit if the provider is Rated and the round has none. It returns zero if a
+// call may be made. Otherwise it returns the time at which to ask again. The items are claimed
+// already: the provider was busy, or the last permit was for fewer addresses.
 func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {
 		return time.Time{}

@@ -23,11 +23,10 @@ type Worker struct {
 	scratch       sync.Pool // *scratch
 	batches       sync.Pool // *receiverBatch
 	rated         Rated     // the provider, if it is Rated; nil otherwise
-	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and for
-	// Rated providers, which send far more slowly than claims are written. Late claims have two
-	// advantages. An otp message can overtake alerts in the queue for capacity. And a receiver that
-	// still waits for capacity is not ambiguous after a crash. Other lanes claim earlier, to keep
-	// thousands of calls in flight.
+	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and
+	// for Rated providers, which send far more slowly than claims are written. Then an otp message
+	// can overtake alerts that wait for capacity. And a receiver that waits for capacity is not
+	// ambiguous after a crash. Other lanes claim earlier, to keep thousands of calls in flight.
 	claimLast bool
 }
 
@@ -49,9 +48,9 @@ func (w *Worker) Assigned(ctx context.Context, tp log.TopicPartition) log.Partit
 	return newPartition(ctx, w, tp)
 }
 
-// waitDue waits until a retry is due. If the wait is longer than Hold, waitDue parks the retry in
-// the timer store instead. It returns false if this process must do nothing more for the job: the
-// retry is parked, or the partition is being drained and the next owner makes the retry.
+// waitDue waits until a retry is due. If the wait is longer than Hold, it parks the retry in the
+// timer store instead. It returns false if the retry is parked, or if the partition is being
+// drained and the next owner makes the retry.
 func (w *Worker) waitDue(j *job) bool {
 	at := time.UnixMilli(j.env.NotBefore)
 	wait := time.Until(at)
@@ -72,7 +71,7 @@ func (w *Worker) waitDue(j *job) bool {
 	return false
 }
 
-// park stores the timers ts, and repeats this until it succeeds or ctx ends. receivers is the number
+// park stores the timers ts. It tries again until it succeeds or ctx ends. receivers is the number
 // of receivers in ts, for Events.Parked.
 func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) error {
 	err := w.retryUntil(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, ts) })
@@ -82,9 +81,9 @@ func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) err
 	return err
 }
 
-// mismatch handles an envelope whose key has a row for other receivers. This happens if a request
-// was repeated and was split into other chunks. mismatch drops the receivers that are also in the
-// row's envelope. It makes a derived envelope for the other receivers and appends it to the log.
+// mismatch handles an envelope whose key has a row for other receivers. This happens if a repeated
+// request was split into other chunks. Receivers that are also in the envelope of the row are
+// dropped. For the others, mismatch appends a derived envelope to the log.
 func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	w.cfg.Logger.Error("a chunk came again with other receivers; receivers that were in the first copy are dropped, the others are sent",
 		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block, "trace_id", notify.TraceID(j.env.Trace))
@@ -117,8 +116,7 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	j.msg.Done()
 }
 
-// seenIndexes returns the receivers of the envelope that a row belongs to, by their index in the
-// request.
+// seenIndexes returns the indexes, in the request, of the receivers in the envelope of a row.
 func (w *Worker) seenIndexes(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	if len(row.Index) == 0 {
 		return w.cfg.ChunkIndexes(ctx, row)
@@ -144,9 +142,9 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	return w.retryUntil(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
-// replaceDamaged puts the bytes of an outcome row that cannot be decoded into the poison topic,
-// with the origin of the row's envelope. Then it sets *row to a new row. The content of the damaged
-// row is lost, so the new row says that every receiver of the envelope may have been called.
+// replaceDamaged handles an outcome row that cannot be decoded. It puts the bytes of the row, with
+// the origin of its envelope, into the poison topic. Then it sets *row to a new row. The old
+// content is lost, so the new row says that every receiver of the envelope may have been called.
 func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) error {
 	if f := w.cfg.Events.Damaged; f != nil {
 		f(w.cfg.Lane)
@@ -168,9 +166,9 @@ func (w *Worker) routeOf(address []byte) string {
 	return ""
 }
 
-// retryUntil repeats f until f succeeds or ctx ends. It never gives up for another reason, because a
-// record must not be marked as done before f has succeeded. what names the store or the log in the
-// log messages.
+// retryUntil repeats f until f succeeds or ctx ends. It never gives up for another reason, because
+// a record must not be marked as done before f has succeeded. what is the name of the store, for
+// the log messages.
 func (w *Worker) retryUntil(ctx context.Context, what string, f func() error) error {
 	for pause := (notify.Pause{}); ; {
 		err := f()

@@ -2,9 +2,9 @@
 // null sink as fast as it can. Then four agents do the same, at the same time. A control group
 // (needs Linux and root) limits each agent to the same share of a core.
 //
-// The last line of its output has key=value pairs: the rates in messages a second, and the
-// number of cores that the agents used. It exits 1 unless four agents send at least 3.5 times
-// as many messages as one agent.
+// The last line of its output has key=value pairs: the rates in messages a second, and the number
+// of cores that the agents used. It exits 1 if four agents send less than 3.5 times as many
+// messages as one agent.
 package main
 
 import (

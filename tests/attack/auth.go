@@ -7,33 +7,33 @@ import (
 	"time"
 )
 
-// refused adds a try that sends a token to a server. The server must refuse the token.
-func (r *world) refused(server, name, does, token string) {
-	r.wants(name, does, request{url: "http://" + server + "/v1/ops/callers", token: token}, 401, 403)
+// tryBadToken adds a try that sends a token to a server. The server must refuse the token.
+func (r *world) tryBadToken(server, name, does, token string) {
+	r.tryRequest(name, does, request{url: "http://" + server + "/v1/ops/callers", token: token}, 401, 403)
 }
 
-// believed checks that the server accepts a valid token, and panics if not. A server that accepts
-// no token at all would pass every other try.
-func (r *world) believed(server, token string) {
+// mustAcceptToken panics if the server does not accept a valid token. If the server accepted no
+// token at all, every other try would pass.
+func (r *world) mustAcceptToken(server, token string) {
 	r.must(request{url: "http://" + server + "/v1/ops/callers", token: token})
 }
 
 // tokenTries send forged tokens to the first server, which trusts one ES256 key.
 func tokenTries(r *world) {
-	r.believed(apiAddr, r.keys.token("op", "operate"))
+	r.mustAcceptToken(apiAddr, r.keys.token("op", "operate"))
 	k, good := r.keys, claimsOf("op", "operate")
-	add := func(name, does, token string) { r.refused(apiAddr, name, does, token) }
-	own := func(more map[string]any, body any) string { return k.signed("ES256", k.own, more, body) }
+	add := func(name, does, token string) { r.tryBadToken(apiAddr, name, does, token) }
+	own := func(more map[string]any, body any) string { return k.signToken("ES256", k.own, more, body) }
 	add("none", "has no token", "")
 	for _, alg := range []string{"none", "None", "NONE", "nOnE", "", "HS256", "HS384", "HS512", "RS256", "RS512", "PS256", "ES384", "ES512", "EdDSA", "ES256K", "es256"} {
-		add("alg "+alg+" unsigned", "has no signature", k.signed(alg, nil, nil, good))
-		add("alg "+alg+" of own key", "is signed with the right key, but names another algorithm", k.signed(alg, k.own, nil, good))
-		add("alg "+alg+" by public key", "is signed with the public key as a secret", k.signed(alg, k.ownPEM, nil, good))
+		add("alg "+alg+" unsigned", "has no signature", k.signToken(alg, nil, nil, good))
+		add("alg "+alg+" of own key", "is signed with the right key, but names another algorithm", k.signToken(alg, k.own, nil, good))
+		add("alg "+alg+" by public key", "is signed with the public key as a secret", k.signToken(alg, k.ownPEM, nil, good))
 	}
-	add("alg ES256 unsigned", "has no signature", k.signed("ES256", nil, nil, good))
-	add("other key", "is signed by another key", k.signed("ES256", k.other, nil, good))
-	add("rsa", "is signed by an RSA key", k.signed("RS256", k.rsa, nil, good))
-	add("ed25519", "is signed by an Ed25519 key", k.signed("EdDSA", k.ed, nil, good))
+	add("alg ES256 unsigned", "has no signature", k.signToken("ES256", nil, nil, good))
+	add("other key", "is signed by another key", k.signToken("ES256", k.other, nil, good))
+	add("rsa", "is signed by an RSA key", k.signToken("RS256", k.rsa, nil, good))
+	add("ed25519", "is signed by an Ed25519 key", k.signToken("EdDSA", k.ed, nil, good))
 	for _, alg := range []any{nil, 7, true, []string{"ES256"}, map[string]string{"a": "ES256"}} {
 		add(fmt.Sprintf("alg of type %T", alg), "names no algorithm", own(map[string]any{"alg": alg}, good))
 	}
@@ -48,7 +48,7 @@ func tokenTries(r *world) {
 		if name == "jwk" {
 			value = map[string]any{"kty": "oct", "k": b64(k.sym)}
 		}
-		add("key of its own by "+name, "brings or names its own key", k.signed("ES256", k.other, map[string]any{name: value}, good))
+		add("key of its own by "+name, "brings or names its own key", k.signToken("ES256", k.other, map[string]any{name: value}, good))
 	}
 	r.claimTries(good)
 	r.changedTries(good)
@@ -57,7 +57,7 @@ func tokenTries(r *world) {
 // claimTries send tokens that are signed by the right key but have wrong claims.
 func (r *world) claimTries(good map[string]any) {
 	add := func(name, does string, body any) {
-		r.refused(apiAddr, name, does, r.keys.signed("ES256", r.keys.own, nil, body))
+		r.tryBadToken(apiAddr, name, does, r.keys.signToken("ES256", r.keys.own, nil, body))
 	}
 	now := time.Now().Unix()
 	for name, values := range map[string][]any{
@@ -74,7 +74,7 @@ func (r *world) claimTries(good map[string]any) {
 		"users": {"", 7, []string{"op"}, "x:", "\x00"},
 	} {
 		for _, v := range values {
-			add(fmt.Sprintf("%s=%#v", name, v), "has a wrong value for a claim, or no value", with(good, map[string]any{name: v}))
+			add(fmt.Sprintf("%s=%#v", name, v), "has a wrong value for a claim, or no value", withChanges(good, map[string]any{name: v}))
 		}
 	}
 	text := func(more string) string {
@@ -103,7 +103,7 @@ func (r *world) claimTries(good map[string]any) {
 // changedTries send changed copies of a valid token.
 func (r *world) changedTries(good map[string]any) {
 	add := func(name, does string, change func(parts []string) string) {
-		r.refused(apiAddr, name, does, change(strings.Split(r.keys.signed("ES256", r.keys.own, nil, good), ".")))
+		r.tryBadToken(apiAddr, name, does, change(strings.Split(r.keys.signToken("ES256", r.keys.own, nil, good), ".")))
 	}
 	join := func(p ...string) string { return strings.Join(p, ".") }
 	for i := range 3 {
@@ -141,11 +141,11 @@ func (r *world) changedTries(good map[string]any) {
 // tokens.
 func jwksTries(r *world) {
 	good := claimsOf("op", "operate")
-	r.believed(jwksAddr, r.keys.signed("ES256", r.keys.own, map[string]any{"kid": "good"}, good))
-	r.believed(jwksAddr, r.keys.signed("RS256", r.keys.rsa, map[string]any{"kid": "rsa"}, good))
+	r.mustAcceptToken(jwksAddr, r.keys.signToken("ES256", r.keys.own, map[string]any{"kid": "good"}, good))
+	r.mustAcceptToken(jwksAddr, r.keys.signToken("RS256", r.keys.rsa, map[string]any{"kid": "rsa"}, good))
 	k := r.keys
 	add := func(name, does, alg string, kid, key any) {
-		r.refused(jwksAddr, name, does, k.signed(alg, key, map[string]any{"kid": kid}, good))
+		r.tryBadToken(jwksAddr, name, does, k.signToken(alg, key, map[string]any{"kid": kid}, good))
 	}
 	for _, kid := range []any{nil, "", "none", "Good", "good ", "../good", "good\x00", 7, []string{"good"}, strings.Repeat("x", 300), "' or 1=1", "/dev/null", "https://" + domain} {
 		add(fmt.Sprintf("kid %#v", kid), "names no key of the set", "ES256", kid, k.own)
@@ -181,7 +181,7 @@ func headerTries(r *world) {
 		"session": {"Cookie: session=x; notifyd_session=x; __Host-session=x"}, "quoted": {`Authorization: Bearer "` + token + `"`},
 		"name with a space": {"Authorization : Bearer " + token}, "underscore": {"Authorization_: Bearer " + token},
 	} {
-		r.unanswered("token by "+name, "brings the token in another way", get(path, header...))
+		r.tryRawRequest("token by "+name, "brings the token in another way", get(path, header...))
 	}
 	for _, p := range []string{
 		path + "?access_token=" + token, path + "?token=" + token, path + ";token=" + token, path + "/", "/" + path, "/v1//ops/callers", "/v1/./ops/callers", "/v1/x/../ops/callers", "/healthz/../v1/ops/callers",
@@ -191,18 +191,18 @@ func headerTries(r *world) {
 		"/ui/assets/..%2f..%2f..%2fetc%2fpasswd", "/ui/assets/../../etc/passwd", "/ui/assets/%2e%2e", "/.git/config", "/v1/ops/debug", "http://127.0.0.1:7420/v1/ops/callers", "http://x/v1/ops/callers", "//127.0.0.1/v1/ops/callers",
 		"http://169.254.169.254/", "127.0.0.1:22", "*",
 	} {
-		r.unanswered("path "+p, "writes the path in another way, without a token", get(p))
+		r.tryRawRequest("path "+p, "writes the path in another way, without a token", get(p))
 	}
 	for _, m := range []string{"HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "G ET", "X"} {
-		r.unanswered("method "+m, "asks with another method, without a token", strings.Replace(get(path), "GET", m, 1))
+		r.tryRawRequest("method "+m, "asks with another method, without a token", strings.Replace(get(path), "GET", m, 1))
 	}
 }
 
-// leftTries run after all other tries. They check the connections that the canary recorded, and
-// the logs, metrics and files of the servers.
-func leftTries(r *world) {
+// lastTries run after all other tries. They check the connections that the canary recorded, and the
+// logs, metrics and files of the servers.
+func lastTries(r *world) {
 	r.try("canary", "looks at all connections that the canary has recorded", "that no connection is to an address that is not public", func(context.Context) string {
-		if saw := r.canary.saw(noAddr); saw != "" {
+		if saw := r.canary.firstSeen(noAddr); saw != "" {
 			return "a connection to " + saw
 		}
 		return ""

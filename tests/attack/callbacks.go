@@ -38,8 +38,8 @@ func rows(table string) (out []string) {
 func addrOf(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // urlTries use URLs that notifyd must never call, in many spellings. Each URL is checked with the
-// API, used as the base URL of a trigger, and used as the outcomes URL. A URL marked with ~ in
-// the table is not used as the outcomes URL, because only a look-up can refuse its name.
+// API, used as the base URL of a trigger, and used as the outcomes URL. If a URL in the table has
+// the mark ~, only a DNS look-up can refuse it, so it is not used as the outcomes URL.
 func urlTries(r *world) {
 	urls := rows(urlTable)
 	for _, u := range urls {
@@ -48,11 +48,11 @@ func urlTries(r *world) {
 		r.try("check "+quoted, "asks whether the URL may be called", "an answer of 4xx or 503, or an answer without an allowed address", func(context.Context) string {
 			q := "/v1/ops/url-check?url=" + escape(u)
 			a := r.ask(request{url: q, token: r.keys.token("op", "observe")})
-			return a.when(a.status == 200 && strings.Contains(a.body, `"allowed":true`))
+			return a.describeIf(a.status == 200 && strings.Contains(a.body, `"allowed":true`))
 		})
 		r.try("trigger "+quoted, "lets an operator admit the URL, and registers a trigger that calls it", "an answer of 4xx, or a call that connects to no address", func(ctx context.Context) string {
-			a := r.fire(ctx, u, u)
-			return a.when(strings.Contains(a.body, `"address":"`))
+			a := r.fireTrigger(ctx, u, u)
+			return a.describeIf(strings.Contains(a.body, `"address":"`))
 		})
 		if isName {
 			continue
@@ -61,45 +61,45 @@ func urlTries(r *world) {
 			body := rig.Must(json.Marshal(map[string]any{"callback_urls": []string{u}, "outcomes_url": u}))
 			name := "out-" + strconv.FormatInt(r.number.Add(1), 10)
 			a := r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: r.keys.token("op", "operate"), body: string(body)})
-			return a.when(a.status/100 != 4)
+			return a.describeIf(a.status/100 != 4)
 		})
 	}
 }
 
-// addressTries make notifyd call names of the attacker's domain. The names resolve to addresses
-// that are not public, or resolve to another address at each look-up.
+// addressTries make notifyd call names in the attacker's domain. Some names resolve to addresses
+// that are not public. Other names resolve to another address at each look-up.
 func addressTries(r *world) {
 	addrs := rows(addressTable)
 	denied := func(name, does, host string, at netip.Addr) {
 		r.try(name, does, "no connection to that address", func(ctx context.Context) string {
 			url := "https://" + host + "/x"
-			a := r.fire(ctx, url, url)
-			if saw := r.canary.saw(at); saw != "" {
+			a := r.fireTrigger(ctx, url, url)
+			if saw := r.canary.firstSeen(at); saw != "" {
 				return "a connection to " + saw
 			}
 			if strings.Contains(a.body, `"class":"ok"`) && !at.IsValid() {
 				return "" // notifyd called the public address of the name
 			}
-			return a.when(strings.Contains(a.body, `"class":"ok"`))
+			return a.describeIf(strings.Contains(a.body, `"class":"ok"`))
 		})
 	}
 	for _, a := range addrs {
 		ip := rig.Must(netip.ParseAddr(a))
-		denied("name of "+a, "calls a name that resolves to this address", named(a), ip)
+		denied("name of "+a, "calls a name that resolves to this address", nameFor(a), ip)
 		denied("alias of "+a, "calls an alias of a name that resolves to this address", "cname-"+hexOf(a)+"."+domain, ip)
 	}
 	for _, a := range []string{"127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "::1", "fd00:ec2::254", "fe80::1"} {
 		denied("first public, then "+a, "resolves to a public address first", "rebind-"+hexOf(publicV4)+"-"+hexOf(a)+"."+domain, netip.Addr{})
-		denied("public and "+a, "resolves to both at once", named(publicV4, a), netip.Addr{})
-		denied(a+" and public", "resolves to both at once, the other one first", named(a, publicV4), netip.Addr{})
+		denied("public and "+a, "resolves to both at once", nameFor(publicV4, a), netip.Addr{})
+		denied(a+" and public", "resolves to both at once, the other one first", nameFor(a, publicV4), netip.Addr{})
 		r.try("check of a name of "+a, "asks whether such a name may be called", "an answer without an allowed address", func(context.Context) string {
-			ans := r.ask(request{url: "/v1/ops/url-check?url=" + escape("https://"+named(a)+"/"), token: r.keys.token("op", "observe")})
-			return ans.when(strings.Contains(ans.body, `"allowed":true`))
+			ans := r.ask(request{url: "/v1/ops/url-check?url=" + escape("https://"+nameFor(a)+"/"), token: r.keys.token("op", "observe")})
+			return ans.describeIf(strings.Contains(ans.body, `"allowed":true`))
 		})
 	}
 	for _, status := range []string{"301", "302", "303", "307", "308"} {
 		for _, to := range []string{"https://10.0.0.1/", "http://127.0.0.1/", "https://[::1]/", "http://169.254.169.254/latest/meta-data/", "file:///etc/passwd", "//192.168.1.1/"} {
-			denied("redirect "+status+" to "+to, "answers with a redirect", named(publicV4)+"/redirect/"+status+"?to="+escape(to)+"&x=", netip.Addr{})
+			denied("redirect "+status+" to "+to, "answers with a redirect", nameFor(publicV4)+"/redirect/"+status+"?to="+escape(to)+"&x=", netip.Addr{})
 		}
 	}
 	r.outcomesTry()
@@ -109,8 +109,8 @@ func addressTries(r *world) {
 // fail.
 func (r *world) outcomesTry() {
 	r.try("outcomes to loopback", "lets notifyd report the end of a notification to a name that resolves to 127.0.0.7", "no connection to that address", func(ctx context.Context) string {
-		url := "https://" + named("127.0.0.7") + "/x"
-		name := r.mustCaller(url)
+		url := "https://" + nameFor("127.0.0.7") + "/x"
+		name := r.mustCreateCaller(url)
 		body := fmt.Sprintf(`{"callback_urls":[%q],"outcomes_url":%q,"outcomes_of":"all"}`, url, url)
 		r.must(request{method: "PUT", url: "/v1/ops/callers/" + name, token: r.keys.token("op", "operate"), body: body})
 		r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token(name, "send"), body: noteTo("nowhere", "x")})
@@ -120,7 +120,7 @@ func (r *world) outcomesTry() {
 			a := r.must(request{url: "/v1/triggers?caller=" + name, token: r.keys.token("op", "observe")})
 			return strings.Contains(a.body, `"attempts":1`) || strings.Contains(a.body, logged) || strings.Contains(a.body, "denied")
 		})
-		if saw := r.canary.saw(addrOf("127.0.0.7")); saw != "" {
+		if saw := r.canary.firstSeen(addrOf("127.0.0.7")); saw != "" {
 			return "a connection to " + saw
 		}
 		if !told {
@@ -135,12 +135,12 @@ func (r *world) outcomesTry() {
 func receiverTries(r *world) {
 	for name := range rawAnswers {
 		r.try(name, "answers a callback with this text and keeps the connection open", "that the call, which has a time-out of 1 s, ends within 10 s", func(ctx context.Context) string {
-			url := "https://" + named(publicV4) + "/raw/" + name
-			caller := r.mustCaller(url)
+			url := "https://" + nameFor(publicV4) + "/raw/" + name
+			caller := r.mustCreateCaller(url)
 			token := r.keys.token(caller, "trigger")
 			a := r.must(request{method: "POST", url: "/v1/triggers", token: token, body: triggerOf(url)})
-			a = r.called(ctx, a.field("trigger_id"), token, 10*time.Second)
-			return a.when(!strings.Contains(a.body, logged))
+			a = r.waitUntilCalled(ctx, a.field("trigger_id"), token, 10*time.Second)
+			return a.describeIf(!strings.Contains(a.body, logged))
 		})
 	}
 }

@@ -106,10 +106,10 @@ func (w *watched) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// saw returns the destination address of a connection, or "" if there was no connection. It ignores
-// publicV4 and publicV6. If the parameter wanted is a valid address, saw considers only connections
-// to this address.
-func (c *canary) saw(wanted netip.Addr) string {
+// firstSeen returns the destination address of a recorded connection, or "" if there was none. It
+// ignores publicV4 and publicV6. If the parameter wanted is a valid address, only connections to
+// this address count.
+func (c *canary) firstSeen(wanted netip.Addr) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for a := range c.seen {
@@ -240,11 +240,11 @@ func (c *canary) records(q dnsmessage.Question) (out []dnsmessage.Resource) {
 	return out
 }
 
-// hexOf returns the hex form of an address that labels of the attacker's names use.
+// hexOf returns the hex form of an address. Names in the attacker's domain contain it.
 func hexOf(addr string) string { return hex.EncodeToString(netip.MustParseAddr(addr).AsSlice()) }
 
-// named returns a name that resolves to addrs.
-func named(addrs ...string) string {
+// nameFor returns a name that resolves to addrs.
+func nameFor(addrs ...string) string {
 	label := "a"
 	for _, a := range addrs {
 		label += "-" + hexOf(a)
@@ -252,9 +252,9 @@ func named(addrs ...string) string {
 	return label + "." + domain
 }
 
-// dialled opens a TCP connection to address and closes it. It returns an error if nothing
+// canConnect opens a TCP connection to address and closes it. It returns an error if nothing
 // listens at the address.
-func dialled(ctx context.Context, address string) error {
+func canConnect(ctx context.Context, address string) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {

@@ -17,16 +17,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Sizes of the floods. idleConns is more than the API accepts (16,384 connections). slowBodies is
-// more than the API reads at the same time (1,024 bodies).
+// Sizes of the floods. The API accepts at most 16,384 connections; idleConns is more. The API reads
+// at most 1,024 bodies at the same time; slowBodies is more.
 const (
 	idleConns  = 17_000
 	slowBodies = 1_100
 )
 
-// floodTries use up all connections of the server, or all its slots for bodies, without a token.
-// Then another client sends a request, and the server must answer it. The last try stops the
-// server during callbacks that would never end.
+// floodTries use up all connections of the server, or all bodies that it reads at the same time.
+// They send no token. Then another client sends a request, and the server must answer it. The last
+// try stops the server during callbacks that would never end.
 func floodTries(r *world) {
 	slow := func(name, path string, then request, want int) {
 		r.try(name, fmt.Sprintf("sends the first byte of %d bodies", slowBodies), fmt.Sprintf("that the complete request of another client is answered with %d within 5 s", want), func(ctx context.Context) string {
@@ -34,7 +34,7 @@ func floodTries(r *world) {
 			stop, err := flood(ctx, slowBodies, text)
 			defer stop()
 			rig.Ok(err)
-			return r.soon(then, want)
+			return r.answersInTime(then, want)
 		})
 	}
 	form := map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
@@ -46,12 +46,12 @@ func floodTries(r *world) {
 		defer stop()
 		rig.Ok(err)
 		r.client.CloseIdleConnections()
-		return r.soon(request{url: "/healthz"}, 200)
+		return r.answersInTime(request{url: "/healthz"}, 200)
 	})
 	r.try("stop", "answers callbacks with 101 while the server is stopped", "that it ends within 30 s", func(ctx context.Context) string {
-		url := "https://" + named(publicV4) + "/raw/101"
+		url := "https://" + nameFor(publicV4) + "/raw/101"
 		for range 4 {
-			name := r.mustCaller(url)
+			name := r.mustCreateCaller(url)
 			r.must(request{method: "POST", url: "/v1/triggers", token: r.keys.token(name, "trigger"), body: triggerOf(url)})
 		}
 		began := r.canary.requests("/raw/101")
@@ -67,9 +67,10 @@ func floodTries(r *world) {
 	})
 }
 
-// soon sends a request as another client. It returns "" if the server answers with the status want
-// within 5 s. If want is 0, every answer is good except a 503 whose body contains "busy".
-func (r *world) soon(q request, want int) string {
+// answersInTime sends a request as another client. It returns "" if the server answers with the
+// status want within 5 s, and a description otherwise. If want is 0, any answer is good, but not a
+// 503 with "busy" in its body.
+func (r *world) answersInTime(q request, want int) string {
 	began := time.Now()
 	a, err := r.asked(q)
 	switch took := time.Since(began); {

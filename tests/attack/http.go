@@ -38,13 +38,13 @@ func raw(address, text string) (a answer, err error) {
 	return answer{resp.StatusCode, resp.Header, string(b[:n])}, nil
 }
 
-// unanswered adds a try with one raw request. The server refuses the request with a status of 400
-// or more, without an answer, or with a redirect to the sign-in form.
-func (r *world) unanswered(name, does, text string) {
+// tryRawRequest adds a try with one raw request. Three results count as a refusal: a status of 400
+// or more, no answer, or a redirect to the sign-in form.
+func (r *world) tryRawRequest(name, does, text string) {
 	r.try(name, does, "a status of 400 or more, no answer, or a redirect to the sign-in form", func(context.Context) string {
 		a := rig.Must(raw(apiAddr, text))
 		signIn := a.status == http.StatusSeeOther && strings.HasPrefix(a.header.Get("Location"), "/ui/sign-in")
-		return a.when(a.status != 0 && a.status < 400 && !signIn)
+		return a.describeIf(a.status != 0 && a.status < 400 && !signIn)
 	})
 }
 

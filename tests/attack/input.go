@@ -45,11 +45,11 @@ func nameTries(r *world) {
 			{"job", request{url: "/v1/ops/jobs/" + inPath, token: op}},
 			{"scope of a filter", request{url: "/v1/ops/dead-letters?state=" + escape(bad), token: op}},
 		} {
-			r.wants(q.what+" with "+kind, "uses this text as a name", q.ask, 400, 404, 422)
+			r.tryRequest(q.what+" with "+kind, "uses this text as a name", q.ask, 400, 404, 422)
 		}
 	}
 	for _, name := range []string{"<script>", "a b", "ä", strings.Repeat("x", 129), "%2e%2e", "a%2fb%00", "a%22b", "a%3Cb"} {
-		r.wants("caller "+name, "gives a caller a name that no token may have", request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: "{}"}, 400, 404, 422)
+		r.tryRequest("caller "+name, "gives a caller a name that no token may have", request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: "{}"}, 400, 404, 422)
 	}
 }
 
@@ -71,9 +71,9 @@ func jsonText(s string) string {
 // differently. Other requests cost the server much more than the client.
 func requestTries(r *world) {
 	const hooks = "https://hooks." + domain + "/"
-	token := r.keys.token(r.mustCaller(hooks), callerScopes)
+	token := r.keys.token(r.mustCreateCaller(hooks), callerScopes)
 	post := func(name, path, body string, header map[string]string) {
-		r.wants("body "+name, "sends this request", request{method: "POST", url: path, token: token, body: body, header: header}, 400, 413, 415, 422)
+		r.tryRequest("body "+name, "sends this request", request{method: "POST", url: path, token: token, body: body, header: header}, 400, 413, 415, 422)
 	}
 	good := noteTo("u", "x")
 	for name, body := range map[string]string{
@@ -118,9 +118,9 @@ X: y","delay_seconds":1}`, "other case of the base": `{"callback_url":"https://h
 	r.wireTries(token)
 }
 
-// wireTries send raw requests whose end or target can be parsed in more than one way. An attacker
-// uses such requests to hide a second request from a proxy (request smuggling). The server must
-// refuse each request; see unanswered.
+// wireTries send raw requests whose end or target can be parsed in more than one way. With such a
+// request an attacker can hide a second request from a proxy (request smuggling). The server must
+// refuse each request; see tryRawRequest.
 func (r *world) wireTries(token string) {
 	auth := "Authorization: Bearer " + token + "\r\n"
 	head := "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + auth
@@ -159,14 +159,16 @@ func (r *world) wireTries(token string) {
 		"trailer":               head + "Transfer-Encoding: chunked\r\nTrailer: Authorization\r\n\r\n0\r\nAuthorization: Bearer x\r\n\r\n",
 		"body shorter":          head + fmt.Sprintf("Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body)-1, body),
 	} {
-		r.unanswered("wire "+name, "sends this raw request", text)
+		r.tryRawRequest("wire "+name, "sends this raw request", text)
 	}
 }
 
 // whereTries select dead letters with expressions that cost much memory or time. The server must
-// refuse each expression within 3 s; for the expression named "deep", any answer within 3 s is
-// good. The expressions are smaller than an attacker's could be, because a server with a mutant
-// evaluates them and must not exhaust the machine.
+// refuse each expression within 3 s. For the expression named "deep", any answer within 3 s is
+// good.
+//
+// A server with a mutant evaluates the expressions. So they are smaller than an attacker's, and
+// cannot exhaust the machine.
 func whereTries(r *world) {
 	token := r.keys.token("looker", "observe")
 	r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token("failing", callerScopes), body: noteTo("u-nowhere", strings.Repeat("x", 200))})
@@ -206,8 +208,8 @@ func whereTries(r *world) {
 	}
 }
 
-// labelTries send values that a server could use as labels of metrics. Each new label would stay
-// in memory for ever.
+// labelTries send values that a careless server would use as labels of metrics. Then each new value
+// would stay in its memory for ever.
 func labelTries(r *world) {
 	for name, text := range map[string]string{
 		"method": "ATTACKMETHOD%d /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "path": "GET /attackpath%d HTTP/1.1\r\nHost: x\r\n\r\n", "host": "GET /healthz HTTP/1.1\r\nHost: attackhost%d\r\n\r\n",

@@ -60,7 +60,7 @@ func (o *options) outside(ctx context.Context, dir string) (ok bool) {
 	c := exec.CommandContext(ctx, self, append([]string{"-inside", dir}, os.Args[1:]...)...)
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
-	apart(c)
+	isolate(c)
 	err := c.Run()
 	if c.ProcessState == nil {
 		panic(fmt.Errorf("attack needs its own network namespace, which needs root or user namespaces: %w", err))
@@ -98,7 +98,7 @@ func (o *options) attack(ctx context.Context, dir string) (ok bool) {
 			if t.through == 0 {
 				panic(err)
 			}
-			// A try got through, so the run has failed already. Report that failure instead.
+			// Only print the error: a try got through before, so the run has failed already.
 			fmt.Println(" ", err)
 			break
 		}

@@ -45,7 +45,7 @@ func pageTries(r *world) {
 	signIn := func(scope string) (cookie string) {
 		a := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", scope)) + csrf, header: inForm})
 		if a.status != http.StatusSeeOther {
-			panic(fmt.Errorf("sign-in with a valid token: the page %s", a))
+			panic(fmt.Errorf("the sign-in with a valid token failed: the page %s", a))
 		}
 		for _, c := range a.header.Values("Set-Cookie") {
 			name, value, _ := strings.Cut(strings.SplitN(c, ";", 2)[0], "=")
@@ -60,25 +60,25 @@ func pageTries(r *world) {
 	looks := signIn("observe")
 	pages := []string{"", "failures", "circuits", "dead-letters", "plan", "jobs", "jobs/x", "suppressions", "forecast", "audit", "find", "id/x", "users/x"}
 	for _, p := range pages {
-		r.wants("look at "+p, "looks without a session", request{url: "/ui/" + p}, 303)
-		r.wants("look at "+p+" with a session of its own", "makes up a session", request{url: "/ui/" + p, header: map[string]string{"Cookie": "session=AAAAAAAAAAAAAAAAAAAAAAAAAA; __Host-session=AAAAAAAAAAAAAAAAAAAAAAAAAA"}}, 303)
+		r.tryRequest("look at "+p, "looks without a session", request{url: "/ui/" + p}, 303)
+		r.tryRequest("look at "+p+" with a session of its own", "makes up a session", request{url: "/ui/" + p, header: map[string]string{"Cookie": "session=AAAAAAAAAAAAAAAAAAAAAAAAAA; __Host-session=AAAAAAAAAAAAAAAAAAAAAAAAAA"}}, 303)
 	}
 	for _, p := range []string{"circuits", "suppressions", "jobs", "jobs/x"} {
 		body := "name=provider:apns&to=open&action=cancel&reason=x&csrf="
-		r.wants("change "+p, "changes without a session", request{method: "POST", url: "/ui/" + p, body: body, header: form}, 303, 403)
+		r.tryRequest("change "+p, "changes without a session", request{method: "POST", url: "/ui/" + p, body: body, header: form}, 303, 403)
 		for name, h := range map[string]map[string]string{
 			"": {}, " from another site": {"Origin": "https://evil.test", "Sec-Fetch-Site": "cross-site"}, " from another origin": {"Origin": "http://evil.test"}, " from a sandbox": {"Origin": "null"}, " from a sister": {"Sec-Fetch-Site": "same-site"},
 		} {
 			header := joined(form, h, map[string]string{"Cookie": session})
-			r.wants("change "+p+" without its form token"+name, "sends a form without the form token of its session", request{method: "POST", url: "/ui/" + p, body: body, header: header}, 403)
-			r.wants("change "+p+" with another form token"+name, "sends a form without the form token of its session", request{method: "POST", url: "/ui/" + p, body: body + "AAAAAAAAAAAAAAAAAAAAAA", header: header}, 403)
+			r.tryRequest("change "+p+" without its form token"+name, "sends a form without the form token of its session", request{method: "POST", url: "/ui/" + p, body: body, header: header}, 403)
+			r.tryRequest("change "+p+" with another form token"+name, "sends a form without the form token of its session", request{method: "POST", url: "/ui/" + p, body: body + "AAAAAAAAAAAAAAAAAAAAAA", header: header}, 403)
 		}
-		r.wants("change "+p+" by who looks", "changes with a session that only looks", request{method: "POST", url: "/ui/" + p, body: body, header: joined(form, map[string]string{"Cookie": looks})}, 403)
+		r.tryRequest("change "+p+" by who looks", "changes with a session that only looks", request{method: "POST", url: "/ui/" + p, body: body, header: joined(form, map[string]string{"Cookie": looks})}, 403)
 	}
-	for _, token := range []string{"", "x", r.keys.token("page", "send read"), r.keys.signed("none", nil, nil, claimsOf("page", "operate")), r.keys.signed("ES256", r.keys.other, nil, claimsOf("page", "operate"))} {
-		r.wants("sign in by "+strconv.Itoa(len(token))+" bytes", "signs in with a token that does not open the page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(token) + csrf, header: inForm}, 400, 401, 403, 422)
+	for _, token := range []string{"", "x", r.keys.token("page", "send read"), r.keys.signToken("none", nil, nil, claimsOf("page", "operate")), r.keys.signToken("ES256", r.keys.other, nil, claimsOf("page", "operate"))} {
+		r.tryRequest("sign in by "+strconv.Itoa(len(token))+" bytes", "signs in with a token that does not open the page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(token) + csrf, header: inForm}, 400, 401, 403, 422)
 	}
-	r.wants("sign in from elsewhere", "signs in with a form of another page, without the CSRF token", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", "operate")), header: form}, 403)
+	r.tryRequest("sign in from elsewhere", "signs in with a form of another page, without the CSRF token", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", "operate")), header: form}, 403)
 	good := escape(r.keys.token("page", "observe"))
 	for _, next := range []string{"//evil.test/", "https://evil.test/", "/\\evil.test/", "\\\\evil.test", "/ui/../../evil", "javascript:alert(1)", "/ui/\r\nX: y", "http:evil.test", "/v1/ops/callers", "///evil.test", "/%2f/evil.test", " //evil.test"} {
 		r.try("go on at "+strconv.Quote(next), "signs in with this next page", "a redirect within the operator page", func(context.Context) string {
@@ -130,15 +130,15 @@ func receiptTries(r *world) {
 	for name, at := range map[string]string{
 		"0": "0", "none": "", "text": "abc", "an hour ago": fmt.Sprint(now.Add(-time.Hour).Unix()), "in an hour": fmt.Sprint(now.Add(time.Hour).Unix()), "with a sign": "+" + fmt.Sprint(now.Unix()) + " ", "hex": "0x1", "too large": strings.Repeat("9", 30),
 	} {
-		r.wants("sendgrid signed at "+name, "sends a signed event with another time", sent(at, events, r.keys.events), 400, 401, 403, 422)
+		r.tryRequest("sendgrid signed at "+name, "sends a signed event with another time", sent(at, events, r.keys.events), 400, 401, 403, 422)
 	}
-	r.wants("sendgrid by another key", "signs an event with another key", sent(fmt.Sprint(now.Unix()), events, r.keys.other), 401, 403)
-	r.wants("sendgrid with another body", "sends another body than was signed", sent(fmt.Sprint(now.Unix()), "[]", r.keys.events), 401, 403)
+	r.tryRequest("sendgrid by another key", "signs an event with another key", sent(fmt.Sprint(now.Unix()), events, r.keys.other), 401, 403)
+	r.tryRequest("sendgrid with another body", "sends another body than was signed", sent(fmt.Sprint(now.Unix()), "[]", r.keys.events), 401, 403)
 	for _, header := range []map[string]string{
 		nil, {"X-Twilio-Signature": ""}, {"X-Twilio-Signature": "AAAA"}, {"X-Twilio-Email-Event-Webhook-Signature": "AAAA"}, {"X-Twilio-Email-Event-Webhook-Signature": "MAYCAQECAQE=", "X-Twilio-Email-Event-Webhook-Timestamp": fmt.Sprint(now.Unix())},
 	} {
 		for _, to := range []string{jwksAddr + path, jwksAddr + "/v1/receipts/twilio", apiAddr + path, apiAddr + "/v1/receipts/twilio", apiAddr + "/v1/receipts/apns", apiAddr + "/v1/receipts/%2e%2e"} {
-			r.wants(fmt.Sprintf("%s with %v", to, header), "sends an event without a valid signature", request{method: "POST", url: "http://" + to, body: events, header: header}, 400, 401, 403, 404, 415, 422, 503)
+			r.tryRequest(fmt.Sprintf("%s with %v", to, header), "sends an event without a valid signature", request{method: "POST", url: "http://" + to, body: events, header: header}, 400, 401, 403, 404, 415, 422, 503)
 		}
 	}
 }
@@ -153,21 +153,21 @@ func listenerTries(r *world) {
 			{"GET", admin + "/metrics"}, {"GET", admin + "/debug/pprof/"}, {"GET", admin + "/debug/pprof/cmdline"}, {"GET", admin + "/debug/pprof/heap"},
 			{"GET", "http://" + simsAddr + "/inbox.json"}, {"GET", "http://" + simsAddr + "/credentials.json"}, {"GET", "http://" + simsAddr + "/ledger/totals"}, {"DELETE", "http://" + simsAddr + "/ledger"}, {"POST", "http://" + simsAddr + "/control/rules"},
 		} {
-			r.wants(q.method+" "+q.url+" as "+host, "asks with another Host", request{method: q.method, url: q.url, header: map[string]string{"Host": host, "Origin": "http://" + host}}, 400, 403, 421, 422)
+			r.tryRequest(q.method+" "+q.url+" as "+host, "asks with another Host", request{method: q.method, url: q.url, header: map[string]string{"Host": host, "Origin": "http://" + host}}, 400, 403, 421, 422)
 		}
 	}
 	for _, p := range []string{"", "cmdline", "profile", "symbol", "trace", "heap", "goroutine?debug=2", "allocs"} {
-		r.wants("pprof/"+p+" from another machine", "sends a request to the admin listener at an address that other machines can reach", request{url: "http://10.9.9.9:" + adminPort + "/debug/pprof/" + p}, 403)
+		r.tryRequest("pprof/"+p+" from another machine", "sends a request to the admin listener at an address that other machines can reach", request{url: "http://10.9.9.9:" + adminPort + "/debug/pprof/" + p}, 403)
 	}
 	for _, s := range []string{"99999", "91", "0", "-1", "NaN", "Inf", "1e9", "x"} {
 		for _, p := range []string{"profile", "trace"} {
-			r.wants("pprof/"+p+" for "+s+" s", "asks for a profile of this length", request{url: admin + "/debug/pprof/" + p + "?seconds=" + s}, 400)
+			r.tryRequest("pprof/"+p+" for "+s+" s", "asks for a profile of this length", request{url: admin + "/debug/pprof/" + p + "?seconds=" + s}, 400)
 		}
 	}
 	for _, a := range []string{apiAddr, jwksAddr, kafkaAddr, simsAddr} {
 		_, port := rig.Must2(net.SplitHostPort(a))
 		r.try("port "+port+" from another machine", "connects to an address that other machines can reach", "that nothing listens there", func(ctx context.Context) string {
-			if dialled(ctx, "10.9.9.9:"+port) == nil {
+			if canConnect(ctx, "10.9.9.9:"+port) == nil {
 				return "a connection"
 			}
 			return ""

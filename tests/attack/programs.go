@@ -100,8 +100,7 @@ func clientTries(r *world) {
 	}
 }
 
-// serveOn listens on addr and serves h until the function stop is called. The result actual is the
-// address of the listener.
+// serveOn listens on addr and serves h until stop is called. actual is the address of the listener.
 func serveOn(addr string, h http.HandlerFunc) (actual string, stop func()) {
 	ln := rig.Must(net.Listen("tcp", addr))
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
@@ -206,8 +205,8 @@ func backupTries(r *world) {
 	}
 }
 
-// packed returns a tar file compressed with zstd. The parameter entries has a name and a content
-// for each file. A content is a text, or a number of zero bytes as an int.
+// packed returns a tar file compressed with zstd. entries has a name and a content for each file,
+// in turn. A content is a string, or an int: a number of zero bytes.
 func packed(entries []any) []byte {
 	var b strings.Builder
 	z, _ := zstd.NewWriter(&b)

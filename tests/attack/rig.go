@@ -151,13 +151,13 @@ func (r *world) end() {
 // canary must record a connection to an address that is not public. Otherwise a try could pass
 // although the attack works.
 func (r *world) control(ctx context.Context) {
-	url := "https://" + named(publicV4) + "/control"
-	got := r.fire(ctx, url, url)
+	url := "https://" + nameFor(publicV4) + "/control"
+	got := r.fireTrigger(ctx, url, url)
 	if r.canary.requests("/control") == 0 {
-		panic(fmt.Errorf("a callback to a public address did not reach the canary: %s", got))
+		panic(fmt.Errorf("a callback to a public address did not reach the canary; the API %s", got))
 	}
-	rig.Ok(dialled(ctx, "10.1.2.3:443"))
-	if !eventually(ctx, 5*time.Second, func() bool { return r.canary.saw(addrOf("10.1.2.3")) != "" }) {
+	rig.Ok(canConnect(ctx, "10.1.2.3:443"))
+	if !eventually(ctx, 5*time.Second, func() bool { return r.canary.firstSeen(addrOf("10.1.2.3")) != "" }) {
 		panic(errors.New("a connection to 10.1.2.3 did not reach the canary"))
 	}
 	r.canary.mu.Lock()
@@ -184,8 +184,9 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// when returns a description of the answer if gotThrough is true. Otherwise it returns "".
-func (a answer) when(gotThrough bool) string {
+// describeIf returns a description of the answer if the answer got through. Otherwise it returns
+// "".
+func (a answer) describeIf(gotThrough bool) string {
 	if gotThrough {
 		return a.String()
 	}
@@ -239,7 +240,7 @@ func (r *world) asked(q request) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, string(b)}, err
 }
 
-// must sends a request that prepares or checks a try. It panics unless the status is 2xx.
+// must sends a request that prepares or checks a try. It panics if the status is not 2xx.
 func (r *world) must(q request) answer {
 	a := r.ask(q)
 	if a.status/100 != 2 {
@@ -248,10 +249,10 @@ func (r *world) must(q request) answer {
 	return a
 }
 
-// caller creates a caller that may register triggers. The URL of a trigger must begin with one of
-// the base URLs in bases. The method returns the name of the caller and the answer of the server,
-// which may refuse a base URL.
-func (r *world) caller(bases ...string) (name string, a answer) {
+// createCaller creates a caller that may register triggers. The URL of each trigger must begin with
+// one of the base URLs in bases. createCaller returns the name of the caller and the answer of the
+// server. The server may refuse a base URL.
+func (r *world) createCaller(bases ...string) (name string, a answer) {
 	random := strings.ToLower(rand.Text())[:partLen]
 	name = "caller-" + strconv.FormatInt(r.number.Add(1), 10) + "-" + random
 	body := rig.Must(json.Marshal(map[string]any{"callback_urls": bases}))
@@ -267,20 +268,20 @@ func (r *world) caller(bases ...string) (name string, a answer) {
 	return name, a
 }
 
-// mustCaller creates a caller as caller does. It panics if the server refuses a base.
-func (r *world) mustCaller(bases ...string) string {
-	name, a := r.caller(bases...)
+// mustCreateCaller does the same as createCaller. It panics if the server refuses a base URL.
+func (r *world) mustCreateCaller(bases ...string) string {
+	name, a := r.createCaller(bases...)
 	if a.status != http.StatusOK {
 		panic(errors.New(a.String()))
 	}
 	return name
 }
 
-// fire creates a caller, registers a trigger and waits for the first call of the trigger. If the
-// server refuses the base or the trigger, fire returns that refusal. Otherwise it returns the
-// state of the trigger after the call.
-func (r *world) fire(ctx context.Context, base, url string) answer {
-	name, a := r.caller(base)
+// fireTrigger creates a caller, registers a trigger and waits for its first call. If the server
+// refuses the base URL or the trigger, fireTrigger returns that answer. Otherwise it returns the
+// answer that shows the trigger after the call.
+func (r *world) fireTrigger(ctx context.Context, base, url string) answer {
+	name, a := r.createCaller(base)
 	if a.status != http.StatusOK {
 		return a
 	}
@@ -289,18 +290,18 @@ func (r *world) fire(ctx context.Context, base, url string) answer {
 	if a.status/100 != 2 {
 		return a
 	}
-	if a = r.called(ctx, a.field("trigger_id"), token, 20*time.Second); !strings.Contains(a.body, logged) {
-		panic(fmt.Errorf("the trigger was not called within 20 s: the API %s", a))
+	if a = r.waitUntilCalled(ctx, a.field("trigger_id"), token, 20*time.Second); !strings.Contains(a.body, logged) {
+		panic(fmt.Errorf("the trigger was not called within 20 s; the API %s", a))
 	}
 	return a
 }
 
-// logged is part of the JSON of every trigger that was called at least once.
+// logged is in the JSON of a trigger only if the trigger was called.
 const logged = `"log":[`
 
-// called waits until a trigger was called, for limit at most. It returns the answer of the API
-// about the trigger.
-func (r *world) called(ctx context.Context, id, token string, limit time.Duration) (a answer) {
+// waitUntilCalled waits until a trigger was called, but not longer than limit. It returns the last
+// answer of the API about the trigger.
+func (r *world) waitUntilCalled(ctx context.Context, id, token string, limit time.Duration) (a answer) {
 	eventually(ctx, limit, func() bool {
 		a = r.must(request{url: "/v1/triggers/" + id, token: token})
 		return strings.Contains(a.body, logged)

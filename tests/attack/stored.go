@@ -26,7 +26,7 @@ func (r *world) storedTry() {
 		for _, secret := range signing {
 			body, ok := strings.CutPrefix(secret, "whsec_")
 			if !ok || len(body) < partLen {
-				panic(fmt.Errorf("a caller got a signing secret of %d bytes that does not begin with whsec_, or is too short", len(secret)))
+				panic(fmt.Errorf("a signing secret must begin with whsec_ and have %d more bytes or more; a caller got one of %d bytes", partLen, len(secret)))
 			}
 			s.parts[body[:partLen]] = body
 		}
@@ -48,17 +48,17 @@ func (r *world) storedTry() {
 	})
 }
 
-// partLen is the length in bytes of the prefix that search looks for. Where the prefix is found,
-// search compares the whole text.
+// partLen is the length in bytes of the part that search looks for: the first bytes of each text.
+// If search finds a part, it compares the whole text.
 const partLen = 16
 
 // search looks for many texts in a file in one pass.
 type search struct {
 	parts map[string]string // each text, by its first partLen bytes
 	found []string          // the files that contain a secret, once per match
-	// names are the random ends of the callers' names. The search must find some of them;
-	// otherwise it proves nothing. Random texts are used, because a compressed file still contains
-	// a random text unchanged.
+	// names are random texts at the ends of the callers' names. The search must find some of them;
+	// otherwise it proves nothing. They are random because compression leaves a random text
+	// unchanged.
 	names map[string]bool
 	named bool // true once the search has found one of names
 }

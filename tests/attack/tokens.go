@@ -104,12 +104,11 @@ func claimsOf(caller, scope string) map[string]any {
 
 // token returns a valid token.
 func (k *keys) token(caller, scope string) string {
-	return k.signed("ES256", k.own, nil, claimsOf(caller, scope))
+	return k.signToken("ES256", k.own, nil, claimsOf(caller, scope))
 }
 
-// with returns a copy of claims in which the values of changes replace the old values. A nil value
-// removes the claim.
-func with(claims map[string]any, changes map[string]any) map[string]any {
+// withChanges returns a copy of claims with the values in changes. A nil value removes the claim.
+func withChanges(claims map[string]any, changes map[string]any) map[string]any {
 	out := maps.Clone(claims)
 	for name, v := range changes {
 		if out[name] = v; v == nil {
@@ -119,11 +118,10 @@ func with(claims map[string]any, changes map[string]any) map[string]any {
 	return out
 }
 
-// signed makes a token with any algorithm name and any key. The parameter headerFields has extra
-// fields of the header. The parameter body is a map of claims, or a string with the raw text of the
-// claims.
-func (k *keys) signed(alg string, key any, headerFields map[string]any, body any) string {
-	header, err := json.Marshal(with(map[string]any{"alg": alg, "typ": "JWT"}, headerFields))
+// signToken makes a token with any algorithm name and any key. headerFields are extra fields of the
+// header. body is a map of claims, or a string with the raw text of the claims.
+func (k *keys) signToken(alg string, key any, headerFields map[string]any, body any) string {
+	header, err := json.Marshal(withChanges(map[string]any{"alg": alg, "typ": "JWT"}, headerFields))
 	if err != nil {
 		panic(err)
 	}

@@ -54,7 +54,7 @@ func groups() []group {
 		{"start", 2, startTries},
 		{"backup", 1, backupTries},
 		{"flood", 1, floodTries},
-		{"left", 1, leftTries},
+		{"left", 1, lastTries},
 	}
 }
 
@@ -76,7 +76,7 @@ func (t *tally) run(ctx context.Context, r *world, g group, verbose bool) error 
 	work.SetLimit(g.at)
 	for _, x := range r.tries {
 		if names[x.name] || x.does == "" || x.refused == "" {
-			return fmt.Errorf("the try %s/%s is in the table twice, or has no description of the attack or of a refusal", g.name, x.name)
+			return fmt.Errorf("the try %s/%s must be in the table only once, and must describe its attack and a refusal", g.name, x.name)
 		}
 		names[x.name] = true
 		work.Go(func() error {
@@ -120,17 +120,16 @@ func (r *world) try(name, does, refused string, run func(ctx context.Context) st
 	r.tries = append(r.tries, try{name, does, refused, run})
 }
 
-// wants adds a try that sends one request to the API. An answer with one of the statuses is a
-// refusal.
-func (r *world) wants(name, does string, q request, statuses ...int) {
+// tryRequest adds a try that sends one request to the API. The answer is a refusal if it has one of
+// the statuses.
+func (r *world) tryRequest(name, does string, q request, statuses ...int) {
 	r.try(name, does, fmt.Sprint("an answer of ", statuses), func(context.Context) string {
 		a := r.ask(q)
-		return a.when(!slices.Contains(statuses, a.status))
+		return a.describeIf(!slices.Contains(statuses, a.status))
 	})
 }
 
-// eventually calls f every 20 ms until f returns true or limit is over. It reports whether f
-// returned true.
+// eventually calls f every 20 ms until f returns true. It returns false if limit is over before.
 func eventually(ctx context.Context, limit time.Duration, f func() bool) bool {
 	was := rig.Within(ctx, limit, 20*time.Millisecond, f)
 	rig.Ok(ctx.Err())

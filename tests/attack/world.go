@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// apart makes c run in a new network namespace and a new mount namespace.
-func apart(c *exec.Cmd) {
+// isolate makes c run in a new network namespace and a new mount namespace.
+func isolate(c *exec.Cmd) {
 	rig.DieWithStarter(c).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWNS
 	if os.Geteuid() != 0 {
 		c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
@@ -32,20 +32,20 @@ const nameServer = "127.0.0.53"
 // mostMemory is the limit of writable memory of each process in the namespace, in bytes.
 const mostMemory = 4 << 30
 
-// enterWorld prepares the namespace. It makes every address an address of this machine, sets
-// nameServer as the name server, and limits the memory of this process and of its children. The
-// process must run in its own namespaces (apart).
+// enterWorld prepares the namespace. Every address becomes an address of this machine, and
+// nameServer becomes the name server. enterWorld also limits the memory of this process and of its
+// children. The process must run in its own namespaces (see isolate).
 func enterWorld(dir string) error {
-	// A server that exceeds the limit ends. This counts as a try that got through. Without the
-	// limit, a server that does not bound the cost of a caller could exhaust the machine.
+	// A server that needs more memory ends; then the try got through. Without this limit such a
+	// server could exhaust the machine.
 	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: mostMemory, Max: mostMemory}); err != nil {
 		return fmt.Errorf("set the memory limit: %w", err)
 	}
-	if err := up("lo"); err != nil {
+	if err := bringUp("lo"); err != nil {
 		return fmt.Errorf("start the interface lo: %w", err)
 	}
 	for _, family := range []uint8{syscall.AF_INET, syscall.AF_INET6} {
-		if err := everywhere(family); err != nil {
+		if err := ownEveryAddress(family); err != nil {
 			return fmt.Errorf("add the local route of address family %d: %w", family, err)
 		}
 	}
@@ -64,8 +64,8 @@ func enterWorld(dir string) error {
 	return syscall.Mount(conf, target, "", syscall.MS_BIND, "")
 }
 
-// up does what the command "ip link set <name> up" does.
-func up(name string) error {
+// bringUp does the same as the command "ip link set <name> up".
+func bringUp(name string) error {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -85,9 +85,9 @@ func up(name string) error {
 	return nil
 }
 
-// everywhere does what the command "ip route add local 0.0.0.0/0 dev lo" does. For AF_INET6 the
-// route is ::/0. After that, every address of the family belongs to this machine.
-func everywhere(family uint8) error {
+// ownEveryAddress does the same as the command "ip route add local 0.0.0.0/0 dev lo" (for AF_INET6
+// with ::/0). After that, every address of the family belongs to this machine.
+func ownEveryAddress(family uint8) error {
 	fd, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, syscall.NETLINK_ROUTE)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func everywhere(family uint8) error {
 	b = order.AppendUint16(b, syscall.NLM_F_REQUEST|syscall.NLM_F_ACK|syscall.NLM_F_CREATE)
 	b = append(b,
 		1, 0, 0, 0, 0, 0, 0, 0, // sequence, port
-		// No destination: the default route.
+		// No destination: the route applies to every address.
 		family, 0, 0, 0, syscall.RT_TABLE_LOCAL, syscall.RTPROT_BOOT, syscall.RT_SCOPE_HOST, syscall.RTN_LOCAL, 0, 0, 0, 0)
 	b = order.AppendUint16(b, syscall.SizeofRtAttr+4)
 	b = order.AppendUint16(b, syscall.RTA_OIF)

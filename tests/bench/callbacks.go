@@ -24,25 +24,29 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// calls is the number of callbacks under way at the same time, for the product and the reference.
+// calls is the number of concurrent callbacks, for the product and for the reference.
 const calls = 64
 
-// callbacks measures P8: triggers that are all due at the same millisecond. They are registered
-// through the service before they are due. Then each trigger passes the timer engine, the delay
-// queue, the claim, the signed POST and the write of its outcome, on a store that fsyncs. The
-// measurement ends when every outcome is durable and every queue message is acknowledged. The
-// reference posts with net/http alone, to the same receiver in this process. It sends the body and
-// headers of one of our calls, over the same number of kept-alive connections.
-func callbacks(ctx context.Context, b *bench) {
+// measureCallbacks measures P8: triggers that are all due at the same millisecond. They are
+// registered before they are due, and the registration is not measured. Then each trigger passes
+// the timer engine, the delay queue, the claim, the signed POST and the write of its outcome, on a
+// store that fsyncs. The measurement ends when every outcome is durable and every queue message is
+// acknowledged.
+//
+// The reference sends POST requests with net/http alone, to the same receiver in this process. They
+// have the body and headers of a callback of notifyd, and use the same number of kept-alive
+// connections.
+func measureCallbacks(ctx context.Context, b *bench) {
 	r := newReceiver()
 	defer r.server.Close()
 	l := b.pipeline(ctx, r.url)
-	// This run also gives the receiver the request that the reference will send.
+	// This first run is not measured. It gives the receiver the request that the reference will
+	// send.
 	n := 2000
-	l.fire(ctx, n)
+	l.fireTogether(ctx, n)
 	var perCall, best float64
 	ours := &side{name: "triggers", run: func(d time.Duration) float64 {
-		f := l.fire(ctx, n)
+		f := l.fireTogether(ctx, n)
 		n = max(1000, int(f.rate*d.Seconds()))
 		if f.rate > best {
 			best, perCall = f.rate, f.cost
@@ -82,7 +86,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// post measures the reference for about d and returns calls per second.
+// post sends the request of the reference for about d, and returns calls per second.
 func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 	header := r.header.Clone()
 	header.Del("Accept-Encoding") // the transport sets this header itself
@@ -103,7 +107,7 @@ func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 	})
 }
 
-// pipeline has all components that a trigger passes, put together as in pkg/app/later.go. It has no
+// pipeline has all components that a trigger passes, connected as in pkg/app/later.go. It has no
 // HTTP API.
 type pipeline struct {
 	url        string
@@ -125,7 +129,7 @@ type parker struct{ *timer.Engine }
 
 func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.Park(ctx, ts) }
 
-// noDead refuses every dead letter, so the run fails if a trigger fails.
+// noDead returns an error for every dead letter, so the run fails if a trigger fails.
 type noDead struct{}
 
 func (noDead) Append(_ context.Context, rs []trigger.DeadRecord) error {
@@ -170,7 +174,7 @@ func (l *pipeline) close() {
 		r.end()
 	}
 	rig.Ok(l.store.Close())
-	forget(l.dir)
+	removeFolders(l.dir)
 }
 
 // fired is the result of one run.
@@ -179,10 +183,10 @@ type fired struct {
 	cost float64 // processor time in ns per call, measured from the due time
 }
 
-// fire registers n triggers that are due at the same moment and waits until all of them have fired.
-// The result does not include the registration. fire panics if a trigger fires before its due time,
-// does not fire, or has not fired two minutes after its due time.
-func (l *pipeline) fire(ctx context.Context, n int) fired {
+// fireTogether registers n triggers that are due at the same moment and waits until all of them
+// have fired. The result does not include the registration. fireTogether panics if a trigger fires
+// early, fails, or has not fired two minutes after its due time.
+func (l *pipeline) fireTogether(ctx context.Context, n int) fired {
 	due := time.Now().Add(2*time.Second + time.Duration(n)*100*time.Microsecond).Truncate(time.Millisecond)
 	at := due.UTC()
 	payload := `"` + strings.Repeat("payload ", 16) + `"`

@@ -18,11 +18,11 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// chain measures P6: fan-outs over HTTP, from the request to the durable outcome and history. The
-// provider is inside this process and accepts at once. Log and store are fsynced, and the cost of
-// the generator is included. The first measurement resolves an address of 64 bytes from each
-// receiver's profile. The second sends the addresses in the request.
-func chain(ctx context.Context, b *bench) {
+// measureChain measures P6: fan-outs over HTTP, from the request to the durable outcome and
+// history. The provider is inside this process and accepts at once. Log and store are fsynced, and
+// the cost of the load generator is included. In the first measurement, each receiver has an
+// address of 64 bytes in its profile. In the second, the addresses are in the request.
+func measureChain(ctx context.Context, b *bench) {
 	for _, with := range []addresses{inProfiles, inRequest} {
 		if b.with != "" && b.with != string(with) {
 			continue
@@ -47,7 +47,7 @@ func (b *bench) through(ctx context.Context, with addresses) {
 	b.chainRuns(ctx, n, m, dir, with)
 	n.end()
 	if b.options.dir == "" {
-		forget(dir)
+		removeFolders(dir)
 	}
 }
 
@@ -55,7 +55,7 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	s := load.Step{Target: load.Fanout, Size: 50_000, Users: load.Users{Count: load.Number(b.users)}, Payload: load.Payload{Text: text}}
 	what := "address of 64 B resolved from the profile"
 	if with == inRequest {
-		// Of all kinds of addresses, a mail address is the shortest that a request can have.
+		// A mail address is the shortest kind of address that a request can have.
 		s.Channel, s.Addresses = "email", true
 		what = "address of 25 B in the request"
 	}
@@ -76,7 +76,7 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	b.add(result{ID: "P6", Work: fmt.Sprintf("open loop %.0f s, the best of %d, at %s/s to the durable outcome, fsynced, %s; p50 %g p99 %g ms", b.open.Seconds(), b.chainRounds(with), number(b.rate), what, ms(50), ms(99)),
 		Value: at.rate, Unit: "receivers/s", Reference: b.rate, main: with == inProfiles}, info)
 	// A machine may be 2.5 times slower on one day than on another. So rates and cores have no
-	// bound. The bound is on the ratio of the processor time to the floor of the same run.
+	// bound. The processor time has a bound: its ratio to the floor (see newFloor) of the same run.
 	bound, least := info, ""
 	if with == inProfiles {
 		bound = ratioAtMost(2)
@@ -87,17 +87,17 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	b.add(result{ID: "P6", Work: fmt.Sprintf("receivers without an outcome at the end of the open loop: %s (in its middle: %s)", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
 	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores", what, flat.cores), Value: flat.rate, Unit: "receivers/s"}, info)
 	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "processor time for each receiver in the closed loop, compared with the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
-	b.lookups(ctx, n, m, with)
+	b.measureLookups(ctx, n, m, with)
 }
 
-// bestOf runs a loop chainRounds times and returns the best run. If addresses are in profiles, the
-// floor runs after each run. With -profile, the profile files have the last run, because each run
-// overwrites them.
+// bestOf calls run chainRounds times and returns the best result. If addresses are in profiles, the
+// floor is measured after each run. With -profile, each run overwrites the profile files, so they
+// show the last run.
 func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func() driven, better func(d, than driven) bool) (best driven) {
 	for i := range b.chainRounds(with) {
 		d := run()
 		if with == inProfiles {
-			fl.turn(ctx, b.closed/4)
+			fl.runTurn(ctx, b.closed/4)
 		}
 		if b.verbose {
 			b.notef("P6 round %d: %.2fM/s, %.2f cores, %.0f ns", i, d.rate/1e6, d.cores, d.cores/d.rate*1e9)
@@ -109,8 +109,8 @@ func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func(
 	return best
 }
 
-// keyOf returns the key of a ratio in the closing line. It is empty if addresses are in the request,
-// because these lines have no bound.
+// keyOf returns the key of a ratio in the last line of the output. It returns "" if addresses are
+// in the request, because these ratios have no bound.
 func keyOf(with addresses, key string) string {
 	if with != inProfiles {
 		return ""
@@ -182,13 +182,13 @@ type driven struct {
 	rssFrom, rssTo         float64 // resident memory in MiB before and after the run
 }
 
-// drive sends a step for the time length and counts the durable outcomes. It panics if an accepted
-// receiver has no durable outcome five minutes after the load has ended.
+// drive sends the load st for the duration length and counts the durable outcomes. It panics if an
+// accepted receiver has no durable outcome five minutes after the load has ended.
 func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
 	s := load.SingleStep(name, length, st)
 	s.Seed = rand.Uint64()
-	target := &sampled{Target: &load.HTTP{Client: n.client}, first: fl.keep}
+	target := &sampled{Target: &load.HTTP{Client: n.client}, first: fl.keepRequest}
 	d.rssFrom = rss()
 	var offered load.Target = &inTime{target, time.Now().Add(length * 6 / 5)}
 	if st.Rate == 0 {
@@ -243,8 +243,8 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	return d
 }
 
-// inTime ends an open loop that cannot reach its rate. After the deadline it refuses every request
-// with codeOver, so the measured rate is below the configured rate.
+// inTime is a target that refuses every request after the deadline, with codeOver. So an open loop
+// that cannot reach its rate ends, and the measured rate is below the configured rate.
 type inTime struct {
 	load.Target
 	deadline time.Time
@@ -259,11 +259,11 @@ func (t *inTime) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return t.Target.Send(ctx, r)
 }
 
-// outstanding is how many receivers of a closed loop may be sent and have no outcome yet.
+// outstanding is the largest number of receivers without an outcome in a closed loop.
 const outstanding = 3_000_000
 
-// window makes a closed loop wait for durable outcomes and not only for the HTTP answers. It delays
-// requests while more than outstanding receivers have no outcome yet.
+// window is a target for a closed loop. It delays a request while more than outstanding receivers
+// have no durable outcome. So the loop waits for outcomes and not only for the HTTP answers.
 type window struct {
 	load.Target
 	m    *meter
@@ -281,8 +281,8 @@ func (w *window) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return w.Target.Send(ctx, r)
 }
 
-// lookups measures lookups of single receivers over HTTP while the chain is idle.
-func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) {
+// measureLookups measures lookups of single receivers over HTTP while the chain is idle.
+func (b *bench) measureLookups(ctx context.Context, n *node, m *meter, with addresses) {
 	m.mu.Lock()
 	ids := m.some
 	m.mu.Unlock()

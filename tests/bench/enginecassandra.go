@@ -24,10 +24,10 @@ const (
 	manyShards       = 16 // shards of timers and of rows, as by default
 )
 
-// cassandraFigures measures the stores of the Cassandra engine. The peer is the driver alone, used
-// as its manual says: prepared statements, token-aware routing, and unlogged batches of one
-// partition. The peer writes values of the same size into the same tables at the same consistency.
-// It has no clock of its own, verifies nothing and translates no errors.
+// cassandraFigures measures the stores of the Cassandra engine. The peer is the driver alone. It
+// uses prepared statements, token-aware routing and unlogged batches of one partition, as the
+// manual of the driver says. It writes values of the same size into the same tables at the same
+// consistency. It has no clock, verifies nothing and translates no errors.
 func cassandraFigures(ctx context.Context, b *bench, address string) {
 	cfg := cassandra.Config{Hosts: []string{address}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
 	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))
@@ -41,7 +41,7 @@ func cassandraFigures(ctx context.Context, b *bench, address string) {
 		}
 		c.session.Close()
 	}()
-	for _, f := range []func(context.Context){c.singles, c.chunks, c.reads, c.timers, c.fires, c.schedules, c.triggers} {
+	for _, f := range []func(context.Context){c.measureSingles, c.measureChunks, c.measureReads, c.measureTimers, c.measureFires, c.measureSchedules, c.measureTriggers} {
 		f(ctx)
 	}
 }
@@ -51,7 +51,8 @@ type cassandraBench struct {
 	store   *cassandra.Store
 	session *gocql.Session
 
-	// written has keys of rows for reads: [0] rows of the engine, [1] rows of the driver alone.
+	// written has the keys of rows that can be read: [0] rows of the engine, [1] rows of the driver
+	// alone.
 	written [2][]notify.RowKey
 	mu      sync.Mutex
 }
@@ -75,9 +76,9 @@ func (i insert) run(ctx context.Context, c *cassandraBench) {
 	rig.Ok(c.session.Query(i.cql, i.args...).ExecContext(ctx))
 }
 
-// batch writes rows in one batch, or a single row without a batch. An unlogged batch should have
-// rows of one partition only.
-func (c *cassandraBench) batch(ctx context.Context, kind gocql.BatchType, rows []insert) {
+// writeBatch writes rows in one batch, or a single row without a batch. All rows of an unlogged
+// batch should be in one partition.
+func (c *cassandraBench) writeBatch(ctx context.Context, kind gocql.BatchType, rows []insert) {
 	if len(rows) == 1 {
 		rows[0].run(ctx, c)
 		return
@@ -89,15 +90,15 @@ func (c *cassandraBench) batch(ctx context.Context, kind gocql.BatchType, rows [
 	rig.Ok(b.ExecContext(ctx))
 }
 
-// each writes every row with its own request, up to cassandraAtOnce at the same time.
-func (c *cassandraBench) each(ctx context.Context, rows []insert) {
+// writeEach writes every row with its own request, up to cassandraAtOnce at the same time.
+func (c *cassandraBench) writeEach(ctx context.Context, rows []insert) {
 	manyOf(ctx, len(rows), cassandraAtOnce, func(i int) { rows[i].run(ctx, c) })
 }
 
-// byPartition writes one unlogged batch for each partition.
-func (c *cassandraBench) byPartition(ctx context.Context, parts map[minuteShard][]insert) {
+// writeByPartition writes one unlogged batch for each partition.
+func (c *cassandraBench) writeByPartition(ctx context.Context, parts map[minuteShard][]insert) {
 	all := slices.Collect(maps.Values(parts))
-	manyOf(ctx, len(all), cassandraAtOnce, func(i int) { c.batch(ctx, gocql.UnloggedBatch, all[i]) })
+	manyOf(ctx, len(all), cassandraAtOnce, func(i int) { c.writeBatch(ctx, gocql.UnloggedBatch, all[i]) })
 }
 
 const (
@@ -116,10 +117,10 @@ func row(k notify.RowKey, receivers uint32) notify.Row {
 	}
 }
 
-// rowBytes is about the size of a row after the engine has encoded it.
+// rowBytes is the approximate size of a row after the engine has encoded it.
 const rowBytes = 128
 
-// bareKey returns the values of the columns in the primary key of a row.
+// bareKey returns the values of a row's primary key columns.
 func bareKey(p minuteShard, k *notify.RowKey) []any {
 	return []any{p.minute, p.shard, k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
 }
@@ -143,9 +144,9 @@ func rowShard(b notify.Base) minuteShard {
 	return minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % manyShards)}
 }
 
-// singles measures the rows of single sends. Each row is written twice: first as a claim, and then
-// as an outcome. The keys of some rows are kept for reads.
-func (c *cassandraBench) singles(ctx context.Context) {
+// measureSingles measures the rows of single sends. Each row is written twice: first as a claim,
+// and then as an outcome. The keys of some rows are kept for reads.
+func (c *cassandraBench) measureSingles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {
 		out := make([]notify.RowKey, each)
@@ -177,21 +178,22 @@ func (c *cassandraBench) singles(ctx context.Context) {
 	theirs := func(ctx context.Context, _ int) int {
 		ks := keys()
 		for range 2 {
-			c.byPartition(ctx, bareRows(ks, noise(rowBytes)))
+			c.writeByPartition(ctx, bareRows(ks, noise(rowBytes)))
 		}
 		return wrote(1, ks)
 	}
-	c.turns(ctx, "cassandra_singles", "outcome rows of single sends, claim and end; calls of 512", "rows/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_singles", "outcome rows of single sends, claim and end; calls of 512", "rows/s", ours, theirs)
 }
 
-// turns is like floods, with cassandraCallers callers and the driver alone as the peer.
-func (c *cassandraBench) turns(ctx context.Context, key, work, unit string, ours, theirs job) {
-	c.floods(ctx, versus{key: key, work: work, unit: unit, peer: "the driver alone", need: engineNeed, callers: cassandraCallers}, ours, theirs)
+// compareWithDriver calls compareFloods with cassandraCallers callers. The peer is the driver
+// alone.
+func (c *cassandraBench) compareWithDriver(ctx context.Context, key, work, unit string, ours, theirs job) {
+	c.compareFloods(ctx, versus{key: key, work: work, unit: unit, peer: "the driver alone", need: engineNeed, callers: cassandraCallers}, ours, theirs)
 }
 
-// chunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one
+// measureChunks measures the rows of fan-outs. Each call writes the rows of a hundred chunks of one
 // request.
-func (c *cassandraBench) chunks(ctx context.Context) {
+func (c *cassandraBench) measureChunks(ctx context.Context) {
 	const each = 100
 	keys := func() []notify.RowKey {
 		out, base := make([]notify.RowKey, each), notify.NewBase(time.Now())
@@ -210,15 +212,15 @@ func (c *cassandraBench) chunks(ctx context.Context) {
 		return rig.Must(each, status.Put(ctx, rows))
 	}
 	theirs := func(ctx context.Context, _ int) int {
-		c.byPartition(ctx, bareRows(keys(), noise(rowBytes)))
+		c.writeByPartition(ctx, bareRows(keys(), noise(rowBytes)))
 		return each
 	}
-	c.turns(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
 }
 
-// reads measures reads of rows by key. Dedup reads these rows when its filter cannot rule out that
-// a message was processed before.
-func (c *cassandraBench) reads(ctx context.Context) {
+// measureReads measures reads of rows by key. The product reads such a row if its filter says that a
+// message may have been processed before.
+func (c *cassandraBench) measureReads(ctx context.Context) {
 	const each = 512
 	some := func(side int) []notify.RowKey {
 		all := c.written[side]
@@ -245,7 +247,7 @@ func (c *cassandraBench) reads(ctx context.Context) {
 		})
 		return len(ks)
 	}
-	c.turns(ctx, "cassandra_reads", "outcome rows read by key, calls of 512", "rows/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_reads", "outcome rows read by key, calls of 512", "rows/s", ours, theirs)
 }
 
 func newTimer(fireAt int64) engine.Timer {
@@ -265,8 +267,9 @@ func bareTimers(ts []engine.Timer) map[minuteShard][]insert {
 	return parts
 }
 
-// timers measures the storing of timers: a thousand in each call, due within four minutes.
-func (c *cassandraBench) timers(ctx context.Context) {
+// measureTimers measures how fast timers are stored. Each call stores a thousand timers that are due
+// within four minutes.
+func (c *cassandraBench) measureTimers(ctx context.Context) {
 	const each = 1000
 	ahead := func(side int64) []engine.Timer {
 		out := make([]engine.Timer, each)
@@ -281,16 +284,16 @@ func (c *cassandraBench) timers(ctx context.Context) {
 		return rig.Must(each, contract.Put(ctx, notify.SpreadOver(manyShards), ahead(0)))
 	}
 	theirs := func(ctx context.Context, _ int) int {
-		c.byPartition(ctx, bareTimers(ahead(1)))
+		c.writeByPartition(ctx, bareTimers(ahead(1)))
 		return each
 	}
-	c.turns(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
 }
 
-// fires measures the reads before a release. Each call reads all timers of one shard that are due
-// within one minute, as the sweeper does before it releases them. Then it raises the closed
-// minute and the low-water mark of the shard with one conditional write.
-func (c *cassandraBench) fires(ctx context.Context) {
+// measureFires measures the store work for the release of timers. Each call reads all timers of one
+// shard that are due within one minute, as the sweeper does. Then one conditional write raises the
+// closed minute and the low-water mark of the shard.
+func (c *cassandraBench) measureFires(ctx context.Context) {
 	minute := time.Now().UnixMilli()/60_000 + 120
 	perShard := 2000
 	if c.short {
@@ -339,5 +342,5 @@ func (c *cassandraBench) fires(ctx context.Context) {
 		c.condition(ctx, `UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = 1 AND closed = ? AND watermark = ?`, was+1, was+1, bare(caller), was, was)
 		return n
 	}
-	c.turns(ctx, "cassandra_fires", fmt.Sprintf("timers read for release, minutes of %d in a shard, and its mark moved", perShard), "timers/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_fires", fmt.Sprintf("timers read for release, minutes of %d in a shard, and its mark moved", perShard), "timers/s", ours, theirs)
 }

@@ -35,20 +35,19 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// chainCallers is the number of requests that are under way at the same time. It is also the number
-// of callers that the floor has for each server.
+// chainCallers is the number of concurrent requests. The floor has the same number of callers for
+// each server.
 const chainCallers = 256
 
-// fanoutCallers is the number of fan-outs that are under way at the same time. More fan-outs of
-// 5,000 receivers would have to wait longer than intake.bulk_wait (1 s), and the node would refuse
-// them.
+// fanoutCallers is the number of concurrent fan-outs of 5,000 receivers. With more of them, some
+// would wait longer than intake.bulk_wait (1 s), and the node would refuse them.
 const fanoutCallers = 16
 
-// chainNeed is the bound of P11: the rate of the chain must be at least 0.6 of the rate of its
-// floor.
+// chainNeed is the bound of P11: the rate of the chain must be at least 0.6 of the floor's rate.
 var chainNeed = ratioOf(0.6)
 
-// serverChain is a node with all roles on real servers, and the bare clients of the floor.
+// serverChain has a node with all roles that uses real servers, and the client libraries that
+// measure the floor.
 type serverChain struct {
 	*bench
 	node    *node
@@ -74,10 +73,12 @@ func (c *serverChain) finished(e *notify.Envelope) {
 
 // chainFigures measures P11: notifications and triggers on real servers, from the HTTP request to
 // the durable end. One process has all roles. The providers are inside this process and accept at
-// once. After each run of the chain the floor is measured. The floor makes the same number of HTTP
-// requests, records, statements and commands as the chain, of the same kinds and sizes. It uses the
-// bare client libraries and a net/http server that only accepts. It starts all of them at the same
-// time.
+// once.
+//
+// After each run of the chain the floor is measured. The floor makes the same number of HTTP
+// requests, records, statements and commands as the chain, of the same kinds and sizes, and starts
+// all of them at the same time. It uses only the client libraries, and a net/http server that only
+// accepts.
 func chainFigures(ctx context.Context, b *bench, addresses map[string]string) {
 	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver(), null: httptest.NewServer(http.HandlerFunc(acceptAll))}
 	defer c.hooks.server.Close()
@@ -87,7 +88,7 @@ func chainFigures(ctx context.Context, b *bench, addresses map[string]string) {
 	cfg.Engines = app.EnginesDistributed
 	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
 	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{addresses["kafka"]}, []string{addresses["cassandra"]}, []string{addresses["redis"]}
-	// The prefix is new for each run. Otherwise an audit of another run on the same servers would
+	// The prefix is new for each run. Otherwise an audit in a later run on the same servers would
 	// read all records of this run.
 	cfg.Kafka.TopicPrefix = keyspace + "-"
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
@@ -100,14 +101,13 @@ func chainFigures(ctx context.Context, b *bench, addresses map[string]string) {
 	defer c.close(context.WithoutCancel(ctx), addresses["postgres"], keyspace)
 	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.finished) })
 	defer c.node.end()
-	// Wait before the first measurement. If an envelope was made before its worker has owned the
-	// partition for 5 s, the worker also reads the envelope's row. The measurement would include
-	// these reads.
+	// Wait before the first measurement. In the first 5 s after a worker got a partition, it reads
+	// the row of each envelope (see newKeys in pkg/worker). These reads must not be measured.
 	idle, began := c.made(ctx), time.Now()
 	rig.Ok(rig.Pause(ctx, 7*time.Second))
 	idle = c.made(ctx).minus(idle)
 	each := func(n float64) float64 { return n / time.Since(began).Seconds() }
-	c.notef("at rest, requests a second: Kafka %.3g fetches, %.3g heartbeats, %.3g others; Cassandra %.3g statements; Redis %.3g round trips",
+	c.notef("idle, requests a second: Kafka %.3g fetches, %.3g heartbeats, %.3g others; Cassandra %.3g statements; Redis %.3g round trips",
 		each(float64(idle.kafka.Fetch)), each(float64(idle.kafka.Heartbeat)), each(float64(idle.kafka.Other)),
 		each(idle.swaps+idle.serial+idle.reads+idle.writes+idle.logged+idle.scattered), each(idle.trips))
 	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
@@ -132,12 +132,12 @@ func database(ctx context.Context, server, name string) string {
 	return u.String()
 }
 
-// chainWork describes a line of P11.
+// chainWork is the work that one line of P11 measures.
 type chainWork struct {
 	key, work string
 	step      load.Step
-	// later is true for work that is due at one moment, after all of it was accepted. The wait for
-	// that moment is not measured.
+	// later means that all of the work is due at one moment, after all of it was accepted. The wait
+	// until that moment is not measured.
 	later bool
 }
 
@@ -150,8 +150,8 @@ type chainRun struct {
 	body  []byte // body of one request
 }
 
-// made counts what was requested from the servers: records in Kafka, statements and rows in
-// Cassandra, and commands in Redis.
+// made has the number of things that the chain sent to the servers: records to Kafka, statements
+// and rows to Cassandra, and commands to Redis.
 type made struct {
 	records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, scattered, apart, commands, trips float64
 
@@ -227,8 +227,8 @@ func (c *serverChain) pair(ctx context.Context, w chainWork) chainPair {
 	return p
 }
 
-// run sends the step of w for d and waits until everything that was accepted has its durable end. It
-// panics if something has not ended after five minutes, or has ended before its due time.
+// run sends the load of w for d and waits until everything that was accepted has its durable end.
+// It panics if something ends before its due time, or has not ended after five minutes.
 func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r chainRun) {
 	s := w.step
 	s.Workers = cmp.Or(s.Workers, chainCallers)
@@ -247,7 +247,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	if w.later {
 		wait = max(time.Until(began.Add(d+4*time.Second)), 0)
 		if early := c.ended(ctx, w) - ended; early > 0 && wait > 0 {
-			panic(fmt.Errorf("%d of %s ended before they were due", early, w.key))
+			panic(fmt.Errorf("%s: %d receivers or triggers ended before they were due", w.key, early))
 		}
 		rig.Ok(rig.Pause(ctx, wait))
 	}
@@ -265,7 +265,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	return r
 }
 
-// ended returns how many receivers or triggers have their durable end.
+// ended returns the number of receivers or triggers that have their durable end.
 func (c *serverChain) ended(ctx context.Context, w chainWork) int64 {
 	if w.step.Target != load.Trigger {
 		return c.m.count()
@@ -277,7 +277,7 @@ func (c *serverChain) metrics(ctx context.Context) map[string]float64 {
 	return rig.Must(rig.Scrape(ctx, "http://"+c.node.Admin()+"/metrics"))
 }
 
-// made returns what was requested from the servers up to now.
+// made returns the number of things that were sent to the servers up to now.
 func (c *serverChain) made(ctx context.Context) (m made) {
 	ends := rig.Must(c.adm.ListEndOffsets(ctx))
 	ends.Each(func(o kadm.ListedOffset) { m.records += float64(o.Offset) })
@@ -298,11 +298,13 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 	return m
 }
 
-// floor uses the bare clients to repeat the requests that the chain made to the servers. It returns
-// how long that took. The parameter m has the counts of the chain, and requests is the chain's
-// number of HTTP requests. As many callers as in the chain each send a request that a net/http
-// server only accepts. Then they append the same number of records as the chain and wait until the
-// records are acknowledged.
+// floor repeats the requests of the chain with the client libraries, and returns how long that
+// took. m has the counts of the chain, and requests is its number of HTTP requests.
+//
+// Each caller sends an HTTP request to a server that only accepts. Then it appends a part of the
+// records and waits until they are acknowledged. It repeats this until all requests are sent. At
+// the same time, other callers send the same number of statements to Cassandra and commands to
+// Redis as the chain.
 func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	transport := &http.Transport{MaxIdleConnsPerHost: callers}
@@ -350,8 +352,8 @@ func acceptAll(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// shareOf divides total into n nearly equal whole numbers, whose sum is total, rounded down. It
-// returns the number with index i, counted from 0.
+// shareOf divides total (rounded down) into n nearly equal whole numbers. It returns the number
+// with index i.
 func shareOf(total float64, n, i int) int {
 	return int(total)*(i+1)/n - int(total)*i/n
 }
@@ -359,8 +361,8 @@ func shareOf(total float64, n, i int) int {
 // statements runs the Cassandra statements of the floor in random order, as the chain mixes them.
 func (c *serverChain) statements(ctx context.Context, m made) {
 	type statement struct {
-		// 'w': write of rows in one partition, 'a': batch of several partitions, 'r': read, 's':
-		// serial read, 'c': conditional write.
+		// 'w': write of rows in one partition; 'a': batch of several partitions; 'r': read; 's':
+		// serial read; 'c': conditional write.
 		kind byte
 		rows int // number of rows in a write
 	}
@@ -384,9 +386,9 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 			for i := range ks {
 				ks[i].Chunk = notify.Chunk{Base: base, Block: uint32(i)}
 			}
-			bare.byPartition(ctx, bareRows(ks, data))
+			bare.writeByPartition(ctx, bareRows(ks, data))
 		case 'a':
-			bare.batch(ctx, gocql.UnloggedBatch, apart(all[i].rows, data))
+			bare.writeBatch(ctx, gocql.UnloggedBatch, insertsApart(all[i].rows, data))
 		case 'r', 's':
 			k := notify.RowKey{Chunk: notify.Chunk{Base: base}}
 			s := q.Query(selectRow, bareKey(rowShard(base), &k)...)
@@ -400,8 +402,8 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 	})
 }
 
-// apart returns n inserts, each into its own partition.
-func apart(n int, data []byte) []insert {
+// insertsApart returns n inserts, each into another partition.
+func insertsApart(n int, data []byte) []insert {
 	out := make([]insert, n)
 	for i := range out {
 		b := notify.NewBase(time.Now())
@@ -411,7 +413,8 @@ func apart(n int, data []byte) []insert {
 	return out
 }
 
-// connect opens the bare clients. It creates the topic and the table swapped for the floor.
+// connect opens the clients of the floor. It creates the topic of the floor and a table with the
+// name swapped.
 func (c *serverChain) connect(addresses map[string]string, keyspace string) {
 	c.topic = keyspace + "-floor"
 	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(addresses["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes), kgo.WithHooks(&c.asked)))

@@ -27,8 +27,8 @@ func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) str
 	return out.String()
 }
 
-// perfProducer runs kafka-producer-perf-test with the settings of our producer. The tool has no
-// option for a duration, only for a number of records. So run computes that number from guess.
+// perfProducer runs kafka-producer-perf-test with the settings of our producer. The tool takes a
+// number of records and no duration. So run computes the number from the rate guess.
 type perfProducer struct {
 	k     *kafkaBench
 	size  int     // bytes per record
@@ -37,9 +37,9 @@ type perfProducer struct {
 
 var sent = regexp.MustCompile(`records sent, ([0-9.]+) records/sec`)
 
-// run sends records for about d and returns records per second. The tool reports the rate of every
-// five seconds and the rate of the whole run; run returns the highest of them. A Java program is
-// slow in its first seconds, so the rate of the whole run would be too low.
+// run sends records for about d and returns records per second. A Java program is slow in its first
+// seconds, so the rate of the whole run would be too low. The tool also reports a rate every five
+// seconds; run returns the highest rate.
 func (p *perfProducer) run(ctx context.Context, d time.Duration) float64 {
 	topic, remove := p.k.topic(ctx)
 	defer remove()
@@ -63,9 +63,8 @@ func sentRate(out string) (best float64) {
 	return best
 }
 
-// perfConsumer reads n records with kafka-consumer-perf-test in a new consumer group. It returns the
-// value that the tool names fetch.nMsg.sec: records per second without the time of the group's
-// rebalance.
+// perfConsumer reads n records with kafka-consumer-perf-test in a new consumer group. It returns
+// the value fetch.nMsg.sec of the tool: records per second, without the time of the rebalance.
 func (k *kafkaBench) perfConsumer(ctx context.Context, topic string, n int64) float64 {
 	return fetchRate(k.tool(ctx, "org.apache.kafka.tools.ConsumerPerformance",
 		"--bootstrap-server", strings.Join(k.conn.Brokers, ","), "--topic", topic, "--messages", strconv.FormatInt(n, 10),

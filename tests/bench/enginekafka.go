@@ -57,15 +57,15 @@ func kafkaFigures(ctx context.Context, b *bench, address string) {
 		{"kafka_chunks", "chunks of fan-outs of 50 KB appended, requests of 12, 32 at a time", chunkBytes, 32, kafkaPartitions},
 	} {
 		peer := &perfProducer{k: k, size: w.size, guess: 60e6 / float64(w.size)}
-		k.against(versus{
+		k.compare(versus{
 			key: w.key, work: w.work, unit: "records/s", peer: "kafka-producer-perf-test", need: engineNeed,
 			ours:   func(d time.Duration) float64 { return k.produce(ctx, d, w.size, w.callers, w.each) },
 			theirs: func(d time.Duration) float64 { return peer.run(ctx, d) },
 		})
 	}
-	k.consumers(ctx)
+	k.measureConsumers(ctx)
 	b.round, b.rounds = round, rounds
-	k.alone(ctx)
+	k.singleAppends(ctx)
 }
 
 // topic makes a new topic for one measurement. The caller must call remove.
@@ -83,8 +83,8 @@ func (k *kafkaBench) topic(ctx context.Context) (name string, remove func()) {
 	}
 }
 
-// producer opens the product's producer as pkg/app does, but with a longer timeout, so that a busy
-// machine does not end a measurement.
+// producer opens a producer as pkg/app does. Its timeout is longer, so that an append on a busy
+// machine does not fail.
 func (k *kafkaBench) producer() *log.Producer {
 	return rig.Must(log.NewProducer(log.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute}))
 }
@@ -118,8 +118,9 @@ func noise(n int) []byte {
 	return out
 }
 
-// consumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the topic.
-func (k *kafkaBench) consumers(ctx context.Context) {
+// measureConsumers fills a topic. Then it measures how fast a log.Reader and a log.Group read the
+// topic.
+func (k *kafkaBench) measureConsumers(ctx context.Context) {
 	topic, remove := k.topic(ctx)
 	defer remove()
 	rate := k.fill(ctx, topic, min(k.round, 5*time.Second), singleBytes, 64, 1000)
@@ -131,11 +132,11 @@ func (k *kafkaBench) consumers(ctx context.Context) {
 	k.notef("%d records to read, appended at %s/s", total, number(rate))
 	for _, v := range []versus{
 		{key: "kafka_read", work: "records of 200 B read by a Reader", ours: func(time.Duration) float64 { return k.read(ctx, ends, total) }},
-		{key: "kafka_group", work: "records of 200 B read by a Group, each marked, marks committed", ours: func(time.Duration) float64 { return k.group(ctx, topic, total) }},
+		{key: "kafka_group", work: "records of 200 B read by a Group, each marked, marks committed", ours: func(time.Duration) float64 { return k.measureGroup(ctx, topic, total) }},
 	} {
 		v.unit, v.peer, v.need = "records/s", "kafka-consumer-perf-test, its fetch rate", engineNeed
 		v.theirs = func(time.Duration) float64 { return k.perfConsumer(ctx, topic, total) }
-		k.against(v)
+		k.compare(v)
 	}
 }
 
@@ -162,10 +163,10 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// group reads total records with a log.Group, like a worker that does nothing with the records. It
-// returns records per second. The time begins when the first partition is assigned, because the
-// peer's rate does not include the rebalance either.
-func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float64 {
+// measureGroup reads total records with a log.Group and does nothing with them. It returns records
+// per second. The time begins when the first partition is assigned, because the peer's rate does
+// not include the rebalance either.
+func (k *kafkaBench) measureGroup(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	h := &counting{total: total, stop: stop}
@@ -205,9 +206,9 @@ func (c *counting) Handle(_ context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// alone measures appends of one notification each. Each caller waits for the answer before its next
-// append. The peer is the client library alone, because Kafka has no tool for this.
-func (k *kafkaBench) alone(ctx context.Context) {
+// singleAppends measures appends of one notification each. Each caller waits for the answer before
+// its next append. The peer is the client library alone, because Kafka has no tool for this.
+func (k *kafkaBench) singleAppends(ctx context.Context) {
 	const callers = 512
 	topic, remove := k.topic(ctx)
 	defer remove()
@@ -219,7 +220,7 @@ func (k *kafkaBench) alone(ctx context.Context) {
 	))
 	defer cl.Close()
 	value := noise(singleBytes)
-	k.floods(ctx, versus{
+	k.compareFloods(ctx, versus{
 		key: "kafka_single", work: fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers),
 		unit: "records/s", peer: "the client library alone", need: engineNeed, callers: callers,
 	}, func(ctx context.Context, c int) int {

@@ -17,11 +17,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// schedules measures what is stored for a request of one scheduled notification: the row of the
-// schedule, its three index rows and its timer. The peer, too, stores the row and the timer in a
-// logged batch. A logged batch makes sure that in the end the row and the timer are stored, or
-// neither of them.
-func (c *cassandraBench) schedules(ctx context.Context) {
+// measureSchedules measures what is stored for a request of one scheduled notification: the row of
+// the schedule, its three index rows and its timer. The peer also stores the row and the timer in a
+// logged batch, so that either both are stored in the end, or none.
+func (c *cassandraBench) measureSchedules(ctx context.Context) {
 	const callers = 64
 	make1 := func() (engine.Schedule, engine.Timer) {
 		t := newTimer(time.Now().Add(time.Hour).UnixMilli() + rand.Int64N(600_000))
@@ -35,7 +34,7 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 		s, t := make1()
 		bucket, base := s.Base.Time().UnixMilli()/bareListLength, s.Base[:]
 		shard := int16(base[15] % 16)
-		c.each(ctx, []insert{
+		c.writeEach(ctx, []insert{
 			{bareListing + ` USING TTL ?`, []any{"purge/schedules_by_fire", s.FireAt / bareListLength, shard, bareTimed(s.FireAt, base), keepSeconds}},
 			{bareListing + ` USING TTL ?`, []any{"schedules", bucket, shard, base, keepSeconds}},
 			{bareListing + ` USING TTL ?`, []any{"schedules/" + s.Caller, bucket, shard, base, keepSeconds}},
@@ -44,10 +43,10 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 		for _, more := range bareTimers([]engine.Timer{t}) {
 			rows = append(rows, more...)
 		}
-		c.batch(ctx, gocql.LoggedBatch, rows)
+		c.writeBatch(ctx, gocql.LoggedBatch, rows)
 		return 1
 	}
-	c.floods(ctx, versus{
+	c.compareFloods(ctx, versus{
 		key: "cassandra_schedules", work: fmt.Sprintf("single notifications scheduled, %d requests at a time", callers),
 		unit: "requests/s", peer: "the driver alone", need: engineNeed, callers: callers,
 	}, ours, theirs)
@@ -55,12 +54,12 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 
 const triggersEach = 100
 
-// triggers measures how fast triggers are created, and then how fast they are fired. To fire a
-// trigger takes two conditional writes: the first claims the trigger and the second ends it.
-func (c *cassandraBench) triggers(ctx context.Context) {
+// measureTriggers measures how fast triggers are created, and then how fast they are fired. For
+// each fired trigger there are two conditional writes: one claims the trigger, and one ends it.
+func (c *cassandraBench) measureTriggers(ctx context.Context) {
 	made := [2]*stock{{}, {}}
 	contract := c.store.Triggers()
-	c.turns(ctx, "cassandra_create", "triggers made, a hundred a call: one conditional write each, two index rows", "triggers/s",
+	c.compareWithDriver(ctx, "cassandra_create", "triggers made, a hundred a call: one conditional write each, two index rows", "triggers/s",
 		func(ctx context.Context, _ int) int {
 			ts := newTriggers()
 			allWon(rig.Must(contract.Create(ctx, ts)))
@@ -71,9 +70,9 @@ func (c *cassandraBench) triggers(ctx context.Context) {
 			manyOf(ctx, len(ts), cassandraAtOnce, func(i int) { c.bareCreate(ctx, &ts[i]) })
 			return made[1].put(ts)
 		})
-	c.turns(ctx, "cassandra_fire", "triggers claimed and ended: two conditional writes each, three index rows", "triggers/s",
+	c.compareWithDriver(ctx, "cassandra_fire", "triggers claimed and ended: two conditional writes each, three index rows", "triggers/s",
 		func(ctx context.Context, _ int) int {
-			return made[0].fire(func(ts []engine.Trigger, n uint64) {
+			return made[0].fireNext(func(ts []engine.Trigger, n uint64) {
 				ss := make([]engine.TriggerSwap, len(ts))
 				for i := range ts {
 					step(&ts[i], n)
@@ -83,7 +82,7 @@ func (c *cassandraBench) triggers(ctx context.Context) {
 			})
 		},
 		func(ctx context.Context, _ int) int {
-			return made[1].fire(func(ts []engine.Trigger, n uint64) {
+			return made[1].fireNext(func(ts []engine.Trigger, n uint64) {
 				manyOf(ctx, len(ts), cassandraAtOnce, func(i int) { c.bareSwap(ctx, &ts[i], int64(n)) })
 			})
 		})
@@ -102,11 +101,10 @@ func (s *stock) put(ts []engine.Trigger) int {
 	return len(ts)
 }
 
-// fire removes the triggers of one call from the stock and fires them. It calls swap twice: with
-// version 1 to claim the triggers, and with version 2 to end them. The argument version is the
-// stored version that swap must replace. fire returns the number of fired triggers, or -1 if the
-// stock is empty.
-func (s *stock) fire(swap func(ts []engine.Trigger, version uint64)) int {
+// fireNext takes the triggers of one call from the stock and fires them. It calls swap twice: first
+// to claim the triggers, then to end them. version is the stored version that swap must replace: 1,
+// then 2. fireNext returns the number of fired triggers, or -1 if the stock is empty.
+func (s *stock) fireNext(swap func(ts []engine.Trigger, version uint64)) int {
 	s.mu.Lock()
 	if len(s.calls) == 0 {
 		s.mu.Unlock()
@@ -138,8 +136,8 @@ func newTriggers() []engine.Trigger {
 	return ts
 }
 
-// step changes t to the state that replaces the stored version n: version 1 is replaced by the
-// claim, and version 2 by the end.
+// step changes t to the state that the next conditional write stores. n is the stored version that
+// the write replaces: the claim replaces version 1, and the end replaces version 2.
 func step(t *engine.Trigger, n uint64) {
 	now := time.Now().UnixMilli()
 	if n == 1 {
@@ -159,8 +157,8 @@ const (
 	bareListing    = `INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?)`
 )
 
-// bareLists returns the lists that contain an open trigger, and the bucket and shard of its entries.
-// When the trigger ends, it is removed from the last two lists.
+// bareLists returns the four lists that contain an open trigger, and the bucket and shard of its
+// entries. When the trigger ends, it is removed from the last two lists.
 func bareLists(t *engine.Trigger) (lists [4]string, bucket int64, shard int16) {
 	return [4]string{"triggers", "triggers/" + t.Caller, "triggers_open", "triggers_open/" + t.Caller}, t.Created / bareListLength, int16(t.ID[len(t.ID)-1] % 16)
 }
@@ -171,7 +169,7 @@ func (c *cassandraBench) bareCreate(ctx context.Context, t *engine.Trigger) {
 	for i, list := range lists {
 		indexes[i] = insert{bareListing, []any{list, bucket, shard, []byte(t.ID)}}
 	}
-	c.each(ctx, indexes)
+	c.writeEach(ctx, indexes)
 	c.condition(ctx, `INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
 		t.ID, int64(1), time.Now().UnixMicro(), int16(t.State), t.Ended, int64(0), noise(bareRequest), noise(bareState))
 }
@@ -199,7 +197,7 @@ func (c *cassandraBench) bareSwap(ctx context.Context, t *engine.Trigger, old in
 	for _, list := range lists[2:] {
 		indexes = append(indexes, insert{`DELETE FROM listings WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`, []any{list, bucket, shard, []byte(t.ID)}})
 	}
-	c.each(ctx, indexes)
+	c.writeEach(ctx, indexes)
 }
 
 // condition runs a conditional write. It panics if the write was not applied.

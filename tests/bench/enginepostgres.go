@@ -24,9 +24,9 @@ const (
 	postgresCallers = 16 // the pool's default size
 )
 
-// postgresFigures measures the store of preferences in a new database. The peer upserts and reads
-// the same documents by user. It does not number the changes, so no process could follow them.
-// These lines have no bound; they are for information.
+// postgresFigures measures the store of preferences in a new database. The peer writes and reads
+// the same documents by user. It gives the changes no numbers, so other processes could not follow
+// them. These lines have no bound; they are for information.
 func postgresFigures(ctx context.Context, b *bench, address string) {
 	name := fmt.Sprintf("bench_%08x", rand.Uint32())
 	u := rig.Must(url.Parse(address))
@@ -70,14 +70,14 @@ func (p *postgresBench) measure(ctx context.Context) {
 		many[i] = prof(i)
 		rows[i] = []any{many[i].User, string(rig.Must(json.Marshal(&many[i])))}
 	}
-	p.floods(ctx, versus{key: "postgres_import", work: "profiles imported", unit: "profiles/s", peer: "COPY into a table and from there into place", callers: 1},
+	p.compareFloods(ctx, versus{key: "postgres_import", work: "profiles imported", unit: "profiles/s", peer: "COPY into a table and from there into place", callers: 1},
 		func(ctx context.Context, _ int) int { return rig.Must(len(many), p.prefs.PutMany(ctx, many)) },
 		func(ctx context.Context, _ int) int { return p.copyIn(ctx, rows) })
 	versions := make([]atomic.Uint64, profileUsers) // last known version of each user's profile; 0: not known
 	one := versus{unit: "profiles/s", callers: postgresCallers}
 	one.key, one.peer = "postgres_put", "INSERT ON CONFLICT"
 	one.work = fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers)
-	p.floods(ctx, one, func(ctx context.Context, _ int) int {
+	p.compareFloods(ctx, one, func(ctx context.Context, _ int) int {
 		i := rand.IntN(profileUsers)
 		pr := prof(i)
 		pr.Version = versions[i].Load()
@@ -97,7 +97,7 @@ func (p *postgresBench) measure(ctx context.Context) {
 	})
 	one.key, one.peer = "postgres_get", "SELECT by the key"
 	one.work = fmt.Sprintf("profiles read one by one, %d at a time", postgresCallers)
-	p.floods(ctx, one, func(ctx context.Context, _ int) int {
+	p.compareFloods(ctx, one, func(ctx context.Context, _ int) int {
 		rig.Must2(p.prefs.Get(ctx, user(rand.IntN(profileUsers))))
 		return 1
 	}, func(ctx context.Context, _ int) int {

@@ -16,10 +16,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// redisFigures measures the data that processes share through Redis. The peers use the smallest set
-// of commands that stores the same data, with the same client library and in pipelines. The peers
-// guarantee nothing when Redis loses its data or fails over. They never wait, neither for a replica
-// nor for a token or a message. These lines have no bound; they are for information.
+// redisFigures measures the data that processes share through Redis. The peers store the same data
+// with as few commands as possible, with the same client library and in pipelines. They guarantee
+// nothing if Redis loses its data or fails over, and they wait for no replica, token or message.
+// These lines have no bound; they are for information.
 func redisFigures(ctx context.Context, b *bench, address string) {
 	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
 	store := rig.Must(redis.Open(ctx, redis.Config{Addresses: []string{address}, Prefix: prefix, Timeout: time.Minute}))
@@ -32,10 +32,10 @@ func redisFigures(ctx context.Context, b *bench, address string) {
 			b.notef("could not remove all keys with the prefix %s: %v", prefix, err)
 		}
 	}()
-	r.filter(ctx)
-	r.limits(ctx)
-	r.claims(ctx)
-	r.queue(ctx)
+	r.measureFilter(ctx)
+	r.measureLimits(ctx)
+	r.measureClaims(ctx)
+	r.measureQueue(ctx)
 }
 
 type redisBench struct {
@@ -53,14 +53,15 @@ func (r *redisBench) clean(ctx context.Context) {
 	rig.Ok(it.Err())
 }
 
-// pipelined sends the commands that f adds to p in one pipeline. It panics if a command fails.
+// pipelined calls f, which adds commands to p, and sends them in one pipeline. It panics if a
+// command fails.
 func (r *redisBench) pipelined(ctx context.Context, f func(p goredis.Pipeliner)) {
 	rig.Must(r.c.Pipelined(ctx, func(p goredis.Pipeliner) error { f(p); return nil }))
 }
 
-// filter measures the filter of seen ids. Dedup adds ids to it and looks ids up in it for each group
-// of outcomes.
-func (r *redisBench) filter(ctx context.Context) {
+// measureFilter measures the filter of seen ids. For each group of outcomes, the product adds ids
+// to it and looks ids up in it.
+func (r *redisBench) measureFilter(ctx context.Context) {
 	const each, bits = 1000, 7
 	f := rig.Must(r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour}))
 	ids := func() []uint64 {
@@ -86,12 +87,12 @@ func (r *redisBench) filter(ctx context.Context) {
 		})
 		return each
 	}
-	r.floods(ctx, versus{
+	r.compareFloods(ctx, versus{
 		key: "redis_filter_add", work: "ids added to the seen-filter, 1,000 a call, 4 at a time",
 		unit: "ids/s", peer: "BITFIELD of 7 bits an id, pipelined", callers: 4,
 	}, func(ctx context.Context, _ int) int { return rig.Must(each, f.Add(ctx, ids())) },
 		func(ctx context.Context, _ int) int { return bare(ctx, "SET") })
-	r.floods(ctx, versus{
+	r.compareFloods(ctx, versus{
 		key: "redis_filter_seen", work: "ids looked for in both generations of it, 1,000 a call, 4 at a time",
 		unit: "ids/s", peer: "BITFIELD of 7 bits an id in one bitmap, pipelined", callers: 4,
 	}, func(ctx context.Context, _ int) int {
@@ -113,9 +114,9 @@ redis.call('HSET', KEYS[1], 'tokens', tokens - got, 'at', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return got`)
 
-func (r *redisBench) limits(ctx context.Context) {
+func (r *redisBench) measureLimits(ctx context.Context) {
 	l := r.store.Limits()
-	r.floods(ctx, versus{
+	r.compareFloods(ctx, versus{
 		key: "redis_limits", work: "tokens taken from 32 buckets, one a call, 32 at a time",
 		unit: "calls/s", peer: "a bucket in Lua without waits, by EVALSHA", callers: 32,
 	}, func(ctx context.Context, c int) int {
@@ -126,11 +127,11 @@ func (r *redisBench) limits(ctx context.Context) {
 	})
 }
 
-// claims measures idempotency keys. Each key is reserved and then finished with an answer.
-func (r *redisBench) claims(ctx context.Context) {
+// measureClaims measures idempotency keys. Each key is reserved and then finished with an answer.
+func (r *redisBench) measureClaims(ctx context.Context) {
 	idem := r.store.Idem()
 	answer := []byte(`{"id":"ntf_01M7ZWAJ45GWQCCJNG9P921B5R","status":"accepted"}`)
-	r.floods(ctx, versus{
+	r.compareFloods(ctx, versus{
 		key: "redis_claims", work: "idempotency keys reserved and answered, 32 at a time",
 		unit: "keys/s", peer: "SET NX EX and SET XX EX of the same", callers: 32,
 	}, func(ctx context.Context, _ int) int {
@@ -148,10 +149,10 @@ func (r *redisBench) claims(ctx context.Context) {
 	})
 }
 
-// queue measures the delay queue: messages are enqueued, received and acknowledged. Each caller of
-// the peer has its own queue. The peer's queue has no visibility timeout, no lanes, no dead letters
-// and no waiting receivers.
-func (r *redisBench) queue(ctx context.Context) {
+// measureQueue measures the delay queue: messages are enqueued, received and acknowledged. Each
+// caller of the peer has its own queue. The peer's queue has no visibility timeout, no lanes, no
+// dead letters and no waiting receivers.
+func (r *redisBench) measureQueue(ctx context.Context) {
 	const each = 100
 	q := r.store.Queue("bench", 5)
 	ours := func(ctx context.Context, _ int) int {
@@ -186,7 +187,7 @@ func (r *redisBench) queue(ctx context.Context) {
 		})
 		return rig.Must(len(ids), r.c.HDel(ctx, bodies, ids...).Err())
 	}
-	r.floods(ctx, versus{
+	r.compareFloods(ctx, versus{
 		key: "redis_queue", work: "messages through the delay queue: enqueued, received, acknowledged, a hundred a call, 4 at a time",
 		unit: "messages/s", peer: "a sorted set and a hash, pipelined", callers: 4,
 	}, ours, theirs)

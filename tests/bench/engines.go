@@ -11,12 +11,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// P10 measures the cost of our use of a server. The product's engine and a peer do the same work in
-// turns, on the servers of make engines. The peer is the server's own tool or the bare driver. The
-// peer stores the same bytes in the same tables. The difference is the cost of what the engine
-// adds: clocks, a fixed order of index writes, retries, and translated errors.
+// P10 measures what notifyd adds to the cost of a server. The engine of notifyd and a peer do the
+// same work in turns, on the servers of make engines. The peer is the server's own tool or the
+// driver alone. It stores the same bytes in the same tables. Only the engine has clocks, a fixed
+// order of index writes, retries and translated errors.
 
-// engineFigures has the servers of P10 in the order in which they are measured.
+// engineFigures are the servers of P10, in the order in which they are measured.
 var engineFigures = []struct {
 	name string
 	run  func(ctx context.Context, b *bench, at string)
@@ -48,19 +48,18 @@ func servers(ctx context.Context, b *bench) {
 	}
 }
 
-// versus is a row of P10. It compares the product with a peer.
+// versus is a line of P10. It compares the product with a peer.
 type versus struct {
 	key, work, unit, peer string
 	need                  need
-	callers               int // number of concurrent callers on each side; only floods uses it
-	// ours and theirs run once and return units per second. If the length of a run can be chosen, it
-	// is about d.
+	callers               int // number of concurrent callers on each side; only compareFloods uses it
+	// ours and theirs run once, normally for about d, and return units per second.
 	ours, theirs func(d time.Duration) float64
 }
 
-// against measures the product and the peer in turns and adds a line to the results. It does nothing
-// if -only is set and does not contain the key of v.
-func (b *bench) against(v versus) {
+// compare measures the product and the peer in turns and adds a line to the results. It does
+// nothing if the flag -only is set to other keys.
+func (b *bench) compare(v versus) {
 	if b.only != "" && !slices.Contains(strings.Split(b.only, ","), v.key) {
 		return
 	}
@@ -72,20 +71,19 @@ func (b *bench) against(v versus) {
 	}, v.need)
 }
 
-// job is one call of one caller of a flood. It returns the number of units that it has done. A
-// number below 0 means that no work is left; the caller then stops.
+// job is the work of one caller in a flood. It returns the number of units that it has done, or a
+// negative number if no work is left. Then the caller stops.
 type job = func(ctx context.Context, caller int) int
 
-// floods is like against, but both sides are floods with v.callers callers.
-func (b *bench) floods(ctx context.Context, v versus, ours, theirs job) {
+// compareFloods does the same as compare. Each side is a flood with v.callers callers.
+func (b *bench) compareFloods(ctx context.Context, v versus, ours, theirs job) {
 	v.ours = func(d time.Duration) float64 { return flood(ctx, v.callers, d, ours) }
 	v.theirs = func(d time.Duration) float64 { return flood(ctx, v.callers, d, theirs) }
-	b.against(v)
+	b.compare(v)
 }
 
-// flood starts one goroutine for each caller; the parameter callers is their number. Each goroutine
-// calls work again and again for about d. flood returns the units done per second, summed over all
-// goroutines.
+// flood starts a goroutine for each of the callers. Each goroutine calls work again and again for
+// about d. flood returns the units per second of all goroutines together.
 func flood(ctx context.Context, callers int, d time.Duration, work job) float64 {
 	var done atomic.Int64
 	began := time.Now()

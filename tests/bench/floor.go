@@ -23,11 +23,11 @@ import (
 // profileBytes is the memory that the snapshot of preferences needs for each user (pkg/users).
 const profileBytes = 69
 
-// floor measures the lowest cost of a receiver of P6 on this machine in this run. For each request
-// the floor scans the body once as JSON. For each receiver it reads one random place in a table
-// with the same number of profiles. The floor writes to two files, together as many bytes as the
-// chain wrote, and fsyncs the files, as the chain does with log and history. P6 adds HTTP,
-// validation, order, claims, outcomes and the provider. The floor and the chain run in turns.
+// floor measures the lowest cost of a receiver of P6 on this machine in this run. For each request,
+// the floor scans the body once as JSON. For each receiver, it reads one random place in a table
+// with the same number of profiles. It writes as many bytes as the chain to two files, and fsyncs
+// them, as the chain does with log and history. The chain also does HTTP, validation, order,
+// claims, outcomes and the calls to the provider. The floor and the chain run in turns.
 type floor struct {
 	dir   string
 	users uint64
@@ -39,13 +39,13 @@ type floor struct {
 	nanos     float64 // processor time in ns per receiver in the best turn
 }
 
-// newFloor returns a floor. The parameter users is the number of profiles in its table. The table
-// is outside of the Go heap, because a larger heap would make the garbage collector run less often
+// newFloor returns a floor whose table has as many profiles as there are users. The table is
+// outside of the Go heap, because a larger heap would make the garbage collector run less often
 // during the chain. The caller must call end.
 func newFloor(dir string, users int) *floor {
 	table := rig.Must(syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE))
 	for i := range table {
-		// Without a write, all pages would map to the same page of zeros.
+		// Write every page. Otherwise all pages would share one page of zeros.
 		table[i] = byte(i)
 	}
 	return &floor{dir: dir, users: uint64(users), table: table}
@@ -53,12 +53,12 @@ func newFloor(dir string, users int) *floor {
 
 func (f *floor) end() { rig.Ok(syscall.Munmap(f.table)) }
 
-// keep stores the body and the receiver count of r. The next turns repeat this request.
-func (f *floor) keep(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body), r.Size }
+// keepRequest stores the body and the receiver count of r. The floor repeats this request.
+func (f *floor) keepRequest(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body), r.Size }
 
-// turn runs the floor on every processor for about length. It updates nanos if this turn was the
-// best.
-func (f *floor) turn(ctx context.Context, length time.Duration) {
+// runTurn runs the floor on every processor for about length. If this turn was the best, it updates
+// nanos.
+func (f *floor) runTurn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
 		panic(errors.New("the floor has no request to repeat, because the chain has sent none"))
 	}
@@ -72,8 +72,8 @@ func (f *floor) turn(ctx context.Context, length time.Duration) {
 	}
 }
 
-// work repeats the floor of a request until the time deadline, and returns how many receivers the
-// requests had. The names of its two files begin with prefix.
+// work does the work of the floor for the kept request, again and again until the deadline. It
+// returns the number of receivers. The names of its two files begin with prefix.
 func (f *floor) work(prefix string, deadline time.Time) (receivers int64) {
 	var files [2]*os.File // stand for log and history
 	for i, name := range []string{"log", "history"} {
@@ -101,7 +101,7 @@ func (f *floor) work(prefix string, deadline time.Time) (receivers int64) {
 		copy(out, f.body)
 		out[0] = sum
 		for _, file := range files {
-			// After 64 turns it overwrites from the start, which costs as much as appending.
+			// After 64 writes, overwrite the file from its start. That costs as much as appending.
 			rig.Must(file.WriteAt(out, int64(turn%64*half)))
 			rig.Ok(file.Sync())
 		}
@@ -110,8 +110,8 @@ func (f *floor) work(prefix string, deadline time.Time) (receivers int64) {
 	return receivers
 }
 
-// scan calls visit with every string of a JSON text and returns the number of strings. The result
-// ok is false if a string does not end or contains a byte that JSON does not allow in a string.
+// scan calls visit with every string of a JSON text and returns the number of strings. ok is false
+// if a string has no end, or contains a byte that JSON does not allow.
 func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 	from := -1
 	for i := 0; i < len(text); i++ {
@@ -133,8 +133,8 @@ func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 	return strings, from < 0
 }
 
-// sampled is a target that sends all requests to Target. Before it sends the first request, it
-// passes that request to the function in the field first.
+// sampled is a target that sends all requests to Target. It calls the function first with the first
+// request, before it sends that request.
 type sampled struct {
 	load.Target
 	once  sync.Once
@@ -146,7 +146,7 @@ func (s *sampled) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	return s.Target.Send(ctx, r)
 }
 
-// writtenBytes returns how many bytes this process has caused to be written to disks so far. It
+// writtenBytes returns the number of bytes that this process has written to disks so far. It
 // returns 0 if /proc/self/io cannot be read.
 func writtenBytes() float64 {
 	b, err := os.ReadFile("/proc/self/io")

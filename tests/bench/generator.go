@@ -9,14 +9,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// generator measures P1: the load generator makes single notifications as JSON, records the time
-// of each in the histograms, and sends them to the null sink. The side "flat out" asks for a rate
-// that the generator cannot reach; the side "paced" asks for 5M/s. generator panics if a
-// notification is lost.
-func generator(ctx context.Context, b *bench) {
+// measureGenerator measures P1: the load generator makes single notifications as JSON, records the
+// time of each in the histograms, and sends them to the null sink. The side "flat out" requests a
+// rate that is too high to be reached. The side "paced" requests 5 million per second.
+// measureGenerator panics if a notification is lost.
+func measureGenerator(ctx context.Context, b *bench) {
 	run := func(rate load.Number) func(d time.Duration) float64 {
 		return func(d time.Duration) float64 {
-			r := generated(ctx, d, load.Step{Target: load.Null, Rate: rate, Payload: load.Payload{Text: text}})
+			r := generate(ctx, d, load.Step{Target: load.Null, Rate: rate, Payload: load.Payload{Text: text}})
 			if t := &r.Totals; t.Lost > 0 || t.Delivered != t.Sent {
 				panic(fmt.Errorf("the null sink must get every notification: sent %d, delivered %d, lost %d", t.Sent, t.Delivered, t.Lost))
 			}

@@ -19,7 +19,7 @@ import (
 
 const text = "Your order is on its way."
 
-// pair has a node and a log without a node (raw), both with the same durability.
+// pair has a node, and an embedded log without a node (raw). Both have the same durability.
 type pair struct {
 	node *node
 	raw  *rawLog
@@ -42,20 +42,21 @@ func (p *pair) end() {
 	p.node.end()
 	p.raw.close()
 	raw, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "raw-*"))
-	forget(append(raw, p.dir)...)
+	removeFolders(append(raw, p.dir)...)
 }
 
-// rate returns a side that sends a step to a server and measures accepted receivers per second.
+// rate returns a side that sends the load st to a server and measures accepted receivers per
+// second.
 func rate(ctx context.Context, name string, cl *api.Client, st load.Step) *side {
 	st.Payload = load.Payload{Text: text}
 	return &side{name: name, run: func(d time.Duration) float64 { return offer(ctx, name, d, st, cl).Rates.Acked }}
 }
 
-// fanouts measures P2: requests of 50,000 receivers in JSON over HTTP, in a closed loop. The node
-// validates and splits each request and answers when the records are durable. The node has only the
-// API role, so nothing is delivered. The reference is the log without a node: a client appends
-// records of 8,333 receivers.
-func fanouts(ctx context.Context, b *bench) {
+// measureFanouts measures P2: requests of 50,000 receivers in JSON over HTTP, in a closed loop. The
+// node validates and splits each request and answers when the records are durable. The node has
+// only the API role, so nothing is delivered. The reference is the log without a node: a client
+// appends records of 8,333 receivers.
+func measureFanouts(ctx context.Context, b *bench) {
 	synced, cached := b.pair(ctx, true), b.pair(ctx, false)
 	const per = 8333
 	records := envelopes(64, per, text)
@@ -63,7 +64,7 @@ func fanouts(ctx context.Context, b *bench) {
 		return &side{name: name, run: func(d time.Duration) float64 { return per * p.raw.produce(ctx, d, records) }}
 	}
 	make1 := &side{name: "generator", run: func(d time.Duration) float64 {
-		return generated(ctx, d, load.Step{Target: load.Null, As: load.Fanout, Size: 50_000, Payload: load.Payload{Text: text}}).Rates.Acked
+		return generate(ctx, d, load.Step{Target: load.Null, As: load.Fanout, Size: 50_000, Payload: load.Payload{Text: text}}).Rates.Acked
 	}}
 	fan := load.Step{Target: load.Fanout}
 	fs, pc := rate(ctx, "fsync", synced.node.client, fan), rate(ctx, "page-cache", cached.node.client, fan)
@@ -76,10 +77,10 @@ func fanouts(ctx context.Context, b *bench) {
 	b.add(result{ID: "P2", Work: fmt.Sprintf("making the bodies, null sink; %.0f ns", make1.cost), Value: make1.best, Unit: "receivers/s"}, info)
 }
 
-// batches measures P3: requests of 1,000 different notifications. The node answers after the
+// measureBatches measures P3: requests of 1,000 different notifications. The node answers after the
 // records are fsynced. The reference is the log without a node: a kgo client appends records of the
 // same size and durability.
-func batches(ctx context.Context, b *bench) {
+func measureBatches(ctx context.Context, b *bench) {
 	p := b.pair(ctx, true)
 	records := envelopes(4096, 1, text)
 	batch := rate(ctx, "batch", p.node.client, load.Step{Target: load.Batch, Size: 1000, Workers: inFlight / 1000})
@@ -89,11 +90,11 @@ func batches(ctx context.Context, b *bench) {
 	b.add(result{ID: "P3", Work: fmt.Sprintf("batches of 1,000 over HTTP, fsynced, records of %d B; %.2f cores, %.0f ns; ref: kgo into kfake, %.0f ns", len(records[0]), batch.cores, batch.cost, raw.cost), Value: batch.best, Unit: "records/s", Reference: raw.best, main: true}, ratioOf(0.6))
 }
 
-// singles measures P4: requests of one notification on 64 connections. The reference is a net/http
-// handler that parses the same JSON with the same library and answers. It stores nothing, so the
-// log of the measured node is in page-cache mode. A node with an fsynced log is measured for
+// measureSingleRequests measures P4: requests of one notification on 64 connections. The reference
+// is a net/http handler that only parses the same JSON with the same library and answers. It stores
+// nothing. So the measured node does not fsync its log. A node that fsyncs its log is measured for
 // information.
-func singles(ctx context.Context, b *bench) {
+func measureSingleRequests(ctx context.Context, b *bench) {
 	cached, synced := b.pair(ctx, false), b.pair(ctx, true)
 	bare := bareServer()
 	ln := rig.Must(net.Listen("tcp", "127.0.0.1:0"))

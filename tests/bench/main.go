@@ -51,7 +51,7 @@ type options struct {
 var figures = []struct {
 	id  string
 	run func(ctx context.Context, b *bench)
-}{{"P1", generator}, {"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P5", pushes}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
+}{{"P1", measureGenerator}, {"P2", measureFanouts}, {"P3", measureBatches}, {"P4", measureSingleRequests}, {"P5", measurePushes}, {"P6", measureChain}, {"P7", measureTimerEngine}, {"P8", measureCallbacks}}
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == pushSinkArg {
@@ -151,7 +151,7 @@ func (b *bench) figure(id string, run func()) {
 	b.notef("%s took %.0f s; load average %s before, %s after", id, time.Since(began).Seconds(), load, rig.LoadAverage())
 }
 
-// report prints the table and the closing line, and writes the results to the file b.out.
+// report prints the table and the last line of the output, and writes the results to the file b.out.
 func (b *bench) report() {
 	b.table(os.Stdout)
 	if b.out != "" {

@@ -25,7 +25,7 @@ type node struct {
 	*background
 }
 
-// background is a function that runs in a goroutine until end is called.
+// background is a function that runs in a goroutine until the method end is called.
 type background struct {
 	stop context.CancelFunc
 	done chan error
@@ -105,15 +105,15 @@ func (b *bench) folder(name string) string {
 	return filepath.Join(b.dir, fmt.Sprintf("%s-%d-%d", name, os.Getpid(), b.nodes))
 }
 
-// offer sends a step to a server for d. It panics if a request fails or is rejected. In the result,
-// Rates.Acked is the number of accepted receivers per second.
+// offer sends the load st to a server for d. It panics if a request fails or is rejected. In the
+// result, Rates.Acked is the number of accepted receivers per second.
 func offer(ctx context.Context, name string, d time.Duration, st load.Step, cl *api.Client) *load.Result {
 	return run(ctx, load.SingleStep(name, d, st), load.Config{Target: &load.HTTP{Client: cl}})
 }
 
-// generated generates the requests of a step for d. The target of the step is load.Null, so nothing
-// is sent.
-func generated(ctx context.Context, d time.Duration, st load.Step) *load.Result {
+// generate generates the requests of the load st for d. Their target is load.Null, so nothing is
+// sent.
+func generate(ctx context.Context, d time.Duration, st load.Step) *load.Result {
 	return run(ctx, load.SingleStep("null", d, st), load.Config{})
 }
 

@@ -30,12 +30,11 @@ const (
 	pushCalls   = 16   // calls at a time; together they have more items than there are streams
 )
 
-// pushes measures P5: pushes through the APNs client. The client renders and signs each push, and
-// each push has its own answer. The client has 10 connections of 1,000 streams to a sink that
-// answers after 50 ms. The sink is a separate process, so that only the processor time of the
-// client is measured. The reference is a loop that only copies prepared frames and counts the
-// answers.
-func pushes(ctx context.Context, b *bench) {
+// measurePushes measures P5: pushes through the APNs client. The client renders and signs each
+// push, and each push has its own answer. The client has 10 connections of 1,000 streams to a sink
+// that answers after 50 ms. The sink is another process, so that its processor time is not
+// measured. The reference is a loop that only copies prepared frames and counts the answers.
+func measurePushes(ctx context.Context, b *bench) {
 	s := startSink(ctx)
 	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	ours := &side{name: "apns", run: func(d time.Duration) float64 { return s.send(ctx, b, key, d) }}
@@ -61,8 +60,7 @@ type pushSink struct {
 	roots *x509.CertPool
 }
 
-// sinkHello is what the sink prints. When it begins to listen it prints Addr and CA, and when it
-// ends it prints Pushes.
+// sinkHello is what the sink prints: Addr and CA when it begins to listen, and Pushes when it ends.
 type sinkHello struct {
 	Addr, CA string
 	Pushes   int64

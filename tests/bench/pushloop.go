@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// loop measures the floor of P5 for about d and returns answered pushes per second. On each
+// loop measures the reference of P5 for about d and returns answered pushes per second. On each
 // connection, one goroutine writes a prepared request on every free stream, and another goroutine
 // counts the answers. loop renders no notification, reports no result of a single push, and has
 // neither timeouts nor retries.
@@ -91,9 +91,8 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 	}
 }
 
-// preparedBlock returns an HPACK header block whose fields are not added to the dynamic table, so
-// it can be sent again and again. The result tokenAt is the index of the first byte of the device
-// token.
+// preparedBlock returns an HPACK header block that can be sent again and again: none of its fields
+// is added to the dynamic table. tokenAt is the index of the first byte of the device token.
 func preparedBlock() (block []byte, tokenAt int) {
 	var b bytes.Buffer
 	enc := hpack.NewEncoder(&b)

@@ -65,9 +65,9 @@ func selfSigned() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// sinkConn is a connection of the sink. It answers each request 50 ms after the request has ended.
-// It decodes only the first header block. Of all later requests it only detects the end, so that
-// the sink uses little of the machine and leaves more for the client.
+// sinkConn is a connection of the sink. It answers each request 50 ms after its end. It decodes
+// only the first header block. In later requests it only looks for the end, so that the sink uses
+// little processor time.
 type sinkConn struct {
 	nc     net.Conn
 	pushes *atomic.Int64 // answered pushes of all connections
@@ -115,7 +115,7 @@ func (c *sinkConn) serve() {
 			case http2.FrameHeaders:
 				if first {
 					first = false
-					aPush(body[9:])
+					checkPush(body[9:])
 				}
 			case http2.FrameSettings:
 				if flags&http2.FlagSettingsAck == 0 {
@@ -145,8 +145,9 @@ func (c *sinkConn) serve() {
 	}
 }
 
-// aPush panics if a header block does not have the fields of a push. The panic ends the connection.
-func aPush(block []byte) {
+// checkPush panics if a header block does not have the fields of a push. The panic ends the
+// connection.
+func checkPush(block []byte) {
 	fields := rig.Must(hpack.NewDecoder(4096, nil).DecodeFull(block))
 	for _, name := range []string{":method", ":path", "authorization", "apns-topic", "apns-id"} {
 		if !slices.ContainsFunc(fields, func(f hpack.HeaderField) bool { return f.Name == name }) {
@@ -163,10 +164,10 @@ func (b *frameBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// answer writes the answers that are due and the control frames. Between two answers it sleeps at
-// least a millisecond, so that one write has many answers.
+// answer writes the answers that are due, and the control frames. Between two writes it sleeps at
+// least a millisecond, so that each write has many answers.
 func (c *sinkConn) answer() {
-	// The header block has :status 200 and an apns-id, as an answer of APNs.
+	// The header block has :status 200 and an apns-id, as APNs answers.
 	block := append([]byte{0x88, 0x10, 7}, "apns-id"...)
 	block = append(append(block, 36), "123e4567-e89b-42d3-a456-426614174000"...)
 	var out []byte

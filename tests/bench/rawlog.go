@@ -88,8 +88,8 @@ func envelopes(n, receivers int, body string) [][]byte {
 	return out
 }
 
-// forget removes the folders of nodes that have ended, so that the disk does not fill.
-func forget(dirs ...string) {
+// removeFolders removes the folders of nodes that have ended, so that the disk does not fill.
+func removeFolders(dirs ...string) {
 	for _, d := range dirs {
 		_ = os.RemoveAll(d)
 	}

@@ -16,7 +16,7 @@ import (
 // result is one line of the table and one element of results.json.
 type result struct {
 	ID        string  `json:"id"`
-	Key       string  `json:"key,omitempty"` // name of the ratio in the closing line
+	Key       string  `json:"key,omitempty"` // name of the ratio in the last line of the output
 	Work      string  `json:"work"`
 	Value     float64 `json:"value"`
 	Unit      string  `json:"unit"`
@@ -25,7 +25,7 @@ type result struct {
 	Need      string  `json:"need"`      // the bound as text; empty: no bound
 	Pass      *bool   `json:"pass"`      // true: the bound holds; false: it is missed; null: no bound
 
-	main bool // true: the closing line has the value, unless it has a ratio (see Key)
+	main bool // true: the last line of the output has the value, or the ratio if Key is set
 }
 
 // bench has the options and collects the results.
@@ -52,7 +52,7 @@ func (b *bench) add(r result, n need) {
 	b.results = append(b.results, r)
 }
 
-// need is the bound of a figure. A need with an empty text is no bound.
+// need is the bound of a figure. If its text is empty, the figure has no bound.
 type need struct {
 	text  string
 	holds func(result) bool
@@ -120,8 +120,8 @@ func (b *bench) write(path string) {
 	rig.Ok(enc.Encode(b.results))
 }
 
-// line returns the closing line. For each result with a key it has the ratio, and for each other
-// main result the value. At the end it has the number of missed bounds.
+// line returns the last line of the output. A result with a key appears with its ratio. A main
+// result without a key appears with its value. The number of missed bounds is at the end.
 func (b *bench) line() string {
 	var s strings.Builder
 	s.WriteString("bench")

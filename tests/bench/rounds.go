@@ -8,7 +8,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// side is one of the programs that alternate measures in turns, for example ours and its reference.
+// side is one of the programs that alternate measures in turns, for example the product and its
+// reference.
 type side struct {
 	name string
 	run  func(d time.Duration) (perSecond float64)

@@ -21,16 +21,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// timers measures P7: the registration of timers, the timer wheel, and the lateness of releases.
-// The lateness is measured at a steady rate, and with a full minute of timers. Releases pass the
-// whole engine, on a store that fsyncs, until the engine calls Publish. P6 and P8 measure what
-// happens after Publish.
-func timers(ctx context.Context, b *bench) {
-	b.parking(ctx)
-	b.scheduling(ctx)
-	b.wheel(ctx)
-	b.lateness(ctx)
-	b.fullMinute(ctx)
+// measureTimerEngine measures P7: the registration of timers, the timer wheel, and how late timers
+// are released. The lateness is measured at a steady rate, and with a full minute of timers. A
+// release passes the whole engine, on a store that fsyncs, until the engine calls Publish. P6 and
+// P8 measure what happens after Publish.
+func measureTimerEngine(ctx context.Context, b *bench) {
+	b.measureParking(ctx)
+	b.measureScheduling(ctx)
+	b.measureWheel(ctx)
+	b.measureLateness(ctx)
+	b.measureFullMinute(ctx)
 }
 
 const timerShards = 16 // the same number as in app.Default
@@ -59,7 +59,7 @@ func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, [
 func (e *timerEngine) close() {
 	e.end()
 	rig.Ok(e.store.Close())
-	forget(e.dir)
+	removeFolders(e.dir)
 }
 
 const (
@@ -76,7 +76,7 @@ func timerAt(due time.Time, payload []byte) engine.Timer {
 // putting stores timers. They are durable when it returns.
 type putting = func(ctx context.Context, ts []engine.Timer)
 
-// inBatches calls store with batches of timers from timerWriters goroutines for about d, and
+// inBatches calls store with batches of timers, from timerWriters goroutines, for about d. It
 // returns timers per second. The timers are due between one and two hours from now.
 func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, store putting) (perSecond float64) {
 	began := time.Now()
@@ -91,21 +91,21 @@ func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, store pu
 	})
 }
 
-// parking compares Engine.Park with Pebble alone. Both sides store the same keys (shard, time, id)
-// and values (kind, target, head, payload), in the same batches, from the same number of goroutines.
-// Each goroutine waits until its batch is durable before it sends the next batch. Pebble itself
-// groups the fsyncs of several goroutines. At the end the stored rows must be as many as the
-// acknowledged timers.
-func (b *bench) parking(ctx context.Context) {
+// measureParking compares Engine.Park with Pebble alone. Both sides store the same keys (shard,
+// time, id) and values (kind, target, head, payload), in the same batches, from the same number of
+// goroutines. Each goroutine waits until its batch is durable before it sends the next batch.
+// Pebble itself combines the fsyncs of several goroutines. At the end the number of stored rows
+// must be the number of acknowledged timers.
+func (b *bench) measureParking(ctx context.Context) {
 	b.registrations(ctx, "timers parked", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) { rig.Ok(e.Park(ctx, ts)) }
 	}, putTimers)
 }
 
-// scheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a schedule with
-// each timer. Pebble alone stores the same rows in one batch: the row of the schedule, its two index
-// rows and the row of the timer.
-func (b *bench) scheduling(ctx context.Context) {
+// measureScheduling compares Engine.ParkScheduled with Pebble alone. ParkScheduled stores a
+// schedule with each timer. Pebble alone stores the same rows in one batch: the row of the
+// schedule, its two index rows and the row of the timer.
+func (b *bench) measureScheduling(ctx context.Context) {
 	b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) putting {
 		return func(ctx context.Context, ts []engine.Timer) {
 			ss := make([]engine.Schedule, len(ts))
@@ -127,7 +127,7 @@ func scheduleOf(t *engine.Timer) engine.Schedule {
 func (b *bench) registrations(ctx context.Context, what string, put func(*timerEngine) putting, bare func(*pebbledb.Batch, []engine.Timer)) {
 	e := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("no timer is due yet") })
 	dir := b.folder("pebble")
-	db := rig.Must(pebbledb.Open(dir, alone()))
+	db := rig.Must(pebbledb.Open(dir, pebbleOptions()))
 	payloads := envelopes(timerBatch, 1, text)
 	var parked atomic.Int64
 	ours := &side{name: "park", run: func(d time.Duration) float64 {
@@ -152,13 +152,14 @@ func (b *bench) registrations(ctx context.Context, what string, put func(*timerE
 	}
 	e.close()
 	rig.Ok(db.Close())
-	forget(dir)
+	removeFolders(dir)
 	b.add(result{ID: "P7", Work: fmt.Sprintf("%s, fsynced, %d goroutines, batches of %d, %d B of payload; %.2f cores, %.0f ns; ref: Pebble alone, %.2f cores, %.0f ns", what, timerWriters, timerBatch, len(payloads[0]), ours.cores, ours.cost, raw.cores, raw.cost),
 		Value: ours.best, Unit: "timers/s", Reference: raw.best, main: true}, ratioOf(0.7))
 }
 
-// alone returns the options of Pebble alone. The sizes are those of pkg/engine/pebble.
-func alone() *pebbledb.Options {
+// pebbleOptions returns the options for Pebble alone. The sizes are the same as in
+// pkg/engine/pebble.
+func pebbleOptions() *pebbledb.Options {
 	return &pebbledb.Options{
 		CacheSize: 128<<20 + 3*64<<20, MemTableSize: 64 << 20, MemTableStopWritesThreshold: 4,
 		L0CompactionThreshold: 4, L0StopWritesThreshold: 64, LBaseMaxBytes: 64 << 20,
@@ -176,7 +177,7 @@ func (silent) Fatalf(format string, args ...any) {
 	panic(fmt.Sprintf(format, args...))
 }
 
-// putTimers writes timers with the same keys and values as the store.
+// putTimers adds timers to a batch, with the same keys and values as our store writes.
 func putTimers(batch *pebbledb.Batch, ts []engine.Timer) {
 	var k, v []byte
 	for i := range ts {
@@ -191,8 +192,8 @@ func putTimers(batch *pebbledb.Batch, ts []engine.Timer) {
 	}
 }
 
-// putSchedules writes the schedules of timers with the same keys and values as the store. Each
-// schedule has its row, an index row by caller and an index row by fire time.
+// putSchedules adds the schedules of timers to a batch, with the same keys and values as our store
+// writes: for each schedule its row, an index row by caller and an index row by fire time.
 func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	var k, v []byte
 	for i := range ts {
@@ -213,7 +214,7 @@ func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	}
 }
 
-// releases records how late the engine passes each timer to the method publish.
+// releases records how late the engine releases each timer. The engine calls publish.
 type releases struct {
 	want int           // number of timers
 	all  chan struct{} // closed when want timers were released
@@ -226,8 +227,8 @@ type releases struct {
 	bare  []time.Duration // sorted lateness of a sleeper that ran at the same time
 }
 
-// sleeper is the reference of lateness. It is a goroutine that only wakes every millisecond and
-// records how late it woke. If the machine has no free processor, the sleeper is late, too.
+// sleeper is the reference of lateness: a goroutine that only wakes every millisecond and records
+// how late it woke. If the machine has no free processor, the sleeper is late, too.
 type sleeper struct {
 	stop chan struct{}
 	done chan []time.Duration
@@ -276,9 +277,9 @@ func (r *releases) publish(_ context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// wait waits until all timers were released and returns their sorted lateness. It panics if a timer
-// was released early, twice, or not within limit.
-func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duration {
+// waitReleased waits until all timers were released and returns their sorted lateness. It panics if
+// a timer was released early, twice, or not within limit.
+func (r *releases) waitReleased(ctx context.Context, limit time.Duration) []time.Duration {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	select {
@@ -299,9 +300,9 @@ func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duratio
 	return r.late
 }
 
-// spreadOver parks n timers. Their due times are spread evenly over the duration span. The first
-// due time is start. spreadOver panics if it has not stored all timers before start.
-func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) {
+// parkSpread parks n timers. The first is due at start, and the others are spread evenly over the
+// duration span. parkSpread panics if it has not stored all timers before start.
+func (e *timerEngine) parkSpread(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
 	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
 		ts := make([]engine.Timer, 0, to-from)
@@ -315,20 +316,20 @@ func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration,
 	}
 }
 
-// storing returns the time allowed for parking n timers before the first is due.
-func storing(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
+// parkTime returns the time that parking n timers may take before the first is due.
+func parkTime(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
-// released passes n timers through a new engine. Their due times are spread over the duration span,
-// and the first due time is start. released returns the sorted lateness of the timers and the cores
-// that were busy.
-func (b *bench) released(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
+// measureReleases passes n timers through a new engine. The first is due at start, and the others
+// are spread evenly over the duration span. It returns the sorted lateness of the timers and the
+// number of busy cores.
+func (b *bench) measureReleases(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
 	r = newReleases(n)
 	e := b.timerEngine(ctx, r.publish)
-	e.spreadOver(ctx, n, span, start)
+	e.parkSpread(ctx, n, span, start)
 	rig.Ok(rig.Pause(ctx, time.Until(start)))
 	bare := startSleeper(start)
 	sp := b.span(name)
-	late = r.wait(ctx, span+2*time.Minute)
+	late = r.waitReleased(ctx, span+2*time.Minute)
 	cores, _ = sp.cores()
 	r.bare = bare.end()
 	e.close()
@@ -342,32 +343,32 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// lateness measures how late timers are at 50,000 releases a second.
-func (b *bench) lateness(ctx context.Context) {
+// measureLateness measures how late timers are at 50,000 releases a second.
+func (b *bench) measureLateness(ctx context.Context) {
 	const rate = 50_000
 	span := b.length(20*time.Second, 5*time.Second)
 	n := int(rate * span.Seconds())
-	late, r, cores := b.released(ctx, "P7-lateness", n, time.Now().Add(storing(n)).Truncate(time.Millisecond), span)
+	late, r, cores := b.measureReleases(ctx, "P7-lateness", n, time.Now().Add(parkTime(n)).Truncate(time.Millisecond), span)
 	b.add(result{ID: "P7", Work: fmt.Sprintf("lateness at %s releases/s for %.0f s, p99; p50 %g p99.9 %g max %g ms, 0 early; %.2f cores; ref: a bare sleeper beside it, max %g ms", number(rate), span.Seconds(), inMs(quantile(late, 0.5)), inMs(quantile(late, 0.999)), inMs(late[n-1]), cores, inMs(r.bare[len(r.bare)-1])),
 		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
 }
 
-// fullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short is set.
-// In the first run the due times are spread over the minute. In the second run all timers are due
-// at the first millisecond of the minute; this run is for information.
-func (b *bench) fullMinute(ctx context.Context) {
+// measureFullMinute measures a full minute: a million timers, or 100,000 in six seconds if -short
+// is set. In the first run the due times are spread over the minute. In the second run all timers
+// are due at the first millisecond of the minute; this run is for information.
+func (b *bench) measureFullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute
 	if b.short {
 		n = 100_000
 		span = 6 * time.Second // the same rate
 	}
 	for _, over := range []time.Duration{span, 0} {
-		start := time.Now().Add(storing(n))
+		start := time.Now().Add(parkTime(n))
 		if over == time.Minute || over == 0 && !b.short {
 			start = start.Truncate(time.Minute).Add(time.Minute)
 		}
 		start = start.Truncate(time.Millisecond)
-		late, r, cores := b.released(ctx, "P7-minute", n, start, over)
+		late, r, cores := b.measureReleases(ctx, "P7-minute", n, start, over)
 		due := start.Add(over - over/time.Duration(n)).Truncate(time.Millisecond)
 		what, want := fmt.Sprintf("%s timers, due times spread over %.0f s", number(float64(n)), over.Seconds()), below(10, "s")
 		if over == 0 {

@@ -29,14 +29,15 @@ func rss() float64 {
 	return pages * float64(os.Getpagesize()) / (1 << 20)
 }
 
-// span measures the time and the processor time of this process between two calls: span and cores.
+// span is a measurement of time and processor time. The method bench.span begins it, and the method
+// cores ends it.
 type span struct {
 	began time.Time
 	cpu   time.Duration
 	stop  func()
 }
 
-// span begins a measured span. If -profile is set, span also writes profiles whose file names begin
+// span begins a measurement. With -profile it also writes profiles; the names of their files begin
 // with name. The caller must call cores.
 func (b *bench) span(name string) *span {
 	s := &span{stop: func() {}}
@@ -47,8 +48,8 @@ func (b *bench) span(name string) *span {
 	return s
 }
 
-// cores ends the span. It returns how many cores this process kept busy on average, and how long the
-// span took.
+// cores ends the measurement. It returns how many cores this process used on average, and how long
+// the measurement took.
 func (s *span) cores() (cores float64, took time.Duration) {
 	took = time.Since(s.began)
 	cores = float64(cpu()-s.cpu) / float64(took)

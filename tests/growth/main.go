@@ -33,7 +33,8 @@ type options struct {
 }
 
 const (
-	// announced is the time from notifyd migrate up until the raise takes effect.
+	// announced is the time from the command notifyd migrate up until the new numbers of shards and
+	// partitions take effect.
 	announced = 60 * time.Second
 	// maxLateness bounds the time from the due time of a schedule or trigger until the provider
 	// or receiver gets its call.
@@ -41,7 +42,7 @@ const (
 	// warm is how long the load runs before notifyd migrate up.
 	warm = 10 * time.Second
 	// maxHeld bounds the time from the request for a message until the provider gets its call.
-	// Messages that were requested before warm is over do not count.
+	// Messages that were requested within the time warm do not count.
 	maxHeld = 2 * time.Second
 )
 

@@ -1,14 +1,19 @@
-// Command ledger shows that the ledger of a load run counts a billion notifications exactly, and
-// that it needs a bounded amount of memory and disk space. A run sends the notifications to a
-// target in this process. The target records them in two ledgers of simulated providers, and makes
-// errors at known places. Only the network is missing: the run calls the HTTP handlers of the
-// ledgers directly. Everything else works as in a normal run.
+// Command ledger shows that the ledger of a load run counts a billion notifications exactly, with a
+// bounded amount of memory and disk space. A run sends the notifications to a target in this
+// process. The target records them in two ledgers of simulated providers, and makes errors at known
+// places. There is no network: the run calls the HTTP handlers of the ledgers directly. Everything
+// else works as in a normal run.
 //
 // Nineteen of twenty notifications are receivers of fan-outs, and one is a single message. Half of
-// the single messages are scheduled for later. The target makes these errors. It loses a
-// notification. It delivers a notification twice: at once, much later, or at the other ledger. It
-// delivers a message out of its user's order, or before its due time. It delivers a message that it
-// never accepted. The program prints
+// the single messages are scheduled for later. The target makes these errors:
+//
+//   - It loses a notification.
+//   - It delivers a notification twice: at once, much later, or at the other ledger.
+//   - It delivers a message before an earlier message of the same user.
+//   - It delivers a message before its due time.
+//   - It delivers a message that it never accepted.
+//
+// The program prints
 //
 //	ledger ids=1000000000 lost=.. duplicated=.. reordered=.. unexpected=.. early=.. rss_mib=.. disk_mib=.. seconds=.. ok=true
 //
@@ -46,7 +51,8 @@ func main() {
 	n := flag.Int64("n", 1_000_000_000, "number of notifications")
 	dir := flag.String("dir", os.TempDir(), "folder of the ledgers' unnamed files; about 20 GB for a billion notifications")
 	flag.Parse()
-	// Without a limit, the heap may grow to twice its live size before Go collects garbage.
+	// Without this limit the heap may grow to twice the size of its live objects before the garbage
+	// collector runs.
 	debug.SetMemoryLimit(rssMost * 9 / 10)
 	p, err := prove(context.Background(), *n, *dir, ledgerMemory, promiseMemory)
 	if err != nil {
@@ -63,7 +69,7 @@ func main() {
 	}
 }
 
-// proof is the result of a run. It holds the counts of the ledger; wrong describes each count or
+// proof is the result of a run: the counts of the ledger, and in wrong a text for each count or
 // figure that is not as expected.
 type proof struct {
 	ids       int64
@@ -79,8 +85,8 @@ func (p *proof) line(ok bool) string {
 		p.ids, l.Lost, l.Duplicates, l.Reordered, l.Unexpected, l.Early, p.rss>>20, p.disk>>20, p.took.Seconds(), ok)
 }
 
-// prove sends n notifications, rounded up to whole requests, and judges the result. The parameter
-// memory is the number of bytes of memory for each ledger, and promises is the number for the run.
+// prove sends n notifications, rounded up to whole requests, and checks the result. memory is the
+// number of bytes of memory for each ledger. promises is the number of bytes of memory for the run.
 func prove(ctx context.Context, n int64, dir string, memory, promises int) (*proof, error) {
 	fans, batches := (n*19/20+fanSize-1)/fanSize, (n/40+batchSize-1)/batchSize
 	t := &target{rounds: max(batches/10, 1)}

@@ -15,8 +15,8 @@ import (
 const (
 	fanSize   = 10_000
 	batchSize = 1000
-	// keepFor is the number of kept ids. The target delivers a kept id again after it has kept
-	// keepFor newer ids. By then, the ledger has written the first delivery to disk.
+	// keepFor is the number of ids in the ring. The target delivers an id again when it has put
+	// keepFor newer ids into the ring. By then, the ledger has written the first delivery to disk.
 	keepFor = 500
 )
 
@@ -26,11 +26,11 @@ type injected struct {
 }
 
 // target replaces notifyd and its providers. It accepts every request and records its messages in
-// the ledgers. It makes errors and counts them.
+// the ledgers. It also makes errors and counts them.
 type target struct {
 	ledgers [2]*simulator.Ledger
-	// rounds is the number of batches in which each user of a step gets one message. After this
-	// number of batches the same users get their next message.
+	// rounds is the number of batches in which each user of a step gets one message. Then the same
+	// users get their next message.
 	rounds int64
 
 	mu   sync.Mutex
@@ -62,8 +62,8 @@ func (t *target) Send(_ context.Context, r *load.Request) (load.Ack, error) {
 	return ack, err
 }
 
-// fanout delivers a fan-out to one of the ledgers. It splits every hundredth fan-out: one ledger
-// gets the lower half of the receivers, and the other ledger gets the upper half.
+// fanout delivers a fan-out to one of the ledgers. Every hundredth fan-out is split: one ledger
+// gets the first half of the receivers, and the other ledger gets the second half.
 func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	b := notify.NewBase(time.Now())
 	prefix := append([]byte(notify.ID{Base: b}.String()), '-')
@@ -105,8 +105,8 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	return load.Ack{Accepted: r.Size, Base: b, Count: r.Size}
 }
 
-// exchange stores id in the ring and returns the id that it replaces, which was stored keepFor calls
-// before. It returns "" while the ring is not full.
+// exchange puts id into the ring. If the ring is full, it replaces and returns the id that was put
+// into it keepFor calls before. Otherwise it returns "".
 func (t *target) exchange(id string) (old string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,8 +169,7 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 	return ack, nil
 }
 
-// dueOf returns the due time of the messages in a request body. The result scheduled is false if
-// the messages have no due time.
+// dueOf returns the due time in a request body. scheduled is false if the body has no due time.
 func dueOf(body []byte) (due time.Time, scheduled bool, err error) {
 	_, rest, ok := bytes.Cut(body, []byte(`"scheduled_at":"`))
 	if !ok {

@@ -44,7 +44,8 @@ type options struct {
 
 const (
 	agents = 3
-	// runFor is how long a run sends. The kill and the revocation happen after the time middle.
+	// runFor is how long a run sends load. The agent is killed, or the grant revoked, after the
+	// time middle.
 	runFor = 20 * time.Second
 	middle = 8 * time.Second
 )
@@ -58,7 +59,7 @@ func main() {
 	rig.Main("loadfleet", o.keep, o.run)
 }
 
-// fleet holds the installation under load, the agents and their networks.
+// fleet is the installation under load, the agents and their networks.
 type fleet struct {
 	*rig.Fleet
 	ctl    string   // path of notifyctl
@@ -266,8 +267,7 @@ func (r *loadRun) result() *load.Result {
 	return &res
 }
 
-// answeredSends returns how many requests to send notifications the API under load has answered so
-// far.
+// answeredSends returns how many requests to send notifications the API has answered so far.
 func (f *fleet) answeredSends(ctx context.Context) float64 {
 	for _, p := range f.Processes() {
 		if p.Name == "api-2" {

@@ -20,15 +20,16 @@ type network struct {
 	cable     string // interface name of the end in this program's namespace
 }
 
-// newNetwork makes network number k: a namespace and its cable. It needs root and the program ip.
+// newNetwork makes the network with number k: a namespace and its cable. It needs root and the
+// program ip.
 func newNetwork(ctx context.Context, k int) *network {
 	n := &network{
 		name: fmt.Sprintf("notifyd%d-%d", os.Getpid(), k), cable: fmt.Sprintf("nd%d-%d", os.Getpid()%100_000, k),
 		near: fmt.Sprintf("10.78.%d.1", k), far: fmt.Sprintf("10.78.%d.2", k),
 	}
 	ip(ctx, "netns", "add", n.name)
-	// Turn IPv6 off, because the kernel sends IPv6 neighbour discovery packets. The method packets
-	// would count them as packets of the run.
+	// Turn IPv6 off. Otherwise the kernel sends IPv6 packets itself (neighbour discovery), and the
+	// method packets would count them as packets of the run.
 	n.inside(ctx, "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	ip(ctx, "link", "add", n.cable, "type", "veth", "peer", "name", "eth0", "netns", n.name)
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+n.cable+"/disable_ipv6", []byte("1"), 0o600) // fails if the kernel has no IPv6
@@ -58,7 +59,8 @@ func (n *network) inside(ctx context.Context, args ...string) {
 	}
 }
 
-// packets returns how many packets this program's namespace has sent into the network so far.
+// packets returns the number of packets that were sent from this program's namespace to the network
+// so far.
 func (n *network) packets() int {
 	b := rig.Must(os.ReadFile("/sys/class/net/" + n.cable + "/statistics/tx_packets"))
 	return rig.Must(strconv.Atoi(strings.TrimSpace(string(b))))

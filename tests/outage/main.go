@@ -38,8 +38,8 @@ const minCatchUpRate = 2000
 // takeOver bounds the time from a start until every timer shard has an owner.
 const takeOver = 6 * time.Second
 
-// minStop is the shortest outage that the program accepts. The outage must leave a backlog. notifyd
-// does not count triggers that became due in the last ten seconds before a start as backlog
+// minStop is the shortest outage that the program accepts. The outage must leave a backlog, and
+// triggers that became due in the ten seconds before a start do not count as backlog
 // (timer.Config.CatchUpAfter).
 const minStop = 15 * time.Second
 

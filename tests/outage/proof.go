@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// proof is one outage. It holds the process, and the triggers that notifyd acknowledged before and
-// after the outage.
+// proof is one outage: the process, and the triggers that notifyd acknowledged before and after the
+// outage.
 type proof struct {
 	v   *rig.Victim
 	o   options
@@ -44,8 +44,8 @@ func registrationLimit(n int) time.Duration { return 5*time.Second + time.Durati
 
 func (r *proof) run(ctx context.Context) (ok bool) {
 	r.url = rig.Must(r.v.CallbackURL(ctx))
-	// All due times lie between the kill and the start, even if registering takes as long as
-	// registrationLimit allows.
+	// All due times are between the kill and the start, even if the registration takes the whole
+	// registrationLimit.
 	from := time.Now().Add(registrationLimit(r.o.n))
 	r.register(ctx, from, r.o.stop-time.Second)
 	if left := time.Until(from); left < 0 {
@@ -67,8 +67,8 @@ func (r *proof) run(ctx context.Context) (ok bool) {
 	return r.check(ctx, outage, ready)
 }
 
-// register registers the triggers of the backlog. They become due at random times. The first
-// possible due time is firstDue, and span is the length of the range.
+// register registers the triggers of the backlog. Their due times are random, in the range that
+// begins at firstDue and has the length span.
 func (r *proof) register(ctx context.Context, firstDue time.Time, span time.Duration) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -109,9 +109,8 @@ func (r *proof) drainLimit() time.Duration {
 }
 
 // drain registers on-time triggers, due in 2 to 5 s, until all overdue triggers have fired, and for
-// at least ten seconds. Then it waits up to 15 s for the last on-time triggers. It registers
-// triggers for at most twice the drain limit plus 20 s after the start, even if overdue triggers
-// have not fired. In that case check reports them as lost.
+// at least ten seconds. It gives up 20 s after twice the drain limit; then check reports the
+// missing triggers as lost. At the end it waits up to 15 s for the last on-time triggers.
 func (r *proof) drain(ctx context.Context, ready time.Time) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)
@@ -181,8 +180,8 @@ func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time
 	var late []time.Duration
 	for id, at := range f.First {
 		if p := r.due[id]; p.ontime {
-			// The lateness of a trigger counts from its due time, or from its acknowledgement if the
-			// acknowledgement came later.
+			// The lateness of a trigger counts from its due time. If notifyd acknowledged the
+			// trigger after that, it counts from the acknowledgement.
 			late = append(late, at.Sub(laterOf(due[id], p.acked)))
 		} else {
 			fired++

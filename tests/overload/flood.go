@@ -24,11 +24,11 @@ type bulk struct {
 	URL, Token string // URL of the API; path of the file that holds the token
 	Receivers  int    // number of receivers of each fan-out
 	Seconds    float64
-	// If AtOnce is above 0, the process runs a closed loop. AtOnce is the number of requests under
-	// way: a new request begins when a request is answered.
+	// If AtOnce is above 0, the process runs a closed loop with AtOnce concurrent requests: when a
+	// request is answered, the next begins.
 	AtOnce int
-	// If Rate is above 0, the process runs an open loop. Rate is the number of requests that begin
-	// each second, even if the earlier requests are not answered yet.
+	// If Rate is above 0, the process runs an open loop: Rate requests begin each second, even if
+	// earlier requests are not answered yet.
 	Rate float64
 }
 
@@ -65,8 +65,8 @@ func (b bulk) run(ctx context.Context) (out floodResult) {
 	return out
 }
 
-// answers counts refusals and missing answers. It counts every try of a request; the client
-// reports only the last try.
+// answers is an http.RoundTripper that counts refusals and missing answers of every try of a
+// request. The client reports only the last try.
 type answers struct {
 	http.RoundTripper
 	refused, unanswered atomic.Int64
@@ -84,8 +84,8 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// flood sends the bulk load. The parameter config is the JSON of a bulk. flood writes a floodResult
-// as JSON to output.
+// flood sends the bulk load. config is the JSON of a bulk. flood writes a floodResult as JSON to
+// output.
 func flood(ctx context.Context, config string, output io.Writer) error {
 	var b bulk
 	if err := json.Unmarshal([]byte(config), &b); err != nil {

@@ -1,22 +1,24 @@
-// Command overload sends a real notifyd many more fan-outs than notifyd can accept. It shows
-// four things. Under overload notifyd accepts almost as many receivers a second as before.
-// Single requests of the categories otp and alert stay fast. notifyd refuses excess fan-outs
-// at once, with Retry-After. A campaign that the client library sends during the overload is
-// accepted completely.
+// Command overload sends a real notifyd many more fan-outs than notifyd can accept. It shows four
+// things:
 //
-// overload first measures single requests at rest. Then it measures the capacity: how many
-// receivers of fan-outs notifyd accepts a second. Then it offers a multiple of the capacity (flag
-// -times) for a while (flag -for). The providers run inside the process of notifyd and accept at
-// once.
+//   - Under overload notifyd accepts almost as many receivers a second as before.
+//   - Single requests of the categories otp and alert stay fast.
+//   - notifyd refuses the other fan-outs at once, with Retry-After.
+//   - A campaign that the client library sends during the overload is accepted completely.
+//
+// overload first measures single requests while notifyd is idle. Then it measures the capacity: how
+// many receivers of fan-outs notifyd accepts a second. Then it offers a multiple of the capacity
+// (flag -times) for a while (flag -for). The providers run inside the process of notifyd and accept
+// at once.
 //
 // A separate process sends the bulk load. It has the lowest priority, so that it takes no processor
 // time from notifyd. The main process sends the single requests with the highest priority, and
 // measures how late it sends them.
 //
 // The last line of its output has key=value pairs. It exits 1 if a message was lost, a single
-// request was refused, the campaign was not accepted completely, or the audit found drift.
-// Without -short it also exits 1 if a figure is outside its bound. scripts/overload.sh runs it
-// on the embedded engines and on servers.
+// request was refused, the campaign was not accepted completely, or the audit found drift. Without
+// -short it also exits 1 if a figure is outside its bound. scripts/overload.sh runs it on the
+// embedded engines and on servers.
 package main
 
 import (
@@ -54,10 +56,10 @@ const (
 	// the capacity.
 	minGoodput = 0.8
 	// maxSlowdown bounds the p99 of single requests under overload. It is a multiple of the p99
-	// at rest.
+	// while notifyd is idle.
 	maxSlowdown = 2
-	// minIdleP99 replaces a smaller p99 at rest when the bound is computed. A p99 below 5 ms
-	// depends mainly on the timers of the kernel.
+	// minIdleP99 replaces the p99 of the idle notifyd if that is smaller. A p99 below 5 ms depends
+	// mainly on the timers of the kernel.
 	minIdleP99 = 5 * time.Millisecond
 	// receivers is the number of receivers of each fan-out of the bulk load. campaignPart is the
 	// number of receivers of each part of the campaign.
@@ -183,11 +185,10 @@ func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, en
 	return v, end
 }
 
-// raisePriority gives this process the highest priority. This process plays the callers on
-// other machines, so the time that it waits for a core must not count as latency of notifyd.
-// Without root the priority does not change; then generator_late_p99_ms shows how long this
-// process waits. Call raisePriority after notifyd has started, because notifyd would inherit
-// the priority.
+// raisePriority gives this process the highest priority. The process plays callers on other
+// machines, so its wait for a core must not count as latency of notifyd. Without root the priority
+// does not change; then generator_late_p99_ms shows how long this process waits. Call raisePriority
+// after the start of notifyd, which would inherit the priority.
 func raisePriority() {
 	threads, err := os.ReadDir("/proc/self/task") // on Linux each thread has its own priority
 	if err != nil {
@@ -223,9 +224,8 @@ func campaign(ctx context.Context, cl *api.Client, delay time.Duration) (api.Fan
 	})
 }
 
-// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state. If a
-// fan-out has not ended within rig.Patience, countUnfinished panics as rig.Ok does. Otherwise it
-// returns 0.
+// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state, and
+// returns 0. It panics, as rig.Ok does, if a fan-out has not ended within rig.Patience.
 func (o *options) countUnfinished(ctx context.Context, v *rig.Victim, all ...floodResult) (n int64) {
 	var fans []acceptedFanout
 	for i := range all {

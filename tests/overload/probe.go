@@ -15,7 +15,7 @@ import (
 // request together with every second otp request.
 const probeEvery = 20 * time.Millisecond
 
-// probeResult holds the latencies and the number of refusals of the single requests of a probe.
+// probeResult has the latencies and the number of refusals of the single requests of a probe.
 type probeResult struct {
 	otp, alert times
 	late       time.Duration // p99 of how late this process sent the requests

@@ -1,7 +1,7 @@
-// Command replay makes many notifications fail for good, repairs their provider, and replays the dead
-// letters at a given rate. During the replay it repeatedly kills notifyd, and the notifyctl that
-// waits for the replay. It checks that each dead letter is sent once more and that no dead letter is
-// lost. notifyd may send a few letters twice, but not more than it counts.
+// Command replay makes many notifications fail for good, repairs their provider, and replays the
+// dead letters at a given rate. During the replay it repeatedly kills notifyd, and the command
+// notifyctl that waits for the replay. It checks that every dead letter is sent once more and that
+// none is lost. notifyd may send a few letters twice, but only as many as it has counted.
 //
 // The last line of its output has key=value pairs. It exits 1 if a check fails.
 package main
@@ -59,14 +59,15 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	planned := time.Since(began)
 	fmt.Printf("  the plan has %d of %d dead letters; made in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
 
-	// The operator makes the plan with one command, and starts the replay with a second command that
-	// has a name. Because of the name, a repeat of the second command joins the same job, even if
-	// the earlier command was killed.
+	// The first command of the operator makes the plan. The second command starts the replay under
+	// a name. If the operator repeats the second command, the name makes it wait for the same job,
+	// even if the earlier command was killed.
 	file := filepath.Join(dir, "plan.json")
 	op.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file)
 	replay := []string{"dlq", "replay", "--plan", file, "--name", "proof", "--reason", "proof", "--yes"}
 
-	// The provider still refuses the notifications, so the guard of the canary stops the job.
+	// The provider still refuses the notifications, so the canary fails and its guard stops the
+	// job.
 	op.run(term.ExitGuard, replay...)
 	jobs := rig.Must(cl.Jobs(ctx, 10))
 	if len(jobs) != 1 {
@@ -81,8 +82,8 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	for k := range o.kills {
-		// Wait until this process has replayed its share of the letters, so that the job is running
-		// at every kill.
+		// Wait until this process has replayed a number of letters, so that the job is running at
+		// every kill.
 		from := job.Position
 		joined := op.start(replay...)
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
@@ -98,7 +99,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		fmt.Printf("  kill %d after %d of %d dead letters\n", k+1, job.Position, job.Planned)
 		rig.Ok(v.Restart(ctx, ""))
 	}
-	// The last command joins the same job, waits for its end and prints the result.
+	// The last command waits for the end of the same job and prints the result.
 	out := op.run(0, replay...)
 	fmt.Print(out)
 	job = waitForJob(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
@@ -145,10 +146,10 @@ func waitForJob(ctx context.Context, cl *api.Client, id string, o *options, read
 }
 
 // judge compares the index of dead letters, the sums of the job and the ledger of the provider. It
-// prints the last line of the output, and returns true if they agree.
+// prints the last line of the output. It returns true if the three agree.
 func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, canaryHeld bool, planned time.Duration) bool {
-	// Letters of the canary failed again. They became dead letters of the next epoch, which the plan
-	// does not include. So the provider does not accept them.
+	// The letters of the canary failed again. The plan does not contain the new dead letters, so
+	// the provider never accepts these notifications.
 	want := int64(o.letters - canary)
 	var led rig.Result
 	ids := int64(0)

@@ -35,8 +35,8 @@ func (o *operator) start(args ...string) *command {
 	return c
 }
 
-// run runs notifyctl, waits until it has ended, and returns its output. It panics unless the exit
-// code is want.
+// run runs notifyctl, waits until it has ended, and returns its output. It panics if the exit code
+// is not want.
 func (o *operator) run(want int, args ...string) (out string) {
 	c := o.start(args...)
 	<-c.Exited()

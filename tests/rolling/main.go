@@ -53,9 +53,8 @@ var roles = []string{
 	"scheduler", "scheduler", "dispatcher", "dispatcher", "operator", "operator",
 }
 
-// install replaces the program in the file target by a copy of the program in the file source. It
-// writes the copy to a new file and renames that file, because the system refuses writes to a
-// running program.
+// install replaces the program in the file target with a copy of the program in the file source.
+// The system refuses writes to a running program, so install writes a new file and renames it.
 func install(source, target string) error {
 	b, err := os.ReadFile(source)
 	if err == nil {

@@ -8,19 +8,20 @@ import (
 	"time"
 )
 
-// processes is the key of the processes whose number a step changes. It is used in maps of processor
-// time and of cores.
+// processes is a key in maps of processor time and of cores. It is for the processes whose number a
+// step changes.
 const processes = "processes"
 
 // Limits of a step.
 const (
-	// needed is the lowest allowed rate of n processes, as a share of n times the rate of one process.
+	// needed is the lowest allowed rate of n processes, as a share of n times the rate of one
+	// process: 4 processes need 3.2 times the rate.
 	needed = 0.8
-	// fullCores is a share of the machine's cores. If at least this share is in use, the machine
-	// counts as full.
+	// fullCores is a share of the machine's cores. If the processes use this share or more, the
+	// machine counts as full.
 	fullCores = 0.95
-	// fullServer is a number of cores. If Redis uses at least this number, Redis counts as full,
-	// because only one thread of Redis runs commands.
+	// fullServer is a number of cores. If Redis uses this number or more, Redis counts as full,
+	// because only one of its threads runs commands.
 	fullServer = 0.95
 )
 
@@ -41,9 +42,9 @@ type figures struct {
 	rss                []int // MiB
 }
 
-// reached returns the time at which n messages were done. It interpolates between samples. If fewer
+// timeOf returns the time at which n messages were done. It interpolates between samples. If fewer
 // messages were done, it returns the time of the last sample.
-func (f *figures) reached(n float64) time.Time {
+func (f *figures) timeOf(n float64) time.Time {
 	for i := 1; i < len(f.samples); i++ {
 		a, b := f.samples[i-1], f.samples[i]
 		if float64(b.done) >= n {
@@ -54,17 +55,17 @@ func (f *figures) reached(n float64) time.Time {
 	return f.samples[len(f.samples)-1].at
 }
 
-// perSecond returns the number of messages done per second. It leaves out the first and the last
-// tenth of the messages: at the beginning notifyd still accepts messages, and at the end some
+// perSecond returns the number of messages done per second. The first and the last tenth of the
+// messages do not count: at the beginning notifyd still accepts messages, and at the end some
 // processes have no messages left.
 func (f *figures) perSecond() float64 {
 	n := float64(f.count)
-	return 0.8 * n / max(f.reached(0.9*n).Sub(f.reached(0.1*n)).Seconds(), 0.001)
+	return 0.8 * n / max(f.timeOf(0.9*n).Sub(f.timeOf(0.1*n)).Seconds(), 0.001)
 }
 
-// between returns the average number of cores in use between two samples. The keys are the names of
-// the groups of processes, e.g. "kafka".
-func between(a, b sample) map[string]float64 {
+// coresBetween returns the average number of cores in use between two samples, by group of
+// processes, for example "kafka".
+func coresBetween(a, b sample) map[string]float64 {
 	out := map[string]float64{}
 	for name, used := range b.cpu {
 		out[name] = max((used-a.cpu[name]).Seconds()/max(b.at.Sub(a.at).Seconds(), 0.001), 0)
@@ -72,20 +73,20 @@ func between(a, b sample) map[string]float64 {
 	return out
 }
 
-// cores returns the average number of cores in use, without the first and the last tenth of the
-// messages.
+// cores returns the average number of cores in use, by group of processes. The time of the first
+// and the last tenth of the messages does not count.
 func (f *figures) cores() map[string]float64 {
 	n := float64(f.count)
-	first, last := f.reached(0.1*n), f.reached(0.9*n)
+	first, last := f.timeOf(0.1*n), f.timeOf(0.9*n)
 	i := slices.IndexFunc(f.samples, func(s sample) bool { return !s.at.Before(first) })
 	j := slices.IndexFunc(f.samples, func(s sample) bool { return !s.at.Before(last) })
-	return between(f.samples[min(i, j-1)], f.samples[j])
+	return coresBetween(f.samples[min(i, j-1)], f.samples[j])
 }
 
-// full returns the name of the bottleneck. It is "redis" if Redis is full. If the machine has no free
-// cores, it is the name of the group that uses most cores, other than the processes of the step.
-// Otherwise full returns "none": only the processes' shares of a core limit the rate.
-func (f *figures) full() string {
+// bottleneck returns what limits the rate of the step: "redis" if Redis is full. If the machine is
+// full, it returns the group that uses most cores; the processes of the step are not considered.
+// Otherwise it returns "none": only the processes' shares of a core limit the rate.
+func (f *figures) bottleneck() string {
 	cores, sum := f.cores(), 0.0
 	if cores["redis"] >= fullServer {
 		return "redis"
@@ -103,8 +104,8 @@ func (f *figures) full() string {
 	return "none"
 }
 
-// requests returns how many requests of the given kinds the processes sent to a server. The
-// parameter m holds metrics of the processes.
+// requests returns the number of requests of the given kinds to a server. m has metrics of the
+// processes.
 func requests(m map[string]float64, server string, kinds ...string) (n float64) {
 	for _, k := range kinds {
 		n += m[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, k, server)]
@@ -114,19 +115,19 @@ func requests(m map[string]float64, server string, kinds ...string) (n float64) 
 
 var statements = []string{"swap", "serial_read", "read", "write", "logged_batch", "scattered_batch"}
 
-// measure is a row of the table: its key and its description, and the format and the function of its
-// value.
+// measure is a figure of a step: its key, its description, the format of its value, and the
+// function that returns the value.
 type measure struct {
 	key, about, format string
 	of                 func(*figures) float64
 }
 
-// measures lists the figures of a step. A step prints them as key=value pairs. The table shows them
-// for all steps.
+// measures are the figures of a step, in the order in which they are printed. A step prints them as
+// key=value pairs. The table shows them for all steps.
 var measures = []measure{
 	{"per_second", "messages ended a second", "%.0f", (*figures).perSecond},
 	{"end_p99_s", "s until 99% of the messages had ended", "%.1f", func(f *figures) float64 {
-		return f.reached(0.99 * float64(f.count)).Sub(f.from).Seconds()
+		return f.timeOf(0.99 * float64(f.count)).Sub(f.from).Seconds()
 	}},
 	{"cores", "cores of the processes", "%.2f", coresOf(processes)},
 	{"each_us", "us of processor time of the processes for each message", "%.0f", eachOf(processes)},
@@ -146,8 +147,8 @@ var measures = []measure{
 	{"trips_each", "round trips to Redis for each message", "%.3g", askedOf("redis", "round_trip")},
 	{"rest_statements_s", "statements to Cassandra a second at rest, of all processes", "%.1f", restOf("cassandra", statements...)},
 	{"rest_trips_s", "round trips to Redis a second at rest, of all processes", "%.1f", restOf("redis", "round_trip")},
-	{"rest_cores", "cores at rest, of all processes", "%.3f", func(f *figures) float64 { return between(f.calm[0], f.calm[1])[processes] }},
-	{"rest_kafka_cores", "cores of Kafka at rest", "%.3f", func(f *figures) float64 { return between(f.calm[0], f.calm[1])["kafka"] }},
+	{"rest_cores", "cores at rest, of all processes", "%.3f", func(f *figures) float64 { return coresBetween(f.calm[0], f.calm[1])[processes] }},
+	{"rest_kafka_cores", "cores of Kafka at rest", "%.3f", func(f *figures) float64 { return coresBetween(f.calm[0], f.calm[1])["kafka"] }},
 	{"rss_mib", "MiB resident, of the largest process", "%.0f", func(f *figures) float64 { return float64(slices.Max(f.rss)) }},
 }
 
@@ -169,28 +170,27 @@ func restOf(server string, kinds ...string) func(*figures) float64 {
 	}
 }
 
-// line returns the figures of one step as a line of key=value pairs. The parameter times is the
-// step's rate as a multiple of the rate of one process.
+// line returns the figures of one step as a line of key=value pairs. times is the step's rate
+// divided by the rate of one process.
 func (f *figures) line(times float64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "load=%s processes=%d share=%.2f count=%d times=%.2f", f.load, f.processes, f.share, f.count, times)
 	for _, m := range measures {
 		fmt.Fprintf(&b, " %s="+m.format, m.key, m.of(f))
 	}
-	fmt.Fprintf(&b, " lost=%d twice=%d full=%s", f.lost, f.twice, f.full())
+	fmt.Fprintf(&b, " lost=%d twice=%d full=%s", f.lost, f.twice, f.bottleneck())
 	return b.String()
 }
 
-// These are limits of an exponent e. If n times as many processes make a figure n^e times as large,
-// the figure "grows" if e is growsFrom or more. It "stays" if e is between -staysTo and staysTo. See
-// trend.
+// If the number of processes is multiplied by n, a figure is multiplied by n^e. The figure "grows"
+// if e is growsFrom or more. It "stays" if e is between -staysTo and staysTo. See trend.
 const (
 	growsFrom = 0.75
 	staysTo   = 0.25
 )
 
-// table returns a Markdown table of the steps of one load. It has a row for each measure and a column
-// for each step.
+// table returns a Markdown table of the steps of one load. It has a row for each measure and a
+// column for each step.
 func table(steps []figures) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s |", steps[0].load)
@@ -209,7 +209,7 @@ func table(steps []figures) string {
 	return b.String()
 }
 
-// trend describes how a figure changes from before to after if the number of processes is
+// trend describes how a figure changes from before to after while the number of processes is
 // multiplied by factor. It returns "" if it cannot compare the two values.
 func trend(before, after, factor float64) string {
 	if before <= 0 || after <= 0 || factor <= 1 {
@@ -228,7 +228,7 @@ func trend(before, after, factor float64) string {
 	return "falls"
 }
 
-// verdict collects the steps of a run and decides whether the run has passed.
+// verdict collects the steps of a run and decides whether the run has failed.
 type verdict struct {
 	judge  bool // true: the run also fails if a step is slow
 	broken bool // true: a message was lost or sent twice, or a step had no message
@@ -236,11 +236,11 @@ type verdict struct {
 	steps map[string][]figures // name of a load -> its steps
 	loads []string             // names of the loads, in the order of their first steps
 	times map[string][]string  // name of a load -> the ratio of each step, as text
-	slow  []string             // steps below the needed rate for which full returns "none" or others
+	slow  []string             // steps below the needed rate for which bottleneck returns "none" or others
 }
 
-// add adds a step. It returns the step's rate as a multiple of the rate of one process. The first
-// step of each load must have one process.
+// add adds a step. It returns the step's rate divided by the rate of one process. The first step of
+// each load must have one process.
 func (v *verdict) add(f figures) (times float64) {
 	if v.steps == nil {
 		v.steps, v.times = map[string][]figures{}, map[string][]string{}
@@ -252,7 +252,7 @@ func (v *verdict) add(f figures) (times float64) {
 	times = f.perSecond() / v.steps[f.load][0].perSecond()
 	text := fmt.Sprintf("%.2f", times)
 	if times < needed*float64(f.processes) {
-		full := f.full()
+		full := f.bottleneck()
 		text += "(" + full + ")"
 		if full == "none" || full == others {
 			v.slow = append(v.slow, fmt.Sprintf("%s:%d", f.load, f.processes))
@@ -263,8 +263,8 @@ func (v *verdict) add(f figures) (times float64) {
 	return times
 }
 
-// line returns the ratios of each load and the slow steps as key=value pairs. The result ok is false
-// if the run has failed.
+// line returns the ratios of each load, and the slow steps, as key=value pairs. ok is false if the
+// run has failed.
 func (v *verdict) line() (text string, ok bool) {
 	for _, name := range v.loads {
 		text += fmt.Sprintf("%s=%s ", name, strings.Join(v.times[name], ","))

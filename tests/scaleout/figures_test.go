@@ -42,7 +42,7 @@ func TestRate(t *testing.T) {
 	if got := f.perSecond(); got < 79.9 || got > 80.1 {
 		t.Errorf("%.2f a second with a slow end, want 80", got)
 	}
-	if got := f.reached(1000); !got.Equal(last.at) {
+	if got := f.timeOf(1000); !got.Equal(last.at) {
 		t.Errorf("all were done at %s, want %s", got, last.at)
 	}
 }

@@ -26,8 +26,8 @@ type kind struct {
 	ended func(metrics map[string]float64) float64
 }
 
-// dueIn is the shortest time from the beginning of a step until its triggers are due. All triggers of
-// a step are due at the same time.
+// dueIn is the shortest time from the beginning of a step until its triggers are due. They are all
+// due at the same time.
 const dueIn = 15 * time.Second
 
 var kinds = []kind{
@@ -36,8 +36,9 @@ var kinds = []kind{
 		step: load.Step{Target: load.Batch, Size: 500, Workers: 4, Addresses: true, Category: "transactional"},
 	},
 	{
-		// The fan-outs are e-mails, because one call to the provider carries 1,000 e-mails. With one
-		// call for each message, the simulator would need ten times the processor time of the worker.
+		// The fan-outs are e-mails, because one call of the provider carries 1,000 e-mails. With
+		// one message in a call, the simulator would need ten times the processor time of the
+		// worker.
 		name: "fanouts", role: "worker:email", count: 2_000_000, share: 0.1, group: notify.Lane{Channel: notify.Email, Bulk: true}.Group(), ended: outcomes,
 		step: load.Step{Target: load.Fanout, Size: 20_000, Workers: 4, Addresses: true, Channel: notify.Email.String()},
 	},
@@ -58,8 +59,8 @@ func outcomes(m map[string]float64) (n float64) {
 	return n
 }
 
-// pick returns the loads with the given names, or all loads if names is empty.
-func pick(names string) (out []kind, err error) {
+// selectLoads returns the loads with the given names, or all loads if names is empty.
+func selectLoads(names string) (out []kind, err error) {
 	for _, name := range strings.Fields(names) {
 		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
 		if i < 0 {
@@ -82,8 +83,8 @@ type promised struct {
 	from     time.Time // when the processes may begin to work on the messages
 }
 
-// offer sends the messages of a step as fast as notifyd accepts them. For a load of triggers, it
-// registers triggers that are due after notifyd has accepted the last trigger.
+// offer sends the messages of a step as fast as notifyd accepts them. Triggers are due after
+// notifyd has accepted the last of them.
 func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 	if k.role == "dispatcher" {
 		return s.offerTriggers(ctx, n)
@@ -115,8 +116,8 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	const size = 100
 	url := rig.Must(s.f.V.CallbackURL(ctx))
-	// Every request contains the due time, so the due time is chosen before the first request. The time
-	// until the due time is twice the time in which a slow machine registers the triggers.
+	// Every request contains the due time, so it must be known before the first request. Until then
+	// there is twice the time that a slow machine needs to register the triggers.
 	p := promised{triggers: rig.Dues{}, from: time.Now().Add(dueIn + time.Duration(n)*2*time.Millisecond)}
 	made := make([]rig.Dues, (n+size-1)/size)
 	rig.InSteps(ctx, n, size, 8, func(ctx context.Context, from, to int) {
@@ -145,18 +146,17 @@ func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	return p
 }
 
-// done returns how many messages the providers have received in all steps so far. For a load of
-// triggers, it returns how many triggers the receiver has got.
-func (s *scaleout) done(ctx context.Context, k kind) int64 {
+// countDone returns the number of messages that the providers have received in all steps so far.
+// For triggers, it returns the number of triggers that the callback receiver has received.
+func (s *scaleout) countDone(ctx context.Context, k kind) int64 {
 	if k.role == "dispatcher" {
 		return rig.Must(s.f.V.Taken(ctx))
 	}
 	return rig.Must(s.f.V.Delivered(ctx))
 }
 
-// check compares the accepted messages with the ledger. The result lost is the number of missing
-// messages. The result twice is the number of repeated calls, minus the repeats that the stored rows
-// of this step record.
+// check compares the accepted messages with the ledger. lost is the number of missing messages.
+// twice is the number of repeated calls that the stored rows of this step do not explain.
 func (s *scaleout) check(ctx context.Context, p promised) (lost, twice int64) {
 	if p.triggers != nil {
 		f := rig.Must(s.f.V.Fired(ctx, p.triggers))

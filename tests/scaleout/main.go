@@ -3,14 +3,14 @@
 // processes: the rate of outcomes, the requests of each process to the servers, and the processor
 // time of the servers.
 //
-// scaleout sends the load as fast as notifyd accepts it, after the processes own their partitions.
-// Push workers get single pushes. E-mail workers get fan-outs. Dispatchers get triggers that are all
-// due at the same time. The ledger of the simulated providers shows whether a message was lost or
-// sent twice.
+// When the processes own their partitions, scaleout sends the load as fast as notifyd accepts it.
+// Push workers get single pushes. E-mail workers get fan-outs. Dispatchers get triggers that are
+// all due at the same time. The ledger of the simulated providers shows whether a message was lost
+// or sent twice.
 //
 // The last line of its output has key=value pairs. It exits 1 if a message was lost or sent twice.
-// Without -short it also exits 1 if n processes reached less than 0.8 n times the rate of one
-// process, although no server was the bottleneck; see figures.full. scripts/scaleout.sh passes the
+// Without -short it also exits 1 if the rate of n processes is below 0.8*n times the rate of one
+// process and no server was the bottleneck (see figures.bottleneck). scripts/scaleout.sh passes the
 // addresses of the servers.
 package main
 
@@ -72,7 +72,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if o.share < 0 || o.share > 1 || o.scale <= 0 {
 		panic(fmt.Errorf("-share must be from 0 to 1, and -scale must be above 0"))
 	}
-	picked, err := pick(o.only)
+	picked, err := selectLoads(o.only)
 	rig.Ok(err)
 	if o.short {
 		o.scale /= 10

@@ -13,12 +13,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// sampleEvery is the time between two samples of a step. Samples read /proc and the ledger. They do
-// not read the metrics of the processes, because a scrape would use part of their shares of a core.
+// sampleEvery is the time between two samples of a step. A sample reads /proc and the ledger. It
+// does not read the metrics of the processes, because that would use part of their share of a core.
 const sampleEvery = 250 * time.Millisecond
 
-// step starts n processes of the load's role, sends the messages, and stops the processes after all
-// messages have ended. The number of messages is the usual number times factor. step returns the
+// step starts n processes of the load's role, sends the messages, waits until all have ended, and
+// stops the processes. The number of messages is the usual number times factor. step returns the
 // figures.
 func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figures {
 	count := max(int(float64(k.count)*s.scale*factor), 100)
@@ -29,14 +29,14 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figu
 		pids[processes] = append(pids[processes], p.Pid())
 	}
 
-	// Measure at rest: how many requests the processes send while they have no messages.
+	// Before the load, measure how many requests the processes send while they have no messages.
 	before := s.metrics(ctx, procs)
 	calm := []sample{take(pids, 0)}
 	rig.Ok(rig.Pause(ctx, s.calm()))
 	calm = append(calm, take(pids, 0)) // the two calls of s.metrics are outside the two samples
 	rest := s.metrics(ctx, procs)
 
-	base := s.done(ctx, k)
+	base := s.countDone(ctx, k)
 	loaded := s.metrics(ctx, procs)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -46,7 +46,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figu
 	var samples []sample
 	var waited rig.Endurance
 	for until := int64(count); ; {
-		at := take(pids, s.done(ctx, k)-base)
+		at := take(pids, s.countDone(ctx, k)-base)
 		samples = append(samples, at)
 		for _, one := range procs {
 			rig.Ok(one.Ended())
@@ -90,7 +90,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figu
 	return f
 }
 
-// calm returns how long a step measures the processes without load.
+// calm returns the duration of the measurement without load.
 func (s *scaleout) calm() time.Duration {
 	if s.short {
 		return 3 * time.Second
@@ -127,7 +127,7 @@ func (s *scaleout) removeShares(ctx context.Context) {
 	s.shares = nil
 }
 
-// balanced reports whether a consumer group is stable and has n members with the same number of
+// balanced returns true if a consumer group is stable and has n members with the same number of
 // partitions of each topic.
 func (s *scaleout) balanced(ctx context.Context, group string, n int) (bool, error) {
 	all, err := s.adm.DescribeGroups(ctx, group)
@@ -171,8 +171,8 @@ func minus(a, b map[string]float64) map[string]float64 {
 	return out
 }
 
-// sample holds how many messages were done, and how much processor time was used, up to the time in
-// the field at.
+// sample is a measurement at the time at: the number of messages that were done by then, and the
+// processor time that was used by then.
 type sample struct {
 	at   time.Time
 	done int64
@@ -188,5 +188,6 @@ func take(pids map[string][]int, done int64) sample {
 	return s
 }
 
-// others is the name of the group with all processes of the machine that are not part of the run.
+// others is the name of a group of processes: all processes of the machine that are not part of the
+// run.
 const others = "others"

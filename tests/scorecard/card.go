@@ -33,8 +33,8 @@ type Card struct {
 	Parts   []Part    `json:"parts"`
 	Pass    bool      `json:"pass"`
 
-	// Signature is the Ed25519 signature of the card's JSON. The signed JSON has an empty Signature
-	// and the form that json.Marshal writes.
+	// Signature is the Ed25519 signature of the card. The signed text is the card with an empty
+	// Signature, in the form that json.Marshal writes.
 	Signer    string `json:"signer"`    // public key, base64
 	Signature string `json:"signature"` // base64
 }
@@ -78,8 +78,8 @@ func field(file, name string) string {
 	return ""
 }
 
-// commit sets c.Commit and c.Changed. c.Commit stays empty if the folder is not a checkout.
-func (c *Card) commit(ctx context.Context) {
+// setCommit sets c.Commit and c.Changed. If the folder is not a checkout, c.Commit stays empty.
+func (c *Card) setCommit(ctx context.Context) {
 	head, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
 	if err != nil {
 		return
@@ -89,8 +89,8 @@ func (c *Card) commit(ctx context.Context) {
 	c.Changed = err != nil || len(changes) > 0
 }
 
-// openKey reads the key in file. If the file does not exist, openKey makes a key and writes it to a
-// file that only the owner can read.
+// openKey reads the private key in file. If the file does not exist, openKey makes a key and writes
+// it to the file. Only the owner can read the new file.
 func openKey(file string) (ed25519.PrivateKey, error) {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +101,7 @@ func openKey(file string) (ed25519.PrivateKey, error) {
 	}
 	block, _ := pem.Decode(b)
 	if block == nil {
-		return nil, fmt.Errorf("%s: not a PEM file", file)
+		return nil, fmt.Errorf("the file %s must be a PEM file", file)
 	}
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
@@ -109,7 +109,7 @@ func openKey(file string) (ed25519.PrivateKey, error) {
 	}
 	own, ok := key.(ed25519.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("%s: not an Ed25519 key", file)
+		return nil, fmt.Errorf("the file %s must contain an Ed25519 key", file)
 	}
 	return own, nil
 }
@@ -147,9 +147,9 @@ func (c *Card) sign(key ed25519.PrivateKey) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// verify decodes the content of a file and checks its signature. The file must have been signed
-// with the key signer; if signer is empty, verify accepts the signer that the file names. It also
-// returns an error if the file has an unknown JSON key, because the signature does not cover it.
+// verify decodes the content of a file and checks its signature. signer is the public key that must
+// have signed the file; if signer is empty, the key in the file is used. verify also returns an
+// error if the file has an unknown JSON key, because the signature does not cover it.
 func verify(b []byte, signer string) (*Card, error) {
 	var c Card
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -162,11 +162,11 @@ func verify(b []byte, signer string) (*Card, error) {
 	}
 	public, err := base64.StdEncoding.DecodeString(c.Signer)
 	if err != nil || len(public) != ed25519.PublicKeySize {
-		return nil, errors.New("the field signer is not an Ed25519 public key")
+		return nil, errors.New("the field signer of the card must be an Ed25519 public key in base64")
 	}
 	signature, err := base64.StdEncoding.DecodeString(c.Signature)
 	if err != nil {
-		return nil, fmt.Errorf("the field signature is not base64: %w", err)
+		return nil, fmt.Errorf("the field signature of the card must be base64: %w", err)
 	}
 	unsigned := c
 	unsigned.Signature = ""
@@ -180,9 +180,9 @@ func verify(b []byte, signer string) (*Card, error) {
 	return &c, nil
 }
 
-// closing returns the last line of the program's output: the result of each proof, as key=value
+// closingLine returns the last line of the program's output: the result of each proof, as key=value
 // pairs.
-func (c *Card) closing(file string) string {
+func (c *Card) closingLine(file string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "scorecard commit=%.12s changed=%t seconds=%.0f", c.Commit, c.Changed, c.Ended.Sub(c.Started).Seconds())
 	for i := range c.Parts {

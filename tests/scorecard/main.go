@@ -1,16 +1,20 @@
-// Command scorecard runs programs that prove the promises of the README. It writes the figures to
-// a signed file and to an HTML page. The proofs show four things. At 50,000 releases a second, the
-// p99 of their lateness is below 50 ms. No message is early or lost, and the number of repeated
-// messages is at most the number that notifyd counts. A restarted process takes over the work of the
-// killed process. A replay sends each dead letter once.
+// Command scorecard runs programs that prove the promises of the README. It writes the figures to a
+// signed file and to an HTML page. The proofs show four things:
+//
+//   - At 50,000 releases a second, the p99 of their lateness is below 50 ms.
+//   - No message is early or lost. notifyd repeats no more messages than it counts.
+//   - If a process is killed, the restarted process takes over its work.
+//   - A replay sends each dead letter once.
+//
+// The files:
 //
 //	main.go   flags, the run
 //	parts.go  the proofs, their arguments, and the limits of their figures
 //	card.go   the file: its content and signature
 //	page.go   the page
 //
-// The last line of its output has key=value pairs. It exits 1 if a promise is broken. With
-// -verify FILE it only checks the signature of the file; it runs no proof.
+// The last line of its output has key=value pairs. It exits 1 if a promise is broken. With -verify
+// FILE it only checks the signature of the file; it runs no proof.
 package main
 
 import (
@@ -104,7 +108,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 		return false, err
 	}
 	card := Card{Schema: 1, Minutes: o.minutes, Started: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), Pass: true}
-	card.commit(ctx)
+	card.setCommit(ctx)
 	for i := range parts {
 		p := &parts[i]
 		fmt.Fprintf(out, "scorecard: %s: %s\n", p.name, strings.Join(p.command, " "))
@@ -125,7 +129,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 	}
 	file := filepath.Join(o.out, "scorecard.json")
 	err = errors.Join(atomicfile.WriteFile(file, signed), atomicfile.WriteFile(filepath.Join(o.out, "scorecard.html"), page))
-	fmt.Fprintln(out, card.closing(file))
+	fmt.Fprintln(out, card.closingLine(file))
 	return card.Pass, err
 }
 

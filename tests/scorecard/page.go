@@ -25,10 +25,11 @@ func (p *Part) bars() (out []bar) {
 			if v <= 0 {
 				return 0
 			}
-			// The square root keeps a bar of 100 duplicates visible beside a bar of a million messages.
+			// Without the square root, a bar of 100 duplicates would not be visible beside a bar of
+			// a million messages.
 			return math.Round(1000*math.Sqrt(v/most[f.Unit])) / 10
 		}
-		b := bar{Name: f.Name, Value: write(f.Value, f.Unit), Need: f.Need, Width: scale(f.Value), Pass: f.Pass}
+		b := bar{Name: f.Name, Value: formatFigure(f.Value, f.Unit), Need: f.Need, Width: scale(f.Value), Pass: f.Pass}
 		if f.Need != "" {
 			b.Limit = scale(f.Limit)
 		}
@@ -37,8 +38,8 @@ func (p *Part) bars() (out []bar) {
 	return out
 }
 
-// write formats a figure with its unit.
-func write(v float64, unit string) string {
+// formatFigure returns a figure with its unit as text.
+func formatFigure(v float64, unit string) string {
 	s := strconv.FormatFloat(v, 'f', -1, 64)
 	if unit != "" {
 		s += " " + unit

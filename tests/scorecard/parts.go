@@ -20,18 +20,17 @@ type part struct {
 	name    string
 	promise string
 	command []string
-	begin   string // the first characters of the closing line, the line with the proof's figures
+	begin   string // the first characters of the last line of the output, which has the figures of the proof
 	needs   []need
-	results bool // true: the figures are in the results file of tests/bench, not in a closing line
+	results bool // true: the figures are in the results file of tests/bench, not in the last line of the output
 }
 
-// need describes the limit of one figure of a closing line. The field limit is a number, or another
-// key of the closing line, or a difference such as "replayed - canary".
+// need is the limit of one figure in the last line of a proof's output. limit is a number, another
+// key in this line, or a difference such as "replayed - canary".
 type need struct{ key, name, op, limit string }
 
-// partsOf returns the proofs. It chooses their arguments so that all proofs together run for about
-// the given minutes. The parameter wanted has the names of the wanted proofs, separated by spaces;
-// if it is empty, partsOf returns all proofs.
+// partsOf returns the proofs. Their arguments make all proofs together run for about the given
+// minutes. wanted has the names of the wanted proofs, separated by spaces; "" means all proofs.
 func partsOf(minutes float64, wanted string, getenv func(string) string) ([]part, error) {
 	long := minutes >= 15
 	kills := max(3, int(minutes*60*0.35/4.5)) // a kill of torture takes 4.5 s
@@ -98,7 +97,7 @@ type Part struct {
 	Command []string `json:"command"`
 	Seconds float64  `json:"seconds"`
 	Exit    int      `json:"exit"`
-	Line    string   `json:"line,omitempty"` // closing line
+	Line    string   `json:"line,omitempty"` // last line of the output
 	Figures []Figure `json:"figures"`
 	Error   string   `json:"error,omitempty"` // the reason if figures are missing or the proof failed
 	Pass    bool     `json:"pass"`
@@ -143,8 +142,8 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 		out.Line = lastLine(string(text), p.begin)
 		out.Figures, err = figuresOf(out.Line, p.needs)
 	}
-	// bench also exits 1 if another figure misses its limit. Such a figure is no promise of the
-	// README, so exit code 1 of bench does not break this proof.
+	// bench exits 1 also if another figure misses its limit. The README does not promise that
+	// figure, so exit code 1 of bench does not make this proof fail.
 	out.Pass = err == nil && (exit == 0 || file != "" && exit == 1)
 	if err != nil {
 		out.Error = err.Error()
@@ -165,11 +164,11 @@ func lastLine(text, prefix string) string {
 	return ""
 }
 
-// figuresOf reads the figures in needs from a closing line. It returns an error if the line is
-// empty, if a figure is missing, or if the line does not have ok=true.
+// figuresOf reads the figures in needs from the last line of a proof's output. It returns an error
+// if the line is empty, if a figure is missing, or if the line does not have ok=true.
 func figuresOf(line string, needs []need) (out []Figure, err error) {
 	if line == "" {
-		return nil, errors.New("the proof printed no closing line")
+		return nil, errors.New("the output of the proof has no last line with ok=")
 	}
 	pairs := map[string]string{}
 	for _, word := range strings.Fields(line) {
@@ -189,7 +188,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 				v, err = strconv.ParseFloat(value, 64)
 			}
 			if err != nil {
-				return 0, fmt.Errorf("the closing line has no figure %q", word)
+				return 0, fmt.Errorf("the last line of the proof has no figure %q", word)
 			}
 			sum += sign * v
 		}
@@ -208,7 +207,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 		out = append(out, f)
 	}
 	if pairs["ok"] != "true" {
-		return out, fmt.Errorf("the closing line must have ok=true, but has ok=%s", pairs["ok"])
+		return out, fmt.Errorf("the last line of the proof must have ok=true, but has ok=%s", pairs["ok"])
 	}
 	return out, nil
 }
@@ -227,7 +226,8 @@ func holds(v float64, op string, limit float64) bool {
 
 var others = regexp.MustCompile(`p50 (\S+) p99\.9 (\S+) max (\S+) ms, (\d+) early`)
 
-// lateness reads from the results of bench how late releases are at 50,000 releases a second.
+// lateness reads the file with the results of bench. It returns the figures that say how late
+// timers are released at 50,000 releases a second.
 func lateness(b []byte) ([]Figure, error) {
 	var results []struct {
 		ID, Work, Unit, Need string

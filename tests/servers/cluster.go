@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Time-outs of notifyd's calls to the servers. Servers on a busy machine are slow at times, so the
-// time-outs are long. But appendTimeout is short enough that notifyd soon notices that the log is
-// down and uses the spill buffer.
+// Time-outs of notifyd's calls to the servers. They are long, because servers on a busy machine are
+// sometimes slow. But appendTimeout is short enough that notifyd soon notices that the log is down
+// and uses the spill buffer.
 const (
 	appendTimeout    = 3 * time.Second
 	cassandraTimeout = 20 * time.Second
@@ -28,7 +28,7 @@ const (
 // two processes, so that one process can take over the work of the other.
 var roles = []string{"worker", "worker", "scheduler", "scheduler", "dispatcher", "operator"}
 
-// cluster is an installation of notifyd over real servers. Each process has one role.
+// cluster is an installation of notifyd that uses real servers. Each process has one role.
 type cluster struct {
 	o     *options
 	dir   string
@@ -38,7 +38,7 @@ type cluster struct {
 	store *cassandra.Store
 	urls  string // base URL of the receiver of callbacks
 	lives int    // number of processes that run has started
-	// forGood is true for a server if one of its nodes stays dead until the end of the run.
+	// forGood[server] is true if a node of the server stays dead until the end of the run.
 	forGood map[string]bool
 }
 
@@ -56,18 +56,18 @@ func (c *cluster) open(ctx context.Context) {
 	}
 	c.urls = rig.Must(c.v.CallbackURL(ctx))
 	c.store = rig.Must(cassandra.Open(ctx, c.o.CassandraConfig(cassandraTimeout)))
-	c.settle(ctx)
+	c.waitOwned(ctx)
 }
 
-// restartAPI stops the API process gracefully and starts it again. The parameter appends is the
-// new time-out of appends to the log.
+// restartAPI stops the API process gracefully and starts it again. appends is the new time-out of
+// appends to the log.
 func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(os.WriteFile(c.f.Engines(), []byte(c.o.YAML(appends, cassandraTimeout)), 0o600))
 	rig.Ok(c.v.Restart(ctx, ""))
 }
 
-// run starts a process of a role and waits until the process is ready. If e is not nil, the process
-// runs in the network e. The parameter settings has extra settings of the form key=value.
+// run starts a process of a role and waits until it is ready. If e is not nil, the process runs in
+// the network e. settings has further settings, key=value.
 func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings ...string) *rig.Process {
 	c.lives++
 	start := (*exec.Cmd).Start
@@ -115,7 +115,7 @@ func (c *cluster) repair(ctx context.Context) {
 			c.run(ctx, nil, role)
 		}
 	}
-	c.settle(ctx)
+	c.waitOwned(ctx)
 }
 
 func (c *cluster) startServers(ctx context.Context) {
@@ -126,9 +126,9 @@ func (c *cluster) startServers(ctx context.Context) {
 	}
 }
 
-// settle panics if a process has ended. Then it waits until every shard has an owner and each
-// scheduler owns at least one shard.
-func (c *cluster) settle(ctx context.Context) {
+// waitOwned waits until every shard has an owner and each scheduler owns at least one shard. It
+// panics if a process has ended.
+func (c *cluster) waitOwned(ctx context.Context) {
 	for _, p := range c.f.Processes() {
 		rig.Ok(p.Ended())
 	}
@@ -165,14 +165,14 @@ func (c *cluster) shards(ctx context.Context, n int) []engine.ShardState {
 	return out
 }
 
-// owns reports whether a process owns a shard.
+// owns returns true if a process owns a shard.
 func owns(p *rig.Process, s engine.ShardState) bool { return strings.HasPrefix(s.Owner, p.Name+"-") }
 
 // servers has the names of the servers that faults can break.
 var servers = []string{"kafka", "cassandra", "redis", "postgres"}
 
-// end starts all servers again, also the nodes that a fault has killed, and stops every process.
-// The servers keep running.
+// end stops every process of notifyd. All servers run after end: it also starts the nodes that a
+// fault has killed.
 func (c *cluster) end() {
 	clear(c.forGood)
 	if err := rig.Try(func() { c.startServers(context.Background()) }); err != nil {

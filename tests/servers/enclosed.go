@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// enclosure is the network of one process. It is a network namespace in which only proxies (wires)
-// listen, at the addresses of the servers. The namespace is needed because of Kafka: a broker
-// advertises its address, and clients connect to the advertised address. They would bypass a proxy
-// at another address. In the namespace the process finds a wire at the advertised address.
+// enclosure is the network of one process: a network namespace in which proxies (wires) listen at
+// the addresses of the servers. Kafka needs this: a broker tells clients its address, and the
+// clients connect to that address. Without a namespace, they would bypass a proxy at another
+// address.
 type enclosure struct {
 	servers   gate // cuts Cassandra, Redis and PostgreSQL
 	log       gate // cuts Kafka
@@ -22,8 +22,8 @@ type enclosure struct {
 	serving   sync.WaitGroup
 }
 
-// newEnclosure returns the network for one process. The parameters are addresses (host:port) of
-// servers, Kafka brokers and providers. The caller must call end.
+// newEnclosure returns the network for one process. servers, log and providers are addresses
+// (host:port); log has the Kafka brokers. The caller must call end.
 func newEnclosure(servers, log, providers []string) *enclosure {
 	e := &enclosure{wires: map[string]*wire{}}
 	for g, addresses := range map[*gate][]string{&e.servers: servers, &e.log: log, &e.providers: providers} {
@@ -44,8 +44,8 @@ func (e *enclosure) addresses() (out []string) {
 	return out
 }
 
-// start starts cmd in a new namespace and starts the wires. At its return, cmd.Process is the
-// process of the program that cmd named, so a signal reaches that program.
+// start starts cmd in a new namespace, and starts the wires. When it returns, cmd.Process is the
+// program in cmd, not a helper, so a signal reaches that program.
 func (e *enclosure) start(ctx context.Context, cmd *exec.Cmd) error {
 	addresses := e.addresses()
 	listeners, err := startEnclosed(cmd, addresses)
@@ -59,8 +59,8 @@ func (e *enclosure) start(ctx context.Context, cmd *exec.Cmd) error {
 	return nil
 }
 
-// called returns how many bytes the process has sent to providers.
-func (e *enclosure) called() (n int64) {
+// sentBytes returns the number of bytes that the process has sent to providers.
+func (e *enclosure) sentBytes() (n int64) {
 	for _, w := range e.wires {
 		if w.gate == &e.providers {
 			n += w.bytes.Load()
@@ -84,8 +84,8 @@ func (e *enclosure) end() {
 	e.serving.Wait()
 }
 
-// If enclosed is the first argument of this program, the program runs in a new network namespace
-// and prepares it; see runEnclosed.
+// enclosed is the first argument of this program when it must prepare a new network namespace; see
+// runEnclosed.
 const enclosed = "enclosed"
 
 func joined(addresses []string) string { return strings.Join(addresses, ",") }

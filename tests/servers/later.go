@@ -13,15 +13,15 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// spread returns the time of event i of n events. Event 0 is at the time start. The events are
-// spread evenly over the duration span.
+// spread returns the time of event i of n events, which are spread evenly over the duration span.
+// Event 0 is at the time start.
 func spread(start time.Time, span time.Duration, i, n int) time.Time {
 	return start.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
 }
 
-// triggers registers n triggers. Their due times are spread evenly over the duration span. The
-// first trigger is due at the time start.
-func (c *cluster) triggers(ctx context.Context, n int, start time.Time, span time.Duration) rig.Dues {
+// registerTriggers registers n triggers. The first is due at the time start, and the others are
+// spread evenly over the duration span.
+func (c *cluster) registerTriggers(ctx context.Context, n int, start time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
 	for first := 0; first < n; first += size {
@@ -41,7 +41,7 @@ func (c *cluster) triggers(ctx context.Context, n int, start time.Time, span tim
 	return out
 }
 
-// oneTrigger registers one trigger and does not repeat a failed request.
+// oneTrigger registers one trigger. If the request fails, it does not try again.
 func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error) {
 	t := rig.Due(c.urls+"/fault", at)
 	made, err := c.cl.Trigger(ctx, t, "")
@@ -51,9 +51,9 @@ func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error
 	return rig.Dues{made.TriggerID: *t.FireAt}, nil
 }
 
-// pushes schedules n pushes. Their due times are spread evenly over the duration span. The first
-// push is due at the time start.
-func (c *cluster) pushes(ctx context.Context, prefix string, n int, start time.Time, span time.Duration) rig.Dues {
+// schedulePushes schedules n pushes. The first is due at the time start, and the others are spread
+// evenly over the duration span.
+func (c *cluster) schedulePushes(ctx context.Context, prefix string, n int, start time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
 	for first := 0; first < n; first += size {
@@ -87,7 +87,7 @@ func (c *cluster) sentEarly(ctx context.Context, d rig.Dues) int64 {
 	return int64(len(early))
 }
 
-// fired summarizes the calls that the receiver of callbacks recorded.
+// fired is a summary of the calls that the receiver of callbacks recorded.
 type fired struct {
 	first map[string]time.Time // time of the first call of each trigger, by id
 	lost  int64                // triggers that were not called within rig.Patience
@@ -95,8 +95,8 @@ type fired struct {
 	early int64                // triggers that were called before they were due
 }
 
-// callbacks waits until every trigger was called, or until rig.Patience is over.
-func (c *cluster) callbacks(ctx context.Context, d rig.Dues) fired {
+// waitForCallbacks waits until every trigger was called, but not longer than rig.Patience.
+func (c *cluster) waitForCallbacks(ctx context.Context, d rig.Dues) fired {
 	var waited rig.Endurance
 	f := rig.Must(c.v.Fired(ctx, d))
 	for ; len(f.Lost) > 0 && !waited.Over(); f = rig.Must(c.v.Fired(ctx, d)) {

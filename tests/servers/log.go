@@ -9,40 +9,41 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// noticedLimit is the longest time until notifyd must notice that a broker is frozen. An append has
-// a time-out of one second; the other four seconds allow for a busy machine. With the default
-// settings of the Kafka client library, a producer would report no error during the whole outage.
+// noticedLimit is the longest time until notifyd must notice that a broker is frozen. An append
+// fails after one second; the other four seconds are for a busy machine. With the default settings
+// of the Kafka client library, an append would not fail during the whole outage.
 const noticedLimit = 5 * time.Second
 
 // kafkaStopped kills the only broker. While the broker is down, notifyd accepts messages of the
 // categories otp and alert through the spill buffer, and refuses all other messages. When the
-// broker is back, every acknowledged message is delivered, and the critical pushes of each user
-// are in order. A worker that loses its partitions abandons its calls under way. The calls are
-// repeated, but not more often than the rows record.
+// broker is back, every acknowledged message is delivered, and the critical pushes of each user are
+// in order. A worker that loses its partitions does not wait for the answers of its calls. These
+// calls are repeated, but not more often than the rows record.
 func kafkaStopped(ctx context.Context, c *cluster) outcome {
-	return c.logAway(ctx, "kafka", c.o.down,
+	return c.logOutage(ctx, "kafka", c.o.down,
 		func() { c.kill(ctx, "kafka") },
 		func() { c.start(ctx, "kafka") })
 }
 
 // kafkaFrozen stops the only broker with SIGSTOP. The connections stay open and return no errors,
-// so only a time-out can notice the fault. After that, the same rules must hold as for
-// kafkaStopped. The API process runs with a time-out of one second for appends, the default.
+// so only a time-out can notice the fault. After that, the rules of kafkaStopped must hold. During
+// this fault, an append of the API process fails after one second, the default.
 func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	pid := c.pid("kafka")
 	c.restartAPI(ctx, time.Second)
-	// Let the broker continue in any case, because no later fault can run with a frozen broker.
+	// Let the broker continue in any case. Otherwise no later fault could run.
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
-	r = c.logAway(ctx, "frozen", noticedLimit,
+	r = c.logOutage(ctx, "frozen", noticedLimit,
 		func() { rig.Ok(syscall.Kill(pid, syscall.SIGSTOP)) },
 		func() { rig.Ok(syscall.Kill(pid, syscall.SIGCONT)) })
 	c.restartAPI(ctx, appendTimeout)
 	return r
 }
 
-// logAway runs load and calls stopLog. After the time c.o.down it calls startLog. After the stop,
-// notifyd must refuse a request within the time limit.
-func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, stopLog, startLog func()) (r outcome) {
+// logOutage stops the log for the time c.o.down under load, with the functions stopLog and
+// startLog. It fails if notifyd has not refused a request within limit after the stop, or if a rule
+// of kafkaStopped is broken.
+func (c *cluster) logOutage(ctx context.Context, name string, limit time.Duration, stopLog, startLog func()) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
 	t := c.traffic(ctx, prefix(name), critical, rest)
@@ -61,7 +62,7 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	back := time.Now()
 	startLog()
 	ready := time.Now()
-	// Continue the load until notifyd accepts the other categories again, and a little longer.
+	// Continue the load until notifyd accepts the stream rest again, and for a few seconds more.
 	until(ctx, "more than 10 requests of the stream rest are accepted again", func() bool {
 		return t.count("rest", ready, time.Now()).accepted > 10
 	})
@@ -69,15 +70,15 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	rig.Ok(rig.Pause(ctx, warm))
 	t.end()
 	ids := t.ids()
-	r.lost = c.delivered(ctx, ids)
+	r.lost = c.waitDelivered(ctx, ids)
 	drained := time.Since(ready)
 	after := c.totals(ctx)
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
-	// For the stream rest, do not count requests of the first and last second of the outage. The
-	// log may still acknowledge a request that was sent just before the stop. After the restart,
-	// it acknowledges the requests that have waited.
+	// Do not count requests of the stream rest in the first and the last second of the outage. The
+	// log may still acknowledge a request that was sent just before the stop. A request of the last
+	// second may wait until the log is back, and is then acknowledged.
 	kept, rest := t.count("critical", killed, back), t.count("rest", killed.Add(time.Second), back.Add(-time.Second))
 	noticed, there := t.firstRefusal(gone)
 	whole := t.count("critical", time.Time{}, time.Now())

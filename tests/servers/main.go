@@ -43,7 +43,7 @@ type fault struct {
 	run  func(context.Context, *cluster) outcome
 }
 
-// faults has the faults for each number of nodes (1 or 3), in the order in which they run.
+// faults are the faults for an installation with 1 or 3 nodes, in the order in which they run.
 var faults = map[int][]fault{
 	1: {
 		{"kafka", kafkaStopped},
@@ -139,10 +139,10 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// prove runs one fault. If the fault fails and the machine stood still meanwhile, the figures do
-// not show how notifyd behaves. Then prove runs the fault again, at most tries times in total. It
-// never repeats a fault in which a message was lost or early. In the result, accepted and
-// duplicates are sums over all runs.
+// prove runs one fault. If the fault fails, and the machine stopped for too long during it, the
+// figures say nothing about notifyd. Then prove runs the fault again; the largest number of runs is
+// tries. It never runs a fault again in which a message was lost or early. In the result, accepted
+// and duplicates are sums over all runs.
 func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome) {
 	var before outcome
 	for try := 1; ; try++ {

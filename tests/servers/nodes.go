@@ -14,9 +14,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// gapLimit is the longest time that the service may stand still after one of three nodes was
-// killed. Brokers need some seconds to elect leaders, and a consumer group must wait for a session
-// time-out. The limit also allows for a machine on which six servers share two cores.
+// gapLimit is the longest time without an accepted push, or without a call of a provider, after one
+// of three nodes was killed. Brokers need some seconds to elect leaders, and a consumer group must
+// wait for a session time-out. The limit also allows for a machine on which six servers share two
+// cores.
 const gapLimit = time.Minute
 
 // brokerLost kills one of three brokers and leaves it dead.
@@ -25,9 +26,9 @@ func brokerLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx,
 // nodeLost kills one of three Cassandra nodes and leaves it dead.
 func nodeLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "cassandra") }
 
-// oneLost kills one node of a server under load and leaves it dead. All messages that were
-// acknowledged before or after the kill must be delivered, in order, and their state must be
-// readable from the remaining copies. The service may stand still for gapLimit at most.
+// oneLost kills one node of a server under load and does not start it again. All messages that were
+// acknowledged before or after the kill must be delivered, in order. The remaining copies must have
+// their states. The time without accepted or sent pushes is at most gapLimit.
 func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	if c.forGood[server] { // an earlier run of this fault has killed the node
 		delete(c.forGood, server)
@@ -37,15 +38,15 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix(server)
 	from := time.Now().Add(15 * time.Second)
-	pushes := c.pushes(ctx, name, 200, from, c.o.down)
-	triggers := c.triggers(ctx, 200, from, c.o.down)
+	pushes := c.schedulePushes(ctx, name, 200, from, c.o.down)
+	triggers := c.registerTriggers(ctx, 200, from, c.o.down)
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
 	c.forGood[server] = true
 	gone := time.Now()
 	c.kill(ctx, server)
-	// While the node is dead, register triggers that become due later.
+	// While the node is dead, register triggers that become due 10 s later.
 	var later counts
 	meanwhile := rig.Dues{}
 	for time.Since(gone) < c.o.down {
@@ -67,10 +68,10 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 		triggers[id] = at
 	}
 	ids := append(t.ids(), pushes.IDs()...)
-	r.lost = c.delivered(ctx, ids)
-	calls := c.callbacks(ctx, triggers)
+	r.lost = c.waitDelivered(ctx, ids)
+	calls := c.waitForCallbacks(ctx, triggers)
 	r.early = c.sentEarly(ctx, pushes)
-	open := c.unended(ctx, ids)
+	open := c.countUnended(ctx, ids)
 	sent := c.deliveries(ctx, ids)
 	after := c.totals(ctx)
 	bound := c.resent(ctx, began)
@@ -95,8 +96,8 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	return r
 }
 
-// longestGap returns the length of the longest interval between start and end without an event. The
-// parameter events has the times of the events.
+// longestGap returns the longest time between start and end without an event. events has the times
+// of the events.
 func longestGap(events []time.Time, start, end time.Time) (gap time.Duration) {
 	events = slices.DeleteFunc(slices.Clone(events), func(t time.Time) bool { return !t.After(start) || !t.Before(end) })
 	events = append(events, start, end)
@@ -107,16 +108,16 @@ func longestGap(events []time.Time, start, end time.Time) (gap time.Duration) {
 	return gap
 }
 
-// deliveries returns, for each id, the time of its first call to a provider.
+// deliveries returns the times of the first calls to a provider, one for each id.
 func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
 	out := make([]time.Time, len(ids))
 	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) { out[i] = rig.Must(c.v.SentAt(ctx, ids[i])) })
 	return out
 }
 
-// unended counts the ids whose notification does not reach a terminal state within rig.Patience.
-// The API reads the state from the remaining copies.
-func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
+// countUnended returns the number of ids whose notification has no terminal state after
+// rig.Patience. The API reads the state from the remaining copies.
+func (c *cluster) countUnended(ctx context.Context, ids []string) (n int64) {
 	states := make([]string, len(ids))
 	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) {
 		var waited rig.Endurance
@@ -147,8 +148,8 @@ func ended(status string) bool {
 	return ok && s.Terminal()
 }
 
-// checkCopies panics unless every topic and the keyspace have a copy on each node. With fewer
-// copies, the loss of one node could lose data, and notifyd could not prevent it.
+// checkCopies panics if a topic or the keyspace has too few copies: there must be one on each node.
+// With fewer copies, the loss of one node could lose data, and notifyd could not prevent it.
 func (c *cluster) checkCopies(ctx context.Context) {
 	o := c.o
 	cfg := kafka.AdminConfig{Conn: kafka.Conn{Brokers: strings.Split(o.Kafka, ",")}, Replication: o.Nodes, MinInSync: o.InSync()}

@@ -17,9 +17,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Settings of the worker that is stopped or cut off. The worker is slow, so that most of its
-// fan-outs are not yet sent at the moment of the fault. It claims small windows of receivers, so
-// that few calls can be made twice.
+// Settings of the worker that is stopped or cut off. It sends slowly, so that most of its fan-outs
+// are not yet sent when the fault begins. It claims small windows of receivers, so that few calls
+// can be repeated.
 const (
 	slowCalls  = 20 // workers.push.in_flight: largest number of receivers in calls at the same time
 	slowWindow = 10 // workers.push.window
@@ -29,49 +29,49 @@ const (
 	fanoutTargets = 200 // receivers of each fan-out
 )
 
-// workerPaused stops a worker with SIGSTOP in the middle of fan-outs. The other worker takes over
-// the partitions and finishes all requests. Then the first worker continues and still believes
-// that it owns the partitions.
+// workerPaused stops a worker with SIGSTOP while it sends fan-outs. The other worker takes over the
+// partitions and finishes all requests. Then the first worker continues. At first it does not know
+// that it has lost its partitions.
 func workerPaused(ctx context.Context, c *cluster) outcome {
-	return c.ownerAway(ctx, "paused", func(p *rig.Process, _ *enclosure) func() {
+	return c.ownerFault(ctx, "paused", func(p *rig.Process, _ *enclosure) func() {
 		rig.Ok(p.Signal(syscall.SIGSTOP))
 		return func() { rig.Ok(p.Signal(syscall.SIGCONT)) }
 	})
 }
 
 // workerCut cuts a worker off from Kafka, Cassandra, Redis and PostgreSQL, but not from the
-// providers. The connections stay open. Writes that the worker makes during the cut arrive when
-// the network is back. By that time the other worker has made all its writes.
+// providers. The connections stay open. What the worker writes during the cut arrives when the
+// network is back. By then the other worker has made all its writes.
 func workerCut(ctx context.Context, c *cluster) outcome {
-	return c.ownerAway(ctx, "cut", func(_ *rig.Process, e *enclosure) func() {
+	return c.ownerFault(ctx, "cut", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
 		e.servers.shut()
 		return func() { e.servers.open(); e.log.open() }
 	})
 }
 
-// workerCutFromLog cuts a worker off from Kafka only. The worker can still reach the store and the
-// providers. So it could claim and call the receivers that it has already read, while the other
-// worker calls the same receivers.
+// workerCutFromLog cuts a worker off from Kafka only. The worker still reaches the store and the
+// providers. So it could claim and call receivers that it has already read, while the other worker
+// calls the same receivers.
 func workerCutFromLog(ctx context.Context, c *cluster) outcome {
-	return c.ownerAway(ctx, "cut-log", func(_ *rig.Process, e *enclosure) func() {
+	return c.ownerFault(ctx, "cut-log", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
 		return e.log.open
 	})
 }
 
-// ownerAway calls the function interrupt, which stops a worker or cuts the worker off. It waits
-// until the other worker (the successor) has finished all requests. Then it calls resume, the
-// function that interrupt has returned. resume lets the first worker (the old owner) continue. These
-// rules must be kept:
+// ownerFault tests a fault of the worker that owns partitions (the old owner). It calls interrupt,
+// which stops the old owner or cuts it off. It waits until the other worker (the successor) has
+// finished all requests. Then it calls resume, the result of interrupt, and the old owner
+// continues. These rules must hold:
 //
 //   - No message is lost or out of order.
-//   - For each request, the rows record at least as many repeated receivers as the providers got
-//     twice.
+//   - For each request, the number of receivers that the providers got twice is not larger than
+//     the number of repeated receivers in the rows.
 //   - No row that the successor has finished changes.
-//   - After the call of resume, the old owner repeats at most slowCalls calls. These calls were
-//     under way at the moment of the fault.
-func (c *cluster) ownerAway(ctx context.Context, name string, interrupt func(*rig.Process, *enclosure) (resume func())) (r outcome) {
+//   - After resume, at most slowCalls calls are repeated: the calls that the old owner had begun
+//     before the fault.
+func (c *cluster) ownerFault(ctx context.Context, name string, interrupt func(*rig.Process, *enclosure) (resume func())) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
 	servers := append(strings.Split(c.o.Cassandra, ","), c.o.Redis, c.o.Postgres)
@@ -81,41 +81,41 @@ func (c *cluster) ownerAway(ctx context.Context, name string, interrupt func(*ri
 	c.endProcess(c.processesOf("worker")[0])
 	p := c.run(ctx, e, "worker", fmt.Sprintf("workers.push.in_flight=%d", slowCalls), fmt.Sprintf("workers.push.window=%d", slowWindow), fmt.Sprintf("workers.push.ahead=%d", slowAhead))
 	defer c.f.Remove(p) // kills the worker if this function panics before the worker has ended
-	c.members(ctx, 2)
+	c.waitForMembers(ctx, 2)
 	users := prefix(name)
 	t := c.traffic(ctx, users, critical)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, warm))
-	bases := c.fanOut(ctx, users, fanouts)
-	c.called(ctx, bases, fanouts*fanoutTargets/2)
+	bases := c.sendFanOuts(ctx, users, fanouts)
+	c.waitForCalls(ctx, bases, fanouts*fanoutTargets/2)
 
 	gone := time.Now()
 	resume := interrupt(p, e)
-	c.members(ctx, 1)
+	c.waitForMembers(ctx, 1)
 	took := time.Since(gone)
-	// Wait until the calls that the worker had begun are over. A call takes less than a second.
+	// Wait until the calls that the worker had begun have ended. A call takes less than a second.
 	rig.Ok(rig.Pause(ctx, 2*time.Second))
-	quiet := e.called()
+	quiet := e.sentBytes()
 	rig.Ok(rig.Pause(ctx, c.o.down))
 	t.end()
 	ids := t.ids()
-	r.lost = c.finished(ctx, ids, bases)
+	r.lost = c.waitFinished(ctx, ids, bases)
 	rows := c.doneRows(ctx, append(basesOf(ids), bases...))
-	bytesAway := e.called() - quiet
+	bytesAway := e.sentBytes() - quiet
 	ended := c.totals(ctx)
 
 	resume()
 	awayFor := time.Since(gone)
-	c.members(ctx, 2)
-	// The old owner must accept new work and must stop gracefully.
-	more := c.fanOut(ctx, users+"-more", 10)
-	r.lost += c.finished(ctx, nil, more)
+	c.waitForMembers(ctx, 2)
+	// The old owner must accept new work, and a graceful stop of it must succeed.
+	more := c.sendFanOuts(ctx, users+"-more", 10)
+	r.lost += c.waitFinished(ctx, nil, more)
 	c.endProcess(p)
-	overwritten := c.changed(ctx, rows)
-	beyond := c.beyondRows(ctx, append(bases, more...))
+	overwritten := c.countChanged(ctx, rows)
+	beyond := c.countUnrecorded(ctx, append(bases, more...))
 	after := c.totals(ctx)
-	// All requests had ended before the call of resume. So the old owner has made all repeated
-	// calls that happened after that call.
+	// All requests had ended before resume. So every repeated call after resume is from the old
+	// owner.
 	late := after.Duplicates - ended.Duplicates
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates
@@ -126,13 +126,14 @@ func (c *cluster) ownerAway(ctx context.Context, name string, interrupt func(*ri
 	return r
 }
 
-// quietBytes returns the number of bytes that a worker may send to providers during a fault of the
-// given length. A call needs a little more than 100 bytes, and a connection without calls carries
-// pings. A worker that continues to call receivers sends many times more.
+// quietBytes returns the number of bytes that an interrupted worker may send to providers during a
+// fault of the given length. It may finish slowCalls calls, of a little more than 100 bytes each,
+// and send pings on its connections. If it began new calls, it would send many times more.
 func quietBytes(away time.Duration) int64 { return 100 * (slowCalls + int64(away.Seconds())) }
 
-// members waits until the consumer group of pushes has n members and each member has partitions.
-func (c *cluster) members(ctx context.Context, n int) {
+// waitForMembers waits until the consumer group of pushes has n members and each of them has
+// partitions.
+func (c *cluster) waitForMembers(ctx context.Context, n int) {
 	cl := rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(c.o.Kafka, ",")...)))
 	defer cl.Close()
 	group := notify.Lane{Channel: notify.Push}.Group()
@@ -152,8 +153,8 @@ func (c *cluster) members(ctx context.Context, n int) {
 	})
 }
 
-// fanOut sends n fan-outs of fanoutTargets receivers each.
-func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []notify.Base) {
+// sendFanOuts sends n fan-outs of fanoutTargets receivers each.
+func (c *cluster) sendFanOuts(ctx context.Context, users string, n int) (bases []notify.Base) {
 	for i := range n {
 		f := api.Fanout{Channel: "push", Category: "transactional", Content: api.Content{Title: "Fault", Body: "to many"}}
 		for k := range fanoutTargets {
@@ -171,8 +172,8 @@ func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []noti
 	return bases
 }
 
-// called waits until providers have received calls for at least n receivers of the fan-outs.
-func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
+// waitForCalls waits until providers have accepted at least n receivers of the fan-outs.
+func (c *cluster) waitForCalls(ctx context.Context, bases []notify.Base, n int64) {
 	until(ctx, fmt.Sprintf("%d receivers were called", n), func() bool {
 		fans := rig.Must(c.v.Fans(ctx))
 		sum := int64(0)
@@ -183,11 +184,11 @@ func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
 	})
 }
 
-// finished waits until every id and every receiver of the fan-outs was sent to a provider, and
-// until the API reports the fan-outs as finished. It returns the number of ids and receivers for
-// which this did not happen within rig.Patience.
-func (c *cluster) finished(ctx context.Context, ids []string, bases []notify.Base) (lost int64) {
-	lost = c.delivered(ctx, ids)
+// waitFinished waits until every id and every receiver of the fan-outs was sent to a provider, and
+// the API reports the fan-outs as finished. It waits for rig.Patience at most, and returns the
+// number of ids and receivers that are missing then.
+func (c *cluster) waitFinished(ctx context.Context, ids []string, bases []notify.Base) (lost int64) {
+	lost = c.waitDelivered(ctx, ids)
 	var waited rig.Endurance
 	for _, b := range bases {
 		for {
@@ -234,7 +235,7 @@ func (c *cluster) rowsOf(ctx context.Context, bases []notify.Base) map[notify.Ro
 	return out
 }
 
-// doneRows waits until every outcome row of the requests is done, and returns the rows.
+// doneRows waits until every outcome row of the requests is finished, and returns the rows.
 func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[notify.RowKey]notify.Row) {
 	until(ctx, "every outcome row is done", func() bool {
 		rows = c.rowsOf(ctx, bases)
@@ -248,8 +249,8 @@ func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[n
 	return rows
 }
 
-// changed reads the rows again and counts the rows that differ from the rows in before.
-func (c *cluster) changed(ctx context.Context, before map[notify.RowKey]notify.Row) (n int64) {
+// countChanged reads the rows again and returns the number of rows that differ from before.
+func (c *cluster) countChanged(ctx context.Context, before map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base
 	for k := range before {
@@ -270,10 +271,10 @@ func (c *cluster) changed(ctx context.Context, before map[notify.RowKey]notify.R
 	return n
 }
 
-// beyondRows counts the receivers that were sent twice although the rows of their request do not
-// record it. It compares the numbers of each request. A comparison of totals could hide an error,
-// because the rows of other requests may record more receivers than were really sent twice.
-func (c *cluster) beyondRows(ctx context.Context, bases []notify.Base) (n int64) {
+// countUnrecorded returns the number of receivers that were sent twice although no row of their
+// request records it. It compares the numbers of each request, not the totals: a row may record
+// more receivers than were really sent twice, and would then hide an error in another request.
+func (c *cluster) countUnrecorded(ctx context.Context, bases []notify.Base) (n int64) {
 	fans := rig.Must(c.v.Fans(ctx))
 	for _, base := range bases {
 		resent := int64(0)

@@ -21,11 +21,11 @@ const standbyLimit = 6 * time.Second
 // trigger is called early.
 func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 	shards := c.shardCount(ctx)
-	// Triggers are so frequent that at any time a shard of the leader has a due timer.
+	// Triggers become due so often that a shard of the leader always has a due timer.
 	const each = 50 * time.Millisecond
 	lead, span := 15*time.Second, 5*time.Second+c.o.down
 	from := time.Now().Add(lead)
-	due := c.triggers(ctx, int(span/each), from, span)
+	due := c.registerTriggers(ctx, int(span/each), from, span)
 	in := c.shardsOf(ctx, due, shards)
 	if left := time.Until(from); left < 0 {
 		panic(fmt.Errorf("the registration of %d triggers ended %s after the first trigger was due", len(due), -left))
@@ -36,7 +36,7 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 	was := ownedBy(leader, states)
 	c.f.Remove(leader)
 	killed := time.Now()
-	calls := c.callbacks(ctx, due)
+	calls := c.waitForCallbacks(ctx, due)
 	first, worst := time.Duration(-1), time.Duration(0)
 	orphans := 0
 	for id, at := range due {
@@ -84,15 +84,15 @@ func ownedBy(p *rig.Process, states []engine.ShardState) map[int]bool {
 }
 
 // schedulerPaused stops one of two schedulers with SIGSTOP until its leases have expired. Then the
-// scheduler continues and still believes that it owns the shards. The store must refuse every
-// write that uses an old term. schedulerPaused itself makes such a write for every shard of the
+// scheduler continues. At first it does not know that it has lost its shards. The store must refuse
+// every write with an old term. schedulerPaused itself tries such a write for every shard of the
 // paused scheduler.
 func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	shards := c.shardCount(ctx)
 	const paused = 15 * time.Second // three times the length of a lease
 	lead, span := 15*time.Second, 30*time.Second
 	from := time.Now().Add(lead)
-	due := c.triggers(ctx, 300, from, span)
+	due := c.registerTriggers(ctx, 300, from, span)
 	rig.Ok(rig.Pause(ctx, time.Until(from.Add(3*time.Second))))
 	states := c.shards(ctx, shards)
 	leader := c.leader(states)
@@ -117,8 +117,8 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 		}
 	}
 	rig.Ok(leader.Signal(syscall.SIGCONT))
-	calls := c.callbacks(ctx, due)
-	// The scheduler must notice that it has lost the shards. Later it acquires its share of the
+	calls := c.waitForCallbacks(ctx, due)
+	// The scheduler must notice that it has lost the shards. Later it acquires its part of the
 	// shards again, with new terms.
 	lost := 0.0
 	until(ctx, "the paused scheduler has noticed that it has lost its shards", func() bool {
@@ -143,8 +143,7 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 }
 
 // workerKilled kills one of two workers under load. The other worker takes over the partitions. No
-// message is lost. The number of receivers that are sent twice is not larger than the number that
-// the rows record as sent again.
+// message is lost. Receivers may be sent twice, but not more than the rows record.
 func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -156,7 +155,7 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	rig.Ok(rig.Pause(ctx, c.o.down))
 	t.end()
 	ids := t.ids()
-	r.lost = c.delivered(ctx, ids)
+	r.lost = c.waitDelivered(ctx, ids)
 	gap := c.slowest(ctx, t, killed)
 	after := c.totals(ctx)
 	bound := c.resent(ctx, began)
@@ -167,14 +166,14 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// resent returns the number of receivers that the rows record as sent again, for requests made
-// since the given time. It is the limit for duplicates.
+// resent returns the largest allowed number of duplicates: the number of receivers that the rows
+// record as sent again, for requests made at the time since or later.
 func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 	return rig.Must(rig.Resent(ctx, c.store, since))
 }
 
-// slowest returns the longest time from the answer 201 to the call of the provider. It considers
-// only requests that were accepted within 3 s before or after the time moment.
+// slowest returns the longest time from the answer 201 to the call of the provider. Only requests
+// that were accepted within 3 s before or after moment count.
 func (c *cluster) slowest(ctx context.Context, t *traffic, moment time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -13,16 +13,16 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// checkpoints is the longest time between two checkpoints of the consumer groups.
-const checkpoints = 65 * time.Second
+// checkpointGap is the longest time between two checkpoints of the consumer groups.
+const checkpointGap = 65 * time.Second
 
 // restored deletes all data of Cassandra, PostgreSQL and Redis. Kafka keeps its log. Then it
-// restores Cassandra and PostgreSQL from backups that were taken under load, and starts Redis
-// empty. These rules must hold:
+// restores Cassandra and PostgreSQL from backups that were made under load, and starts Redis empty.
+// These rules must hold:
 //
-//   - Every immediate message reaches a terminal state, also if it was accepted after the backups.
-//   - Every schedule or trigger made before the Cassandra backup is executed, perhaps late, but
-//     never early. Triggers made after the backup are lost.
+//   - Every immediate message reaches a terminal state, even if it was accepted after the backups.
+//   - Every schedule or trigger from before the Cassandra backup is executed. It may be late, but
+//     never early. Triggers from after the backup are lost.
 //   - Only messages sent after the start of the Cassandra backup are repeated.
 func restored(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
@@ -30,21 +30,21 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	name := prefix("restored")
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	rig.Ok(rig.Pause(ctx, checkpoints))
+	rig.Ok(rig.Pause(ctx, checkpointGap))
 	// The due times begin before the backups and end long after the loss of the data.
 	from := time.Now().Add(5 * time.Second)
-	pushes := c.pushes(ctx, name, 200, from, 3*c.o.down)
-	triggers := c.triggers(ctx, 200, from, 3*c.o.down)
+	pushes := c.schedulePushes(ctx, name, 200, from, 3*c.o.down)
+	triggers := c.registerTriggers(ctx, 200, from, 3*c.o.down)
 	rig.Ok(rig.Pause(ctx, 10*time.Second))
 
 	taken := time.Now()
 	c.script(ctx, "cassandra", "snapshot", name)
 	dump := filepath.Join(c.dir, name+".sql")
 	c.postgres(ctx, "pg_dump", "--file", dump)
-	// From now on the provider rejects some pushes. Each rejected push waits for its next attempt
-	// as a timer in Cassandra. These timers will be lost.
+	// From now on the provider rejects some pushes. Each of these waits for its next attempt as a
+	// timer in Cassandra. The backup does not have these timers.
 	rig.Ok(c.v.Rule(ctx, fmt.Sprintf(`{"provider":"apns","rate":0.1,"for":%q,"do":"error","code":"TooManyRequests","retry_after":"10m"}`, c.o.down)))
-	forgotten := c.triggers(ctx, 20, time.Now().Add(time.Hour), time.Minute)
+	forgotten := c.registerTriggers(ctx, 20, time.Now().Add(time.Hour), time.Minute)
 	rig.Ok(rig.Pause(ctx, c.o.down))
 	t.end()
 	answer, running := c.restoreServers(ctx, taken)
@@ -66,7 +66,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	c.postgres(ctx, "psql", "--quiet", "--command", "DROP SCHEMA public CASCADE")
 	c.postgres(ctx, "psql", "--quiet", "--command", "CREATE SCHEMA public AUTHORIZATION pg_database_owner")
 	c.postgres(ctx, "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--output", os.DevNull, "--file", dump)
-	// Try again, because killed processes still count as running for a while.
+	// Try again, because for a while killed processes still count as running.
 	until(ctx, "the servers are prepared", func() bool {
 		answer, running = c.restoreServers(ctx, taken)
 		if running != nil && !strings.Contains(answer, "cluster_running") {
@@ -81,16 +81,16 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	ready := time.Now()
 
 	ids := append(t.ids(), pushes.IDs()...)
-	missing := c.delivered(ctx, ids)
+	missing := c.waitDelivered(ctx, ids)
 	open := int64(0)
-	if missing == 0 { // otherwise unended would wait rig.Patience for the missing ids
-		open = c.unended(ctx, ids)
+	if missing == 0 { // otherwise countUnended would wait rig.Patience for the missing ids
+		open = c.countUnended(ctx, ids)
 	}
-	calls := c.callbacks(ctx, triggers)
+	calls := c.waitForCallbacks(ctx, triggers)
 	drained := time.Since(ready)
 	early := c.sentEarly(ctx, pushes) + calls.early
-	// Include calls of the last 5 s before the backup: a call that was under way at the start of
-	// the backup has no row in the backup.
+	// Count calls from 5 s before the backup: a call that had begun when the backup started has no
+	// outcome in the backup, so it may be repeated.
 	since := taken.Add(-5 * time.Second)
 	within := func(at []time.Time) (n int64) {
 		for _, one := range at {
@@ -121,8 +121,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// restoreServers runs the command "notifyd restore-servers". The parameter backupTime is the time
-// of the backup.
+// restoreServers runs the command "notifyd restore-servers" with the time of the backup.
 func (c *cluster) restoreServers(ctx context.Context, backupTime time.Time) (string, error) {
 	return c.f.Command(ctx, nil, "restore-servers", "--taken", backupTime.UTC().Format(time.RFC3339Nano), "--config", c.f.Engines())
 }

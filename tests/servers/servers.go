@@ -34,8 +34,8 @@ func (c *cluster) start(ctx context.Context, name string) {
 	c.script(ctx, name, "start")
 }
 
-// script runs the script of a server. The output goes to a file. With a pipe, script would wait
-// until the server ends, because the server keeps the pipe open.
+// script runs the script of a server. The output goes to a file: the server keeps its output open,
+// so with a pipe, script would wait until the server ends.
 func (c *cluster) script(ctx context.Context, name string, args ...string) {
 	out := rig.Must(os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer out.Close()
@@ -76,7 +76,7 @@ func (c *cluster) pid(name string) int {
 	return pid
 }
 
-// gone reports whether a process has ended. A zombie counts as ended.
+// gone returns true if a process has ended. A zombie counts as ended.
 func gone(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -94,8 +94,8 @@ func emptyRedis() {
 	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until calls check repeatedly and returns when check returns true. If check has not returned true
-// within rig.Patience, until panics with the text condition.
+// until calls check repeatedly and returns when check returns true. After rig.Patience it panics
+// with an error that contains condition.
 func until(ctx context.Context, condition string, check func() bool) {
 	rig.Ok(rig.Until(ctx, condition, func() (bool, error) { return check(), nil }))
 }

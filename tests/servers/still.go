@@ -7,19 +7,19 @@ import (
 )
 
 const (
-	// stoodStill is the longest time that the machine may stand still during a fault. After a
-	// longer stall, a fault whose checks failed is run again. The time is shorter than every lease
-	// and session of notifyd.
+	// stoodStill is the longest time for which the machine may stop during a fault. If it stopped
+	// for longer and the fault failed, the fault is run again. stoodStill is shorter than every
+	// lease and session of notifyd.
 	stoodStill = 2 * time.Second
 	// tries is the largest number of runs of one fault.
 	tries = 3
 )
 
-// stalls measures how long this process did not run. If the machine is suspended, all processes
-// stand still for the same time. When they continue, their leases and sessions have expired.
+// stalls measures how long this process did not run. If the machine is suspended, no process runs
+// in that time. When they continue, their leases and sessions have expired.
 type stalls struct{ longest atomic.Int64 }
 
-// watch measures until ctx ends.
+// watch measures the stalls until ctx ends.
 func (s *stalls) watch(ctx context.Context) {
 	const every = 100 * time.Millisecond
 	tick := time.NewTicker(every)

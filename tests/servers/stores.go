@@ -12,13 +12,14 @@ import (
 
 // cassandraStopped kills the only Cassandra node. While the node is down, notifyd refuses triggers
 // and scheduled pushes, and accepts immediate pushes. When the node is back, every acknowledged
-// message is delivered exactly once. No push or trigger from before the fault is early.
+// message is delivered exactly once. Pushes and triggers that were scheduled before the fault are
+// not early.
 func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix("cassandra")
 	from := time.Now().Add(15 * time.Second)
-	pushes := c.pushes(ctx, name, 200, from, c.o.down)
-	triggers := c.triggers(ctx, 200, from, c.o.down)
+	pushes := c.schedulePushes(ctx, name, 200, from, c.o.down)
+	triggers := c.registerTriggers(ctx, 200, from, c.o.down)
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
@@ -50,8 +51,8 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	rig.Ok(rig.Pause(ctx, warm))
 	t.end()
 	ids := append(t.ids(), pushes.IDs()...)
-	r.lost = c.delivered(ctx, ids)
-	calls := c.callbacks(ctx, triggers)
+	r.lost = c.waitDelivered(ctx, ids)
+	calls := c.waitForCallbacks(ctx, triggers)
 	drained := time.Since(ready)
 	r.early = c.sentEarly(ctx, pushes)
 	after := c.totals(ctx)
@@ -71,14 +72,15 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 }
 
 // redisEmptied kills Redis, deletes its data and starts it again. This deletes the leases, the
-// seen-filter and the delay queue. The schedulers acquire the shards again, and release the timers
-// of the open minutes again. No message is sent twice to a provider, and no message is lost.
+// seen-filter and the delay queue. The schedulers acquire the shards again. They release timers
+// again that they had released but not yet removed from the store. No message is sent twice to a
+// provider, and no message is lost.
 func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	released := c.released(ctx)
 	name := prefix("redis")
 	from := time.Now().Add(15 * time.Second)
-	pushes := c.pushes(ctx, name, 400, from, c.o.down+20*time.Second)
+	pushes := c.schedulePushes(ctx, name, 400, from, c.o.down+20*time.Second)
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
@@ -89,13 +91,13 @@ func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	back := time.Now()
 	c.start(ctx, "redis")
 	ready := time.Now()
-	c.settle(ctx)
+	c.waitOwned(ctx)
 	owned := time.Since(ready)
-	triggers := c.triggers(ctx, 100, time.Now().Add(5*time.Second), 5*time.Second)
+	triggers := c.registerTriggers(ctx, 100, time.Now().Add(5*time.Second), 5*time.Second)
 	t.end()
 	ids := append(t.ids(), pushes.IDs()...)
-	r.lost = c.delivered(ctx, ids)
-	calls := c.callbacks(ctx, triggers)
+	r.lost = c.waitDelivered(ctx, ids)
+	calls := c.waitForCallbacks(ctx, triggers)
 	r.early = c.sentEarly(ctx, pushes)
 	now := c.released(ctx)
 	after := c.totals(ctx)
@@ -119,16 +121,16 @@ func (c *cluster) released(ctx context.Context) (n float64) {
 	return n
 }
 
-// putUser stores the profile of a user, with the address that the load uses. The parameter optOut
-// lists the channels and categories in which the user wants no messages.
+// putUser stores the profile of a user, with the address that the load uses. optOut has the
+// channels and categories in which the user wants no messages.
 func (c *cluster) putUser(ctx context.Context, user string, optOut ...string) error {
 	_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}, OptOut: optOut})
 	return err
 }
 
-// postgresStopped kills the PostgreSQL server. While it is down, workers use the profiles that
-// they have read before. notifyd must refuse an opt-out during this time, and must not acknowledge
-// it. When the server is back, notifyd accepts the opt-out and sends no more pushes to that user.
+// postgresStopped kills the PostgreSQL server. While it is down, workers use the profiles that they
+// have read before, and notifyd refuses an opt-out. When the server is back, notifyd accepts the
+// opt-out and sends no more pushes to that user.
 func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix("postgres")
@@ -153,9 +155,10 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	meanwhile := rig.Must(c.v.Delivered(ctx))
 	c.start(ctx, "postgres")
 	t.end()
-	// Wait until all messages are delivered. The opt-out would also suppress messages under way.
+	// First wait until all messages are delivered. Otherwise the opt-out would suppress some of
+	// them.
 	ids := t.ids()
-	r.lost = c.delivered(ctx, ids)
+	r.lost = c.waitDelivered(ctx, ids)
 	ready := time.Now()
 	rig.Ok(rig.Insist(ctx, func() error { return c.putUser(ctx, one, "push") }))
 	again := time.Since(ready)

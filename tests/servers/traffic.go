@@ -12,9 +12,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// stream is one kind of load. It sends pushes to each of its users, one at a time: it waits for
-// the answer to a push before it sends the next push to that user. notifyd promises the order of
-// pushes that are sent in this way.
+// stream is one kind of load: pushes to a number of users. The next push to a user is sent only
+// after the answer to the previous push. For such pushes notifyd promises the order.
 type stream struct {
 	name       string
 	categories []string // the pushes of a user use the categories in turn
@@ -28,7 +27,7 @@ var (
 	rest     = stream{name: "rest", categories: []string{"transactional", "marketing"}}
 )
 
-// warm is the time that load runs before a fault. After it, every stage of notifyd has work.
+// warm is how long the load runs before a fault. After this time every stage of notifyd has work.
 const warm = 3 * time.Second
 
 // prefix returns a prefix of user ids that no other run uses.
@@ -43,7 +42,7 @@ type answer struct {
 	err    error
 }
 
-// traffic is running load, with the answers so far.
+// traffic is a running load and its answers so far.
 type traffic struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
@@ -55,8 +54,8 @@ type traffic struct {
 // perUser is the time between two pushes to the same user.
 const perUser = 400 * time.Millisecond
 
-// traffic starts streams, each at the configured rate. The user ids begin with prefix, so that
-// each fault has its own users.
+// traffic starts streams, each at the configured rate. The user ids begin with prefix: each fault
+// has its own users.
 func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream) *traffic {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{stop: cancel}
@@ -83,7 +82,7 @@ func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream)
 	return t
 }
 
-// send sends one push and waits for the answer, even if the load ends in the meantime.
+// send sends one push and waits for the answer, even if the load ends before.
 func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answer {
 	n := api.Notification{
 		Channel: "push", Category: s.categories[seq%len(s.categories)], To: api.Receiver{UserID: user, Address: rig.Address("push", user)},
@@ -110,7 +109,7 @@ func (t *traffic) note(a answer) {
 	t.answers = append(t.answers, a)
 }
 
-// end stops the load and waits for the answers of requests under way.
+// end stops the load and waits for the answers to the last requests.
 func (t *traffic) end() {
 	t.stop()
 	t.wg.Wait()
@@ -142,8 +141,8 @@ func (n *counts) note(err error) {
 	}
 }
 
-// count counts the answers of the stream with this name. It considers only requests that were sent
-// in the half-open interval [from, to).
+// count counts the answers of the stream with this name to requests sent in the interval [from,
+// to).
 func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,9 +157,9 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal returns the time from start until the first answer 503 arrived. It ignores requests
-// that were sent before start, because they may have been refused for another reason. The result
-// refused is false if no request was refused.
+// firstRefusal returns the time from start until the first answer 503. Requests that were sent
+// before start do not count, because they may have been refused for another reason. refused is
+// false if there was no such answer.
 func (t *traffic) firstRefusal(start time.Time) (took time.Duration, refused bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -207,9 +206,9 @@ func (c *cluster) totals(ctx context.Context) (r rig.Result) {
 	return r
 }
 
-// delivered waits until every id was sent to a provider. It returns the number of ids that were
-// not sent within rig.Patience.
-func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64) {
+// waitDelivered waits until every id was sent to a provider, but not longer than rig.Patience. It
+// returns the number of ids that were not sent.
+func (c *cluster) waitDelivered(ctx context.Context, ids []string) (lost int64) {
 	if len(ids) == 0 {
 		return 0
 	}

@@ -7,8 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// gate cuts its wires. While the gate is shut, its wires forward no bytes, and their connections
-// stay open. Several wires can share a gate, so that they are cut at the same moment.
+// gate can cut the connections of wires. While the gate is shut, its wires forward no bytes, but
+// their connections stay open. Several wires can share a gate; then they are cut at the same
+// moment.
 type gate struct {
 	mu     sync.Mutex
 	opened chan struct{} // closed when the gate opens; nil: the gate is open
@@ -41,9 +42,9 @@ func (g *gate) pass() {
 	}
 }
 
-// wire is a TCP proxy for one address. When the gate opens, the wire forwards the bytes that
-// clients sent while the gate was shut, even if the client has closed its connection. A real
-// network that was cut does the same, because TCP sends undelivered bytes again.
+// wire is a TCP proxy for one address. When its gate opens, it forwards the bytes that clients sent
+// while the gate was shut, even if the client has closed its connection. A real network does the
+// same after a cut, because TCP sends undelivered bytes again.
 type wire struct {
 	gate  *gate
 	dial  func(context.Context) (net.Conn, error)
@@ -85,8 +86,8 @@ func (w *wire) forward(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// copyBytes forwards bytes from source to target until the sender closes source. Then it closes
-// that direction of target. It adds the number of forwarded bytes to total.
+// copyBytes forwards bytes from source to target until source ends. Then it closes target for
+// writing. It adds the number of forwarded bytes to total.
 func (w *wire) copyBytes(target, source net.Conn, total *atomic.Int64) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -109,8 +110,8 @@ func (w *wire) copyBytes(target, source net.Conn, total *atomic.Int64) {
 	}
 }
 
-// keep records connections, so that end can close them. It returns false if end was called
-// before; then the caller must close the connections.
+// keep records connections, so that end can close them. If end was called before, keep returns
+// false, and the caller must close the connections.
 func (w *wire) keep(conns ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,8 +1,8 @@
-// Command users20m shows that the memory of a worker depends on the worker's share of the users, not
-// on the number of all users. It fills a database of its own with 20 million users. Then it starts
-// 4 worker processes. Their consumer groups divide the partitions of each topic among the workers.
-// users20m measures how many users each worker holds and how long the worker takes to load them. It
-// also measures how long an opt-out takes to reach every worker. Then one worker ends, and its users
+// Command users20m shows that the memory of a worker depends on the worker's part of the users, not
+// on the number of all users. It fills a new database with 20 million users. Then it starts 4
+// worker processes. Their consumer groups divide the partitions of each topic among the workers.
+// users20m measures how many users each worker has in memory, how long the worker takes to load
+// them, and how long an opt-out takes to reach every worker. Then one worker ends, and its users
 // move to the other workers. users20m repeats the measurements.
 //
 // The last line of its output has key=value pairs. It exits 1 if a figure is outside its limit.
@@ -42,8 +42,8 @@ const (
 	// optOutLimit bounds the time from the answer to an opt-out until every worker refuses to send
 	// to the user.
 	optOutLimit = time.Second
-	// mostBytes bounds the heap bytes per user. 69 bytes are packed data. The rest allows for
-	// differences between garbage collections.
+	// mostBytes bounds the heap bytes per user. The packed data of a user has 69 bytes. The rest
+	// allows for differences between runs of the garbage collector.
 	mostBytes = 110
 )
 
@@ -86,8 +86,8 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 	o.seed(ctx, u.String())
 	fmt.Printf("%d users are stored in %.0f s\n", o.users, time.Since(began).Seconds())
 
-	// A channel has two topics. Each worker reads both topics, and must hold each of its users only
-	// once.
+	// A channel has two topics, and each worker reads both. A user is in both topics, but must be
+	// in the worker's memory only once.
 	topics := []string{name + "-fast", name + "-bulk"}
 	brokers := rig.Must(log.NewAdmin(log.AdminConfig{Conn: log.Conn{Brokers: []string{o.kafka}}}))
 	defer brokers.Close()
@@ -110,7 +110,7 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 	api := rig.Must(users.New(store.Prefs(), users.Config{Shares: true}))
 	calm := o.measureOptOuts(ctx, api, fleet, 36, 0)
 
-	// The last worker ends. users20m stores opt-outs while the other workers load its users.
+	// The last worker ends. While the other workers load its users, users20m measures opt-outs.
 	rig.Ok(fleet[o.workers-1].stop())
 	rest := fleet[:o.workers-1]
 	moving := o.measureOptOuts(ctx, api, rest, 36, 36)
@@ -130,8 +130,7 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 
 func userOf(i int) string { return fmt.Sprintf("user%08d", i) }
 
-// seed stores the users with SQL statements that generate the users inside the server. It does not
-// use notifyd.
+// seed stores the users without notifyd: SQL statements generate them inside the server.
 func (o *options) seed(ctx context.Context, dsn string) {
 	const step = 250_000
 	rig.InSteps(ctx, o.users, step, 2, func(ctx context.Context, from, to int) {
@@ -147,8 +146,7 @@ func (o *options) seed(ctx context.Context, dsn string) {
 	rig.Must(c.Exec(ctx, `ANALYZE profiles`))
 }
 
-// workerFigures holds the figures of each worker. They are measured after each worker has loaded all
-// users of its partitions.
+// workerFigures has the figures of each worker after it has loaded all users of its partitions.
 type workerFigures struct {
 	held, rss []int           // number of users in memory; resident memory in MiB
 	bytes     []float64       // heap bytes per user in memory
@@ -188,10 +186,9 @@ func (o *options) measureWorkers(ctx context.Context, fleet []*child) (out worke
 	return out
 }
 
-// measureOptOuts stores opt-outs of n users, one after the other. It divides all users into 100
-// equal ranges and uses the first user of n ranges; the parameter first is the index of the first
-// range. measureOptOuts returns the longest time from the answer to an opt-out until every worker
-// refused to send to the user.
+// measureOptOuts divides all users into 100 equal parts. It stores the opt-outs of n users, one
+// after the other: the first user of each part, from the part with the index first. It returns the
+// longest time from the answer to an opt-out until every worker refused to send to the user.
 func (o *options) measureOptOuts(ctx context.Context, api *users.Service, fleet []*child, n, first int) (longest time.Duration) {
 	for i := range n {
 		user := userOf((first + i) * (o.users / 100))

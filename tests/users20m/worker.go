@@ -26,9 +26,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// state is a worker's answer to a line of its input. The line "state" requests all fields except
-// Bytes and OptedOut. The line "collect" first runs the garbage collector and also sets Bytes. The
-// line "decide USER" sets only OptedOut.
+// state is the answer of a worker to a line of its input. For the line "state", the answer has all
+// fields except Bytes and OptedOut. For "collect", the worker first runs the garbage collector, and
+// the answer also has Bytes. For "decide USER", the answer has only OptedOut.
 type state struct {
 	Partitions int           // number of assigned partitions of all topics
 	Loaded     bool          // true: the users of all assigned partitions are loaded
@@ -138,8 +138,8 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 	return s
 }
 
-// child is a worker process, with the pipes through which the main process sends it lines and reads
-// its answers.
+// child is a worker process. The main process writes lines to it and reads its answers, through
+// pipes.
 type child struct {
 	*rig.Child
 
@@ -180,7 +180,8 @@ func (c *child) end() {
 	}
 }
 
-// dropTopics deletes the run's topics and consumer groups from the brokers. It only prints a failure.
+// dropTopics deletes the run's topics and consumer groups from the brokers. If that fails, it only
+// prints a message.
 func (o *options) dropTopics(ctx context.Context, topics []string) {
 	cl, err := kgo.NewClient(kgo.SeedBrokers(o.kafka))
 	if err != nil {

@@ -86,12 +86,12 @@ func (f *Fleet) Client(b *Balancer) *api.Client {
 	return &cl
 }
 
-// Connections returns how many attempts had no answer: they could not connect or lost their
-// connection.
+// Connections returns the number of attempts without an answer: they could not connect or lost
+// their connection.
 func (b *Balancer) Connections() int64 { return b.connections.Load() }
 
-// Why describes the refused requests. The text has a line for each combination of status, error
-// code and route.
+// Why returns a description of the refused requests, with a line for each combination of status,
+// error code and route.
 func (b *Balancer) Why() (text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

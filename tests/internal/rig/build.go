@@ -50,7 +50,7 @@ func MutantNames(program string) []string {
 }
 
 // Notifyd builds notifyd from the working folder into dir and returns the path of the binary. If
-// mutant is not empty, notifyd is built with the mutant of this name of the proof program.
+// mutant is not empty, the build includes this mutant of the proof program.
 func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	if mutant == "" {
 		return Build(ctx, ".", dir, nil)
@@ -92,8 +92,8 @@ func Notifyctl(ctx context.Context, dir string) (string, error) {
 }
 
 // apply returns the path of the mutant's file and the text of the file after the replacement. It
-// returns an error if the file does not contain Old exactly once, if Old and New are equal, or if
-// the changed text does not parse as Go. It does not write the file.
+// does not write the file. It returns an error if the file does not contain Old exactly once, if
+// Old and New are equal, or if the changed text is not valid Go.
 func (m Mutant) apply(root string) (file, text string, err error) {
 	file = filepath.Join(root, m.File)
 	src, err := os.ReadFile(file)

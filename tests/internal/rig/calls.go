@@ -37,8 +37,8 @@ func (v *Victim) CallbackURL(ctx context.Context) (string, error) {
 	return urls.Callback, err
 }
 
-// Taken returns the number of triggers with at least one call that the receiver of callbacks
-// accepted.
+// Taken returns the number of triggers of which the simulated receiver has accepted at least one
+// call.
 func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
 	var sum simulator.CallTotals
 	err = v.get(ctx, "/callbacks/totals", &sum)
@@ -69,8 +69,8 @@ type TooEarly struct {
 	By time.Duration
 }
 
-// Fired is the result of the method Fired, which compares Dues with the calls that the receiver has
-// recorded.
+// Fired is the result of Victim.Fired: the comparison of triggers with the calls that the receiver
+// has recorded.
 type Fired struct {
 	First   map[string]time.Time // time of the first accepted call, by trigger
 	Lost    []string             // triggers without an accepted call

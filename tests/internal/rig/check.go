@@ -29,8 +29,8 @@ type Result struct {
 	Reordered  int64 // first attempts out of their user's order
 }
 
-// Check waits until every acknowledged receiver has a terminal state, for limit at most. Then it
-// compares the states with the ledger of the simulated providers.
+// Check waits until every acknowledged receiver has a terminal state, but not longer than limit.
+// Then it compares the states with the ledger of the simulated providers.
 func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (out Result, err error) {
 	defer Catch(&err)
 	var r Result
@@ -148,9 +148,9 @@ func (v *Victim) counts(ctx context.Context, id string, want int64, deadline tim
 	}
 }
 
-// Rows adds to r.Bound how many receivers were sent to a provider again although the provider may
-// have accepted an earlier call. It reads the number from the outcome rows. If there are more
-// duplicates than r.Bound, it also prints them. notifyd must have stopped, because Rows opens its
+// Rows adds the largest allowed number of duplicates to r.Bound. The outcome rows contain it: they
+// count the receivers that were sent again although the provider may have accepted an earlier call.
+// If there are more duplicates, Rows prints them. notifyd must have stopped, because Rows opens its
 // store.
 func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	s, err := pebble.Open(pebble.Config{Dir: filepath.Join(v.cfg.Data, "data", "store")})
@@ -171,8 +171,8 @@ func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	return v.explainDuplicates(ctx, rows)
 }
 
-// explainDuplicates prints the requests whose receivers the providers accepted more often
-// than the rows record.
+// explainDuplicates prints each request with more duplicates in the providers' ledger than its rows
+// allow.
 func (v *Victim) explainDuplicates(ctx context.Context, rows map[notify.Base][]notify.Row) error {
 	var out struct{ Recent []simulator.Duplicate }
 	if err := v.get(ctx, "/ledger/duplicates?limit=1000", &out); err != nil {

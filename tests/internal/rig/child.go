@@ -34,7 +34,7 @@ func spawn(c *exec.Cmd, start func() error) (*Child, error) {
 // Exited returns a channel that is closed when the process has ended.
 func (p *Child) Exited() <-chan struct{} { return p.exited }
 
-// Gone reports whether the process has ended.
+// Gone returns true if the process has ended.
 func (p *Child) Gone() bool {
 	select {
 	case <-p.exited:
@@ -53,8 +53,8 @@ func (p *Child) Pid() int { return p.cmd.Process.Pid }
 // errStays is the error of Wait for a process that has not ended within limit.
 var errStays = errors.New("the process has not ended in time")
 
-// Wait waits until the process has ended. It returns an error if the exit code is not 0 or the
-// process has not ended within limit.
+// Wait waits until the process has ended. It returns an error if the exit code is not 0, or if the
+// process still runs after limit.
 func (p *Child) Wait(limit time.Duration) error {
 	select {
 	case <-p.exited:
@@ -73,8 +73,8 @@ func (p *Child) Stop() error {
 	return p.Wait(Patience)
 }
 
-// Kill sends SIGKILL and waits until the process has ended. After that, Killed reports whether the
-// process was still running when SIGKILL was sent.
+// Kill sends SIGKILL and waits until the process has ended. After that, Killed returns true if
+// SIGKILL ended the process, and false if it had ended before.
 func (p *Child) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -87,7 +87,7 @@ func (p *Child) Kill() error {
 // ended.
 func (p *Child) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
 
-// Killed reports whether SIGKILL ended the process. The process must have ended.
+// Killed returns true if SIGKILL ended the process. The process must have ended.
 func (p *Child) Killed() bool {
 	e, ok := errors.AsType[*exec.ExitError](p.err)
 	if !ok {

@@ -55,9 +55,9 @@ type Process struct {
 	with Starter
 }
 
-// Starter is a function that starts a command, such as exec.Cmd.Start. Another Starter may start
-// the command in a network namespace. If a process has its own network namespace, Process.Metrics
-// cannot read its metrics.
+// Starter is a function that starts a command, for example exec.Cmd.Start. Another Starter may
+// start the command in its own network namespace; then Process.Metrics cannot read the metrics of
+// the process.
 type Starter func(*exec.Cmd) error
 
 // NewFleet migrates the servers, and starts the simulators and the first process. The caller must
@@ -81,8 +81,8 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	return f, f.V.Start(ctx, "")
 }
 
-// Migrate runs notifyd migrate up. On a busy machine Cassandra is slow, and the output may then ask
-// for a retry. In that case Migrate repeats the command up to four times. A repeated command
+// Migrate runs notifyd migrate up. On a busy machine Cassandra is slow, and the command may fail
+// and ask for a retry in its output. Then Migrate repeats it, up to four times. Each repeat
 // continues where the previous command stopped.
 func (f *Fleet) Migrate(ctx context.Context) error {
 	out, err := f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
@@ -101,8 +101,8 @@ const FirstName = "fleet-first"
 // Engines returns the path of the file with the servers' configuration.
 func (f *Fleet) Engines() string { return filepath.Join(f.cfg.Dir, "engines.yaml") }
 
-// Beside returns the path of the configuration file that the first process writes for the other
-// processes.
+// Beside returns the path of the configuration file for the other processes. The first process
+// writes the file.
 func (f *Fleet) Beside() string { return filepath.Join(f.cfg.Dir, "dev", "beside.yaml") }
 
 // Command runs notifyd until it ends, for Patience at most, and returns its output.
@@ -115,13 +115,13 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 	return string(out), err
 }
 
-// Run starts a process with the given roles and waits until it is ready. Each of settings is
-// key=value. Each of env is a further environment variable, KEY=value.
+// Run starts a process with the given roles and waits until it is ready. settings has entries
+// key=value for the configuration. env has further environment variables, KEY=value.
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, settings ...string) (*Process, error) {
 	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, settings...)
 }
 
-// RunBy is like Run, but it starts the process with the function start.
+// RunBy does the same as Run, but starts the process with the function start.
 func (f *Fleet) RunBy(ctx context.Context, start Starter, name, role string, env []string, settings ...string) (*Process, error) {
 	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: settings, with: start}
 	f.procs = append(f.procs, p)
@@ -206,8 +206,8 @@ func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
 }
 
 // Scrape reads the metrics at a URL and returns the value of each sample. The key is the name with
-// its labels, as in the text of the metrics. Samples whose labels contain a space are left out.
-// Scrape returns an error if the request takes longer than 10 seconds.
+// its labels, as in the text of the metrics. Scrape ignores samples whose labels contain a space.
+// It returns an error if the request takes longer than 10 seconds.
 func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	out := map[string]float64{}

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Load is load on an installation. Each user of each channel gets one message after the other.
+// Load is load on an installation. Each user gets messages on one channel, one after the other.
 // Some users also get scheduled pushes and triggers.
 type Load struct {
 	f    *Fleet
@@ -39,19 +39,18 @@ type LoadConfig struct {
 	Users  int           // number of users of each channel
 	Every  time.Duration // time between two messages to a user
 	// Ahead is the time from the registration of a schedule or trigger to its due time. Up to 0.9
-	// times Every is added to Ahead, so that the due times are not all the same.
+	// of Every is added to it, so that the due times differ.
 	Ahead time.Duration
-	// If Far is not 0, it replaces Ahead for one of four schedules and triggers. Half of the
-	// schedules and triggers with Far are cancelled. The cancel is sent twice the time Ahead before
-	// the due time, unless the load has ended before.
+	// If Far is not 0, every fourth schedule and trigger uses Far instead of Ahead. Half of these
+	// are cancelled when 2*Ahead is left until the due time, if the load has not ended by then.
 	Far time.Duration
 	// Later is the number of schedules that a user gets in each interval Every. The user gets the
 	// same number of triggers. 0: one of each.
 	Later int
 	// Planners is the number of users who get schedules and triggers; 0: all.
 	Planners int
-	// Warm is a time after the start of the load. Messages that are requested within this time do
-	// not count for Sums.Slowest.
+	// Warm is the first part of the load. Messages that are requested in this time do not count for
+	// Sums.Slowest.
 	Warm time.Duration
 }
 
@@ -65,22 +64,22 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 	ctx, l.stop = context.WithCancel(ctx)
 	for u := range o.Users {
 		for _, channel := range []string{"push", "sms", "email"} {
-			l.each(ctx, u, func(ctx context.Context, seq int) { l.send(ctx, channel, u, seq) })
+			l.repeatRequests(ctx, u, func(ctx context.Context, seq int) { l.send(ctx, channel, u, seq) })
 		}
 		for k := range max(o.Later, 1) {
 			if o.Planners > 0 && u >= o.Planners {
 				break
 			}
-			l.each(ctx, u, func(asking context.Context, seq int) { l.putOff(ctx, asking, k*o.Users+u, seq) })
+			l.repeatRequests(ctx, u, func(asking context.Context, seq int) { l.scheduleLater(ctx, asking, k*o.Users+u, seq) })
 		}
 	}
 	return l, nil
 }
 
-// each starts a goroutine that calls request after each interval of o.Every until the load ends.
-// The second argument of request counts from 1. When the load ends, a request under way still gets
-// its answer.
-func (l *Load) each(ctx context.Context, user int, request func(context.Context, int)) {
+// repeatRequests starts a goroutine that calls request after each interval o.Every, until the load
+// ends. The second argument of request is the number of the call, from 1. A request that has begun
+// gets its answer, even if the load ends.
+func (l *Load) repeatRequests(ctx context.Context, user int, request func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
 			return
@@ -97,7 +96,7 @@ func (l *Load) each(ctx context.Context, user int, request func(context.Context,
 	})
 }
 
-// End stops the load and waits for the answers of the requests under way.
+// End stops the load and waits for the answers to the last requests.
 func (l *Load) End() {
 	l.stop()
 	l.wg.Wait()
@@ -141,9 +140,9 @@ func (l *Load) send(ctx context.Context, channel string, u, seq int) {
 	l.note(err, func() { l.now[made.NotificationID] = asked })
 }
 
-// putOff schedules a push and registers a trigger. The context ends is cancelled when the load ends.
-// The context ctx continues, so that requests under way get their answers.
-func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
+// scheduleLater schedules a push and registers a trigger. loadCtx is cancelled when the load ends.
+// ctx is not, so a request that has begun gets its answer.
+func (l *Load) scheduleLater(loadCtx, ctx context.Context, u, seq int) {
 	user := fmt.Sprintf("%s-later-%d-%d", l.o.Prefix, u, seq)
 	ahead, far := l.o.Ahead, l.o.Far > 0 && (u+seq)%4 == 0
 	if far {
@@ -159,16 +158,15 @@ func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	l.note(err, func() { l.triggers[t.TriggerID] = at })
 	if err == nil && made.NotificationID != "" && far && (u+seq)%8 == 0 {
 		l.wg.Go(func() {
-			if Pause(ends, time.Until(at.Add(-2*l.o.Ahead))) == nil {
+			if Pause(loadCtx, time.Until(at.Add(-2*l.o.Ahead))) == nil {
 				l.cancel(ctx, made.NotificationID, t.TriggerID)
 			}
 		})
 	}
 }
 
-// cancel cancels a scheduled push and a trigger. A cancel may be too late, because its request had
-// to be repeated. The server then answers with a conflict, and the push or trigger must still be
-// sent.
+// cancel cancels a scheduled push and a trigger. If the request had to be repeated, the cancel may
+// be too late. Then the server answers with a conflict, and the push or trigger must still be sent.
 func (l *Load) cancel(ctx context.Context, push, trigger string) {
 	c, err := l.cl.Cancel(ctx, push)
 	if notify.KindOf(err) != notify.KindConflict {
@@ -212,13 +210,13 @@ type Sums struct {
 	// the schedules and triggers of Cancelled that were sent or called nevertheless.
 	Cancelled, CancelledSent int64
 	Latest                   time.Duration // greatest lateness of a schedule or trigger
-	// Slowest is the longest time from the request for a message to the call that passes the
-	// message to a provider. Messages requested within Warm are left out.
+	// Slowest is the longest time from the request for a message to the call of the provider for
+	// this message. Messages that were requested within Warm do not count.
 	Slowest time.Duration
 }
 
-// Whole reports whether nothing was lost, repeated, early or out of order, and every request was
-// accepted in the end.
+// Whole returns true if every request was accepted in the end, and no message was lost, repeated,
+// early, out of order, or sent after its cancellation.
 func (s Sums) Whole() bool {
 	return s.Accepted > 0 && s.Scheduled > 0 && s.Triggers > 0 && len(s.Errors) == 0 && s.Lost+s.Duplicates+s.Twice+s.Early+s.Reordered+s.CancelledSent == 0
 }
@@ -228,8 +226,8 @@ func (s Sums) String() string {
 		s.Accepted, s.Scheduled, s.Triggers, len(s.Errors), s.Lost, s.Duplicates, s.Twice, s.Early, s.Reordered)
 }
 
-// Check waits until every accepted message was sent and every trigger called, for Patience at
-// most. It returns the sums.
+// Check waits until every accepted message was sent and every trigger was called, but not longer
+// than Patience. Then it returns the sums.
 func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,14 +13,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// later stores the fate of each acknowledged trigger and scheduled push, by its id.
-type later struct {
+// laterFates stores the fate of each acknowledged trigger and scheduled push, by its id.
+type laterFates struct {
 	mu        sync.Mutex
 	triggers  map[string]fate
 	schedules map[string]fate
 }
 
-// fate is the state of a trigger or push after the last change that the server has answered.
+// fate is the expected end of a trigger or push, after the last change that the server has
+// answered.
 type fate struct {
 	due       int64 // earliest time at which it may fire, in ms since 1970
 	cancelled bool  // true: the server has answered that the cancel is final
@@ -36,21 +37,21 @@ const (
 const (
 	// askLimit is the timeout of one request. A request without an answer is sent again.
 	askLimit = 10 * time.Second
-	// insistLimit is the longest time for which one request is repeated while the process is killed
-	// and started again. After the end of the load the limit is Patience instead. If the process
-	// dies during a request, the idempotency key stays leased for 30 s.
+	// insistLimit is the longest time for which one request is repeated. During that time the proof
+	// may kill the process several times. Each time the process dies during a request, the
+	// idempotency key stays leased for 30 s. After the end of the load the limit is Patience
+	// instead.
 	insistLimit = 15 * time.Minute
 )
 
-// loadLater registers scheduled pushes and triggers, the triggers one by one and in batches. It
-// cancels or moves some of them. The parameter rate is the number of pushes and triggers per
-// second, counted together. The rate stays the same while the process is down.
+// loadLater registers scheduled pushes and triggers, single ones and batches of triggers. It
+// cancels or moves some of them. rate is the number of pushes and triggers per second, counted
+// together. It stays the same while the process is down.
 //
-// Every request is repeated with the same idempotency key until it has an answer, also after the
-// process was started again. When the context issue ends, loadLater begins no new work. It returns
-// when all requests under way have an answer. It returns an error if that takes longer than
-// Patience.
-func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, into *later) error {
+// A request is repeated with the same idempotency key until it has an answer, even if the process
+// was started again. When the context issue ends, loadLater begins no new requests. It returns when
+// all requests have an answer, or with an error after Patience.
+func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, into *laterFates) error {
 	into.triggers, into.schedules = map[string]fate{}, map[string]fate{}
 	callback, err := v.CallbackURL(issue)
 	if err != nil {
@@ -59,9 +60,8 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	work, cancel := context.WithCancel(context.WithoutCancel(issue))
 	defer cancel()
 	defer context.AfterFunc(issue, func() { time.AfterFunc(Patience, cancel) })()
-	// There are many workers, because a worker may be blocked for 30 s. If the process dies during
-	// a request, the key of the request is leased for 30 s. The worker repeats the request until
-	// the lease has ended.
+	// If the process dies during a request, the idempotency key is leased for 30 s, and the worker
+	// repeats the request until then. So there must be many workers.
 	const workers = 256
 	units := make(chan int)
 	g, failed := errgroup.WithContext(work)
@@ -105,8 +105,8 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	return g.Wait()
 }
 
-// sizeOf returns the number of pushes or triggers in unit n. Of five units, one is a scheduled push,
-// one is a trigger, and three are batches of triggers.
+// sizeOf returns the number of pushes or triggers in the unit of work n. Of five units, one is a
+// scheduled push, one is a trigger, and three are batches of triggers.
 func sizeOf(n int, rate float64) int {
 	if n%5 < 2 {
 		return 1
@@ -121,7 +121,7 @@ type laterWorker struct {
 	v        *Victim
 	callback string
 	rng      *rand.Rand
-	into     *later
+	into     *laterFates
 	batch    int
 }
 
@@ -135,10 +135,10 @@ func (l *laterWorker) do(ctx context.Context, n int, key string) error {
 	return l.many(ctx, key)
 }
 
-// insist calls send until the server answers, and returns the error of that answer, or nil. Any
-// other error of send means that the process cannot answer: the process does not run, is starting,
-// or has no token file after a power cut. If there is no answer within insistLimit, or before ctx
-// ends, insist returns an error with the parameter request and the last error of send.
+// insist calls send until the server answers. It returns the error in the answer, or nil. Other
+// errors of send mean that the server cannot answer now: it does not run, is starting, or has no
+// token file after a power cut. If there is no answer within insistLimit, or before ctx ends,
+// insist returns an error. The parameter request is a name of the request for that error.
 func insist(ctx context.Context, request string, send func(context.Context) error) error {
 	began := time.Now()
 	for {
@@ -177,8 +177,8 @@ func (l *laterWorker) single(ctx context.Context, key string) error {
 	}); err != nil {
 		return err
 	}
-	// If the request was repeated after a kill, the trigger may have been stored much earlier. So
-	// the due time is taken from the answer.
+	// Take the due time from the answer. If the request was repeated after a kill, the trigger may
+	// have been stored much earlier, with an earlier due time.
 	f := fate{due: made.FireAt.UnixMilli()}
 	l.into.put(l.into.triggers, made.TriggerID, f)
 	return l.changeTrigger(ctx, made.TriggerID, f, l.rng.IntN(5))
@@ -226,8 +226,8 @@ func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, acti
 }
 
 // change cancels the trigger or push with this id if action is 0, and moves it if action is 1. Then
-// it stores the new fate in m. For any other value of action, change does nothing. The function
-// cancel reports whether the cancel is final.
+// it stores the new fate in m. For any other action it does nothing. cancel must return true if the
+// cancel is final.
 func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, action int,
 	cancel func(context.Context) (final bool, err error), move func(context.Context, time.Time) error,
 ) (err error) {
@@ -239,8 +239,8 @@ func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, 
 	case 1:
 		to := soon(l.rng)
 		err = insist(ctx, "move of "+id, func(ctx context.Context) error { return move(ctx, to) })
-		// After an error it is not known whether the move was stored. So the trigger or push may
-		// fire at the earlier one of the two due times.
+		// After an error, the move may have been stored or not. So the trigger or push may fire
+		// from the earlier one of the two due times.
 		if was := f.due; err != nil {
 			f.due = min(was, to.UnixMilli())
 		} else {
@@ -285,13 +285,13 @@ func soon(rng *rand.Rand) time.Time {
 	return time.Now().Add(in).UTC().Truncate(time.Millisecond)
 }
 
-func (l *later) put(m map[string]fate, id string, f fate) {
+func (l *laterFates) put(m map[string]fate, id string, f fate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m[id] = f
 }
 
-func (l *later) of(m map[string]fate, id string) fate {
+func (l *laterFates) of(m map[string]fate, id string) fate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return m[id]

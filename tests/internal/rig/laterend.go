@@ -26,7 +26,7 @@ type LaterResult struct {
 	BadSignature        int64 // calls with a wrong signature
 }
 
-// Good reports whether every promise was kept.
+// Good returns true if every promise was kept.
 func (r *LaterResult) Good() bool {
 	return r.Lost == 0 && r.Early == 0 && r.Nonterminal == 0 && r.CancelledFired == 0 && r.Duplicates <= r.Bound &&
 		r.Unclaimed == 0 && r.BadSignature == 0
@@ -40,8 +40,9 @@ func endedTrigger(status string) bool {
 	return false
 }
 
-// CheckLater waits until every acknowledged trigger and scheduled push has ended, for limit at most.
-// Then it compares their states with the ledgers of the callback receiver and of the providers.
+// CheckLater waits until every acknowledged trigger and scheduled push has ended, but not longer
+// than limit. Then it compares their states with the ledgers of the callback receiver and of the
+// providers.
 func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duration) (r LaterResult, err error) {
 	defer Catch(&err)
 	l := &p.later
@@ -70,8 +71,8 @@ func (r *LaterResult) trigger(v *Victim, st api.TriggerStatus, f fate, id string
 	say := func(what string) {
 		fmt.Fprintf(v.cfg.Out, "  %s: trigger %s is %q (%s), %d claims, %d calls, due %d, next: %s\n", what, id, st.Status, st.Reason, st.Claims, len(calls), f.due, st.Next)
 	}
-	// The process may die after a call and before it writes the outcome. The trigger is then claimed
-	// and called again. So each claim after the first allows one duplicate.
+	// If the process dies between a call and the write of its outcome, the trigger is claimed and
+	// called again. So each claim after the first allows one duplicate.
 	r.Bound += max(int64(st.Claims)-1, 0)
 	if len(calls) > int(st.Claims) {
 		r.Unclaimed++
@@ -136,9 +137,9 @@ func (r *LaterResult) schedule(ctx context.Context, v *Victim, f fate, id string
 	return nil
 }
 
-// awaitTriggers waits until no trigger is pending or in flight, or until deadline. In both cases it
-// returns nil. It looks for pending triggers twice, because a call that fails makes its trigger
-// pending again.
+// awaitTriggers waits until no trigger is pending or in flight. It returns nil also if that has not
+// happened by deadline. It looks for pending triggers twice, because a trigger whose call fails
+// becomes pending again.
 func (v *Victim) awaitTriggers(ctx context.Context, deadline time.Time) error {
 	for _, state := range []string{"PENDING", "IN_FLIGHT", "PENDING"} {
 		for {

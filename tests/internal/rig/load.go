@@ -10,13 +10,12 @@ import (
 )
 
 // Load starts four streams of load: ordered single pushes, batches of mails, fan-outs of pushes,
-// and triggers with scheduled pushes. The parameter rate is the number of single pushes per second.
-// The parameter later is the number of triggers and scheduled pushes per second, counted together;
-// 0: a sixth of rate.
+// and triggers with scheduled pushes. rate is the number of single pushes per second. later is the
+// number of triggers and scheduled pushes per second, counted together; 0 means a sixth of rate.
 //
-// The returned function continues the load for 3 s, stops it, and waits until every request under
-// way has an answer. It returns the promises: everything that the server has acknowledged. It
-// returns an error if a stream of load has failed.
+// The returned function continues the load for 3 s, stops it, and waits until every request has its
+// answer. It returns the promises: everything that the server has acknowledged. It returns an error
+// if a stream of load has failed.
 func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) func() (*Promises, error) {
 	if later == 0 {
 		later = rate / 6
@@ -74,7 +73,7 @@ type Promises struct {
 	ids  []string
 	fans []load.Ack
 
-	later later
+	later laterFates
 }
 
 func (p *Promises) add(a load.Ack) {

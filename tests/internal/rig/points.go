@@ -5,9 +5,9 @@ import (
 	"math/rand/v2"
 )
 
-// faultPoints has the fault points at which notifyd can kill itself. notifyd kills itself when it
-// passes the point for the nth time. The number n is random, from 1 to maxPasses. If a point is
-// passed often, its maxPasses is larger, so that the process runs for a while before it dies.
+// faultPoints are the places in the code at which notifyd can kill itself. It does so when it
+// passes the place for the nth time; n is random, from 1 to maxPasses. A place that notifyd passes
+// often has a larger maxPasses, so that the process does not die too soon.
 var faultPoints = []struct {
 	name      string
 	maxPasses int
@@ -25,8 +25,8 @@ func Point(rng *rand.Rand) string {
 	return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.maxPasses))
 }
 
-// PointAt is like Point, but for the fault point with this name. It returns an error if no fault
-// point has the name.
+// PointAt does the same as Point for the fault point with this name. It returns an error if there
+// is none.
 func PointAt(rng *rand.Rand, name string) (string, error) {
 	for _, p := range faultPoints {
 		if p.name == name {

@@ -33,7 +33,7 @@ type Config struct {
 	// Dir is the folder for the logs and the simulators' ledger. A proof that deletes or damages
 	// the data of notifyd must not touch these files.
 	Dir string
-	// Data is the folder for the data of notifyd. Default: the folder dev in Dir.
+	// Data is the folder for the data of notifyd. Default: the folder "dev" in Dir.
 	Data string
 	// Simulate has further arguments of the simulators. By default the median time of an answer is
 	// 20 ms and the p99 is 600 ms. A few answers take longer than the timeout of a call.
@@ -154,10 +154,10 @@ func (v *Victim) Restart(ctx context.Context, point string) error {
 	return v.Start(ctx, point)
 }
 
-// Die waits until the process is dead and returns a description of when it died. If point is empty,
-// Die kills the process after delay. If point is a fault point, Die waits up to 6 s until the
-// process has killed itself there, and then kills it. Die returns an error if the process ended in
-// another way than by SIGKILL.
+// Die waits until the process is dead and returns a text that says when it died. If point is empty,
+// Die kills the process after delay. If point is a fault point, the process should kill itself
+// there; if it has not done so after 6 s, Die kills it. Die returns an error if the process did not
+// end by SIGKILL.
 func (v *Victim) Die(ctx context.Context, point string, delay time.Duration) (string, error) {
 	began := time.Now()
 	wait := delay
@@ -222,8 +222,8 @@ func (v *Victim) ask(ctx context.Context, method, path, body string, answer any)
 	return json.Unmarshal(b, answer)
 }
 
-// fetch sends a request and returns the whole body of the answer. It returns an error if the status
-// is not 2xx; the body is returned in that case, too.
+// fetch sends a request and returns the whole body of the answer. If the status is not 2xx, it
+// returns the body and an error.
 func fetch(ctx context.Context, cl *http.Client, method, url, body string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -252,7 +252,7 @@ func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 	return n, err
 }
 
-// ledgerBase counts the receivers of the fan-out f whose call a provider has accepted.
+// ledgerBase returns the number of receivers of the fan-out f that a provider has accepted.
 func (v *Victim) ledgerBase(ctx context.Context, f load.Ack) (int64, error) {
 	var out simulator.BaseReport
 	err := v.get(ctx, fmt.Sprintf("/ledger/base?base=%s&expected=%d", f.Base, f.Count), &out)

@@ -40,8 +40,8 @@ func (s *Servers) Flags() {
 // InSync returns the number of replicas that must have a record before Kafka acknowledges it.
 func (s *Servers) InSync() int { return s.Nodes/2 + 1 }
 
-// YAML returns notifyd's configuration for these servers. The parameters are the timeouts of appends
-// and of Cassandra; 0: the default of notifyd.
+// YAML returns notifyd's configuration for these servers. appends is the timeout of an append to
+// the log, and cassandra is the timeout of Cassandra. 0 means the default of notifyd.
 func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	list := func(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
 	limit := func(key string, d time.Duration) string {
@@ -65,9 +65,9 @@ func (s *Servers) CassandraConfig(timeout time.Duration) cassandra.Config {
 	return cassandra.Config{Hosts: strings.Split(s.Cassandra, ","), Keyspace: s.Keyspace, Replication: s.Nodes, Timeout: timeout}
 }
 
-// Resent returns how many receivers were sent to a provider again although the provider may have
-// accepted an earlier call. That is the upper bound of duplicates. Resent reads the rows of all
-// requests accepted at the time since or later.
+// Resent returns the largest allowed number of duplicates: the receivers that were sent again
+// although the provider may have accepted an earlier call. It reads the rows of all requests
+// accepted at the time since or later.
 func Resent(ctx context.Context, store *cassandra.Store, since time.Time) (n int64, err error) {
 	err = store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
 		n += int64(row.Resent)

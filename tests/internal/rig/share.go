@@ -11,23 +11,23 @@ import (
 	"time"
 )
 
-// A control group gets a new quota of processor time in every period. When the quota is used up,
-// its processes stop until the next period. The kernel refuses a quota below leastQuota. The period
-// is leastPeriod, or longer if the quota would otherwise be below leastQuota. It is not longer than
-// necessary, because a process that stops for longer misses the deadlines of its calls to servers.
+// In every period, a control group gets a new quota of processor time. When it has used the quota,
+// its processes stop until the next period. A process that stops for long misses the deadlines of
+// its calls, so the period is short: leastPeriod. For a very small share the period is longer,
+// because the kernel refuses a quota below leastQuota.
 const (
 	leastQuota  = time.Millisecond
 	leastPeriod = 20 * time.Millisecond
 )
 
-// Share is a control group that limits its processes to a share of one core, even on an idle
-// machine.
+// Share is a control group. Its processes together get at most a share of one core, even if the
+// machine is idle.
 type Share struct{ dir string }
 
-// NewShare makes a control group with a name. The parameter cores is the share, for example 0.1 of
-// a core. NewShare supports version 1 and version 2 of control groups. It needs root, or a control
-// group that was delegated to the user. It returns an error if the group cannot be made. The caller
-// must call Remove, also after an error.
+// NewShare makes a control group with this name. cores is the share, for example 0.1 of a core.
+// NewShare supports versions 1 and 2 of control groups. It returns an error if it may not make the
+// group: that needs root, or a control group that was delegated to the user. The caller must call
+// Remove, also after an error.
 func NewShare(name string, cores float64) (*Share, error) {
 	period := max(leastPeriod, time.Duration(float64(leastQuota)/cores))
 	quota := strconv.FormatInt(int64(math.Ceil(cores*float64(period.Microseconds()))), 10)
@@ -38,8 +38,8 @@ func NewShare(name string, cores float64) (*Share, error) {
 		first = "/sys/fs/cgroup/cpu"
 		files = map[string]string{"cpu.cfs_period_us": each, "cpu.cfs_quota_us": quota}
 	} else {
-		// A child group has the cpu controller only after its parent has enabled it for child
-		// groups.
+		// Enable the cpu controller for child groups of this group. Otherwise the new group has
+		// none.
 		_ = os.WriteFile(filepath.Join(first, "cgroup.subtree_control"), []byte("+cpu"), 0o600)
 	}
 	s := &Share{dir: filepath.Join(first, name)}

@@ -8,37 +8,37 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Ok ends the current step unless err is nil. A proof program is a series of steps, and each
-// step needs the step before it. Ok, Must and Must2 end a step as t.Fatal ends a test: they
-// panic, and Try or Main turns the panic into an error. Each new goroutine needs its own Try.
+// Ok panics with err if err is not nil. It ends a step of a proof program as t.Fatal ends a test.
+// Try or Main turns the panic into an error. Each new goroutine needs its own Try.
 func Ok(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// Must returns v. It ends the current step if err is not nil.
+// Must returns v. It panics with err if err is not nil.
 func Must[T any](v T, err error) T {
 	Ok(err)
 	return v
 }
 
-// Must2 is Must for two values.
+// Must2 returns a and b. It panics with err if err is not nil.
 func Must2[A, B any](a A, b B, err error) (A, B) {
 	Ok(err)
 	return a, b
 }
 
-// Try calls f. If Ok, Must or Must2 ends f, or f panics with an error, Try returns that error. A
-// runtime error, such as a nil pointer, and a panic with another value stay panics.
+// Try calls f. If f panics with an error, for example in Ok or Must, Try returns that error. Try
+// does not recover other panics: runtime errors, such as a nil pointer, and values that are no
+// errors.
 func Try(f func()) (err error) {
 	defer Catch(&err)
 	f()
 	return nil
 }
 
-// Catch must be deferred. It recovers a panic of the function that defers it, as Try does for f, and
-// stores the error in err.
+// Catch recovers a panic of the function that defers it, under the same conditions as Try, and
+// stores the error in err. It must be deferred.
 func Catch(err *error) {
 	switch p := recover().(type) {
 	case nil:
@@ -52,8 +52,8 @@ func Catch(err *error) {
 }
 
 // Together calls f n times concurrently, with i from 0 to n-1, and returns when all calls have
-// ended. If a call ends with an error, Together cancels the ctx of the other calls. After all calls
-// have ended, it ends the current step with the first error.
+// ended. If a call panics with an error (see Try), Together cancels the ctx of the other calls.
+// When all calls have ended, it panics with the first error.
 func Together(ctx context.Context, n int, f func(ctx context.Context, i int)) {
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range n {
@@ -62,9 +62,8 @@ func Together(ctx context.Context, n int, f func(ctx context.Context, i int)) {
 	Ok(g.Wait())
 }
 
-// InSteps divides the numbers from 0 to n-1 into steps and calls f for each step. The parameter step
-// is the size of a step. At most atOnce calls run at the same time. The parameter from of f is the
-// first number of the step, and to is its last number plus 1.
+// InSteps divides the numbers from 0 to n-1 into ranges of the length step, and calls f for each
+// range [from, to). At most atOnce calls run at the same time.
 func InSteps(ctx context.Context, n, step, atOnce int, f func(ctx context.Context, from, to int)) {
 	var next atomic.Int64
 	Together(ctx, atOnce, func(ctx context.Context, _ int) {

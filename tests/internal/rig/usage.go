@@ -12,9 +12,9 @@ import (
 // tick is the unit of processor time in /proc. It is the same on every Linux that Go supports.
 const tick = 10 * time.Millisecond
 
-// CPU returns the processor time that each group of processes has used since the processes started,
-// as /proc says. The parameter groups has the process ids of each group, by the group's name. The
-// children of these processes count, too. A process that has ended does not count.
+// CPU returns the processor time of each group of processes since their start, as /proc says.
+// groups has the process ids of each group, by the name of the group. The children of these
+// processes count, too. Processes that have ended do not count.
 func CPU(groups map[string][]int) map[string]time.Duration {
 	group := map[string]string{}
 	for name, pids := range groups {
@@ -26,7 +26,8 @@ func CPU(groups map[string][]int) map[string]time.Duration {
 	all, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range all {
 		b, _ := os.ReadFile(file)
-		// The name of the program is in parentheses and may contain any character.
+		// Read the fields after the last ")". The name of the program stands before it, in
+		// parentheses, and may contain any character.
 		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 		if len(f) < 13 {
 			continue
@@ -48,8 +49,8 @@ func ticks(text string) time.Duration {
 }
 
 // MachineCPU returns the processor time that was used on this machine since it started, summed over
-// all cores. It includes steal time, which the host gave to other machines, because no process here
-// could use that time.
+// all cores. Steal time counts as used: the host gave it to other machines, so no process here
+// could use it.
 func MachineCPU() (sum time.Duration) {
 	b, _ := os.ReadFile("/proc/stat")
 	line, _, _ := strings.Cut(string(b), "\n")
@@ -73,8 +74,8 @@ func RSS(pid int) int {
 }
 
 // Listeners returns the ids of the processes that listen on addresses, a list of host:port
-// separated by commas. It returns an error if it does not find, for every address, a process of
-// this machine that listens there.
+// separated by commas. It returns an error if no process of this machine listens on one of the
+// addresses.
 func Listeners(addresses string) (pids []int, err error) {
 	for _, address := range strings.Split(addresses, ",") {
 		pid, err := listener(address)
@@ -86,9 +87,9 @@ func Listeners(addresses string) (pids []int, err error) {
 	return pids, nil
 }
 
-// listener returns the process that listens on address. First it finds the socket in the kernel's
-// tables, and then the process that has the socket open. It compares the whole address, because
-// several nodes may have the same port with different hosts.
+// listener returns the process that listens on address. It finds the socket in the tables of the
+// kernel, and then the process that has this socket open. It compares host and port, because
+// several nodes may have the same port on different hosts.
 func listener(address string) (int, error) {
 	host, port, _ := strings.Cut(address, ":")
 	n, err := strconv.Atoi(port)
@@ -99,8 +100,8 @@ func listener(address string) (int, error) {
 	if _, err := fmt.Sscanf(host, "%d.%d.%d.%d", &a[0], &a[1], &a[2], &a[3]); err != nil {
 		return 0, fmt.Errorf("the address %q must be an IPv4 address with a port: %w", address, err)
 	}
-	// In both tables the local address of a socket that listens on host and port ends with this
-	// text. In tcp6 the IPv4 address is the end of an IPv6 address.
+	// end is the address in the form of these tables: the end of the field for the local address.
+	// In tcp6 an IPv4 address is the end of an IPv6 address.
 	end := fmt.Sprintf("%02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], n)
 	sockets := map[string]bool{}
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {

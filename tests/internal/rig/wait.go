@@ -10,19 +10,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Patience is the longest wait for anything that must happen: a start, a stop, the end of all
-// deliveries and so on. It is long on purpose and is not a measured bound: with 20 processes on one
+// Patience is the longest wait for anything that must happen, such as a start, a stop or the end of
+// all deliveries. It is not a measured bound, and it is long on purpose: with 20 processes on one
 // machine, a start on the disk that simulates power loss took 40 s.
 var Patience = 5 * time.Minute
 
-// Endurance measures a wait that may last for Patience. If the whole machine is suspended, that
-// time does not count: Endurance counts at most 5 s between two calls of Over.
+// Endurance measures a wait that may last for Patience. If the machine is suspended, that time
+// should not count. So at most 5 s count between two calls of Over.
 type Endurance struct {
 	last  time.Time
 	spent time.Duration
 }
 
-// Over reports whether the wait has lasted longer than Patience. Call it before each pause of the
+// Over returns true if the wait has lasted longer than Patience. Call it before each pause of the
 // wait.
 func (e *Endurance) Over() bool {
 	now := time.Now()
@@ -34,7 +34,8 @@ func (e *Endurance) Over() bool {
 }
 
 // Until calls check every 50 ms until check returns true. It returns an error if check returns an
-// error, if check has not returned true within Patience, or if ctx ends.
+// error, if check has not returned true within Patience, or if ctx ends. condition is a text for
+// that error.
 func Until(ctx context.Context, condition string, check func() (bool, error)) error {
 	var waited Endurance
 	for {
@@ -64,9 +65,9 @@ func Within(ctx context.Context, limit, pause time.Duration, check func() bool) 
 	}
 }
 
-// Insist calls request. While the error of request is of kind notify.KindUnavailable or
-// notify.KindThrottled, Insist calls it again after 50 ms, for Patience at most. It returns the
-// last error of request.
+// Insist calls request. If the error is of kind notify.KindUnavailable or notify.KindThrottled,
+// Insist calls it again after 50 ms, but not longer than Patience. It returns the last error of
+// request.
 func Insist(ctx context.Context, request func() error) error {
 	var waited Endurance
 	for {
@@ -80,7 +81,7 @@ func Insist(ctx context.Context, request func() error) error {
 	}
 }
 
-// Pause waits for d. If ctx ends earlier, Pause returns its error at once.
+// Pause waits for d. If ctx ends before, Pause returns the error of ctx at once.
 func Pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -11,7 +11,8 @@ import (
 
 const pageSize = 4096
 
-// Names says which fsync makes a name durable; see the documentation of the package.
+// Names is the rule that says which fsync makes a name durable; see the documentation of the
+// package.
 type Names int
 
 // The models of a file system.
@@ -19,7 +20,7 @@ const (
 	// WithFile means that an fsync of the file or of its folder makes a name durable. The file
 	// systems of Linux work like this.
 	WithFile Names = iota
-	// WithFolder means that only an fsync of the folder makes a name durable. POSIX requires no
+	// WithFolder means that only an fsync of the folder makes a name durable. POSIX guarantees no
 	// more than this.
 	WithFolder
 )
@@ -46,8 +47,8 @@ type Loss struct {
 
 type page [pageSize]byte
 
-// node is a file or a folder. Some fields form pairs: live and safe, pages and safePages, size and
-// safeSize. The first field of a pair is the live state; the second is the durable state.
+// node is a file or a folder. live, pages and size are its live state: what programs see. safe,
+// safePages and safeSize are its durable state: what a power cut leaves.
 type node struct {
 	id      uint64
 	dir     bool
@@ -65,8 +66,8 @@ type node struct {
 	low              int64              // smallest size since the last sync
 }
 
-// change is a volatile change of one name in the folder dir. The field from is the node of the name
-// before the change. The field to is the node of the name after the change. A nil node means that
+// change is a change of one name in the folder dir that is not durable yet. The name belonged to
+// the node in the field from, and now belongs to the node in the field to. A nil node means that
 // the name does not exist. The two changes of a rename have the same group.
 type change struct {
 	dir      *node
@@ -100,10 +101,9 @@ func (d *Disk) Syncs() int64 {
 	return d.syncs
 }
 
-// Cut cuts the power. If rng is nil, Cut drops all volatile changes. Otherwise it keeps a random
-// part of the changes. A file that is open during the cut becomes invalid: every later call that
-// uses the open file fails with ESTALE. So the caller should first kill the processes that have
-// files open.
+// Cut cuts the power. If rng is nil, Cut drops all changes that are not durable. Otherwise it keeps
+// a random part of them. A file that is open during the cut becomes invalid: later calls that use
+// it fail with ESTALE. So the caller should first kill the processes that have files open.
 func (d *Disk) Cut(rng *rand.Rand) Loss {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,7 +126,7 @@ func (d *Disk) Cut(rng *rand.Rand) Loss {
 	return loss
 }
 
-// Copy returns a new disk with the data that a cut would leave of d. It does not change d.
+// Copy returns a new disk with the data that a cut of d would leave. It does not change d.
 func (d *Disk) Copy() *Disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -135,9 +135,9 @@ func (d *Disk) Copy() *Disk {
 	return c
 }
 
-// revive copies the durable state of n into a new node and returns the new node. The copy is needed
-// because a process may still have the old node open; it must not reach the new data. The parameter
-// parent is the folder of the new node. revive adds the number of dropped pages to loss.
+// revive returns a new node with the durable state of n. It does not reuse n, because a process
+// that still has n open must not reach the new data. parent is the folder of the new node. revive
+// adds the number of dropped pages to loss.
 func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
 	r := d.newNode(n.dir, n.mode)
 	r.mtime, r.parent = n.mtime, parent
@@ -183,8 +183,7 @@ func (n *node) tear(rng *rand.Rand) (lost int) {
 	return lost
 }
 
-// clip writes zeros to the last durable page, from the durable end of the file to the end of the
-// page.
+// clip writes zeros into the last durable page, after the durable end of the file.
 func (n *node) clip() {
 	if p := n.safePages[n.safeSize/pageSize]; p != nil {
 		c := *p
@@ -220,9 +219,9 @@ func (d *Disk) link(dir *node, name string, child *node) {
 	d.pending = append(d.pending, c)
 }
 
-// settle makes the pending changes durable for which selects returns true. If selects returns true
-// for one change of a name, all pending changes of that name become durable.
-func (d *Disk) settle(selects func(c *change) bool) {
+// makeDurable makes pending changes durable: those for which selects returns true. If selects
+// returns true for one change of a name, it makes all pending changes of that name durable.
+func (d *Disk) makeDurable(selects func(c *change) bool) {
 	type entry struct {
 		dir  *node
 		name string
@@ -245,7 +244,7 @@ func (d *Disk) settle(selects func(c *change) bool) {
 func (d *Disk) sync(n *node) {
 	d.syncs++
 	if n.dir {
-		d.settle(func(c *change) bool { return c.dir == n })
+		d.makeDurable(func(c *change) bool { return c.dir == n })
 	} else {
 		for i := range n.dirty {
 			set(n.safePages, i, n.pages[i])
@@ -258,7 +257,7 @@ func (d *Disk) sync(n *node) {
 	}
 	for ; n != nil; n = n.parent {
 		if n.moved {
-			d.settle(func(c *change) bool { return c.from == n || c.to == n })
+			d.makeDurable(func(c *change) bool { return c.from == n || c.to == n })
 			n.moved = false
 		}
 	}
@@ -277,8 +276,8 @@ func (n *node) truncate(size int64) {
 	n.size, n.low, n.mtime = size, min(n.low, size), time.Now()
 }
 
-// writable returns page i for writing. It marks the page as dirty. The caller must not use the
-// returned page after the next sync, because the page is then part of the durable state.
+// writable returns page i for writing and marks it as dirty. After the next sync, the page is part
+// of the durable state, and the caller must not write to it.
 func (n *node) writable(i int64) *page {
 	p := n.pages[i]
 	switch p {
@@ -317,9 +316,9 @@ func (n *node) read(b []byte, off int64) int {
 	return len(b)
 }
 
-// rename moves the entry oldName of the folder oldDir to the entry newName of the folder newDir. If
-// newName exists already and existsErr is not 0, rename returns existsErr. If existsErr is 0, the
-// moved entry replaces the existing entry.
+// rename moves the entry oldName of the folder oldDir to the name newName in the folder newDir. If
+// newName exists already, the moved entry replaces it, or, if existsErr is not 0, rename returns
+// existsErr.
 func (d *Disk) rename(oldDir *node, oldName string, newDir *node, newName string, existsErr syscall.Errno) syscall.Errno {
 	n := oldDir.live[oldName]
 	if n == nil {

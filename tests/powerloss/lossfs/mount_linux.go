@@ -27,7 +27,7 @@ func Available() error {
 }
 
 // Mount mounts d on the folder dir until unmount is called. While a process has files of d open,
-// unmount cannot succeed: it tries again for one minute and then returns an error.
+// unmount tries again, for up to one minute. Then it returns an error.
 func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 	s := &server{RawFileSystem: fuse.NewDefaultRawFileSystem(), d: d, lists: map[uint64][]fuse.DirEntry{}}
 	srv, err := fuse.NewServer(s, dir, &fuse.MountOptions{
@@ -43,8 +43,8 @@ func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 		return nil, fmt.Errorf("lossfs: mount %s: %w", dir, err)
 	}
 	return func() error {
-		// A new child process has this process's files open between fork and exec. Until exec, the
-		// disk is busy. So try again.
+		// Try again while the disk is busy: a new child process has this process's files open
+		// between fork and exec.
 		err := srv.Unmount()
 		for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); err = srv.Unmount() {
 			time.Sleep(50 * time.Millisecond)
@@ -78,9 +78,9 @@ func (s *server) node(id uint64) *node {
 	return s.d.nodes[id]
 }
 
-// on calls f with the node that has this id. During the call it holds the lock of the disk. It
-// returns ESTALE if the node does not exist any more.
-func (s *server) on(id uint64, f func(n *node) fuse.Status) fuse.Status {
+// withNode calls f with the node that has this id. During the call it holds the lock of the disk.
+// It returns ESTALE if the node does not exist any more.
+func (s *server) withNode(id uint64, f func(n *node) fuse.Status) fuse.Status {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	n := s.node(id)
@@ -113,7 +113,7 @@ func attr(n *node, a *fuse.Attr) {
 }
 
 func (s *server) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return s.on(h.NodeId, func(dir *node) fuse.Status {
+	return s.withNode(h.NodeId, func(dir *node) fuse.Status {
 		n := dir.live[name]
 		if n == nil {
 			return fuse.ENOENT
@@ -134,14 +134,14 @@ func (s *server) Forget(id, lookups uint64) {
 }
 
 func (s *server) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return s.on(in.NodeId, func(n *node) fuse.Status {
+	return s.withNode(in.NodeId, func(n *node) fuse.Status {
 		attr(n, &out.Attr)
 		return fuse.OK
 	})
 }
 
 func (s *server) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return s.on(in.NodeId, func(n *node) fuse.Status {
+	return s.withNode(in.NodeId, func(n *node) fuse.Status {
 		if size, ok := in.GetSize(); ok {
 			if n.dir {
 				return fuse.EISDIR
@@ -164,7 +164,7 @@ func (s *server) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fu
 }
 
 func (s *server) make(id uint64, name string, folder bool, mode uint32, out *fuse.EntryOut) fuse.Status {
-	return s.on(id, func(dir *node) fuse.Status {
+	return s.withNode(id, func(dir *node) fuse.Status {
 		n, errno := s.d.create(dir, name, folder, mode)
 		if errno == 0 {
 			s.entry(n, out)
@@ -180,7 +180,7 @@ func (s *server) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *
 
 func (s *server) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
-	return s.on(in.NodeId, func(n *node) fuse.Status {
+	return s.withNode(in.NodeId, func(n *node) fuse.Status {
 		if in.Flags&syscall.O_TRUNC != 0 {
 			n.truncate(0)
 		}
@@ -189,7 +189,7 @@ func (s *server) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fus
 }
 
 func (s *server) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (out fuse.ReadResult, st fuse.Status) {
-	st = s.on(in.NodeId, func(n *node) fuse.Status {
+	st = s.withNode(in.NodeId, func(n *node) fuse.Status {
 		out = fuse.ReadResultData(buf[:n.read(buf, int64(in.Offset))])
 		return fuse.OK
 	})
@@ -197,7 +197,7 @@ func (s *server) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (out fuse.
 }
 
 func (s *server) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	return uint32(len(data)), s.on(in.NodeId, func(n *node) fuse.Status {
+	return uint32(len(data)), s.withNode(in.NodeId, func(n *node) fuse.Status {
 		off := int64(in.Offset)
 		if in.Flags&syscall.O_APPEND != 0 {
 			off = n.size
@@ -208,7 +208,7 @@ func (s *server) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 }
 
 func (s *server) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	return s.on(in.NodeId, func(n *node) fuse.Status {
+	return s.withNode(in.NodeId, func(n *node) fuse.Status {
 		s.d.sync(n)
 		return fuse.OK
 	})
@@ -216,11 +216,11 @@ func (s *server) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 
 func (s *server) FsyncDir(c <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return s.Fsync(c, in) }
 
-// Fallocate reserves no space. It only makes the file longer, unless the caller has set the flag
+// Fallocate reserves no space. It only makes the file longer, and does nothing with the flag
 // FALLOC_FL_KEEP_SIZE.
 func (s *server) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	const keepSize = 1
-	return s.on(in.NodeId, func(n *node) fuse.Status {
+	return s.withNode(in.NodeId, func(n *node) fuse.Status {
 		switch {
 		case in.Mode&^keepSize != 0:
 			return fuse.ENOTSUP
@@ -235,17 +235,17 @@ func (s *server) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse
 func (s *server) Release(<-chan struct{}, *fuse.ReleaseIn)         {}
 
 func (s *server) Unlink(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
-	return s.on(h.NodeId, func(dir *node) fuse.Status { return fuse.Status(s.d.remove(dir, name, false)) })
+	return s.withNode(h.NodeId, func(dir *node) fuse.Status { return fuse.Status(s.d.remove(dir, name, false)) })
 }
 
 func (s *server) Rmdir(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
-	return s.on(h.NodeId, func(dir *node) fuse.Status { return fuse.Status(s.d.remove(dir, name, true)) })
+	return s.withNode(h.NodeId, func(dir *node) fuse.Status { return fuse.Status(s.d.remove(dir, name, true)) })
 }
 
 func (s *server) Rename(_ <-chan struct{}, in *fuse.RenameIn, name, target string) fuse.Status {
 	const noReplace = 1
 	replace, known := map[uint32]syscall.Errno{0: 0, noReplace: syscall.EEXIST}[in.Flags]
-	return s.on(in.NodeId, func(from *node) fuse.Status {
+	return s.withNode(in.NodeId, func(from *node) fuse.Status {
 		to := s.node(in.Newdir)
 		switch {
 		case to == nil:
@@ -258,7 +258,7 @@ func (s *server) Rename(_ <-chan struct{}, in *fuse.RenameIn, name, target strin
 }
 
 func (s *server) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return s.on(in.NodeId, func(dir *node) fuse.Status {
+	return s.withNode(in.NodeId, func(dir *node) fuse.Status {
 		var list []fuse.DirEntry
 		for _, name := range slices.Sorted(maps.Keys(dir.live)) {
 			n := dir.live[name]
