@@ -33,7 +33,7 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	add := fs.Add
 	masters, err := s.masters(ctx)
 	if err == nil && len(masters) == 0 {
-		err = errors.New("Redis has returned no master")
+		err = errors.New("no master was returned by Redis")
 	}
 	if err != nil {
 		repair := "start Redis, or correct redis.addresses"
