@@ -70,7 +70,7 @@ func NewFollower(cfg FollowConfig) (*Follower, error) {
 
 // Assigned implements log.Handler.
 func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.PartitionHandler {
-	return &partitionFollower{f: f, tp: tp, resumeAfter: map[string]outcomePlace{}}
+	return &partitionFollower{f: f, tp: tp, toldBefore: map[string]*toldBefore{}}
 }
 
 // partitionFollower handles one partition. The consumer group calls it from one goroutine at a
@@ -78,10 +78,48 @@ func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.Partit
 type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition
-	// resumeAfter is used after a crash, when Handle finds triggers that were made before the
-	// crash. For each caller it contains the last outcome in such a trigger. Handle skips the
-	// caller's outcomes up to and including that outcome, also in later batches.
-	resumeAfter map[string]outcomePlace
+	// toldBefore is used after a crash, when Handle finds triggers that were made before the
+	// crash. For each caller it contains the outcomes in these triggers. Handle skips these
+	// outcomes, also in later batches.
+	toldBefore map[string]*toldBefore
+}
+
+// toldBefore is the content of a caller's triggers that were made before a crash. An outcome that
+// was not ready at that time is in none of them, although its place is before last.
+type toldBefore struct {
+	last     outcomePlace // place of the last outcome in these triggers
+	outcomes map[toldKey]struct{}
+	firsts   map[outcomePlace]struct{} // places of the first outcomes of these triggers
+}
+
+type toldKey struct {
+	id     string
+	epoch  uint16
+	status string
+}
+
+// add adds a trigger that begins at the outcome first.
+func (b *toldBefore) add(first outcomePlace, p *Payload) {
+	b.firsts[first] = struct{}{}
+	for i := range p.Outcomes {
+		b.outcomes[toldKey{p.Outcomes[i].ID, p.Outcomes[i].Epoch, p.Outcomes[i].Status}] = struct{}{}
+	}
+	if last := (outcomePlace{p.Position.Offset, p.Position.Item}); b.last.isBefore(last) {
+		b.last = last
+	}
+}
+
+// has returns true if the outcome o of the event e is in one of the triggers. It returns false if b
+// is nil.
+func (b *toldBefore) has(e *outcomeEvent, o *Outcome) bool {
+	if b == nil || b.last.isBefore(e.outcomePlace) {
+		return false
+	}
+	_, is := b.firsts[e.outcomePlace]
+	if !is {
+		_, is = b.outcomes[toldKey{o.ID, o.Epoch, o.Status}]
+	}
+	return is
 }
 
 // outcomePlace is the position of an outcome in the partition: the offset of its record and its
@@ -175,27 +213,18 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	if err != nil || !ok || !wantsAllOutcomes(&c) {
 		return nil, err // the caller does not want outcomes any more
 	}
-	for {
-		if last, ok := h.resumeAfter[caller]; ok {
-			for len(es) > 0 && !last.isBefore(es[0].outcomePlace) {
-				es = es[1:]
-			}
-			if len(es) > 0 {
-				delete(h.resumeAfter, caller)
-			}
+	for len(es) > 0 {
+		before := h.toldBefore[caller]
+		if before != nil && before.last.isBefore(es[0].outcomePlace) {
+			delete(h.toldBefore, caller)
+			before = nil
 		}
-		if len(es) == 0 {
-			return left, nil
-		}
-		body, n, told, early, err := f.pack(ctx, &c, es)
-		if err == nil {
-			left = append(left, early...)
-		}
+		body, n, told, early, err := f.pack(ctx, &c, es, before)
 		switch {
 		case err != nil:
 			return append(left, es...), err
 		case body == nil:
-			es = es[n:]
+			left, es = append(left, early...), es[n:]
 			continue
 		}
 		first := told[0]
@@ -207,7 +236,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 		f.cfg.hit("outcomes-before-mark")
 		if created {
 			f.cfg.Told(len(told))
-			es = es[n:]
+			left, es = append(left, early...), es[n:]
 			continue
 		}
 		was, err := readTold(row.Payload, func(p *Payload) bool {
@@ -216,16 +245,26 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 		if err != nil {
 			return append(left, es...), err
 		}
-		h.resumeAfter[caller] = outcomePlace{was.Position.Offset, was.Position.Item}
+		if before == nil {
+			before = &toldBefore{outcomes: map[toldKey]struct{}{}, firsts: map[outcomePlace]struct{}{}}
+			h.toldBefore[caller] = before
+		}
+		before.add(first.outcomePlace, &was) // the next round packs the same outcomes without these
 	}
+	return left, nil
 }
 
 // pack makes one payload from outcomes at the beginning of es. It returns the JSON of the payload
 // as body, or nil if no outcome is to be sent now. n is how many outcomes of es it has handled. Of
-// these, told are in the payload, early are not ready yet, and all others are never sent.
-func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent) (body []byte, n int, told, early []outcomeEvent, err error) {
+// these, told are in the payload, early are not ready yet, and all others are never sent, or are in
+// the triggers of before. A payload has no outcomes on both sides of before.last: so the outcomes
+// after it make the same triggers as before the crash.
+func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent, before *toldBefore) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {
+		if before != nil && len(told) > 0 && !before.last.isBefore(told[0].outcomePlace) && before.last.isBefore(es[n].outcomePlace) {
+			break
+		}
 		o, what, err := f.buildOutcome(ctx, c, &es[n])
 		switch {
 		case err != nil:
@@ -233,7 +272,7 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent
 		case what == tellLater:
 			early = append(early, es[n])
 		}
-		if what != tellNow {
+		if what != tellNow || before.has(&es[n], &o) {
 			continue
 		}
 		ok, err := p.add(o)

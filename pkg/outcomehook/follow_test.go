@@ -200,6 +200,104 @@ func TestFollowerKilledBeforeTheMark(t *testing.T) {
 	}
 }
 
+// receipts makes the receivers of a record those of receipts, whose rows do not exist yet.
+func receipts(e *notify.Ended) {
+	for i := range e.Receivers {
+		e.Receivers[i].Look, e.Receivers[i].Receipt, e.Receivers[i].Status = true, true, ""
+	}
+}
+
+// A crash after a trigger loses no outcome that was not ready when the trigger was made, and
+// repeats no other trigger.
+func TestFollowerKilledBesideAnEarlyReceipt(t *testing.T) {
+	t.Parallel()
+	for after := 1; after < 4; after++ { // triggers made before the crash
+		w := newWorld(t, all("shop"))
+		l := &outcomesLog{}
+		for i := range 250 {
+			if i == 5 {
+				l.end(t, "shop", 1, receipts)
+			} else {
+				l.end(t, "shop", 1)
+			}
+		}
+		ready := false
+		hits := 0
+		f := w.follower(t, l, func(c *FollowConfig) {
+			c.State = func(context.Context, notify.ID) (notify.Outcome, error) {
+				if !ready {
+					return notify.Outcome{State: notify.Accepted}, nil
+				}
+				return notify.Outcome{State: notify.Delivered}, nil
+			}
+			c.hit = func(string) {
+				if hits++; hits == after {
+					panic("killed")
+				}
+			}
+		})
+		func() {
+			defer func() { _ = recover() }()
+			var msgs []*log.Msg
+			for _, r := range l.recs {
+				msgs = append(msgs, log.NewMsg(r, func() {}))
+			}
+			_ = f.Assigned(t.Context(), log.TopicPartition{Topic: notify.TopicOutcomes}).Handle(t.Context(), msgs[:240])
+		}()
+		ready = true
+		if err := l.follow(t, f, 3); err != nil {
+			t.Fatal(err)
+		}
+		var seen []string // w.ends would refuse the receipt's trigger: it comes after later outcomes
+		for _, row := range w.made {
+			var p Payload
+			if err := json.Unmarshal(row.Payload, &p); err != nil {
+				t.Fatal(err)
+			}
+			seen = append(seen, ids(p.Outcomes)...)
+		}
+		if len(seen) != 250 || len(slices.Compact(slices.Sorted(slices.Values(seen)))) != 250 {
+			t.Errorf("a crash after %d triggers: %d told, %d of them different; want 250", after, len(seen), len(slices.Compact(slices.Sorted(slices.Values(seen)))))
+		}
+	}
+}
+
+// While a caller is refused, its outcomes are appended again once, also those that are not ready.
+func TestFollowerAppendsEarlyReceiptsOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, all("shop"))
+		w.refuse = map[string]error{"shop": notify.Invalid("no_secret", "", "the caller has no secret")}
+		l := &outcomesLog{}
+		now := func(e *notify.Ended) { e.At = time.Now().UnixMilli() }
+		l.end(t, "shop", 1, now, receipts)
+		l.end(t, "shop", 1, now)
+		f := w.follower(t, l, func(c *FollowConfig) {
+			c.State = func(context.Context, notify.ID) (notify.Outcome, error) {
+				return notify.Outcome{State: notify.Accepted}, nil
+			}
+		})
+		var msgs []*log.Msg
+		for _, r := range l.recs {
+			msgs = append(msgs, log.NewMsg(r, func() {}))
+		}
+		if err := f.Assigned(t.Context(), log.TopicPartition{Topic: notify.TopicOutcomes}).Handle(t.Context(), msgs); err != nil {
+			t.Fatal(err)
+		}
+		appended := 0
+		for _, r := range l.recs[2:] {
+			var e notify.Ended
+			if err := json.Unmarshal(r.Value, &e); err != nil {
+				t.Fatal(err)
+			}
+			appended += len(e.Receivers)
+		}
+		if appended != 2 {
+			t.Errorf("of two outcomes, %d were appended again", appended)
+		}
+	})
+}
+
 func TestFollowerPutsBackARefusedCaller(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
