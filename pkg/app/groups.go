@@ -148,7 +148,8 @@ func (gs *groups) watchedGroups(do cluster.Tasks) (names []string) {
 	return names
 }
 
-// setLags stores the lags of the groups in names. allLags holds the lags of all groups.
+// setLags stores those of allLags whose group is in the list names. allLags has the lags of all
+// groups.
 func (gs *groups) setLags(allLags []api.GroupLag, names []string) {
 	allLags = slices.DeleteFunc(allLags, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
 	gs.sharedLags.Store(&allLags)

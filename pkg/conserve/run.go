@@ -311,7 +311,8 @@ func (r *run) countSpilled(ctx context.Context) error {
 	return nil
 }
 
-// maxSpilled is larger than the number of records that fit into the spill buffer.
+// maxSpilled is the limit that is given to Spill.Peek. It is larger than the number of records that
+// fit into the spill buffer, so that Peek returns all of them.
 const maxSpilled = 1 << 24
 
 // findRowsAlone finds outcome rows whose request is not in the history, although the history should

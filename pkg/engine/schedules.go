@@ -39,7 +39,7 @@ func NoBase() error {
 // CheckCaller returns notify.KindInvalid with code if caller is too long.
 func CheckCaller(code, caller string) error {
 	if len(caller) > MaxCaller {
-		return notify.Invalid(code, "caller", fmt.Sprintf("a caller must have at most 32,768 bytes, but it has %d", len(caller)))
+		return notify.Invalid(code, "caller", fmt.Sprintf("the name of a caller must have at most 32,768 bytes, but this name has %d", len(caller)))
 	}
 	return nil
 }

@@ -24,8 +24,8 @@ func calibrate(ctx context.Context, c *coordinator, d time.Duration) {
 	c.calibrationTook = time.Since(began)
 }
 
-// generateBodies makes and records bodies of a step for the time d, on all CPUs. It returns the
-// rate in messages per second.
+// generateBodies makes bodies of a step for the time d, on all CPUs, and records a sample for each
+// body. It sends nothing. It returns the generator's own rate in messages per second.
 func generateBodies(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	var wg sync.WaitGroup
 	var total int64

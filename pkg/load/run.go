@@ -65,8 +65,9 @@ type Config struct {
 	// compares with its ledger.
 	Promises bool
 	// Begin returns the moment at which a phase begins. The run calls it before each phase, with
-	// the planned moment. nil: phases begin as planned. An error ends the run: Run returns the
-	// error of the first phase, and the error of a later phase becomes Result.Stopped.
+	// the planned moment. nil: phases begin as planned. If Begin returns an error, the run ends.
+	// Before the first phase, Run returns this error. Before a later phase, the error becomes
+	// Result.Stopped.
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
 	// Keys returns the Idempotency-Key of request n of a step. If Keys is nil, only requests of

@@ -69,7 +69,7 @@ func (t *trace) addLine(words []string) error {
 	case n == maxTrace:
 		return fmt.Errorf("the trace has more than %d lines", maxTrace)
 	case len(words) > 3:
-		return fmt.Errorf("%q has more than three numbers: seconds, number of requests, and messages of each request", strings.Join(words, " "))
+		return fmt.Errorf("%q has more than three numbers; a line may have only seconds, number of requests, and messages of each request", strings.Join(words, " "))
 	}
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {

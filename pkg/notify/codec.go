@@ -200,13 +200,13 @@ func cutColumn(column []byte, count uint32, marks []ReceiverReader, size uint32)
 		}
 		next += delta + 1
 		if delta > MaxIndex || next > MaxIndex+1 || flags>>2 > uint64(len(b)) {
-			return marks, fmt.Errorf("%w: the entry of receiver %d in the column cannot be decoded", ErrCorrupt, n)
+			return marks, fmt.Errorf("%w: receiver %d in the receiver list of the envelope cannot be decoded", ErrCorrupt, n)
 		}
 		b = b[flags>>2:]
 		for extra := flags & 3; extra != 0; extra &= extra - 1 {
 			var ok bool
 			if _, b, ok = cutBytes(b); !ok {
-				return marks, fmt.Errorf("%w: the entry of receiver %d in the column cannot be decoded", ErrCorrupt, n)
+				return marks, fmt.Errorf("%w: receiver %d in the receiver list of the envelope cannot be decoded", ErrCorrupt, n)
 			}
 		}
 	}

@@ -49,7 +49,7 @@ type TwilioAccount struct {
 }
 
 // SendGridCredentials holds an API key, the IP pools, and the public key that verifies the event
-// webhook. The key has the form in which SendGrid shows it: base64 of a PKIX DER.
+// webhook. The public key has the form in which SendGrid shows it: base64 of a PKIX DER.
 type SendGridCredentials struct {
 	APIKey           string   `json:"api_key"`
 	Pools            []string `json:"pools"`

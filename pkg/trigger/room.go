@@ -210,11 +210,12 @@ const (
 	awayStep = 250 * time.Millisecond
 )
 
-// setAwayLocked sets how long a message without room is put off: until the messages before it have
-// been called. It assumes a pace that is a quarter faster than the recent pace. So a receiver that
-// gets faster does not run out of calls. Each message gets its own return time, rounded to
-// awayStep, so that a backlog does not return all at once. While other processes dispatch too, the
-// first wait is leastAway, because these processes may have room for the message.
+// setAwayLocked sets how long a message without room is put off. It estimates when the calls of the
+// messages before this message will be finished. The estimate uses a pace that is a quarter faster
+// than the recent pace, so that messages return early enough even if the receiver gets faster. Each
+// message gets its own return time, rounded to awayStep, so that a backlog does not return all at
+// once. While other processes dispatch too, the first wait is leastAway, because these processes may
+// have room for the message.
 func (ls *lanes) setAwayLocked(l *lane, w *work, now time.Time) *work {
 	if w.msg.deferrals == 0 && !ls.isAlone() {
 		w.delay = leastAway

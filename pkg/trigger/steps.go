@@ -37,8 +37,8 @@ const (
 	stepAck                    // remove the message from the queue
 )
 
-// work is a message in memory and its progress. At any time one goroutine owns it: the goroutine
-// that does its step. While work waits, its batcher or its lane owns it.
+// work is a message in memory and its progress. It always has exactly one owner: the goroutine that
+// does its step or, while it waits, its batcher or its lane.
 type work struct {
 	delivery   engine.Delivery
 	msg        message

@@ -12,8 +12,8 @@ import (
 )
 
 // Health contains the state of the providers that a process uses. Each route has a circuit breaker,
-// and a time until which the route is blocked. Both lanes of a channel, in both roles, share one
-// Health. A Health is safe for concurrent use.
+// and a time until which the route is blocked. All workers of a channel share one Health: in both
+// lanes, the workers of first attempts and of retries. A Health is safe for concurrent use.
 type Health struct {
 	cfg limit.BreakerConfig
 	log *slog.Logger

@@ -58,10 +58,10 @@ type keySet struct {
 	latest int64 // time of the latest request whose key is in the set, in ms since 1970
 }
 
-// noteIsNew adds the key of an original envelope to the set. It returns true if the envelope
-// certainly has no outcome row. appendedAfter means that the record was appended after the
-// partition was assigned to this member. assignedFor is the time since then, by the monotonic
-// clock.
+// noteIsNew adds the key of an original envelope (not a retry or a replay) to the set. It returns
+// true if the envelope certainly has no outcome row. appendedAfter means that the record was
+// appended after the partition was assigned to this member. assignedFor is how long this member has
+// had the partition, by the monotonic clock.
 func (n *newKeys) noteIsNew(c *notify.Chunk, appendedAfter bool, now time.Time, assignedFor time.Duration) bool {
 	made := c.Base.Time().UnixMilli()
 	hash := notify.Mix(chunkHash(c))

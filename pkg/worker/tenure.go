@@ -8,8 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// renewAfter is the age of a tenure after which the next write uses a new tenure. Stores that group
-// files by time need stamps close to the current time.
+// renewAfter is the age of a tenure after which the next write begins a new tenure. The stamps of a
+// tenure are close to the time at which it began. Stores that group files by time need stamps close
+// to the current time.
 const renewAfter = time.Hour
 
 // rowStamps makes the stamps of a partition's outcome rows. With stamps, a row that this owner

@@ -39,7 +39,7 @@ const (
 	// maxLateness bounds the time from the due time of a schedule or trigger until the provider
 	// or receiver gets its call.
 	maxLateness = 2 * time.Second
-	// warm is how long the load runs before notifyd migrate up.
+	// warm is how long the load runs before the command "notifyd migrate up" is started.
 	warm = 10 * time.Second
 	// maxHeld bounds the time from the request for a message until the provider gets its call.
 	// Messages that were requested within the time warm do not count.

@@ -89,8 +89,8 @@ func receiveListeners(socket, n int) (out []net.Listener, err error) {
 }
 
 // runEnclosed runs in a new network namespace, in which even the loopback interface is down. It
-// starts the interface, listens at the addresses, and sends the listeners to the process that
-// started it. Then it replaces this process with the program (exec). It returns only if one of
+// starts the interface, listens at the addresses, and sends the listeners to its parent
+// process. Then it replaces this process with the program (exec). It returns only if one of
 // these steps fails.
 func runEnclosed(addresses string, program []string) error {
 	if err := raiseLoopback(); err != nil {

@@ -191,7 +191,7 @@ func (f *Fleet) Sent(ctx context.Context, phase int) error {
 		defer stop()
 		if err := f.wait(limit, (*link).ended); err != nil {
 			for _, l := range f.links {
-				l.lose(fmt.Errorf("it did not stop within %v after the order to stop", stopWithin))
+				l.lose(fmt.Errorf("it was told to stop, but did not stop within %v", stopWithin))
 			}
 		}
 	}

@@ -288,8 +288,8 @@ func stateOf(cl *api.Client) load.StateOf {
 // function returns an error if the token lacks the scope observe.
 func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	var dead int64
-	// nextCount is the time at which the dead letters may be counted again. Counting reads all dead
-	// letters, so it may take at most 1% of the time.
+	// Before the time nextCount the dead letters are not counted again. A count reads all dead
+	// letters. So after each count there is a pause of a hundred times its duration.
 	var nextCount time.Time
 	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)

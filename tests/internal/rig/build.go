@@ -23,7 +23,8 @@ import (
 // file must contain Old exactly once. File is relative to the root of the repository.
 type Mutant struct {
 	File, Old, New string
-	// By is the group of proofs that must fail with the mutant, if the program has groups.
+	// By is the group of proofs that must fail with the mutant. It is empty if the proof program has
+	// no groups.
 	By string
 }
 
