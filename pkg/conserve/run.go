@@ -168,8 +168,8 @@ func (r *run) firstTopicEnds(bounds map[log.TopicPartition]Bounds) map[history.P
 	return out
 }
 
-// waitSettle waits so that work that is moving between two places, such as a timer and the log, can
-// arrive.
+// waitSettle waits for the time cfg.Settle. Work may be moving, for example from a timer to the
+// log. In this time it arrives.
 func (r *run) waitSettle(ctx context.Context) error {
 	if !notify.Sleep(ctx, r.cfg.Settle) {
 		return ctx.Err()

@@ -371,8 +371,8 @@ func ReplayEnvelope(f *engine.Found, index uint32, epoch uint16) notify.Envelope
 	return e
 }
 
-// awaitCircuits waits while no call can be made in the lane of one of the letters. With the policy
-// CircuitStop it returns a guardStop instead.
+// awaitCircuits waits until calls can be made in the lanes of all letters. If a lane is blocked and
+// the policy is CircuitStop, it returns a guardStop instead.
 func (b *letterBatch) awaitCircuits(ctx context.Context) error {
 	if b.r.m.cfg.Standing == nil {
 		return nil

@@ -15,7 +15,7 @@ const processes = "processes"
 // Limits of a step.
 const (
 	// needed is the lowest allowed rate of n processes, as a share of n times the rate of one
-	// process: 4 processes need 3.2 times the rate.
+	// process. Example: 4 processes must reach 0.8 * 4 = 3.2 times the rate of one process.
 	needed = 0.8
 	// fullCores is a share of the machine's cores. If the processes use this share or more, the
 	// machine counts as full.
