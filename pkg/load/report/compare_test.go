@@ -252,6 +252,7 @@ func TestMergeTakesTheWorst(t *testing.T) {
 	b.Verdict = load.Verdict{Code: load.GeneratorBound, Reasons: []string{"lag"}}
 	a.Thresholds[1].OK, b.Thresholds[0].OK = true, false
 	a.Thresholds[1].Value = 1
+	b.Thresholds[3].OK, b.Thresholds[3].Known = false, false // its rate was changed during the run
 	m, err := Merge([]*load.Result{b, a})
 	if err != nil {
 		t.Fatal(err)
@@ -259,7 +260,7 @@ func TestMergeTakesTheWorst(t *testing.T) {
 	if m.Exit != 3 || m.Ledger.Checked || m.Verdict.Code != load.GeneratorBound || m.Verdict.Reasons[0] != "segment 2: lag" || m.Sending != 62*time.Second {
 		t.Errorf("exit %d, checked %t, verdict %+v, sending %s", m.Exit, m.Ledger.Checked, m.Verdict, m.Sending)
 	}
-	if len(m.Thresholds) != 4 || m.Thresholds[0].OK || m.Thresholds[1].OK || m.Thresholds[1].Value == 1 || !m.Thresholds[2].OK {
+	if len(m.Thresholds) != 4 || m.Thresholds[0].OK || m.Thresholds[1].OK || m.Thresholds[1].Value == 1 || !m.Thresholds[2].OK || m.Thresholds[3].OK {
 		t.Errorf("thresholds %+v", m.Thresholds)
 	}
 	if first, last := m.Seconds[0], m.Seconds[len(m.Seconds)-1]; first.Second != 0 || last.Second != 64 {

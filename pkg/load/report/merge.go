@@ -179,16 +179,16 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold adds the threshold t of a segment to m. If m already has a threshold with this
-// condition, that threshold normally stays. It is replaced by t only if it is met, and t is missed
-// or is the only one of the two with a known value. A t without a known value replaces nothing.
+// mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the
+// first segment. If the kept threshold is met and t is not, m keeps t instead, also if t has no
+// known value. If both are met, but only t has a known value, m keeps t too.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {
 		m.Thresholds = append(m.Thresholds, t)
 		return
 	}
-	if have := &m.Thresholds[i]; have.OK && t.Known && (!t.OK || !have.Known) {
+	if have := &m.Thresholds[i]; have.OK && (!t.OK || t.Known && !have.Known) {
 		*have = t
 	}
 }
