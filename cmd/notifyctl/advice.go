@@ -30,7 +30,7 @@ const (
 	confirmAlways                     // always asks: the command affects many receivers and cannot be undone
 )
 
-// confirm asks the person to confirm a change. The text description says what will be changed.
+// confirm asks the person to confirm a change. The parameter description says what will be changed.
 // confirm returns nil if the person confirms, or if no confirmation is needed. If no person can
 // answer (no terminal, or --no-input), it returns an error that mentions --yes.
 func (p *program) confirm(t *target, d confirmLevel, description string) error {
@@ -176,9 +176,9 @@ func withRetryHint(ctx context.Context, err error, key, what string) error {
 // printsForPeople reports whether results are printed as tables for people, not for programs.
 func (p *program) printsForPeople() bool { return p.global.output == "table" && p.global.jq == "" }
 
-// runPaged calls write, which prints the output. If the output is a terminal, runPaged sends it
-// through the pager: $PAGER, or less if PAGER is not set. If the pager does not exist, it prints
-// without a pager.
+// runPaged calls the function write, which prints the output of the command. If standard output is
+// a terminal, the text goes through a pager: the program that $PAGER names, or else "less". If
+// there is no such program, the text is printed without a pager.
 func (p *program) runPaged(ctx context.Context, write func() error) error {
 	if !p.outTerminal || !p.printsForPeople() {
 		return write()
@@ -216,7 +216,8 @@ type progress struct {
 	bar *mpb.Bar
 }
 
-// startProgress shows a progress bar for total items. A total of 0 means that the total is unknown.
+// startProgress shows a progress bar. The parameter total is the number of items, or 0 if the
+// number is not known.
 func (p *program) startProgress(what string, total int64) *progress {
 	if !p.errTerminal || p.global.quiet || p.getenv("TERM") == "dumb" {
 		return nil
@@ -234,9 +235,9 @@ func (p *program) startProgress(what string, total int64) *progress {
 	return &progress{all, all.AddBar(total, name, tail)}
 }
 
-// progressText returns how many items are done, the total, the rate, and the time that remains at
-// this rate. A total of 0 means that the total is unknown. Before the first item is done, it
-// returns only the counts.
+// progressText returns how many items are done, how many there are in total, the rate, and the time
+// that remains at this rate. If total is 0, the number of items is not known, so the text contains
+// no total and no remaining time. Before the first item is done, it returns only the counts.
 func progressText(done, total int64, took time.Duration) string {
 	s := count(done)
 	if total > 0 {

@@ -76,8 +76,8 @@ func (c *progressWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// runBackup writes a temporary file, verifies it, and renames it to name. If the backup fails, an
-// existing file with this name is not changed.
+// runBackup writes a temporary file, verifies it, and then gives it the requested name. If the
+// backup fails, an existing file with this name is not changed.
 func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if _, err := os.Stat(name); err == nil && !force {
 		return term.Usage("%s already exists; --force replaces it", name)

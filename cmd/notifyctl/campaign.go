@@ -172,12 +172,13 @@ func (s *campaignState) save() error {
 	return atomicfile.WriteFile(s.path, append(b, '\n'))
 }
 
-// isPartDone reports whether a part is done.
+// isPartDone reports whether the server has stored a part.
 func (s *campaignState) isPartDone(part uint32) bool {
 	return part < s.Next || slices.Contains(s.Ahead, part)
 }
 
-// markPartDone marks a part as done.
+// markPartDone records that the server has stored a part. If the part closes a gap, Next advances
+// to the first part that is not done, and the parts below it are removed from Ahead.
 func (s *campaignState) markPartDone(part uint32) {
 	if !s.isPartDone(part) {
 		s.Ahead = append(s.Ahead, part)

@@ -35,8 +35,8 @@ type namedContext struct {
 	term.Context
 }
 
-// withContexts returns a function for cobra.Command.RunE. That function opens the contexts and
-// calls fn with them.
+// withContexts returns a function for cobra.Command.RunE. The returned function opens the contexts
+// and passes them to fn.
 func withContexts(p *program, fn func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
 	return func(_ *cobra.Command, args []string) error {
 		cs, err := term.OpenContexts(p.getenv)

@@ -67,8 +67,9 @@ func completeFlag(c *cobra.Command, flag string, values []string) {
 
 var colors = []string{"auto", "always", "never"}
 
-// check returns an error for a wrong value of a flag. If the flag --timeout was given, timed is
-// true. If not, check takes the timeout from env, the value of NOTIFYCTL_TIMEOUT.
+// check returns an error for a wrong value of a flag. The parameter timed says whether the flag
+// --timeout was given. If it was not, check takes the timeout from env, the value of
+// NOTIFYCTL_TIMEOUT.
 func (g *globals) check(timed bool, env string) error {
 	if err := (&term.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
@@ -171,8 +172,8 @@ func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Cli
 	return cl, err
 }
 
-// operatorClient returns the chosen server and a client for it. The client sends reason with each
-// change, and the server stores it in the audit log.
+// operatorClient returns the chosen server and a client for it. The client sends the reason with
+// each change, and the server stores it in the audit log.
 func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	t, err := p.target()
 	if err != nil {
@@ -183,8 +184,8 @@ func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	return &t, cl, nil
 }
 
-// withClient returns a function for cobra.Command.RunE. That function calls run with a client for
-// the chosen server.
+// withClient returns a function for cobra.Command.RunE. The returned function makes a client for
+// the chosen server and passes it to the function run.
 func (p *program) withClient(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		cl, err := p.client()
@@ -206,8 +207,8 @@ func (p *program) clientOf(t *target) *api.Client {
 	}
 }
 
-// noteAuditID prints the id of a row of the audit log. The server has recorded the change of this
-// command in that row. noteAuditID also stores the id, so that the printed result contains it.
+// noteAuditID prints the id of the audit log row in which the server has recorded this command's
+// change. It also stores the id, so that the printed result contains it.
 func (p *program) noteAuditID(id string) {
 	p.auditID.Store(&id)
 	p.note("audit %s", id)

@@ -27,8 +27,8 @@ func (o *laterOptions) given() bool { return o.at != "" || o.in != "" }
 const grace = time.Minute
 
 // resolveFuture returns the time that --at or --in gives. It refuses a time in the past, because
-// such a time is probably a mistake. If repeated is true, this command repeats an earlier command.
-// Its time was in the future then, so a time in the past is allowed.
+// such a time is probably a mistake. The parameter repeated is true if this command may repeat an
+// earlier command. The time may have been in the future then, so a time in the past is allowed.
 func (o *laterOptions) resolveFuture(now time.Time, repeated bool) (*time.Time, error) {
 	t, err := o.resolve(now)
 	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {

@@ -26,7 +26,7 @@ type columns[T any] struct {
 
 var betweenHeaders = regexp.MustCompile(` {2,}`)
 
-// table returns the table of a list.
+// table returns a list as a table: the line of headers, then one row for each item.
 func (c *columns[T]) table(list []T) term.Table {
 	t := term.Table{betweenHeaders.Split(c.head, -1)}
 	for i := range list {
@@ -36,7 +36,7 @@ func (c *columns[T]) table(list []T) term.Table {
 }
 
 // printList prints a list. As a table or jsonl it prints only the items. In every other format it
-// prints whole, the complete answer that contains the items.
+// prints the complete answer that contains the items, which is the parameter whole.
 func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	pr := p.printer()
 	pr.Optional = c.optional
@@ -128,7 +128,7 @@ func (p *program) noteMissing(ps []api.Process) {
 	}
 }
 
-// wholeList makes the function listing.get from a client method that returns all items at once.
+// wholeList turns a client method that returns all items at once into a function for listing.get.
 func wholeList[T any](get func(*api.Client, context.Context) (api.List[T], error)) func(context.Context, *api.Client, string, int) (api.List[T], error) {
 	return func(ctx context.Context, cl *api.Client, _ string, _ int) (api.List[T], error) { return get(cl, ctx) }
 }
@@ -147,7 +147,7 @@ func newShowCommand[T any](p *program, c *cobra.Command, get func(*api.Client, c
 }
 
 // confirmAndChange asks the person to confirm a change, makes the change, and prints the result.
-// The text description says what will be changed. The audit log stores reason.
+// The parameter description says what will be changed. The audit log stores the reason.
 func confirmAndChange[T any](p *program, d confirmLevel, description, reason string, do func(*api.Client) (T, error), show func(*T) error) error {
 	cl, err := p.confirmedClient(d, description, reason)
 	if err != nil {
@@ -165,7 +165,8 @@ func reasonFlag(c *cobra.Command) *string {
 	return c.Flags().String("reason", "", "why; kept in the audit log")
 }
 
-// noteNextPage prints the command for the next page: the current command with a cursor.
+// noteNextPage prints the command for the next page, which is the current command with a cursor. If
+// the list has no items, it prints "none".
 func (p *program) noteNextPage(n int, cursor string) {
 	switch {
 	case n == 0:

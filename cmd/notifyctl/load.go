@@ -294,8 +294,8 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	return loadExitError(ctx, res, o.requireValid)
 }
 
-// profileTo writes a CPU profile to file until the returned function is called. If file is empty,
-// it writes no profile.
+// profileTo writes a CPU profile to a file until the returned function is called. If no file is
+// given, it writes no profile.
 func profileTo(file string) (stop func() error, err error) {
 	if file == "" {
 		return func() error { return nil }, nil

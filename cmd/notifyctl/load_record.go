@@ -107,7 +107,7 @@ func runLoadRecord(ctx context.Context, p *program, o *recordOptions) error {
 	})
 }
 
-// read fills r from the source that the flags name, and returns the name of that source.
+// read fills the recorder from the source that the flags name, and returns the name of that source.
 func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder) (source string, err error) {
 	switch {
 	case len(o.kafka) > 0:
@@ -144,8 +144,8 @@ func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder
 	return "the archive", err
 }
 
-// fetchArchive copies archive files from a bucket to dir. It skips the files that were written
-// before the day of since.
+// fetchArchive copies archive files from a bucket to the folder dir. It skips the files that were
+// written before the day of the time since.
 func fetchArchive(ctx context.Context, name string, since time.Time, dir string) error {
 	u, err := url.Parse("s3://" + name)
 	if err != nil || u.Host == "" {

@@ -28,8 +28,8 @@ type watchOptions struct {
 // screenEvery is how often a run makes a snapshot for the live screen.
 const screenEvery = 250 * time.Millisecond
 
-// watchedRun is a run in the form that package screen shows. The goroutine of the run closes done
-// after the run has ended and its result is set.
+// watchedRun is a run in the form that package screen shows. The goroutine of the run closes the
+// channel done after the run has ended and its result is set.
 type watchedRun struct {
 	run  *load.Run
 	stop context.CancelFunc
@@ -99,8 +99,8 @@ func watch(ctx context.Context, p *program, w *watchedRun, o *watchOptions) erro
 			from = s.Seconds[len(s.Seconds)-1].Second + 1
 		}
 	}
-	// When ctx ends, the run ends and then closes done. The lines that the run writes until then
-	// must be shown too, so showing them does not end with ctx.
+	// When ctx ends, the run ends, and its goroutine then closes the channel done. The lines that
+	// the run writes until then must be shown too, so showing them does not end with ctx.
 	ctx = context.WithoutCancel(ctx)
 	switch {
 	case p.global.jq != "":

@@ -101,7 +101,7 @@ func parseTime(s string, now time.Time) (time.Time, error) {
 
 // parseDay parses a day: "yesterday", "today" or "2026-03-01". A time of day may follow the day, in
 // the form of --at: "today 9am". Without a time of day, parseDay returns the midnight at which the
-// day begins. It uses the time zone of now.
+// day begins. It uses the time zone of the parameter now.
 func parseDay(s string, now time.Time) (time.Time, error) {
 	word, clock, _ := strings.Cut(s, " ")
 	day := now

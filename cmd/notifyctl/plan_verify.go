@@ -18,8 +18,9 @@ type verifyResult struct {
 	Checks   []capacity.Comparison `json:"checks"`
 }
 
-// runVerify compares the sheet of a load with the settings of a server's processes. given is true
-// if the load comes from flags or a file, and false if the load is the measured load.
+// runVerify compares the sheet of a load with the settings of a server's processes. The parameter
+// given is true if the load comes from flags or a file, and false if it must be measured at the
+// server.
 func runVerify(ctx context.Context, p *program, in capacity.Input, from string, given bool) error {
 	cl, err := p.client()
 	if err != nil {
@@ -96,8 +97,8 @@ func verifyTable(cs []capacity.Comparison) term.Table {
 	}}).table(cs)
 }
 
-// measuredLoad sets the load of input to the measured rates and shares. If nothing arrived, it sets
-// one notification per second, which is the smallest load of a sheet.
+// measuredLoad replaces the load in the parameter input by the measured rates and shares. If
+// nothing arrived, it sets one notification per second, which is the smallest load of a sheet.
 func measuredLoad(input *capacity.Input, rates *api.Rates) {
 	by := map[string]float64{}
 	total := 0.0

@@ -22,8 +22,9 @@ import (
 )
 
 // eachItem calls fn with every item of a file and the number of the line on which the item begins.
-// The file is NDJSON. If its first character is "[", the file is a single JSON array. Errors
-// contain name as the name of the file. fn must not keep item.
+// The file is NDJSON. If its first character is "[", the file is a single JSON array. The parameter
+// name is the name of the file in error messages. The function fn must not keep an item after it
+// returns.
 func eachItem(r io.Reader, name string, fn func(line int, item []byte) error) error {
 	in := bufio.NewReader(r)
 	if mark, err := in.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" {
@@ -134,8 +135,8 @@ func (c *lineCounter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// lineOf returns the number of the line at an offset. From call to call, the offset must not become
-// lower.
+// lineOf returns the number of the line at an offset. The offset must not be lower than the offset
+// of the call before.
 func (c *lineCounter) lineOf(offset int64) int {
 	k := 0
 	for k < len(c.ends) && c.ends[k] < offset {

@@ -347,7 +347,8 @@ func printRequest(p *program, url, key string, body any) error {
 	return err
 }
 
-// openInput opens a file, or standard input for "-". size is in bytes; -1 means unknown.
+// openInput opens a file, or standard input for "-". The result size is in bytes, or -1 if it is
+// not known.
 func openInput(p *program, name string) (f inputFile, size int64, err error) {
 	if name == "-" {
 		if p.inTerminal {

@@ -132,8 +132,8 @@ type chunk struct {
 	body   []byte
 }
 
-// eachChunk cuts a file into chunks and calls fn for each. fn must not keep the chunk, because
-// eachChunk uses it again for the next chunk.
+// eachChunk cuts a file into chunks and calls the function fn for each chunk. The function must not
+// keep the chunk, because eachChunk uses it again for the next chunk.
 func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	f, _, err := openInput(p, name)
 	if err != nil {
@@ -166,9 +166,9 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	return errors.Join(flush(), err)
 }
 
-// postChunks sends the chunks of a file to path and calls onAnswer with every answer. The
-// idempotency key of each chunk begins with key. For a stream, it also ends with a hash of the
-// stream from its beginning to the end of that chunk.
+// postChunks sends the chunks of a file to an API path and calls onAnswer with every answer. The
+// idempotency key of each chunk begins with the parameter key. For a stream, it also ends with a
+// hash of the stream from its beginning to the end of that chunk.
 func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key string, onAnswer func(c *chunk, r *batchAnswer, replayed bool) error) error {
 	chain := sha256.New()
 	return eachChunk(p, file, func(c *chunk) error {

@@ -261,8 +261,8 @@ func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error
 	}
 }
 
-// recordPart writes to the state file that a part is stored. SendFanout calls it for only one part
-// at a time.
+// recordPart records in the state file that the server has stored a part. SendFanout calls it for
+// only one part at a time.
 func (r *fanoutRun) recordPart(d api.PartDone) error {
 	if err := r.noteRejected(&d); err != nil {
 		return err

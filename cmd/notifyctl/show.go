@@ -107,8 +107,8 @@ func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) er
 	return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 }
 
-// printTotal prints the sum of all pages. get returns one page, with the counts of some of the
-// receivers.
+// printTotal prints the sum of all pages. The function get returns one page, with the counts of
+// some of the receivers.
 func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary, error)) error {
 	sum, err := sumPages(ctx, get)
 	if err != nil {
@@ -117,8 +117,8 @@ func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary
 	return p.printer().Record(sum, summaryFields(p, &sum))
 }
 
-// sumPages returns the sum of all pages. get returns one page, with the counts of some of the
-// receivers.
+// sumPages returns the sum of all pages. The function get returns one page, with the counts of some
+// of the receivers.
 func sumPages(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Summary, error) {
 	sum, err := get(api.Page{})
 	for page := sum; err == nil && !page.Complete && page.Next != ""; {

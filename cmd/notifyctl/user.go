@@ -131,7 +131,7 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 }
 
 // change reads the profile, changes it and writes it. If another writer changed the profile in the
-// meantime, it starts again.
+// meantime, it starts again, up to four times.
 func (o *userOptions) change(ctx context.Context, cl *api.Client, user string) (out api.UserVersion, err error) {
 	for range 5 {
 		u, err := cl.User(ctx, user)

@@ -18,8 +18,8 @@ const (
 	lastPoll  = time.Second
 )
 
-// pollUntil calls check again and again until check returns true. At the deadline it returns
-// errPending.
+// pollUntil calls the function check again and again until it returns true or an error. At the
+// deadline pollUntil returns errPending.
 func pollUntil(ctx context.Context, p *program, deadline time.Time, check func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, deadline, errPending)
 	defer cancel()
@@ -81,7 +81,7 @@ func wasDelivered(status string) bool {
 }
 
 // waitCampaign waits until every receiver of a campaign has an outcome, and returns the last count.
-// After each count it calls report with the number of receivers that have an outcome.
+// After each count it calls the function report with the number of receivers that have an outcome.
 func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, receivers int64, report func(done int64)) (api.Summary, error) {
 	var sum api.Summary
 	err := pollUntil(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {

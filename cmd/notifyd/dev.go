@@ -243,8 +243,8 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	return dir, cleanup, app.MakeDataDir(dir)
 }
 
-// wipeFolder removes the files that notifyd dev made in dir, and nothing else. A wrong --data-dir must
-// not delete a user's files.
+// wipeFolder removes the files that notifyd dev made in the folder dir. It removes nothing else,
+// because a wrong --data-dir must not delete a user's files.
 func wipeFolder(dir string, fresh bool) error {
 	if !fresh {
 		return nil
@@ -257,7 +257,8 @@ func wipeFolder(dir string, fresh bool) error {
 	return nil
 }
 
-// alreadyRunningError adds next steps to err if err means that another process holds the lock of dir.
+// alreadyRunningError adds next steps to err if err means that another process holds the lock of
+// the folder dir.
 func alreadyRunningError(dir string, err error) error {
 	if !app.Locked(err) {
 		return err

@@ -15,7 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// devToken signs a token for the caller dev and writes it to dir. The token is valid for 30 days.
+// devToken signs a token for the caller "dev" and writes it to the file "token" in the folder dir.
+// The token is valid for 30 days.
 func devToken(dir string) (token string, err error) {
 	d := app.Default()
 	token, err = signToken(filepath.Join(dir, "key.pem"), server.TokenSpec{

@@ -21,10 +21,10 @@ import (
 // the delay.
 const explainAfter = 5 * time.Second
 
-// awaitReady calls check every 20 ms until check returns nil. After explainAfter it prints check's
-// error to w, and prints the error again whenever the reason changes. After limit it returns
-// check's error. A limit of 0 means that there is no limit. If ctx ends first, awaitReady returns
-// ctx's cause.
+// awaitReady calls the function check every 20 ms until it returns nil. After explainAfter it
+// prints the error of check to w, and prints it again whenever the reason changes. When the time
+// limit has passed, awaitReady returns the error of check. A limit of 0 means that there is no
+// limit. If ctx ends first, awaitReady returns ctx's cause.
 func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, check func(context.Context) error) error {
 	began, said := time.Now(), ""
 	for {
@@ -105,7 +105,7 @@ type banner struct {
 	began   time.Time
 }
 
-// shortPath returns path with ~ for the user's home folder, in the form that shells understand.
+// shortPath returns a path with ~ for the user's home folder, in the form that shells understand.
 func (b *banner) shortPath(path string) string {
 	if b.home == "" || b.home == string(filepath.Separator) {
 		return path

@@ -65,8 +65,8 @@ func signals() (context.Context, context.CancelFunc) {
 // this rule the copy would end a drain that has just begun.
 const sameSignalWithin = 500 * time.Millisecond
 
-// handleSignals calls drain at the first signal. It calls exit at the first signal that arrives at
-// least sameSignalWithin later. Then it returns.
+// handleSignals calls the function drain at the first signal. At the first signal that arrives at
+// least sameSignalWithin later, it calls the function exit and returns.
 func handleSignals(signals <-chan os.Signal, drain func(), exit func(code int)) {
 	<-signals
 	first := time.Now()
@@ -161,7 +161,7 @@ func (r *recentLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Lines returns the lines. The oldest line is first.
+// Lines returns the lines that are kept, the oldest first.
 func (r *recentLog) Lines() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

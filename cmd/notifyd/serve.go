@@ -29,8 +29,8 @@ func (f *configFlags) add(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.set, "set", nil, "one value, as key=value, e.g. --set api.listen=127.0.0.1:8000")
 }
 
-// load builds the configuration. Values in files override the defaults, environment variables override
-// files, and flags override everything.
+// load builds the configuration. Values in configuration files override the defaults, environment
+// variables override files, and flags override everything.
 func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error) {
 	flags := maps.Clone(extra)
 	if flags == nil {

@@ -14,9 +14,9 @@ type objective struct {
 	dashboard           string
 }
 
-// slowQueries returns two queries on a histogram: the rate of the events above bound, and the rate
-// of all events. Prometheus 3 and OpenMetrics write the label of a whole number such as 1 as "1.0",
-// so the query matches both forms.
+// slowQueries returns two queries on a histogram: the rate of the events whose value is above the
+// bound, and the rate of all events. Prometheus 3 and OpenMetrics write the label of a whole number
+// such as 1 as "1.0", so the query matches both forms of a bound.
 func slowQueries(name, matchers, bound string) (bad, all string) {
 	if matchers != "" {
 		matchers += ","
@@ -29,7 +29,8 @@ func slowQueries(name, matchers, bound string) (bad, all string) {
 	return fmt.Sprintf("(%s - sum(rate(%s_bucket{%s%s}[WINDOW])))", all, name, matchers, le), all
 }
 
-// latencyObjective returns the objective that 99% of the events of a histogram are within bound.
+// latencyObjective returns the objective that 99% of the events of a histogram do not exceed the
+// bound.
 func latencyObjective(slo, alert, promise, dashboard, name, matchers, bound string) objective {
 	o := objective{slo: slo, alert: alert, promise: promise, budget: "0.01", dashboard: dashboard}
 	o.bad, o.all = slowQueries(name, matchers, bound)

@@ -41,8 +41,8 @@ type query struct{ expr, legend string }
 
 func row(title string) panel { return panel{kind: "row", title: title, width: 24} }
 
-// graph returns a graph that fills a third of a line. The text about explains the graph to the
-// operator.
+// graph returns a graph that fills a third of a line. The parameter about is a text that explains
+// the graph to the operator.
 func graph(title, unit, about string, qs ...query) panel {
 	return panel{kind: "timeseries", title: title, unit: unit, about: about, queries: qs, width: 8}
 }

@@ -59,8 +59,8 @@ func NewFile(name string, data []byte) error {
 	})
 }
 
-// writeTemp writes and syncs a temporary file in the folder of name, then calls publish to
-// move it to name. On an error it removes the temporary file.
+// writeTemp writes and syncs a temporary file in the same folder as the file name, and then calls
+// the function publish, which gives it that name. On an error it removes the temporary file.
 func writeTemp(name string, data []byte, publish func(from, to string) error) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // mode 0600
 	if err != nil {

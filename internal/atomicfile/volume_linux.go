@@ -2,8 +2,8 @@ package atomicfile
 
 import "golang.org/x/sys/unix"
 
-// FreeBytes returns how many bytes an unprivileged process may still write on the volume of the
-// folder dir. dir must exist.
+// FreeBytes returns how many bytes an unprivileged process may still write on the volume of a
+// folder. The folder must exist.
 func FreeBytes(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -36,8 +36,9 @@ var rules = sync.OnceValue(func() map[string]*rule {
 
 var mu sync.Mutex
 
-// Hit counts its calls for name. At the call that NOTIFYD_FAULT configures, Hit runs the configured
-// action. Each call of Hit marks a place where the death of the process is most dangerous.
+// Hit counts its calls with each name. At the call that NOTIFYD_FAULT configures for a name, Hit
+// runs the configured action. Each call of Hit marks a place where the death of the process is most
+// dangerous.
 func Hit(name string) {
 	r := rules()[name]
 	if r == nil {

@@ -21,7 +21,8 @@ func (cl *Client) Post(ctx context.Context, path, contentType string, body []byt
 	return cl.do(ctx, call{method: http.MethodPost, path: path, contentType: contentType, body: body, key: key, repeatable: key != ""}, nil)
 }
 
-// Send sends one notification. key is its Idempotency-Key; empty: no key.
+// Send sends one notification. The parameter key is its Idempotency-Key. If key is empty, the
+// request has no Idempotency-Key.
 func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Accepted, err error) {
 	reply, err := cl.write(ctx, call{method: http.MethodPost, path: "/v1/notifications", key: key, repeatable: key != ""}, n, &out)
 	if err == nil {
@@ -30,8 +31,8 @@ func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Acc
 	return out, err
 }
 
-// SendBatch sends different notifications in one request. err is about the whole request. The error
-// of a single item is at the item's place in the result.
+// SendBatch sends different notifications in one request. The error that SendBatch returns is about
+// the whole request. The error of a single item is at the item's place in the result.
 func (cl *Client) SendBatch(ctx context.Context, ns []Notification, key string) (out BatchResult, err error) {
 	err = cl.post(ctx, "/v1/notifications:batch", ns, key, key != "", &out)
 	return out, err
@@ -114,9 +115,9 @@ func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (ScheduledPage
 	return getJSON[ScheduledPage](ctx, cl, "/v1/schedules", q)
 }
 
-// Forecast counts the receivers and triggers that become due from start until before end, by minute
-// and channel. The two times may be at most 7 days apart. Zero times mean the next hour. Only
-// operators may call it.
+// Forecast counts the receivers and triggers that become due at or after the time start and before
+// the time end, by minute and channel. The two times may be at most 7 days apart. Zero times mean
+// the next hour. Only operators may call it.
 func (cl *Client) Forecast(ctx context.Context, start, end time.Time) (Forecast, error) {
 	q := url.Values{}
 	setTime(q, "from", start)
@@ -165,8 +166,8 @@ func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (UserH
 	return getJSON[UserHistory](ctx, cl, path, q)
 }
 
-// UserNotifications returns one page of a user's notifications, newest first. cursor is empty for
-// the first page. A limit of 0 means the server's default.
+// UserNotifications returns one page of a user's notifications, newest first. The cursor is empty
+// for the first page. A limit of 0 means the server's default.
 func (cl *Client) UserNotifications(ctx context.Context, user, cursor string, limit int) (UserHistory, error) {
 	return cl.Notifications(ctx, NotificationQuery{User: user, Cursor: cursor, Limit: limit})
 }
@@ -195,7 +196,7 @@ func (cl *Client) Failed(ctx context.Context, position uint64, maxWait time.Dura
 }
 
 // DeadLetters returns one page of the dead letters that f selects, of every caller. It ignores
-// f.IDs. cursor is empty for the first page. A limit of 0 means the server's default.
+// f.IDs. The cursor is empty for the first page. A limit of 0 means the server's default.
 func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string, limit int) (DeadLetterPage, error) {
 	q := f.Query()
 	setText(q, "cursor", cursor)
@@ -318,19 +319,21 @@ func (cl *Client) post(ctx context.Context, path string, in any, key string, rep
 	return err
 }
 
-// getJSON sends GET path and returns the decoded answer.
+// getJSON sends a GET request to a path and returns the decoded answer.
 func getJSON[T any](ctx context.Context, cl *Client, path string, q url.Values) (out T, err error) {
 	err = cl.get(ctx, path, q, &out)
 	return out, err
 }
 
-// sendJSON sends payload as JSON to path and returns the decoded answer.
+// sendJSON sends a request to a path, with the payload as its JSON body, and returns the decoded
+// answer.
 func sendJSON[T any](ctx context.Context, cl *Client, method, path string, payload any, repeatable bool) (out T, err error) {
 	_, err = cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, payload, &out)
 	return out, err
 }
 
-// write sends the request c. Its body is payload as JSON. If payload is nil, c has no body.
+// write sends the request c with the payload as its JSON body. If payload is nil, the request has
+// no body.
 func (cl *Client) write(ctx context.Context, c call, payload, out any) (reply Reply, err error) {
 	if payload != nil {
 		c.contentType = TypeJSON

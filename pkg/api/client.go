@@ -102,8 +102,8 @@ type call struct {
 // the next try uses "Expect: 100-continue": it sends the body only when the server asks for it.
 const largeBody = 64 << 10
 
-// do sends the request c, repeats it if that is safe, and decodes the answer into result. If result
-// is nil, it does not decode the answer.
+// do sends the request c, repeats it if that is safe, and decodes the answer into the parameter
+// result. If result is nil, it does not decode the answer.
 func (cl *Client) do(ctx context.Context, c call, result any) (Reply, error) {
 	began := time.Now()
 	for try, counted := 0, 0; ; try++ {
@@ -259,8 +259,8 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 
 // lentBody is a request body that the transport may read only until roundTrip returns. If the
 // server answers early, a goroutine of the transport may read the body later. By then the caller
-// may have overwritten the buffer. So takeBack makes all later reads fail. mu guards data and
-// takenBack.
+// may have overwritten the buffer. So takeBack makes all later reads fail. The mutex mu guards the
+// other two fields.
 type lentBody struct {
 	mu        sync.Mutex
 	data      []byte

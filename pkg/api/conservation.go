@@ -76,7 +76,7 @@ const (
 )
 
 // Conservation compares everything that was accepted since a time with its outcomes. A zero time
-// means everything that is stored. It needs the scope observe. It takes long, because the server
+// means everything that is stored. It needs the scope "observe". It takes long, because the server
 // reads all records.
 func (cl *Client) Conservation(ctx context.Context, since time.Time) (Conservation, error) {
 	q := url.Values{}

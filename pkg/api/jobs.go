@@ -33,7 +33,8 @@ type LetterFilter struct {
 	All bool `json:"all,omitempty"`
 }
 
-// filterField is one field of a filter. Either text or ms is set: ms is for times.
+// filterField is one field of a filter. Only one of the fields text and ms is set: ms if the field
+// of the filter is a time, otherwise text.
 type filterField struct {
 	name string
 	text *string
@@ -149,8 +150,8 @@ type JobRequest struct {
 	Report   json.RawMessage `json:"report,omitempty"` // only for reconcile: the plan's report, unchanged
 }
 
-// Job is an operator's job that the server runs. If State is done, then Done, Skipped, Exhausted
-// and Failed add up to Planned.
+// Job is an operator's job that the server runs. If State is "done", the fields Done, Skipped,
+// Exhausted and Failed add up to Planned.
 type Job struct {
 	ID        string         `json:"job_id"` // job_<ULID>
 	Kind      string         `json:"kind"`
@@ -203,8 +204,8 @@ type OutcomeCount struct {
 	N    int
 }
 
-// Kinds returns the counts to display, in a fixed order. It always returns reached, failed again
-// and open. It returns the other counts if they are not 0.
+// Kinds returns the counts to display, in a fixed order. It always returns the counts "reached",
+// "failed again" and "open", and the other counts only if they are not 0.
 func (o Outcomes) Kinds() []OutcomeCount {
 	all := []OutcomeCount{
 		{"reached", o.Reached}, {"failed again", o.Refailed}, {"suppressed", o.Suppressed}, {"expired", o.Expired},
@@ -293,9 +294,9 @@ type AuditRow struct {
 	Result string `json:"result,omitempty"`
 }
 
-// FoldAudit returns rows without the rows that a later row corrects. The server writes a row before
-// it makes a change. If the change is then refused or fails, the server adds a second row. Of these
-// two rows, FoldAudit keeps only the second. The log itself keeps both.
+// FoldAudit returns the given rows of the audit log without those that a later row corrects. The
+// server writes a row before it makes a change. If the change is then refused or fails, the server
+// adds a second row. Of these two rows, FoldAudit keeps only the second. The log itself keeps both.
 func FoldAudit(rows []AuditRow) []AuditRow {
 	ended := map[[3]string]bool{}
 	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }
@@ -388,8 +389,8 @@ func (cl *Client) Audit(ctx context.Context, afterSeq *uint64, limit int) ([]Aud
 	return list.Items, err
 }
 
-// VerifyAudit makes the server read the whole audit log and check its chain of hashes. expect is
-// "<seq>:<hash>" of an earlier check; the log must still contain that row.
+// VerifyAudit makes the server read the whole audit log and check its chain of hashes. The
+// parameter expect is "<seq>:<hash>" of an earlier check; the log must still contain that row.
 func (cl *Client) VerifyAudit(ctx context.Context, expect string) (AuditCheck, error) {
 	q := url.Values{}
 	setText(q, "expect", expect)

@@ -47,9 +47,10 @@ var ProviderModes = []string{ProvidersStub, ProvidersSimulated, ProvidersReal}
 // GrantTargets lists what a grant may allow: the channels and triggers.
 var GrantTargets = []string{"push", "sms", "email", "trigger"}
 
-// MostInLoadRequest returns how many messages one request of a load run may have, under a grant of
-// rate messages a second. It is what the grant allows in ten seconds. A request is accepted as a
-// whole or not at all. So without this limit one request could exceed any rate.
+// MostInLoadRequest returns how many messages one request of a load run may have. The parameter
+// rate is the number of messages a second that the grant allows; one request may have as many as
+// the grant allows in ten seconds. A request is accepted as a whole or not at all, so without this
+// limit one request could exceed any rate.
 func MostInLoadRequest(rate float64) float64 { return max(math.Floor(10*rate), 1) }
 
 // maxLoadToken is the longest token of a grant, in bytes. The longest grant, with 20 hosts of 255
@@ -96,9 +97,9 @@ type LoadGrantChange struct {
 }
 
 // Covers reports whether the grant allows this host, given as HOST or HOST:PORT. If the grant
-// contains a name without a port, it allows all ports of that name. If the given host has no port,
-// it uses the default port of its scheme. So it also matches the name with port 80 or 443 in the
-// grant.
+// contains a name without a port, it allows all ports of that name. A given host without a port
+// uses the default port of its scheme, so it is also allowed if the grant contains the same name
+// with port 80 or 443.
 func (g *LoadGrant) Covers(host string) bool {
 	host = strings.ToLower(host)
 	name, _, err := net.SplitHostPort(host)
@@ -169,7 +170,7 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s, "", false
 }
 
-// Grant makes a load grant. It needs a token with the scope operate.
+// Grant makes a load grant. It needs a token with the scope "operate".
 func (cl *Client) Grant(ctx context.Context, in LoadGrantRequest) (LoadGrant, error) {
 	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
 }
@@ -179,13 +180,13 @@ func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
 	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
-// ChangeGrant approves or revokes a grant. state is "approved" or "revoked".
+// ChangeGrant approves or revokes a grant. The new state is "approved" or "revoked".
 func (cl *Client) ChangeGrant(ctx context.Context, id, state string) (LoadGrant, error) {
 	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{state}, true)
 }
 
 // OwnGrant returns the grant of the token in cl.Load. If the grant is not active, it returns
-// notify.KindForbidden with an error code that begins with load_.
+// notify.KindForbidden with an error code that begins with "load_".
 func (cl *Client) OwnGrant(ctx context.Context) (LoadGrant, error) {
 	return getJSON[LoadGrant](ctx, cl, "/v1/load-grant", nil)
 }

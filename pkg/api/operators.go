@@ -65,8 +65,8 @@ type Campaign struct {
 // CampaignPage is a page of campaigns, newest first.
 type CampaignPage = List[Campaign]
 
-// Campaigns lists campaigns, newest first. Only operators may set caller. An empty caller means all
-// campaigns that the token may see.
+// Campaigns lists campaigns, newest first. Only operators may set the parameter caller. An empty
+// caller means all campaigns that the token may see.
 func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (CampaignPage, error) {
 	q := url.Values{}
 	setText(q, "caller", caller)
@@ -129,7 +129,7 @@ type SuppressionLifted struct {
 	StillSuppressed bool   `json:"suppressed"` // another profile still suppresses it
 }
 
-// Suppressions lists the suppressed addresses by user and address. It needs the scope observe.
+// Suppressions lists the suppressed addresses by user and address. It needs the scope "observe".
 func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor string, limit int) (Suppressions, error) {
 	q := f.Query()
 	setText(q, "cursor", cursor)
@@ -137,7 +137,7 @@ func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor 
 	return getJSON[Suppressions](ctx, cl, "/v1/ops/suppressions", q)
 }
 
-// LiftSuppression removes the suppression of an address. It needs the scope operate.
+// LiftSuppression removes the suppression of an address. It needs the scope "operate".
 func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (SuppressionLifted, error) {
 	return sendJSON[SuppressionLifted](ctx, cl, http.MethodPost, "/v1/ops/suppressions:lift", in, false)
 }
@@ -194,7 +194,7 @@ type Process struct {
 	Admin     string    `json:"admin,omitempty"` // address of its metrics; empty: no metrics
 	StartedAt time.Time `json:"started_at,omitzero"`
 	// State is one of the states above, or the error code of the cause that stops its work, such as
-	// clock.
+	// "clock".
 	State      string  `json:"state"`
 	AgeSeconds float64 `json:"age_seconds"`         // seconds since it published this description
 	Note       string  `json:"note,omitempty"`      // what is missing in its description, or why State is unknown
@@ -226,7 +226,7 @@ type ProcessRates struct {
 // Sum returns the sum of the rates of the process.
 func (p *ProcessRates) Sum() Rate { return SumOf(p.Rates) }
 
-// SumOf adds up rates.
+// SumOf returns the sum of the given rates. It does not set CallSeconds, which is an average.
 func SumOf(rates []Rate) (sum Rate) {
 	for _, r := range rates {
 		sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+r.Accepted, sum.Reached+r.Reached, sum.Failed+r.Failed, sum.Other+r.Other
@@ -304,8 +304,8 @@ type Account struct {
 	Provider string `json:"provider"`
 	Process  string `json:"process,omitempty"` // each process has its own circuit and room for an account
 	Account  string `json:"account"`
-	// State is the state of its circuit (closed, open or half-open), or blocked if the provider
-	// asked to wait.
+	// State is the state of its circuit ("closed", "open" or "half-open"), or "blocked" if the
+	// provider has asked notifyd to wait.
 	State        string     `json:"state"`
 	BlockedUntil *time.Time `json:"blocked_until,omitempty"`
 	ProbeAt      *time.Time `json:"probe_at,omitempty"` // if open: when the first call passes
@@ -328,7 +328,7 @@ func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
 	return getJSON[Accounts](ctx, cl, "/v1/ops/accounts", nil)
 }
 
-// Finding is the result of one check of the command doctor.
+// Finding is the result of one check of the command "doctor".
 type Finding struct {
 	Check   string `json:"check"`
 	Process string `json:"process,omitempty"` // set if the check is only about this process

@@ -183,7 +183,8 @@ type AddressVerdict struct {
 	Why     string `json:"why,omitempty"` // why it may not be called
 }
 
-// Trigger registers a trigger. key is its Idempotency-Key; empty: no key.
+// Trigger registers a trigger. The parameter key is its Idempotency-Key. If key is empty, the
+// request has no Idempotency-Key.
 func (cl *Client) Trigger(ctx context.Context, t Trigger, key string) (out TriggerAccepted, err error) {
 	body, err := t.MarshalJSON() // json.Marshal would change the bytes of the payload
 	if err != nil {
@@ -256,8 +257,8 @@ type CircuitChange struct {
 	To string `json:"to"` // open, closed or reset
 }
 
-// SetCircuit holds a circuit open or closed, or ends the hold. state is "open", "closed" or
-// "reset".
+// SetCircuit holds a circuit open or closed, or ends the hold. The parameter state is "open",
+// "closed" or "reset".
 func (cl *Client) SetCircuit(ctx context.Context, name, state string) (Circuit, error) {
 	return sendJSON[Circuit](ctx, cl, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), CircuitChange{state}, true)
 }
@@ -279,8 +280,8 @@ func (cl *Client) PutCaller(ctx context.Context, c Caller) (Caller, error) {
 	return sendJSON[Caller](ctx, cl, http.MethodPut, "/v1/ops/callers/"+url.PathEscape(c.ID), c, c.Version == 0)
 }
 
-// RotateSecret gives a caller a new signing secret. Only this answer contains the secret. During
-// the time overlap, notifyd signs with the old secret too.
+// RotateSecret gives a caller a new signing secret. Only this answer contains the secret. For the
+// duration overlap after this call, notifyd signs with the old secret too.
 func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (RotatedSecret, error) {
 	return sendJSON[RotatedSecret](ctx, cl, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
 		OverlapSeconds float64 `json:"overlap_seconds"`

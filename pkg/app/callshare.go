@@ -17,7 +17,7 @@ type callShare struct {
 	partitions func(topic string) int
 	set        func(provider.Share) // nil: calls are not divided
 
-	mu    sync.Mutex // guards owned, and makes the calls of set one after the other
+	mu    sync.Mutex // guards owned; held during each call of the function set, so that the calls do not overlap
 	owned [2]float64 // partitions that this process owns: of the fast lane, and of the bulk lane
 }
 
@@ -44,7 +44,8 @@ func (s *callShare) followLane(l notify.Lane, e *log.GroupEvents) {
 	e.Gone = func(log.TopicPartition, bool) { s.countOwned(lane, -1) }
 }
 
-// countOwned adds change to the number of owned partitions of a lane, and sets the new shares.
+// countOwned adds the parameter change to the number of partitions of a lane that this process
+// owns, and then sets the new shares.
 func (s *callShare) countOwned(lane int, change float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -157,8 +157,8 @@ func (n cardWriter) makesCallsOf(circuit string) bool {
 	return n.hasTask(func(t cluster.Tasks) bool { return t.Dispatcher })
 }
 
-// processState returns the state of this process: draining, ready, or the code of the error that
-// makes it not ready.
+// processState returns the state of this process: "draining", "ready", or the code of the error
+// that makes it not ready.
 func (n cardWriter) processState(ctx context.Context) string {
 	if n.draining.Load() {
 		return api.ProcessDraining

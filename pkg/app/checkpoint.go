@@ -73,9 +73,9 @@ func readCheckpoint(ctx context.Context, admin *log.Admin) (c checkpoint, err er
 	return c, nil
 }
 
-// writeCheckpoint writes a checkpoint. If clock returns an error, the clock of this process is
-// wrong. Then the time of the checkpoint would be wrong, so writeCheckpoint writes nothing and
-// returns that error.
+// writeCheckpoint writes a checkpoint. If the function clock returns an error, the clock of this
+// process is wrong. Then the time of the checkpoint would be wrong, so writeCheckpoint writes
+// nothing and returns that error.
 func writeCheckpoint(ctx context.Context, admin *log.Admin, meta engine.Meta, clock func() error) error {
 	if err := clock(); err != nil {
 		return err

@@ -18,7 +18,8 @@ import (
 )
 
 // cassandra returns the configuration of a Cassandra cluster. Its values come from the section
-// cassandra. If part sets hosts or a keyspace, it uses these instead.
+// "cassandra" of the configuration. If the parameter part has its own hosts or its own keyspace,
+// these are used instead.
 func (c *Config) cassandra(part cassandra.Cluster, logger *slog.Logger) (cassandra.Config, error) {
 	out := c.Cassandra
 	out.StatusTTL, out.Logger = c.History.Retention, logger

@@ -32,8 +32,8 @@ func (n views) doctor(ctx context.Context) (any, error) {
 	return d.Findings, nil
 }
 
-// setUsed sets Used of the last finding to used/total. This is the used share of a limited
-// resource, such as a disk.
+// setUsed sets the field Used of the last finding to used/total, the share of a limited resource,
+// such as a disk, that is in use. If total is 0, it does nothing.
 func (d *doctor) setUsed(used, total float64) {
 	if total > 0 {
 		share := used / total

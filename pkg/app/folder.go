@@ -134,7 +134,8 @@ func BadDataDir(dir string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot write to the data folder " + dir, Err: err}
 }
 
-// DataFolder returns the default data folder of a process. name is the last element of its path.
+// DataFolder returns the default data folder of a process. The parameter name is the last element
+// of its path.
 func DataFolder(getenv func(string) string, name string) string {
 	base := getenv("XDG_DATA_HOME")
 	if base == "" {

@@ -47,10 +47,10 @@ var topicsOf = func() map[string][]string {
 	return of
 }()
 
-// connOf returns the connection of a group to the log. Groups of lanes that are not bulk read from
-// partition leaders, even if a rack is configured. If there is little traffic, a record reaches a
-// follower half a second later than the leader. That is too long for a user who waits for an otp
-// code.
+// connOf returns the connection of a group to the log. The groups of lanes other than bulk lanes
+// read from the leaders of the partitions, even if a rack is configured. If there is little
+// traffic, a record reaches a follower half a second later than the leader. That is too long for a
+// user who waits for an otp code.
 func connOf(group string, conn log.Conn) log.Conn {
 	for _, l := range notify.Lanes() {
 		if !l.Bulk && (group == l.Group() || group == l.RetryGroup()) {
@@ -75,7 +75,7 @@ func (gs *groups) add(name string, g *log.Group) {
 	gs.list, gs.names = append(gs.list, g), append(gs.names, name)
 }
 
-// byName returns the group called name.
+// byName returns the group with the given name.
 func (gs *groups) byName(name string) *log.Group { return gs.list[slices.Index(gs.names, name)] }
 
 // partitions calls fn with the statistics of each partition that this process owns, for each group.
@@ -100,7 +100,7 @@ func (gs *groups) heldPartitions() (out []string) {
 }
 
 // lags returns the lag of each group. For shared groups it is the lag of all processes together.
-// InFlight and Paused count only this process.
+// The fields InFlight and Paused count only this process.
 func (gs *groups) lags() []api.GroupLag {
 	var out []api.GroupLag
 	if gs.shared {
@@ -148,8 +148,8 @@ func (gs *groups) watchedGroups(do cluster.Tasks) (names []string) {
 	return names
 }
 
-// setLags stores those of allLags whose group is in the list names. allLags has the lags of all
-// groups.
+// setLags stores the lags of some groups. The parameter names contains the names of these groups,
+// and allLags contains the lags of all groups.
 func (gs *groups) setLags(allLags []api.GroupLag, names []string) {
 	allLags = slices.DeleteFunc(allLags, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
 	gs.sharedLags.Store(&allLags)

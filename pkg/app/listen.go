@@ -23,8 +23,8 @@ func Listen(ctx context.Context, purpose, addr string) (net.Listener, error) {
 	return listen(ctx, purpose, addr, portRetryFor, func() {})
 }
 
-// listen does what Listen does, but retries for the duration retryFor. It calls tried after each
-// attempt in which another process used the port.
+// listen does what Listen does, but retries for the duration retryFor. It calls the function tried
+// after each attempt in which another process used the port.
 func listen(ctx context.Context, purpose, addr string, retryFor time.Duration, tried func()) (net.Listener, error) {
 	end := time.NewTimer(retryFor)
 	defer end.Stop()

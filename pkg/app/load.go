@@ -35,8 +35,9 @@ type Loaded struct {
 	Origin map[string]string // key -> "default", the name of a file or of an environment variable, or "flag"
 }
 
-// Load builds the configuration. Values in files override the defaults, environment variables override
-// files, and flags override everything. Load reports every problem that it finds, not only the first.
+// Load builds the configuration. Values in configuration files override the defaults, environment
+// variables override files, and flags override everything. Load reports every problem that it
+// finds, not only the first.
 func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	defaults := flatten(Default())
 	k := koanf.New(".")

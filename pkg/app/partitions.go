@@ -126,8 +126,8 @@ func usePartitions(n *Node, s spreads) {
 	}
 }
 
-// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls roundDone
-// after each round, and warn with each error.
+// follow reads the numbers of partitions every partitionsEvery until ctx ends. It calls the
+// function roundDone after each round, and the function warn with each error.
 func (s spreads) follow(ctx context.Context, roundDone func(), warn func(error)) error {
 	for notify.Sleep(ctx, partitionsEvery) {
 		call, stop := context.WithTimeout(ctx, partitionsEvery/2)

@@ -50,7 +50,8 @@ const pipelineCaller = "load"
 // goroutines of the workers. f must not keep the call after it returns.
 func WithTaken(f func(*notify.Call)) Option { return func(n *Node) { n.onStubCall = f } }
 
-// observedProvider calls taken with each call before it passes the call to its provider.
+// observedProvider passes each call of its provider first to the function taken, and then to the
+// provider.
 type observedProvider struct {
 	worker.Provider
 	taken func(*notify.Call)
@@ -127,8 +128,8 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 	return p, err
 }
 
-// simulate makes the simulators. It adds to values the settings that make notifyd use the
-// simulators.
+// simulate makes the simulators. It also adds the settings with which notifyd uses the simulators
+// to the parameter values, which is a configuration by key.
 func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, values map[string]any) (err error) {
 	dir := filepath.Join(cfg.Dir, "simulator")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -151,8 +152,8 @@ func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, values map[string
 }
 
 // SimulatedProviders returns the settings that make the providers use simulators. The keys of the
-// simulators are in simDir. Simulators do not keep some credentials in files, and SimulatedProviders
-// writes these credentials to dir.
+// simulators are in simDir. Simulators do not keep some credentials in files, and
+// SimulatedProviders writes these credentials to files in the folder dir.
 func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Credentials) (map[string]any, error) {
 	accounts, err := json.Marshal(c.Twilio)
 	if err != nil {

@@ -52,8 +52,8 @@ func partitionKey(topic string, partition int32) string {
 	return fmt.Sprintf("%s/%d", topic, partition)
 }
 
-// positionsOf returns the committed offsets in groups, whose keys are group, topic and partition.
-// It omits offsets that are 0, because the group has read nothing there.
+// positionsOf returns the committed offsets of a map whose keys are group, topic and partition. It
+// omits offsets that are 0, because the group has read nothing there.
 func positionsOf(groups map[string]map[string]map[int32]int64) positions {
 	out := positions{}
 	for group, topics := range groups {

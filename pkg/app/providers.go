@@ -209,8 +209,8 @@ func (p *providers) backgroundParts() map[string]func(context.Context) error {
 	return out
 }
 
-// rootCAs returns the system's CAs together with the CAs in the PEM file. It returns nil if file is
-// empty.
+// rootCAs returns the system's CAs together with the CAs in a PEM file. It returns nil if no file
+// is given.
 func rootCAs(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -229,7 +229,8 @@ func rootCAs(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// withBody returns a copy of a request. Its body is the parameter body, so it can be read again.
+// withBody returns a copy of a request. The copy has the parameter body as its body, so the body
+// can be read again.
 func withBody(r *http.Request, body []byte) *http.Request {
 	c := r.Clone(r.Context())
 	c.Body = io.NopCloser(bytes.NewReader(body))

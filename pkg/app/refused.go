@@ -47,9 +47,9 @@ func secretKey(key, file string) string {
 }
 
 // faults lists wrong settings and the errors that they cause. If an error contains one of the texts
-// in says, the setting that key returns is wrong. Errors are recognised by their texts, because a
-// driver may keep nothing else of an error. The list does not contain an expired certificate of a
-// server, because the operator of the server may renew it.
+// in the field says, the setting that the function key returns is wrong. Errors are recognised by
+// their texts, because a driver may keep nothing else of an error. The list does not contain an
+// expired certificate of a server, because the operator of the server may renew it.
 var faults = []struct {
 	key  func(settings) string
 	msg  string

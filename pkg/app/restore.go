@@ -184,11 +184,11 @@ func (r restorer) readLog(ctx context.Context) (l logState, err error) {
 	return l, err
 }
 
-// offsets returns the offsets at which each group continues after a restore to checkpoint c.
-// missing describes the records that the log lacks. newest is the newest checkpoint in the tables.
-// If the log ends before newest, the log is older than the tables: it lacks records that rows in
-// the tables refer to. A group reads a partition that does not fit checkpoint c from its first
-// record.
+// offsets returns the offsets at which each group continues after a restore to checkpoint c. The
+// result missing describes the records that the log lacks. The parameter newest is the newest
+// checkpoint in the tables. If the log ends before that checkpoint, the log is older than the
+// tables: it lacks records that rows in the tables refer to. A group reads a partition that does
+// not fit checkpoint c from its first record.
 func (l logState) offsets(c, newest checkpoint) (resumeAt map[string]map[log.TopicPartition]int64, missing []string) {
 	resumeAt = map[string]map[log.TopicPartition]int64{}
 	lacks := map[string]bool{} // a set, so that a line of several groups occurs once

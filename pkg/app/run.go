@@ -201,18 +201,19 @@ func partError(ctx context.Context, err error) error {
 	return err
 }
 
-// exclusive returns run with a lease, so that only one process at a time runs this part.
+// exclusive wraps the function run of a part. The returned function runs the part only while this
+// process has the part's lease, so that only one process at a time runs it.
 func (n runner) exclusive(name string, run func(context.Context) error) func(context.Context) error {
 	return cluster.Exclusive(n.st.lease, n.owner, name, run)
 }
 
-// Idle returns true if no work waits. Every group of this process was assigned its topics and has
-// finished all their records. The timer engine has no timer in memory. Timers that are due later
-// are only in the store, and Idle ignores them.
+// Idle reports whether no work waits. That means that every group of this process was assigned its
+// topics and has finished all their records, and that the timer engine has no timer in memory. Idle
+// ignores timers that are due later, because they are only in the store.
 func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }
 
-// Audit audits everything that was accepted at the time since or later. If since is zero, it audits
-// all data that is kept.
+// Audit audits everything that was accepted at or after the time since. If this time is zero, it
+// audits all data that is kept.
 func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
 	return n.auditor.Audit(ctx, since)
 }

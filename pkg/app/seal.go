@@ -62,8 +62,8 @@ func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 }
 
 // KeyAdvice returns what an operator must do before the first start of a restored folder. It
-// returns "" if nothing needs to be done. keyID is the id of the key that sealed the secrets in the
-// backup.
+// returns "" if nothing needs to be done. The parameter keyID is the id of the key that sealed the
+// secrets in the backup.
 func KeyAdvice(dataDir, keyID string) string {
 	keys, err := readDefaultKeys(dataDir)
 	if keyID == "" || err == nil && keys.Has(keyID) {

@@ -24,7 +24,7 @@ func digest(secret string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// matches reports whether secret is the secret that SeedCaller last gave.
+// matches reports whether the given secret is the one that SeedCaller gave last.
 func (s *seeded) matches(secret string) bool { return s.Secret == digest(secret) }
 
 func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, id string, urls []string, secret string) error {
@@ -67,7 +67,8 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 	return note(now)
 }
 
-// applyTo gives urls and secret to the caller c, and reports whether it changed c.
+// applyTo gives the callback URLs and the signing secret to the caller c, and reports whether this
+// has changed c.
 func (s *seeded) applyTo(c *engine.Caller, urls []string, secret string, now int64) (changed bool) {
 	kept := slices.ContainsFunc(s.URLs, func(u string) bool { return slices.Contains(c.CallbackURLs, u) })
 	if first := s.Secret == ""; first || kept {

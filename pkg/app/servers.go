@@ -16,7 +16,7 @@ const (
 	EnginesDistributed = "distributed"
 )
 
-// validateServers calls bad for each broken rule about the settings of servers.
+// validateServers calls the function bad for each setting of the servers that breaks a rule.
 func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.Engines != EnginesDistributed {
 		if len(c.Roles) != 1 || (c.Roles[0] != cluster.RoleAll && c.Roles[0] != cluster.RoleAPI) {

@@ -65,7 +65,7 @@ func (n *Node) unreachable(d *engine.DeadLetter) string {
 	return code
 }
 
-// lookAtLane adds to answer the facts that this process has about a lane.
+// lookAtLane adds what this process knows about a lane to the parameter answer.
 func (n *Node) lookAtLane(lane notify.Lane, answer *api.Lane) {
 	for _, g := range n.groups.lags() {
 		if g.Group == lane.Group() || g.Group == lane.RetryGroup() {

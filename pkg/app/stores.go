@@ -29,7 +29,7 @@ type stores struct {
 	cancels   users.CancelStore
 	campaigns *store.Campaigns
 	idem      request.Idem
-	exclusive bool // true: no other process can have idem open
+	exclusive bool // true: no other process can have the store idem open
 	// spill is nil if there is no spill buffer. While the log is unavailable, otp and alert are then
 	// refused like all other notifications.
 	spill     intake.Spill
@@ -55,7 +55,7 @@ type stores struct {
 	spread     func(topic string) notify.Spread      // the partitions of a lane's topic over which users are spread
 	partitions func(topic string) (n int, err error) // number of partitions over which keys are spread now, see log.ProducerConfig; nil: the numbers never change
 	gate       intake.Gate                           // decides whether the log accepts more records; nil: only a failed append shows that it does not
-	bulkGate   func() error                          // the same decision for bulk lanes; nil: bulk lanes use gate
+	bulkGate   func() error                          // the same decision for bulk lanes; nil: bulk lanes use the field gate
 	laterGate  func() error
 	appended   func(bytes int)                                                           // called with the number of bytes that intake appends; may be nil
 	ready      func() error                                                              // returns the reason why the process cannot do its work, or nil

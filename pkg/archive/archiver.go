@@ -67,8 +67,8 @@ type Config struct {
 
 // Bucket stores files. *s3.Bucket implements it.
 type Bucket interface {
-	// Put stores a file under a name with slashes. sum is the SHA-256 of its content in
-	// hexadecimal. If the bucket has a file with this name and sum, Put does nothing. If it has
+	// Put stores a file under a name with slashes. The parameter sum is the SHA-256 of its content
+	// in hexadecimal. If the bucket has a file with this name and sum, Put does nothing. If it has
 	// another file with this name, Put returns an fs.ErrExist error. If two calls with the same
 	// name run at the same time, one stores its file and the other returns that error.
 	Put(ctx context.Context, name, file, sum string) error
@@ -92,7 +92,7 @@ type History interface {
 type Archiver struct {
 	cfg Config
 
-	// Only the goroutine of Once uses row, rowUnsure and lastSum.
+	// Only the goroutine of Once uses the fields row, rowUnsure and lastSum.
 	row []byte // the stored row, for the next compare and swap
 	// rowUnsure means that the stored row may differ from the field row. Another process may have
 	// written the stored row, or a write of this process failed.
@@ -182,7 +182,7 @@ func (p *pendingFile) initMaps() {
 	}
 }
 
-// load reads the row and makes it the current state.
+// load reads the state from the row and makes it the current state.
 func (a *Archiver) load(ctx context.Context) error {
 	st, row, err := a.readRow(ctx)
 	if err != nil {
@@ -300,8 +300,8 @@ func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 	})
 }
 
-// eachLetter calls fn with the dead letters of each caller that have a higher sequence number than
-// last[caller]. After each call it sets last[caller] to the number of that dead letter.
+// eachLetter calls the function fn with the dead letters of each caller that have a higher sequence
+// number than last[caller]. After each call it sets last[caller] to the number of that dead letter.
 func (a *Archiver) eachLetter(ctx context.Context, last map[string]uint64, fn func(*engine.DeadLetter) error) error {
 	for _, caller := range a.cfg.Callers() {
 		for {
@@ -457,9 +457,9 @@ func parsePositions(names map[string]int64) map[history.Part]int64 {
 	return out
 }
 
-// writeFile writes one file with the lines that fill adds, and stores the progress that fill
-// returns. fill also returns the number of damaged chunks. If there is a pending file, the new file
-// replaces it and gets its name.
+// writeFile writes one file with the lines that the function fill adds, and stores the progress
+// that fill returns. The second result of fill is the number of damaged chunks. If there is a
+// pending file, the new file replaces it and gets its name.
 func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pendingFile, int, error)) error {
 	m, lost := nameOf(kind, now, a.st.Files+1), a.st.Pending
 	if lost != nil {

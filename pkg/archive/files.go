@@ -121,7 +121,7 @@ func (w *lineWriter) seal() error {
 	return nil
 }
 
-// discard closes the file. It removes the file unless kept is true.
+// discard closes the file. It also removes the file, unless the field kept is true.
 func (w *lineWriter) discard() {
 	if w.z != nil {
 		_ = w.z.Close() // an error does not matter: the file is sealed already, or is removed
@@ -262,8 +262,8 @@ func ListFS(files fs.FS) (out []Manifest, err error) {
 	return out, nil
 }
 
-// EachOutcome calls fn with every line of a file of outcomes. fn may use the Outcome until fn
-// returns.
+// EachOutcome calls fn with every line of a file of outcomes. The function may use the Outcome only
+// until it returns.
 func EachOutcome(files fs.FS, m *Manifest, fn func(*Outcome) error) error {
 	_, err := eachLine(files, m, fn)
 	return err

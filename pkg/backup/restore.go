@@ -35,13 +35,13 @@ func Verify(ctx context.Context, r io.Reader) (Manifest, error) {
 	return a.manifest, a.unpack("")
 }
 
-// Restore unpacks a backup into the folder dir. dir must be missing or empty; otherwise Restore
-// returns a notify.KindConflict error with code "data_dir_in_use". It unpacks into a temporary
-// folder, makes that folder durable and renames it to dir as the last step. If Restore fails before
-// the last step, it does not change dir and removes what it wrote. Before the first write it
-// compares the manifest with the free space of the volume; if there is too little, it returns a
-// notify.KindUnavailable error with code "data_dir". It never writes more bytes than the manifest
-// says. It also returns the errors of Verify.
+// Restore unpacks a backup into the folder dir. The folder must be missing or empty; otherwise
+// Restore returns a notify.KindConflict error with code "data_dir_in_use". It unpacks into a
+// temporary folder, makes that folder durable and renames it to dir as the last step. If Restore
+// fails before the last step, it does not change dir and removes what it wrote. Before the first
+// write it compares the manifest with the free space of the volume; if there is too little, it
+// returns a notify.KindUnavailable error with code "data_dir". It never writes more bytes than the
+// manifest says. It also returns the errors of Verify.
 func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	dir = filepath.Clean(dir)
 	if names, err := os.ReadDir(dir); err == nil && len(names) > 0 {
@@ -85,8 +85,8 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 // spaceUnit is a block of the disk in bytes. A file or folder uses whole blocks.
 const spaceUnit = 4096
 
-// checkFreeSpace returns an error if the content of m does not fit on the volume of dir. dir may be
-// missing.
+// checkFreeSpace returns an error if the content of m does not fit on the volume of the folder dir.
+// The folder may be missing.
 func checkFreeSpace(dir string, m Manifest) error {
 	for {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
@@ -276,8 +276,8 @@ func (a *backupReader) checkEnd() error {
 	return nil
 }
 
-// readFile reads one file and returns its SHA-256. If store is true, it also stores the file durably
-// under name.
+// readFile reads one file and returns its SHA-256. If the parameter store is true, it also stores
+// the file durably under the given name.
 func readFile(r io.Reader, name string, store bool) (sum string, err error) {
 	hash := sha256.New()
 	w := io.Writer(hash)
@@ -317,7 +317,7 @@ func (s *diskWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// syncFolders makes the directory entries of dir and of all its subfolders durable.
+// syncFolders makes the directory entries of the folder dir and of all its subfolders durable.
 func syncFolders(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {

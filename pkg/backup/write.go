@@ -49,9 +49,9 @@ type File struct {
 	SHA256 string `json:"sha256"`
 }
 
-// Write completes m with the files in dir, then writes m and the files to w. It reads each file
-// twice; the first read computes the checksum. The files must not change during Write. Write
-// returns the completed manifest. If ctx ends, Write stops and returns ctx's error.
+// Write completes m with the files in the folder dir, then writes m and the files to w. It reads
+// each file twice; the first read computes the checksum. The files must not change during Write.
+// Write returns the completed manifest. If ctx ends, Write stops and returns ctx's error.
 func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, error) {
 	m, err := listFiles(ctx, dir, m)
 	if err == nil {
@@ -63,7 +63,7 @@ func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, 
 	return m, nil
 }
 
-// listFiles returns m with the folders and files in dir.
+// listFiles returns a copy of m that lists all folders and files in the folder dir.
 func listFiles(ctx context.Context, dir string, m Manifest) (Manifest, error) {
 	m.Format, m.Bytes, m.Folders, m.Files = Format, 0, nil, nil
 	return m, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -16,10 +16,10 @@ const (
 	aloneRenew = 2 * time.Second
 )
 
-// Exclusive returns a function that calls run while this process has the lease "part:" + name. So
-// normally only one process at a time does this work. There is no fencing: for a short while, two
-// processes may do it at the same time, so run must be safe in this case. If lease is nil, there is
-// only one process, and Exclusive returns run.
+// Exclusive returns a function that calls the function run while this process has the lease
+// "part:NAME", where NAME is the parameter name. So normally only one process at a time does this
+// work. There is no fencing: for a short while, two processes may do it at the same time, so run
+// must be safe in this case. If lease is nil, there is only one process, and Exclusive returns run.
 func Exclusive(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run

@@ -23,7 +23,7 @@ const maxCampaignHolds = 1000
 // process apply them.
 type CampaignHolds struct{ followed[api.CampaignHold] }
 
-// OpenCampaignHolds reads the holds and applies them to workers. It must be called before the
+// OpenCampaignHolds reads the holds and applies them to the workers. It must be called before the
 // workers run, so that no worker sends for a paused campaign.
 func OpenCampaignHolds(ctx context.Context, meta engine.Meta, workers *worker.Campaigns) (*CampaignHolds, error) {
 	c := &CampaignHolds{}

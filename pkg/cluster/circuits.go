@@ -58,8 +58,8 @@ type Circuits struct {
 	cfg   CircuitConfig
 	holds followed[int64]
 	pins  followed[circuitPin]
-	// applied contains, by caller, the operators' changes that this process has applied. Only
-	// applyPins uses it, with pins.mu held.
+	// The field applied contains, by caller, the operators' changes that this process has applied.
+	// Only applyPins uses it, with pins.mu held.
 	applied map[string]circuitPin
 }
 

@@ -105,8 +105,8 @@ func (c *Clock) Run(ctx context.Context) error {
 
 // Ask compares the clock once with each server and keeps the median offset. The error of a
 // comparison is at most half of the round trip; a smaller offset counts as 0. If a server does not
-// answer, Ask uses its last answer for clockKept. So one server with a wrong clock does not decide
-// alone while the other servers are slow.
+// answer, Ask uses its last answer for the time clockKept. So one server with a wrong clock does
+// not decide alone while the other servers are slow.
 func (c *Clock) Ask(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()

@@ -56,9 +56,9 @@ func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog
 	return g, err
 }
 
-// MetaSecret returns the 32 random bytes that are stored in meta under name. If no bytes are stored,
-// MetaSecret creates and stores them. Processes that call MetaSecret at the same time get the same
-// bytes.
+// MetaSecret returns the 32 random bytes that are stored in meta under the given name. If no bytes
+// are stored, MetaSecret creates and stores them. Processes that call MetaSecret at the same time
+// get the same bytes.
 func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, error) {
 	fresh := make([]byte, 32)
 	rand.Read(fresh) // never fails
@@ -73,9 +73,9 @@ func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, err
 	}
 }
 
-// Create makes a grant in the name of operator. It returns notify.KindInvalid if a field of the
-// request is not allowed. It returns notify.KindConflict (load_providers) if a process calls a
-// more harmful kind of provider than the request names.
+// Create makes a grant in the name of an operator. It returns notify.KindInvalid if a field of the
+// request is not allowed. It returns notify.KindConflict (load_providers) if a process calls a more
+// harmful kind of provider than the request names.
 func (g *Grants) Create(ctx context.Context, operator string, in api.LoadGrantRequest) (api.LoadGrant, error) {
 	if err := checkGrant(&in); err != nil {
 		return api.LoadGrant{}, err
@@ -165,8 +165,8 @@ func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	return nil
 }
 
-// Change approves or revokes a grant for operator. An operator cannot approve a grant that the same
-// operator made. Change returns notify.KindNotFound for an unknown grant.
+// Change approves or revokes a grant in the name of an operator. Operators cannot approve grants
+// that they made themselves. Change returns notify.KindNotFound for an unknown grant.
 func (g *Grants) Change(ctx context.Context, id, operator, to string) (out api.LoadGrant, err error) {
 	if to != "approved" && to != "revoked" {
 		return out, notify.Invalid("bad_value", "to", fmt.Sprintf("must be \"approved\" or \"revoked\", not %q", to))
@@ -233,9 +233,9 @@ func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
 	return out, nil
 }
 
-// Check returns the grant of a token, from the last read of this process. host is the host to
-// which the request was sent. Check returns notify.KindForbidden if the grant is not active or is
-// not valid for this host. The code of this error begins with load_.
+// Check returns the grant of a token, from the last read of this process. The parameter host is the
+// host to which the request was sent. Check returns notify.KindForbidden if the grant is not active
+// or is not valid for this host. The code of this error begins with "load_".
 func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	claimed, err := api.ReadLoadToken(token, g.key.Public().(ed25519.PublicKey))
 	if err != nil {

@@ -87,8 +87,8 @@ func (l *Lanes) List() (out []api.Lane) {
 	return out
 }
 
-// Paused returns when, by which operator and why a lane was paused. ok is false if the lane is not
-// paused.
+// Paused returns when, by which operator and why a lane was paused. The result ok is false if the
+// lane is not paused.
 func (l *Lanes) Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool) {
 	p, ok := l.get(lane.String())
 	return time.UnixMilli(p.At).UTC(), p.By, p.Reason, ok

@@ -36,8 +36,8 @@ type Peers struct {
 	names    []string             // alive, gone and self, sorted
 }
 
-// NewPeers returns the peers of a group for the process self. Before DelayStart or Run, the list
-// contains only self.
+// NewPeers returns the Peers of a group for this process, whose name is self. Before DelayStart or
+// Run, the list contains only this process.
 func NewPeers(beats engine.Heartbeats, group, self string) *Peers {
 	return &Peers{beats: beats, group: group, self: self, gone: map[string]time.Time{}, names: []string{self}}
 }
@@ -72,9 +72,9 @@ func (p *Peers) beatAndRead(ctx context.Context) error {
 	return nil
 }
 
-// update applies the result of a read at the time now. If changed is true, members are the
-// processes that are alive. If changed is false, members is not used: the same processes are alive
-// as before.
+// update applies the result of a read at the time now. If changed is true, the parameter members
+// contains the processes that are alive. If changed is false, the same processes are alive as
+// before, and members is not used.
 func (p *Peers) update(members []engine.Heartbeat, changed bool, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,10 +126,10 @@ func (p *Peers) Share(limit int) int {
 	return max(part, 1)
 }
 
-// DelayStart wraps run, which uses a share of a limit. If there are other processes, DelayStart
-// waits before it starts run: first every other process must see this process, and the calls that
-// were begun with the larger shares must end. longestCall is the longest time of a call. Without
-// other processes, run starts at once.
+// DelayStart wraps the function run, which uses a share of a limit. If there are other processes,
+// DelayStart waits before it calls run: first every other process must see this process, and the
+// calls that were begun with the larger shares must end. The parameter longestCall is the longest
+// time of a call. Without other processes, DelayStart calls run at once.
 func (p *Peers) DelayStart(longestCall time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {

@@ -164,8 +164,9 @@ func (rs *Removals) forget(r *Removal) {
 	}
 }
 
-// Every returns a function that calls purge every RemovalEvery until its context ends, with the
-// part's removal time. If a purge fails, the next tick tries again.
+// Every returns a function that passes the part's removal time to the function purge. It does this
+// once in each interval RemovalEvery until its context ends. If a purge fails, it is tried again in
+// the next interval.
 func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.Context, now time.Time) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		r := rs.Begin(part, meta)

@@ -28,8 +28,8 @@ type Tasks struct {
 	Lanes                                []notify.Lane // lanes whose workers it runs
 }
 
-// ParseRoles returns the tasks of roles. A role may occur more than once. It returns an error for
-// an unknown role, channel or lane, and if roles is empty.
+// ParseRoles returns the tasks of the given roles. A role may occur more than once. ParseRoles
+// returns an error for an unknown role, channel or lane, and if no role is given.
 func ParseRoles(roles []string) (t Tasks, err error) {
 	if len(roles) == 0 {
 		return t, fmt.Errorf("no role is given; the roles are %s", strings.Join(Roles, ", "))

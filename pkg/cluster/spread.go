@@ -36,9 +36,9 @@ type Spread struct {
 	readAt time.Time // when the read of stored began; monotonic
 }
 
-// OpenSpread reads the number of parts that is stored in meta under name. If no number is stored,
-// it stores the number initial. If alone is true, no other process uses the store, and so the
-// number that was read stays valid for any time.
+// OpenSpread reads the number of parts that is stored in meta under the given name. If no number is
+// stored, it stores the parameter initial. If alone is true, no other process uses the store, and
+// so the number that was read stays valid for any time.
 func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int, alone bool) (*Spread, error) {
 	s := &Spread{meta: meta, name: name, alone: alone}
 	for {
@@ -54,8 +54,8 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int,
 
 // MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue.
 // Use it only for parts that are created before their new number is stored. Follow calls the
-// function if it cannot read the stored number. If no new parts exist, Follow keeps the last
-// number and returns nil. Call MadeBefore before s is used.
+// function if it cannot read the stored number. If no new parts exist, Follow keeps the last number
+// and returns nil. Call MadeBefore before the Spread is used.
 func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
 // Follow reads the stored number.
@@ -86,8 +86,8 @@ func (s *Spread) Last() notify.Spread {
 	return s.stored
 }
 
-// ReadSpread returns the Spread that is stored in meta under name, or the zero Spread if there is
-// none.
+// ReadSpread returns the Spread that is stored in meta under the given name, or the zero Spread if
+// there is none.
 func ReadSpread(ctx context.Context, meta engine.Meta, name string) (s notify.Spread, err error) {
 	row, err := meta.GetMeta(ctx, name)
 	if err == nil && len(row) > 0 {
@@ -99,7 +99,7 @@ func ReadSpread(ctx context.Context, meta engine.Meta, name string) (s notify.Sp
 }
 
 // Now returns the number of parts from the last read. If that read was spreadTrust ago or longer,
-// another number may be in effect now, and Now returns notify.KindUnavailable (spread_unknown).
+// another number may be in effect now, and Now returns notify.KindUnavailable ("spread_unknown").
 func (s *Spread) Now() (notify.Spread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,10 +109,10 @@ func (s *Spread) Now() (notify.Spread, error) {
 	return s.stored, nil
 }
 
-// RaiseSpread raises the number of parts that is stored in meta under name, and returns the stored
-// Spread. Requests use the new number from now + spreadLead on. If parts is not greater than the
-// stored number, nothing changes. RaiseSpread returns raised_lately if an earlier raise has not
-// taken effect yet.
+// RaiseSpread raises the number of parts that is stored in meta under the given name, and returns
+// the stored Spread. Requests use the new number from now + spreadLead on. If the parameter parts
+// is not greater than the stored number, nothing changes. RaiseSpread returns the error
+// "raised_lately" if an earlier raise has not taken effect yet.
 func RaiseSpread(ctx context.Context, meta engine.Meta, name string, parts int, now time.Time) (notify.Spread, error) {
 	for {
 		was, err := ReadSpread(ctx, meta, name)

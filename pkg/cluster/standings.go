@@ -39,7 +39,7 @@ type LaneStops struct {
 // tailPrefix.
 type lanesHeld map[string]server.LaneStop
 
-// NewStandings returns the LaneStops of the process owner.
+// NewStandings returns the LaneStops of this process, whose unique name is owner.
 func NewStandings(beats engine.Heartbeats, owner string) *LaneStops {
 	return &LaneStops{beats: beats, owner: owner, beatSoon: make(chan struct{}, 1)}
 }
@@ -103,8 +103,8 @@ func (s *LaneStops) beat(ctx context.Context, sentLast bool, lanes []notify.Lane
 	return false
 }
 
-// readOthers reads the heartbeats of the other processes if they have changed. known is the group's
-// version of the previous read. readOthers returns the version that it has read.
+// readOthers reads the heartbeats of the other processes if they have changed. The parameter known
+// is the group's version at the previous read. readOthers returns the version that it has read.
 func (s *LaneStops) readOthers(ctx context.Context, known int64) int64 {
 	began := time.Now()
 	alive, version, err := s.beats.Alive(ctx, standingGroup, known)

@@ -87,10 +87,10 @@ func New(ctx context.Context, cfg Config) (*Bucket, error) {
 // sumKey is the metadata key of a file's SHA-256, in hexadecimal.
 const sumKey = "sha256"
 
-// Put stores the file under name, with the SHA-256 of its content. If an object with this name and
-// sum exists, Put does nothing. If an object with this name has another sum or no sum, Put returns
-// an fs.ErrExist error. If two calls run at the same time, only one stores its file, provided that
-// the store supports If-None-Match (S3 does).
+// Put stores a file under the given name, together with the parameter sum, the SHA-256 of its
+// content. If an object with this name and sum exists, Put does nothing. If an object with this
+// name has another sum or no sum, Put returns an fs.ErrExist error. If two calls run at the same
+// time, only one stores its file, provided that the store supports If-None-Match (S3 does).
 func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	ctx, stop := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer stop()
@@ -180,7 +180,7 @@ func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 }
 
 // Copy downloads the objects whose names begin with namePrefix and are not less than firstName. It
-// writes each object to a file with the same name in dir.
+// writes each object to a file with the same name in the folder dir.
 func (b *Bucket) Copy(ctx context.Context, namePrefix, firstName, dir string) error {
 	prefix := ""
 	if b.cfg.Prefix != "" {

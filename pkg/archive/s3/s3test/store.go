@@ -167,7 +167,8 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list answers with the keys that begin with prefix and are greater than afterKey, two keys per page.
+// list answers with the keys that begin with the prefix and are greater than afterKey, two keys per
+// page.
 func (s *Store) list(w http.ResponseWriter, prefix, afterKey string) {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
