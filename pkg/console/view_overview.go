@@ -68,7 +68,8 @@ func ratesPanel(m *model, w, rows int) []string {
 	return append(out, block...)
 }
 
-// chartsOf draws the rates of the last minutes: accepted and ended.
+// chartsOf draws two charts of the last minutes: the rate at which notifications were accepted, and
+// the rate at which they ended.
 func chartsOf(m *model, w, rows int) []string {
 	st, series := &m.style, m.data.rates.Series
 	var in, done []float64
