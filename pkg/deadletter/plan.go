@@ -304,7 +304,7 @@ const (
 )
 
 // pages encodes the set. Each entry becomes one varint. Its lowest bit is 1 if the entry is
-// collapsed. The other bits are the difference between the ord of the entry and the ord of the
+// collapsed. The other bits are the difference between the field ord of the entry and that of the
 // entry before it.
 func (s *frozenSet) pages() (out []engine.JobEntry) {
 	if s.report != nil {
