@@ -185,7 +185,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 				if !ok {
 					f.Class = Unreadable
 					rep.addFinding(f, 1, a.cfg.MaxListed)
-				} else if base.Time().Before(past) { // a create writes the timer a moment before the row
+				} else if base.Time().Before(past) { // the timer of a new trigger is written a moment before its row
 					f.ID = a.cfg.Triggers.ID(base)
 					ids, orphans = append(ids, f.ID), append(orphans, f)
 				}
