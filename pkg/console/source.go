@@ -57,7 +57,7 @@ type snapshot struct {
 	lanes     []api.GroupLag
 	findings  []api.Finding
 	circuits  []api.Circuit
-	top       api.LetterTop // groups of letters in state dead
+	top       api.LetterTop // groups of the letters whose state is "dead"
 	letters   api.DeadLetterPage
 	jobs      []api.Job
 	forecast  api.Forecast

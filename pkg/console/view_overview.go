@@ -262,7 +262,7 @@ func doctorPanel(m *model, w, h int) []string {
 			bad = append(bad, f)
 		}
 	}
-	slices.SortStableFunc(bad, func(a, b api.Finding) int { return cmp.Compare(a.Level, b.Level) }) // fail before warn
+	slices.SortStableFunc(bad, func(a, b api.Finding) int { return cmp.Compare(a.Level, b.Level) }) // "fail" before "warn"
 	note := m.ageNote(feedDoctor)
 	if note == "" {
 		note = fmt.Sprintf("%d of %d checks are ok", len(m.data.findings)-len(bad), len(m.data.findings))
