@@ -151,7 +151,7 @@ type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta
 
-	mu   sync.Mutex        // guards seen; held while it is saved
+	mu   sync.Mutex        // guards the field seen; held while seen is saved
 	seen map[string]uint64 // by caller: the Seq that was read last; contains every caller that ever had a dead letter
 }
 

@@ -17,7 +17,7 @@ import (
 const (
 	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson decodes
 	maxWhereNumber   = 64       // bytes of a text that tonumber reads
-	maxWhereContains = 10_000   // comparisons in one call of contains or inside
+	maxWhereContains = 10_000   // comparisons in one call of the function contains or inside
 	maxWhereAtOnce   = 4        // expressions that run at the same time in the process
 )
 
