@@ -163,7 +163,7 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 // Counts contains how many requests a Store has made since Open.
 type Counts struct {
 	Swaps       int64 // conditional writes (LWT), including repeated tries
-	SerialReads int64 // reads at SERIAL
+	SerialReads int64 // reads with the consistency SERIAL
 	Reads       int64 // all other reads, one for each page
 	Writes      int64 // plain writes and batches of one partition
 	Rows        int64 // statements in Writes, Logged and Scattered

@@ -185,7 +185,7 @@ func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (b
 	if x.IsOpen() {
 		return true, nil
 	}
-	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // an entry that is added when the trigger opens again is later than at, so it stays
+	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // an entry that is added when the trigger opens again has a later timestamp, so it stays
 }
 
 // swapWhole does what swapRow does and also replaces the request. It is for the few swaps that the
