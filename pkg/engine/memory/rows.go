@@ -18,7 +18,7 @@ type partRows struct {
 	// run in the order of the writes.
 	writing sync.Mutex
 
-	mu    sync.Mutex // guards parts and their rows; a writer locks writing first, then mu
+	mu    sync.Mutex // guards parts and their rows; a writer first locks the field writing, then mu
 	parts map[rows.Partition]*part
 }
 
