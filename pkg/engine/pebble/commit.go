@@ -41,7 +41,7 @@ type committer struct {
 	db    *pebbledb.DB
 	opts  *pebbledb.WriteOptions
 	latch *latch
-	wake  chan struct{} // of size 1; contains a value when filling has rows or closed is true
+	wake  chan struct{} // of size 1; contains a value when the group filling has rows or the field closed is true
 	// exited is closed by syncGroups when it has finished the last group after close was
 	// called.
 	exited chan struct{}
@@ -49,7 +49,7 @@ type committer struct {
 	groups, writes atomic.Uint64
 	ownBatches     sync.WaitGroup // separate batches of insertUnordered that are not finished
 
-	mu      sync.Mutex // guards the fields filling and closed, and the content of the group filling
+	mu      sync.Mutex // guards the fields filling and closed, and the content of the group in filling
 	filling *group
 	closed  bool // no more writes are accepted
 }
