@@ -109,15 +109,16 @@ type openTail struct {
 	crowded      atomic.Bool      // too many tails are open, and the other processes do not answer this tail
 }
 
-// NewTails returns the tails of the process with this name. own is the tail of this process alone.
-// NewTails also sets the tails of s, so it must be called before s.Share runs.
+// NewTails returns the tails of the process with this name. The parameter own is the tail that
+// shows only the outcomes of this process. NewTails also makes s use the returned tails, so it must
+// be called before s.Share runs.
 func NewTails(own server.Tail, name string, wire engine.Broadcast, s *LaneStops, c *Cards) *Tails {
 	t := &Tails{own: own, wire: wire, standings: s, cards: c, owner: s.owner, name: name, changed: make(chan struct{}, 1), open: map[string]*openTail{}}
 	s.tails = t
 	return t
 }
 
-// signalChange makes Run check the fields again. It does not block.
+// signalChange makes Run check again the fields that mu guards. It does not block.
 func (t *Tails) signalChange() {
 	select {
 	case t.changed <- struct{}{}:
@@ -159,7 +160,8 @@ func (t *Tails) ownWishes() map[string]tailWish {
 
 // setOthersWishes stores those wishes of other processes that this process must answer. The
 // argument all contains the wishes of all processes, including this process. For each tail of this
-// process it also stores in crowded whether other processes do not answer it.
+// process it also notes (in openTail.crowded) whether too many tails are open, so that the other
+// processes do not answer it.
 func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	if t == nil {
 		return
@@ -181,7 +183,7 @@ func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	t.signalChange()
 }
 
-// noteWishesRead notes that a read of the wishes was successful. began is when the read began.
+// noteWishesRead is called after a successful read of the wishes. It stores when that read began.
 func (t *Tails) noteWishesRead(began time.Time) {
 	if t == nil {
 		return
@@ -349,7 +351,7 @@ func (t *Tails) deliver(raw []byte) {
 	}
 }
 
-// followWorkers reads every cardBeat which processes have workers, until ctx ends.
+// followWorkers reads which processes have workers, once per cardBeat, until ctx ends.
 func (t *Tails) followWorkers(ctx context.Context) {
 	for {
 		cards := slices.DeleteFunc(t.cards.All(ctx), func(c Card) bool {
@@ -404,8 +406,8 @@ type shownTail struct {
 	out     chan<- api.Event
 	names   map[string]string       // names of processes, by owner
 	answers map[string]*tailAnswers // by owner
-	// dropped contains the number of outcomes by owner that were dropped because of the limits and
-	// that the client was not told about yet.
+	// dropped contains, by owner, the number of outcomes that were dropped because of the limits
+	// and that the client has not been told about yet.
 	dropped       map[string]int64
 	toldProcesses string // the processes in the last message to the client
 }
@@ -477,8 +479,8 @@ func (s *shownTail) trySend(e *api.Event) bool {
 	}
 }
 
-// tellDropped sends the client a gap for each process with outcomes that were dropped because of
-// the limits.
+// tellDropped sends the client an event of type EventGap for each process whose outcomes were
+// partly dropped because of the limits.
 func (s *shownTail) tellDropped() {
 	for owner, n := range s.dropped {
 		if s.trySend(&api.Event{Type: api.EventGap, At: time.Now().UTC(), Process: s.names[owner], Dropped: n}) {

@@ -68,8 +68,8 @@ type repairRecord struct {
 const batchSize = 16
 
 // appendRepairs repairs the findings of notifications fs[i], for each i in indexes, and sets
-// results[i].Why of each repaired finding to "". made is the time of the report (ms since 1970).
-// It is also the time of the claims that appendRepairs writes.
+// results[i].Why to "" for each finding that it repaired. The parameter made is the time of the
+// report (ms since 1970). The claims that appendRepairs writes have the same time.
 func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int, made int64, results []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(indexes))
 	for _, i := range indexes {
@@ -141,8 +141,8 @@ func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecor
 	return out, true, nil
 }
 
-// appendRecords first stores the rows that claim the receivers in claims, and then appends the
-// records in list.
+// appendRecords appends the records in list. Before that, it stores rows that claim the receivers
+// which the map claims has for these records.
 func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims map[repairRecord][]notify.ID, made int64) error {
 	rowsToPut := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))

@@ -80,7 +80,7 @@ func (r *run) isRepeatedCopy(f *engine.Found) (bool, error) {
 }
 
 // countReceiver counts one receiver of a chunk as terminal or pending. A receiver without
-// outcome and evidence becomes a suspect.
+// an outcome and without evidence becomes a suspect.
 func (r *run) countReceiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Ledger, index, pos uint32) error {
 	if state := notify.StateOf(c.rows, index, pos); state.Terminal() {
 		r.addTerminal(l, state.String(), 1)
@@ -124,16 +124,17 @@ type chunk struct {
 	parked map[parkedKey]map[uint32]bool // what parkedIndexes has read so far
 }
 
-// newChunk returns the original chunk in f, with those of rows that belong to it.
+// newChunk returns the original chunk in f, with those of the given rows that belong to it.
 func newChunk(f *engine.Found, rows []notify.Row) *chunk {
 	c := ownRows(rows, notify.ColumnDigest(f.Envelope.Receivers))
 	c.env = f.Envelope
 	return c
 }
 
-// ownRows returns a chunk with the rows that belong to the copy with this digest of its receivers.
-// A repeated request may have been split into chunks differently. In the rows of the other copy, a
-// position means another receiver.
+// ownRows returns a chunk with those of the given rows that belong to one copy of the chunk: the
+// copy whose receivers have this digest. There may be another copy, because a repeated request may
+// have been split into chunks differently. In the rows of that copy, a position means another
+// receiver.
 func ownRows(rows []notify.Row, digest uint64) *chunk {
 	c := &chunk{}
 	for i := range rows {
@@ -181,8 +182,8 @@ type envelopeKey struct{ epoch, attempt, deferrals uint16 }
 
 func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt, k.Deferrals} }
 
-// locate returns where a receiver must be. original is the position of the original chunk's
-// record. locate reads the receiver's rows from the first to the latest: each row gives the
+// locate returns where a receiver must be. The parameter original is the position of the original
+// chunk's record. locate reads the receiver's rows from the first to the latest: each row gives the
 // outcome of one envelope, and so tells which envelope follows.
 func (c *chunk) locate(index, pos uint32, original logPosition) whereabouts {
 	st := whereabouts{logPosition: original, answeredAt: map[envelopeKey]logPosition{}}
@@ -317,9 +318,9 @@ func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index ui
 	return got, nil
 }
 
-// timersAt calls fn with each timer that fires at fireAt and whose id begins with prefix.
-// prefix must be shorter than an id, because the scan starts after prefix. timersAt requests n
-// timers at a time from scan.
+// timersAt calls fn with each timer that fires at fireAt and whose id begins with prefix. The
+// prefix must be shorter than an id, because the scan starts after the prefix. timersAt gets the
+// timers from the function scan, n at a time.
 func timersAt(fireAt int64, prefix []byte, n int, scan func(after engine.TimerCursor, n int) ([]engine.Timer, error), fn func(*engine.Timer) error) error {
 	after := engine.TimerCursor{FireAt: fireAt, ID: prefix}
 	for {

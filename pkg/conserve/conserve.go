@@ -63,9 +63,10 @@ type Triggers interface {
 	// Timer returns the timer that a waiting trigger must have. It returns false if the trigger's
 	// id cannot be decoded.
 	Timer(t *engine.Trigger) (engine.Timer, bool)
-	// Mend writes the timers of the triggers in timers and the dead letters of the triggers in
-	// letters, and makes the triggers in redo due now. It changes a row only if the row is
-	// still the same as the given row. It returns the ids of the triggers that it repaired.
+	// Mend gets three lists of triggers. It writes the timer of each trigger in the list timers and
+	// the dead letter of each trigger in the list letters, and makes each trigger in the list redo
+	// due now. It changes a row only if the row is still the same as the given row. It returns the
+	// ids of the triggers that it repaired.
 	Mend(ctx context.Context, timers, letters, redo []engine.Trigger) (mended []string, err error)
 }
 
@@ -137,8 +138,8 @@ type Config struct {
 	// twice the time between two checks, and so short that none of these timers is still in the
 	// cold tier.
 	Ahead time.Duration `default:"2h"`
-	// Open is how long after a minute its timers may still be stored. After that, the minute
-	// becomes a finding.
+	// Open is how long after the end of a minute its timers may still be stored. After that, the
+	// minute becomes a finding.
 	Open time.Duration `default:"5m"`
 	// MaxListed is how many findings a report lists. The report counts all findings.
 	MaxListed int `default:"10_000"`
@@ -184,14 +185,16 @@ func New(cfg Config) *Auditor {
 	return a
 }
 
-// Run audits everything that was accepted after since (zero: everything that is stored). It returns
-// an error if a store or the log is unreachable, or if the history is damaged.
+// Run audits everything that was accepted after the time since. If since is zero, it audits
+// everything that is stored. It returns an error if a store or the log is unreachable, or if the
+// history is damaged.
 func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {
 	r := newRun(a, since, a.cfg.MaxFindings)
 	return r.runSteps(ctx, r.readBounds, r.countOriginals, r.countSpilled, r.countSchedules, r.confirmSuspects, r.findRowsAlone, (&triggerRun{run: r}).countTriggers)
 }
 
-// Notifications does the same as Run without triggers, and lists up to max findings of a class.
+// Notifications does the same as Run, but it does not audit triggers, and it lists up to max
+// findings of each class.
 func (a *Auditor) Notifications(ctx context.Context, since time.Time, max int) (api.Conservation, error) {
 	r := newRun(a, since, max)
 	return r.runSteps(ctx, r.readBounds, r.countOriginals, r.countSpilled, r.countSchedules, r.confirmSuspects, r.findRowsAlone)
@@ -213,8 +216,8 @@ func (a *Auditor) Recheck(ctx context.Context, ids []notify.ID) ([]api.Drift, er
 	return rep.Findings, err
 }
 
-// findWithRows returns a notification and the rows of its chunk. ok is false if the notification is
-// unknown or no longer stored.
+// findWithRows returns a notification and the rows of its chunk. The result ok is false if the
+// notification is unknown or no longer stored.
 func (a *Auditor) findWithRows(ctx context.Context, id notify.ID) (f engine.Found, rows []notify.Row, ok bool, err error) {
 	f, err = a.cfg.History.Find(ctx, id)
 	switch kind := notify.KindOf(err); {

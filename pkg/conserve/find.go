@@ -127,9 +127,11 @@ func (a triggerChecks) mendFindings(ctx context.Context, fs []Finding) ([]bool, 
 	return done, err
 }
 
-// findTimers reads the timers that are overdue, or due within Config.Ahead. It adds findings to
-// rep for minutes that no scheduler has released, and for timers whose trigger is missing. If
-// notifications is true, it also adds notifications whose timer no scheduler has released.
+// findTimers reads the timers that are overdue, or due within Config.Ahead. It adds to rep a
+// finding for each shard in which timers of a past minute are still stored because no scheduler has
+// released them, and a finding for each timer whose trigger is missing or whose payload cannot be
+// decoded. If the parameter notifications is true, it also adds a finding for each overdue timer of
+// a notification.
 func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
 	shards, err := a.cfg.Shards()
@@ -183,7 +185,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 				if !ok {
 					f.Class = Unreadable
 					rep.addFinding(f, 1, a.cfg.MaxListed)
-				} else if base.Time().Before(past) { // a create writes the timer a moment before the row
+				} else if base.Time().Before(past) { // the timer of a new trigger is written a moment before its row
 					f.ID = a.cfg.Triggers.ID(base)
 					ids, orphans = append(ids, f.ID), append(orphans, f)
 				}

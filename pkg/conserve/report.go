@@ -97,8 +97,8 @@ func (r *Report) listFinding(f Finding, maxListed int) {
 	}
 }
 
-// addFinding lists a finding and adds n to the count of the finding's class. n is the number of
-// receivers, or 1 for a trigger.
+// addFinding lists a finding and adds n to the count of the finding's class. The number n is how
+// many receivers the finding is about, or 1 for a trigger.
 func (r *Report) addFinding(f Finding, n, maxListed int) {
 	r.Counts[f.Class] += n
 	r.listFinding(f, maxListed)
@@ -116,9 +116,9 @@ func parseReport(b []byte) (rep Report, err error) {
 	return rep, err
 }
 
-// Report checks all open triggers, and the notifications that were accepted after since (zero: all
-// stored notifications). It changes nothing. It takes as long as an audit. It returns an error if a
-// store or the log is unreachable.
+// Report checks all open triggers, and the notifications that were accepted after the time since.
+// If since is zero, it checks all stored notifications. It changes nothing, and takes as long as an
+// audit. It returns an error if a store or the log is unreachable.
 func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findings, error) {
 	began := time.Now()
 	rep := newReport(began)
@@ -165,8 +165,9 @@ func summarize(rep *Report, b []byte) deadletter.Findings {
 	return out
 }
 
-// Check returns nil if a report may be applied. It returns notify.KindInvalid for a report that was
-// changed, and notify.KindConflict for a report that is older than MaxAge.
+// Check returns the findings of a report if the report may be applied. Otherwise it returns an
+// error: notify.KindInvalid for a report that was changed, or notify.KindConflict for a report that
+// is older than MaxAge.
 func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
 	rep, err := parseReport(report)
 	if err != nil {
@@ -189,9 +190,9 @@ func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 	return rep, err
 }
 
-// MendTriggers checks all open triggers every interval and repairs the findings, until ctx ends.
-// After each check it calls onResult with the numbers of findings and of repairs by class. If a check
-// or a repair fails, the next check tries again.
+// MendTriggers checks all open triggers and repairs the findings, once per interval until ctx ends.
+// After each check it calls onResult with the numbers of findings and of repairs by class. If a
+// check or a repair fails, the next check tries again.
 func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, onResult func(found, mended map[string]int, err error)) error {
 	for notify.Sleep(ctx, interval) {
 		rep, err := a.Triggers(ctx)

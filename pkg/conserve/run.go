@@ -17,7 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// ledgerKey identifies a group. A ledger contains the sums of one group.
+// ledgerKey identifies a group: everything of one caller and one channel that was accepted in the
+// same hour. A ledger contains the sums of one group.
 type ledgerKey struct {
 	caller, channel string
 	hour            int64 // beginning of the hour, ms since 1970
@@ -81,7 +82,8 @@ func (r *run) runSteps(ctx context.Context, steps ...func(context.Context) error
 	return r.rep, nil
 }
 
-// ledger returns the ledger for a caller, a channel and the hour of accepted (ms since 1970).
+// ledger returns the ledger for a caller, a channel and the hour that contains the time accepted
+// (ms since 1970).
 func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
 	g := ledgerKey{caller, channel, accepted - accepted%hour}
 	l := r.groups[g]
@@ -140,15 +142,15 @@ func (r *run) sumUp() {
 	}
 }
 
-// readBounds reads the offsets of the log into r.bounds, and waits until the history has read up to
-// the ends.
+// readBounds reads the offsets of the log into r.bounds, and waits until the history contains all
+// records of first attempts before the end offsets.
 func (r *run) readBounds(ctx context.Context) (err error) {
 	r.bounds, err = r.followLog(ctx)
 	return err
 }
 
-// followLog reads the offsets of the log, waits until the history has read up to the ends, and
-// returns the offsets.
+// followLog reads the offsets of the log, waits until the history contains all records of first
+// attempts before the end offsets, and returns the offsets.
 func (r *run) followLog(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
 	bounds, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
@@ -168,8 +170,8 @@ func (r *run) firstTopicEnds(bounds map[log.TopicPartition]Bounds) map[history.P
 	return out
 }
 
-// waitSettle waits for the time cfg.Settle. Work may be moving, for example from a timer to the
-// log. In this time it arrives.
+// waitSettle waits for the duration Config.Settle, because work may be moving, for example from a
+// timer to the log. It arrives during the wait.
 func (r *run) waitSettle(ctx context.Context) error {
 	if !notify.Sleep(ctx, r.cfg.Settle) {
 		return ctx.Err()
@@ -187,7 +189,7 @@ func (r *run) eachTimer(ctx context.Context, fn func(*engine.Timer) error) error
 }
 
 // decode decodes an envelope. ok is false for a value that is not an envelope. It returns
-// notify.ErrNewer for an envelope of a newer release. Without this error the envelope's receivers
+// notify.ErrNewer for an envelope of a newer release, because otherwise the envelope's receivers
 // would count as lost.
 func decode(value []byte, e *notify.Envelope) (ok bool, err error) {
 	if err = notify.DecodeEnvelope(value, e); errors.Is(err, notify.ErrNewer) {
@@ -198,7 +200,7 @@ func decode(value []byte, e *notify.Envelope) (ok bool, err error) {
 
 // countOriginals counts every original chunk that existed when the audit began. It reads the sealed
 // history, and then the newer part of the log. If the log is trimmed in the meantime, the trimmed
-// part has been sealed. Then countOriginals continues in the sealed history, after the last offset
+// part has been sealed, so countOriginals continues in the sealed history, after the last offset
 // that it has read.
 func (r *run) countOriginals(ctx context.Context) error {
 	ends := r.firstTopicEnds(r.bounds)

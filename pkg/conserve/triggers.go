@@ -15,8 +15,8 @@ const (
 	triggerTimer = "trigger_timer" // it has a timer
 	triggerQueue = "trigger_queue" // it has a message in the delay queue
 	triggerClaim = "trigger_claim" // a dispatcher has claimed it
-	// triggerUnknown: no evidence was found, but this queue has messages and cannot list them. One
-	// of them may be the evidence.
+	// triggerUnknown: no evidence was found, but the delay queue has messages and cannot list them.
+	// One of them may be the evidence.
 	triggerUnknown = "trigger_unknown"
 	triggerEnded   = "ended" // it is terminal and needs no evidence
 )
@@ -100,8 +100,8 @@ func (r *triggerRun) countTriggers(ctx context.Context) error {
 	return r.countState(ctx, engine.TriggerOpen, func(t *engine.Trigger) (mine, more bool) { return t.Created < r.since, true })
 }
 
-// countState counts triggers in a state. It calls choose with each trigger. It skips the trigger
-// if mine is false. It stops if more is false.
+// countState counts triggers in a state. It calls choose with each trigger. If choose returns mine
+// = false, it skips the trigger. If choose returns more = false, it stops.
 func (r *triggerRun) countState(ctx context.Context, state engine.TriggerState, choose func(*engine.Trigger) (mine, more bool)) error {
 	err := eachTriggerPage(ctx, r.a, state, func(rows []engine.Trigger) (bool, error) {
 		for i := range rows {

@@ -16,7 +16,8 @@ func (a *Auditor) Audit(ctx context.Context, since time.Time) (api.Conservation,
 	return rep, err
 }
 
-// Latest returns the result of the latest Audit, or nil if there was no Audit since the start.
+// Latest returns the result of the latest successful Audit, or nil if there was none since the
+// start.
 func (a *Auditor) Latest() *api.Conservation { return a.latest.Load() }
 
 // Watch audits once per interval until ctx ends, and logs drift. Each audit checks what was accepted

@@ -21,7 +21,7 @@ type detailSheet struct {
 	next  []string    // command lines that may be useful next
 }
 
-// draw returns the frame: exactly height lines of width columns.
+// draw returns the frame, which fills the terminal exactly: m.height lines of m.width columns.
 func (m *model) draw() string {
 	w, h := m.width, m.height
 	if w <= 0 || h <= 0 {
@@ -154,7 +154,8 @@ func (m *model) status(w int) string {
 	return ""
 }
 
-// inputLine returns the input line. It also shows the error of the input, if there is one.
+// inputLine returns the line with the name and the text of the input, and with the error of that
+// text, if there is one.
 func (m *model) inputLine(name string, w int) string {
 	st := &m.style
 	line := st.Bold.Render(" "+name+": ") + st.Fit(term.Clean(m.input.Value()), max(8, min(w-len(name)-4, 60)))
@@ -244,8 +245,8 @@ func (m *model) ageNote(f feed) string {
 	return ""
 }
 
-// panelProblem returns a line to show instead of a panel that has no data. ok is false if the panel
-// has data.
+// panelProblem returns a line to show instead of a panel that has no data. The result ok is false
+// if the panel has data.
 func panelProblem(m *model, f feed) (line string, ok bool) {
 	s := &m.states[f]
 	if s.refused != nil {
@@ -307,7 +308,7 @@ func drawSheet(m *model, w, h int) []string {
 	return out
 }
 
-// wrap returns the lines of a name and a value. A long value needs several lines.
+// wrap returns the lines that show a name and a value. It breaks a long value into several lines.
 func wrap(s *paint.Styles, name, value string, w int) (out []string) {
 	room := max(8, w-16)
 	for i, line := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(value, room, ""), room, true), "\n") {

@@ -108,7 +108,7 @@ func (m *model) back() {
 	m.notice = notice{}
 }
 
-// keyMove handles keys that move between pages and rows. ok is false if the key is not such a key.
+// keyMove handles keys that move between pages and rows. The result ok is false for any other key.
 func (m *model) keyMove(name string) (cmd tea.Cmd, ok bool) {
 	if i := strings.Index("12345", name); len(name) == 1 && i >= 0 {
 		return m.switchTab(tab(i)), true

@@ -225,7 +225,8 @@ func (m *model) keepChosen() {
 	}
 }
 
-// setFilter sets the filter of dead letters to a valid text.
+// setFilter sets the filter of dead letters. If the text is not a valid filter, it shows the error
+// and keeps the old filter.
 func (m *model) setFilter(text string) {
 	q, err := parseFilter(text, m.now, m.opt.Parse)
 	if err != nil {

@@ -57,7 +57,7 @@ type snapshot struct {
 	lanes     []api.GroupLag
 	findings  []api.Finding
 	circuits  []api.Circuit
-	top       api.LetterTop // groups of letters in state dead
+	top       api.LetterTop // groups of the letters whose state is "dead"
 	letters   api.DeadLetterPage
 	jobs      []api.Job
 	forecast  api.Forecast
@@ -105,9 +105,9 @@ func fetchFeed(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(
 }
 
 // Run shows the page on a terminal until the person presses q or Ctrl-C, or until ctx ends. Then it
-// restores the terminal. input and output are the terminal. env is the environment in the form of
-// os.Environ; it describes the terminal. Run returns nil for q, and context.Canceled for Ctrl-C or
-// the end of ctx. In all cases requests in flight are cancelled.
+// restores the terminal. The parameters input and output are the terminal, and env is the
+// environment that describes it, in the form of os.Environ. Run returns nil for q, and
+// context.Canceled for Ctrl-C or the end of ctx. In all cases requests in flight are cancelled.
 func Run(ctx context.Context, input io.Reader, output io.Writer, env []string, o Options) error {
 	asking, stop := context.WithCancel(ctx)
 	defer stop()

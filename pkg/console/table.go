@@ -23,8 +23,8 @@ type column struct {
 	minWidth  int  // smallest width; 0: never narrowed
 }
 
-// drawTable lays out rows in w columns of text. If the rows are too wide, it first drops columns
-// and then narrows columns that have a minWidth.
+// drawTable lays out the rows of a table in lines that are w characters wide. If the rows are too
+// wide, it first drops columns and then narrows columns that have a minWidth.
 func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head string, lines []string) {
 	wide := make([]int, len(cols))
 	for i, c := range cols {
@@ -101,8 +101,8 @@ func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head strin
 	return head, lines
 }
 
-// drawList draws a table with a chosen row in h lines. It shows whole pages. So rows do not move on
-// the screen while the choice moves within a page.
+// drawList draws a table in h lines and marks the chosen row. It shows whole pages, so that rows do
+// not move on the screen while another row of the same page is chosen.
 func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) []string {
 	if h < 1 {
 		return nil
@@ -197,8 +197,9 @@ func timeOfMs(v int64) time.Time {
 	return time.UnixMilli(v)
 }
 
-// parseFilter parses "channel:push code:410 since:-2h". Everything after where: is the expression.
-// Relative times are computed once, so that the same letters are shown, planned and replayed.
+// parseFilter parses "channel:push code:410 since:-2h". Everything after "where:" is the
+// expression. Relative times are computed once, so that the same letters are shown, planned and
+// replayed.
 func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (f api.LetterFilter, err error) {
 	names, words := api.LetterWords(), map[string]string{}
 	for text = strings.TrimSpace(text); text != ""; {

@@ -146,7 +146,7 @@ func groupsPanel(m *model, w, h int) []string {
 	return append([]string{st.Title("", "how they failed", note, w), head}, lines...)
 }
 
-// jobState returns the state of a job with a sign.
+// jobState returns a cell with a sign and the name of a job's state.
 func jobState(m *model, s string) cell {
 	st := &m.style
 	sign, style := "?", &st.Plain

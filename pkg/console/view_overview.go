@@ -68,7 +68,8 @@ func ratesPanel(m *model, w, rows int) []string {
 	return append(out, block...)
 }
 
-// chartsOf draws the rates of the last minutes: accepted and ended.
+// chartsOf draws two charts of the last minutes: the rate at which notifications were accepted, and
+// the rate at which they ended.
 func chartsOf(m *model, w, rows int) []string {
 	st, series := &m.style, m.data.rates.Series
 	var in, done []float64
@@ -261,7 +262,7 @@ func doctorPanel(m *model, w, h int) []string {
 			bad = append(bad, f)
 		}
 	}
-	slices.SortStableFunc(bad, func(a, b api.Finding) int { return cmp.Compare(a.Level, b.Level) }) // fail before warn
+	slices.SortStableFunc(bad, func(a, b api.Finding) int { return cmp.Compare(a.Level, b.Level) }) // "fail" before "warn"
 	note := m.ageNote(feedDoctor)
 	if note == "" {
 		note = fmt.Sprintf("%d of %d checks are ok", len(m.data.findings)-len(bad), len(m.data.findings))

@@ -23,7 +23,7 @@ type AuditLog struct {
 	Now   func() time.Time // nil: time.Now
 }
 
-// Record adds a row. If Record returns an error, the caller must not do the action.
+// Record adds a row for an action. If Record returns an error, the caller must not do the action.
 func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, error) {
 	now := time.Now
 	if l.Now != nil {
@@ -88,15 +88,15 @@ func (l *AuditLog) Last(ctx context.Context) (uint64, error) {
 	return row.Seq, err
 }
 
-// Verify reads the whole chain and reports the first row that does not fit into it. expect is
-// "<seq>:<hash>" of a row that was once the last row; this row must still be in the chain. If
-// expect is empty, Verify does not check this.
+// Verify reads the whole chain and reports the first row that does not fit into it. The parameter
+// expect is "<seq>:<hash>" of a row that was once the last row; this row must still be in the
+// chain. If expect is empty, Verify does not check this.
 func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, error) {
 	return verifyChain(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
 }
 
-// verifyChain does the work of Verify. It gets the rows from readAfter. readAfter returns some
-// rows with a Seq greater than seq, or no rows at the end of the log.
+// verifyChain does the work of Verify. It gets the rows from the function readAfter, which returns
+// some rows with a Seq greater than seq, or no rows at the end of the log.
 func verifyChain(expect string, readAfter func(seq uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
 	var v api.AuditCheck
 	var prev []byte

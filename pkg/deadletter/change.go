@@ -148,8 +148,8 @@ func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 
 // giveBackMarks changes the state of dead letters from replayed back to dead. A cancelled job has
 // marked these letters, but may not have published them: its process died in between, or the log
-// was unreachable. done is false while another process runs the job. The caller may call
-// giveBackMarks again.
+// was unreachable. While another process runs the job, giveBackMarks does nothing and returns done
+// = false. The caller may call it again.
 func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, err error) {
 	if j.Kind != KindReplay {
 		return true, nil

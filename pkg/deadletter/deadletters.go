@@ -30,7 +30,8 @@ type Indexer struct {
 	Store     engine.DeadLetters
 	Retention time.Duration // how long a dead letter is kept; default 30 days
 	Logger    *slog.Logger
-	// Decode decodes the records of topics other than notifications-failed, by topic.
+	// Decode contains, by topic, the functions that decode the records of topics other than
+	// notifications-failed.
 	Decode map[string]func(value []byte) (engine.DeadLetter, error)
 	// Undecodable is called for each record that cannot be decoded. The indexer skips the record;
 	// the record stays in the topic. May be nil.
@@ -150,7 +151,7 @@ type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta
 
-	mu   sync.Mutex        // guards seen; held while it is saved
+	mu   sync.Mutex        // guards the field seen; held while seen is saved
 	seen map[string]uint64 // by caller: the Seq that was read last; contains every caller that ever had a dead letter
 }
 
@@ -249,7 +250,7 @@ func (f *Feeds) Join(ctx context.Context) error {
 
 // OldestUnseen returns when the oldest unseen dead letter failed (ms since 1970), or 0 if there is
 // no unseen letter. A letter is unseen if its caller has not read it in the feed and if it was
-// neither replayed nor discarded. OldestUnseen reads at most 1,000 letters of each caller. So it
+// neither replayed nor discarded. OldestUnseen reads at most 1,000 letters of each caller, so it
 // does not find a letter after 1,000 replayed letters in a row.
 func (f *Feeds) OldestUnseen(ctx context.Context) (oldest int64, err error) {
 	f.mu.Lock()

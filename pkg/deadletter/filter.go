@@ -100,8 +100,8 @@ func badAttempts(s string) error {
 	return notify.Invalid("bad_attempts", "attempts", "must be a number like 3, or a comparison with >=, <=, > or < like >=3, not "+strconv.Quote(s))
 }
 
-// Named reports whether a letter has the texts and times of the filter. Only Matches also checks
-// the attempts, the ids and the expression of the filter.
+// Named reports whether the texts and times of the filter match a letter. It does not check the
+// attempts, the ids and the expression of the filter; Matches does.
 func (m *Matcher) Named(d *engine.DeadLetter) bool {
 	f := &m.filter
 	for _, p := range [...][2]string{

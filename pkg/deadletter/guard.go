@@ -28,8 +28,9 @@ func (r *runner) batchSize(at int) int {
 // of a second.
 func batchSizeAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
 
-// resetPace starts the rate limit again. It allows no letter at once, and never more than one
-// batch at once. So a job that has waited does not send the letters of several seconds together.
+// resetPace starts the rate limit again. After that, the limit allows no letter immediately, and
+// never more than one batch at once. Otherwise a job that has waited would send the letters of
+// several seconds together.
 func (r *runner) resetPace() {
 	burst := batchSizeAt(r.spec.Spec.Rate)
 	r.pace = rate.NewLimiter(rate.Limit(r.currentRate()), burst)
@@ -72,8 +73,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// maxWatched is how many letters may be followed at a time. If there are more, the oldest letters
-// are no longer followed.
+// maxWatched is how many replayed letters an outcomeWatch follows at a time. If there are more, it
+// no longer follows the oldest letters.
 const maxWatched = 2000
 
 // outcomeWatch follows the outcomes of replayed letters. The job's runner owns it.
@@ -100,8 +101,8 @@ func (w *outcomeWatch) follow(o replayedLetter) {
 	w.open = append(w.open, o)
 }
 
-// readOutcomes calls report for each followed letter that has got its final state since the last
-// call.
+// readOutcomes calls the function report for each followed letter that has reached its final state
+// since the last call.
 func (w *outcomeWatch) readOutcomes(ctx context.Context, report func(o replayedLetter, state notify.State)) error {
 	w.looked = time.Now()
 	type key struct {
@@ -190,8 +191,8 @@ func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 // settledCount returns how many letters have a final state.
 func settledCount(o *api.Outcomes) int { return o.Reached + o.Missed() }
 
-// checkMissed returns a guardStop if more than the share AbortIf of n letters reached no receiver.
-// The text of the guardStop begins with prefix.
+// checkMissed returns a guardStop if, of n letters, more than the allowed share (AbortIf) reached
+// no receiver. The text of the guardStop begins with prefix.
 func (r *runner) checkMissed(prefix string, n int) error {
 	limit, g := r.spec.Spec.AbortIf, &r.res.Guarded
 	missed, words := missedOutcomes(*g, r.spec.Spec.Expired)
@@ -258,9 +259,9 @@ func (r *runner) awaitCanary(ctx context.Context) error {
 	return r.saveCursor(ctx, cursorPosition(r.j.Cursor), nil)
 }
 
-// rewatch counts the outcomes of letters that earlier runners of this job have published. The
-// saved counts include all letters before Known.To. For later letters it sets the counts back and
-// follows these letters again.
+// rewatch counts the outcomes of letters that earlier runners of this job have published. It starts
+// with the saved counts of Known, which include all letters before the position Known.To, and
+// follows the later letters again.
 func (r *runner) rewatch(ctx context.Context) error {
 	at, known := cursorPosition(r.j.Cursor), &r.res.Known
 	if r.spec.Spec.Kind != KindReplay {

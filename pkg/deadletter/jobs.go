@@ -54,7 +54,8 @@ type jobResult struct {
 	// canary start again at this position.
 	From     int  `json:"from"`
 	CanaryOK bool `json:"canary_ok"` // the canary after From was successful
-	// Guarded counts the outcomes of letters sent after From. The guard checks only these.
+	// Guarded counts the outcomes of the letters from the position From on. The guard checks only
+	// these outcomes.
 	Guarded api.Outcomes `json:"guarded"`
 	// Known contains the counts of the latest save at which every letter before Known.To had an
 	// outcome.

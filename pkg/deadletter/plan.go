@@ -137,7 +137,7 @@ type setEntry struct {
 	ord       uint64 // position of the letter in the index
 	key       int64  // sort key with OrderDue
 	who       uint64 // hash of user, channel, template and caller, with CollapseLatest
-	collapsed bool   // a later entry has the same who: this entry is skipped
+	collapsed bool   // a later entry has the same hash (who), so this entry is skipped
 }
 
 // frozenSet contains the letters of a job, and the plan with its counts. It is in memory only
@@ -183,7 +183,7 @@ func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, e
 		most = MaxEntries
 	}
 	collapse := spec.Collapse == CollapseLatest
-	latest := map[uint64]int{} // index in entries of the latest letter, by who
+	latest := map[uint64]int{} // index in entries of the latest letter, by setEntry.who
 	codes := map[int]string{}  // by index in entries: the code under which plan.Unreachable counts a letter that may still be collapsed
 	mine := func(d *engine.DeadLetter) bool { return selectable(&spec, d) }
 	err := walkSelected(ctx, p.letters, &spec.Filter, spec.UpTo, mine, func(d *engine.DeadLetter) error {
@@ -304,7 +304,7 @@ const (
 )
 
 // pages encodes the set. Each entry becomes one varint. Its lowest bit is 1 if the entry is
-// collapsed. The other bits are the difference between the ord of the entry and the ord of the
+// collapsed. The other bits are the difference between the field ord of the entry and that of the
 // entry before it.
 func (s *frozenSet) pages() (out []engine.JobEntry) {
 	if s.report != nil {

@@ -114,8 +114,8 @@ func markedByJob(d *engine.DeadLetter, job string) bool {
 	return d.Job == job || strings.HasPrefix(d.Job, job+"@")
 }
 
-// checkState returns why the letter's state forbids the action, or "". mine is true if this job
-// has already marked the letter.
+// checkState returns why the letter's state forbids the action, or "". The result mine is true if
+// this job has already marked the letter.
 func (b *letterBatch) checkState(d *engine.DeadLetter) (why string, mine bool) {
 	switch {
 	case d == nil:
@@ -138,9 +138,9 @@ func (b *letterBatch) discard(ctx context.Context) error {
 	}, nil)
 }
 
-// moveLetters changes letters to newState and marks them with this job. It changes the letters for
-// whose index want returns true. epoch returns the epoch with which a letter is sent. It is nil if
-// the job sends no letters.
+// moveLetters changes letters to newState and marks them with this job. It changes only the letters
+// for whose index the function want returns true. The function epoch returns the epoch with which a
+// letter is sent; it is nil if the job sends no letters.
 func (b *letterBatch) moveLetters(ctx context.Context, newState string, want func(int) (bool, error), epoch func(int) uint16) error {
 	var moves []engine.LetterMove
 	var places []int // index in b.letters, by move
@@ -171,10 +171,10 @@ func (b *letterBatch) moveLetters(ctx context.Context, newState string, want fun
 	return nil
 }
 
-// replay sends letters again. First it marks them in the index.
-// Then it publishes their envelopes with keys that are computed only from the letters. The caller
-// advances the cursor last. After a crash in between, the envelopes are published again, and the
-// worker drops them as duplicates.
+// replay sends letters again. First it marks them in the index, and then it publishes their
+// envelopes with keys that are computed only from the letters. The caller advances the cursor last.
+// After a crash in between, the envelopes are published again, and the worker drops them as
+// duplicates.
 func (b *letterBatch) replay(ctx context.Context) error {
 	if err := b.awaitCircuits(ctx); err != nil {
 		return err
@@ -332,7 +332,7 @@ func (b *letterBatch) findReceiver(ctx context.Context, lastFound *engine.Found,
 }
 
 // replayRecord returns the record that sends one receiver again with an epoch. Its key is computed
-// from the notification and the epoch. So a letter that is replayed twice with the same epoch has
+// from the notification and the epoch, so a letter that is replayed twice with the same epoch has
 // only one outcome row.
 func replayRecord(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, by string) *log.Record {
 	e := ReplayEnvelope(f, d.ID.Index, epoch)

@@ -23,8 +23,8 @@ const (
 	leaseRenew = 10 * time.Second // between two renewals
 )
 
-// Run runs every job in state running until ctx ends. This includes jobs that an earlier process
-// did not finish. When ctx ends, each runner ends after its batch, and Run returns.
+// Run runs every job whose state is "running", until ctx ends. This includes jobs that an earlier
+// process did not finish. When ctx ends, each runner ends after its batch, and Run returns.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -41,8 +41,8 @@ func (m *Manager) Run(ctx context.Context) error {
 			case j.State == JobRunning:
 				m.startRunner(ctx, &wg, *j)
 			case j.State == JobCancelled && !free[j.ID]:
-				// Normally ChangeState has removed the marks. It has not if its request or its
-				// process ended before.
+				// Normally ChangeState has removed the marks, but not if its request or its process
+				// ended too early.
 				free[j.ID] = m.freeMarks(ctx, j)
 			}
 		}

@@ -170,8 +170,8 @@ func refusedString(t *gojq.String) string {
 	return ""
 }
 
-// refusedArray allows arrays of constants, which IN and inside need as arguments. It refuses all
-// other arrays.
+// refusedArray allows arrays of constants, which the functions IN and inside need as arguments. It
+// refuses all other arrays.
 func refusedArray(q *gojq.Query) string {
 	switch {
 	case q == nil, isLiteral(q):

@@ -17,7 +17,7 @@ import (
 const (
 	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson decodes
 	maxWhereNumber   = 64       // bytes of a text that tonumber reads
-	maxWhereContains = 10_000   // comparisons in one call of contains or inside
+	maxWhereContains = 10_000   // comparisons in one call of the function contains or inside
 	maxWhereAtOnce   = 4        // expressions that run at the same time in the process
 )
 
@@ -25,7 +25,8 @@ const (
 // cores that expressions use in the whole process.
 var whereSlots = make(chan struct{}, maxWhereAtOnce)
 
-// enterWhere waits for a slot of whereSlots. leave frees the slot.
+// enterWhere waits for a free slot of whereSlots and takes it. The returned function frees the
+// slot.
 func enterWhere(ctx context.Context) (leave func(), err error) {
 	select {
 	case whereSlots <- struct{}{}:
@@ -133,7 +134,8 @@ func boundedOptions() (out []gojq.CompilerOption) {
 	return out
 }
 
-// onNumbers calls fn with two numbers. It returns an error if an argument is not a number.
+// onNumbers returns the result of fn for the two operands of an operator, or an error if one of
+// them is not a number.
 func onNumbers(op string, args []any, fn func(a, b float64) any) any {
 	a, aOK := gojq.ToFloat64(args[0])
 	b, bOK := gojq.ToFloat64(args[1])
@@ -165,10 +167,10 @@ func containsWithin(v, part any) any {
 	return yes
 }
 
-// contains reports whether v contains wanted, with the rules of jq. A text contains its
-// substrings. For arrays, each element of wanted must be contained in some element of v. For
-// objects, the value of each key of wanted must be contained in v's value of the same key. budget
-// is how many more values may be compared.
+// contains reports whether v contains wanted, with the rules of jq. A text contains its substrings.
+// For arrays, each element of wanted must be contained in some element of v. For objects, the value
+// of each key of wanted must be contained in v's value of the same key. The parameter budget is how
+// many more values may be compared.
 func contains(v, wanted any, budget *int) (bool, error) {
 	if *budget--; *budget < 0 {
 		return false, errors.New(`the functions "contains" and "inside" can compare at most 10,000 values`)

@@ -22,8 +22,9 @@ type Finding struct {
 // Findings are the results of a doctor, in the order of its checks.
 type Findings []Finding
 
-// Add appends the result of check. If bad is true, the finding gets the given level and
-// repair. If bad is false, its level is "ok" and it has no repair.
+// Add appends a finding with the result of a check. If bad is true, the finding has the
+// given level and the given text about its repair. Otherwise its level is "ok" and it has
+// no such text.
 func (fs *Findings) Add(check string, bad bool, level, repair, format string, args ...any) { //nolint:revive // bad is the result of the check
 	f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
 	if bad {
@@ -36,9 +37,9 @@ func (fs *Findings) Add(check string, bad bool, level, repair, format string, ar
 // this process.
 const maxClockOffset = 500 * time.Millisecond
 
-// AskClock calls readClock, which reads the clock of a server. offset is the time of that
-// clock minus the time of this process's clock. roundTrip is how long readClock ran. The
-// true offset differs from offset by at most roundTrip/2.
+// AskClock calls readClock, which reads the clock of a server. The result offset is the
+// time of that clock minus the time of this process's clock, and roundTrip is how long
+// readClock ran. The true offset differs from offset by at most roundTrip/2.
 func AskClock(readClock func() (time.Time, error)) (offset, roundTrip time.Duration, err error) {
 	began := time.Now()
 	at, err := readClock()
@@ -48,8 +49,9 @@ func AskClock(readClock func() (time.Time, error)) (offset, roundTrip time.Durat
 	return at.Sub(began.Add(roundTrip / 2)), roundTrip, nil
 }
 
-// AddClock appends a finding about the clock of a server. offset and roundTrip are results
-// of AskClock. server is the beginning of the finding's text, for example "host:port: ".
+// AddClock appends a finding about the clock of a server. The parameters offset and
+// roundTrip are results of AskClock. The parameter server is the beginning of the
+// finding's text, for example "host:port: ".
 func (fs *Findings) AddClock(check, level, server string, offset, roundTrip time.Duration) {
 	fs.Add(check, offset.Abs() > maxClockOffset+roundTrip/2, level, "let NTP or chrony set the clocks of both machines",
 		"%sthe clock differs by %s from the clock of this process (accuracy +-%s)", server, offset.Round(time.Millisecond), (roundTrip / 2).Round(time.Millisecond))

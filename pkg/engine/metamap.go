@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// ReadMetaMap returns the map that is stored under name in meta, and its stored bytes
-// (row). Both are empty if no map is stored. It returns an error if the stored bytes are
-// not the JSON of a map with values of type V.
+// ReadMetaMap returns the map that is stored in meta under the given name, and its stored
+// bytes (row). Both are empty if no map is stored. It returns an error if the stored bytes
+// are not the JSON of a map with values of type V.
 func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[string]V, row []byte, err error) {
 	row, err = meta.GetMeta(ctx, name)
 	if err != nil {
@@ -23,10 +23,11 @@ func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[st
 	return all, row, nil
 }
 
-// ChangeMetaMap changes the map that is stored under name in meta and returns the new map.
-// The function edit changes the map and returns true, or it returns false if there is
-// nothing to store. If another process stores a new map between the read and the write,
-// ChangeMetaMap reads that map and calls edit again. So no process loses its change.
+// ChangeMetaMap changes the map that is stored in meta under the given name and returns
+// the new map. The function edit changes the map and returns true, or it returns false if
+// there is nothing to store. If another process stores a new map between the read and the
+// write, ChangeMetaMap reads that map and calls edit again, so no process loses its
+// change.
 func ChangeMetaMap[V any](ctx context.Context, meta Meta, name string, edit func(all map[string]V) bool) (map[string]V, error) {
 	for {
 		all, row, err := ReadMetaMap[V](ctx, meta, name)

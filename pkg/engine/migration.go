@@ -32,10 +32,9 @@ type Migration struct {
 	Script map[Direction]string // the scripts of Up and Down
 }
 
-// LoadMigrations reads the scripts migrations/NNNN_name.up.ext and .down.ext from the
-// embedded file system files. It panics if a script is missing, if a number is not
-// consecutive, or if a "works with" line names no earlier version. These are mistakes in
-// the build.
+// LoadMigrations reads the scripts migrations/NNNN_name.up.ext and .down.ext from an
+// embedded file system. It panics if a script is missing, if a number is not consecutive,
+// or if a "works with" line names no earlier version. These are mistakes in the build.
 func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 	names, err := fs.Glob(files, "migrations/*.up."+ext) // sorted
 	for i, name := range names {

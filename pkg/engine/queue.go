@@ -17,7 +17,7 @@ const (
 	MaxVisibility = 12*time.Hour - 2*time.Second
 )
 
-// CheckMessages returns notify.KindInvalid if Enqueue must refuse ms.
+// CheckMessages returns notify.KindInvalid if Enqueue must refuse one of the messages.
 func CheckMessages(ms []Message) error {
 	for i := range ms {
 		if err := CheckDelay(ms[i].Delay); err != nil {
@@ -94,14 +94,14 @@ type Queue interface {
 	// these messages until the duration visibility is over. If ctx ends, Receive returns no
 	// message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
-	// Extend sets the end of visibility of the deliveries to now plus visibility. It
+	// Extend makes the visibility of the deliveries end at now plus the given duration. It
 	// ignores receipts that are not valid any more.
 	Extend(ctx context.Context, receipts []string, visibility time.Duration) error
 	// Ack removes messages. If a receipt is not valid any more, Ack ignores it, and the message
 	// is received again.
 	Ack(ctx context.Context, receipts []string) error
-	// Release makes a message ready again after delay. The receive still counts towards
-	// MaxReceives. Release ignores a receipt that is not valid any more.
+	// Release makes a message ready again after the given delay. The receive still counts
+	// towards MaxReceives. Release ignores a receipt that is not valid any more.
 	Release(ctx context.Context, receipt string, delay time.Duration) error
 	// Depth counts the messages.
 	Depth(ctx context.Context) (QueueDepth, error)

@@ -36,7 +36,7 @@ func NoBase() error {
 	return notify.Invalid("bad_schedule", "base", "a schedule, its hints and its head must have a base")
 }
 
-// CheckCaller returns notify.KindInvalid with code if caller is too long.
+// CheckCaller returns notify.KindInvalid with the given code if the name of the caller is too long.
 func CheckCaller(code, caller string) error {
 	if len(caller) > MaxCaller {
 		return notify.Invalid(code, "caller", fmt.Sprintf("the name of a caller must have at most 32,768 bytes, but this name has %d", len(caller)))
@@ -44,7 +44,7 @@ func CheckCaller(code, caller string) error {
 	return nil
 }
 
-// CheckSchedules returns notify.KindInvalid if Put must refuse ss.
+// CheckSchedules returns notify.KindInvalid if Put must refuse one of the schedules.
 func CheckSchedules(ss []Schedule) error {
 	for i := range ss {
 		if ss[i].Base.IsZero() {
@@ -57,7 +57,7 @@ func CheckSchedules(ss []Schedule) error {
 	return nil
 }
 
-// CheckHints returns notify.KindInvalid if Hint must refuse hs.
+// CheckHints returns notify.KindInvalid if the method Hint must refuse one of the hints.
 func CheckHints(hs []Hint) error {
 	for i := range hs {
 		if hs[i].Base.IsZero() {
@@ -109,7 +109,7 @@ type Schedules interface {
 	// Put stores schedules. Storing the same Base again changes nothing.
 	Put(ctx context.Context, ss []Schedule) error
 	Get(ctx context.Context, base notify.Base) (s Schedule, ok bool, err error)
-	// List returns at most max schedules of caller, newest first. If caller is "", it
+	// List returns at most max schedules of one caller, newest first. If caller is "", it
 	// returns schedules of all callers. It begins after the schedule with the base
 	// lastBase. If lastBase is zero, it begins with the newest schedule.
 	List(ctx context.Context, caller string, lastBase notify.Base, max int) ([]Schedule, error)

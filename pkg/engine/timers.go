@@ -39,7 +39,8 @@ const (
 	MaxTimerID = 64
 )
 
-// CheckTimers returns notify.KindInvalid if Put must refuse ts.
+// CheckTimers returns notify.KindInvalid if Put must refuse the number of shards or one of the
+// timers.
 func CheckTimers(shards notify.Spread, ts []Timer) error {
 	if n := shards.Most(); n < 1 || n > 1<<16 {
 		return notify.Invalid("bad_timer", "shards", fmt.Sprintf("the number of shards must be 1 to 65,536, not %d", n))
@@ -115,10 +116,10 @@ type TimerTable interface {
 	// ScanWithoutPayload does the same as Scan, for a caller that does not need payloads,
 	// for example because it only counts timers. The returned timers may lack their Payload.
 	ScanWithoutPayload(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
-	// Buckets returns the buckets of shard in [from, to] that contain rows, in ascending
-	// order. An owner that is late reads only these buckets. Buckets may also return a
-	// bucket that contains only hints, so that the owner drops that bucket too. It may also
-	// return a bucket from which ForgetTimers has removed all rows.
+	// Buckets returns the buckets in [from, to] of a shard that contain rows, in ascending order.
+	// An owner that is late reads only these buckets. Buckets may also return a bucket that
+	// contains only hints, so that the owner drops that bucket too. It may also return a bucket
+	// from which ForgetTimers has removed all rows.
 	Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
 	// Drop removes the rows of a partition with one delete, and its hints with another
 	// delete.
@@ -143,7 +144,8 @@ type Timers interface {
 	// TakeOver raises the term of a shard by 1 and stores the new owner, if the stored term
 	// is oldTerm. If the stored term differs, it returns notify.KindConflict.
 	TakeOver(ctx context.Context, shard uint16, oldTerm uint64, owner string) (ShardState, error)
-	// Advance raises Closed and Watermark to the values in s, if the stored term is s.Term.
-	// It never lowers them. If the stored term differs, it returns notify.KindConflict.
+	// Advance raises the stored Closed and Watermark of a shard to the values in s, if the stored
+	// term is s.Term. It never lowers them. If the stored term differs, it returns
+	// notify.KindConflict.
 	Advance(ctx context.Context, shard uint16, s ShardState) error
 }

@@ -18,8 +18,8 @@ const (
 	noteRounding = 16 * engine.DayMs
 )
 
-// insertBucket stores a note. The column keeps is the end of the note. It is part of the key, so
-// the note does not replace another note of the bucket that ends later.
+// insertBucket stores a note. The column "keeps" contains the end of the note. It is part of the
+// key, so the note does not replace another note of the bucket that ends later.
 const insertBucket = `INSERT INTO buckets (scope, n, keeps) VALUES (?, ?, ?) USING TTL ?`
 
 // bucketCache contains the notes that this process has stored recently. So noteBucket need
@@ -63,7 +63,7 @@ func (c *bucketCache) add(k bucketKey, endMs int64) {
 }
 
 // noteBucket stores a note: bucket n of a scope may have rows until endMs, ms since 1970. If endMs
-// is 0, the note has no end. Readers do not find rows whose bucket has no note. So a writer calls
+// is 0, the note has no end. Readers do not find rows whose bucket has no note, so a writer calls
 // noteBucket before it acknowledges the rows. A note of a bucket without rows causes no harm.
 //
 // If useCache is true, noteBucket does not store a note again that is in the cache. The caller may
@@ -148,10 +148,10 @@ func ttl(endMs int64) int {
 	return int(max(left, 1))
 }
 
-// keepUntil returns the time until which a row is kept. ms is the time that the row is
-// about, for example the fire time of a timer. Both times are in ms since 1970. keepUntil
-// adds retention to ms, or to the current time if that is later, and rounds up to the end
-// of the day. If ms is too large, it returns 0: the row is kept for ever.
+// keepUntil returns the time until which a row is kept. The parameter ms is the time that
+// the row is about, for example the fire time of a timer. Both times are in ms since 1970.
+// keepUntil adds the retention to ms, or to the current time if that is later, and rounds
+// up to the end of the day. If ms is too large, it returns 0: the row is kept for ever.
 func keepUntil(ms int64, retention time.Duration) int64 {
 	ms = max(ms, time.Now().UnixMilli())
 	if ms > math.MaxInt64/2 {

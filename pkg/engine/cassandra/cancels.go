@@ -94,9 +94,9 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 }
 
 // Changes implements users.CancelStore. If several calls of Put ran at the same time, the log may
-// have several rows of one scope. Only the row whose number is in the table cancels is valid, and
-// Changes skips the others. While the table has no number for the scope, because a Put is not
-// finished, Changes returns every row of the scope.
+// have several rows of one scope. Only the row whose number is stored for the scope in the table
+// "cancels" is valid, and Changes skips the others. While that table has no number for the scope,
+// because a Put is not finished, Changes returns every row of the scope.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.readPage(ctx, since, math.MaxUint64, max-len(out))

@@ -131,8 +131,8 @@ func orNull(version int64) any {
 	return version
 }
 
-// backoff sleeps for a random time that grows with try. Without backoff, writers of one row
-// that always try at the same moment would all fail.
+// backoff sleeps for a random time, whose upper limit grows with the number of tries. Without
+// backoff, writers of one row that always try at the same moment would all fail.
 func backoff(ctx context.Context, try int) error {
 	select {
 	case <-time.After(rand.N(time.Duration(10<<min(try, 6)) * time.Millisecond)):

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// combiner joins plain writes to the same partition. While a write to a partition is
-// running, later writes to that partition wait. When the write ends, all waiting writes are
-// sent as one request. So many callers that write to one partition cause few requests. If
-// no write to the partition is running, a write is sent at once. Each statement has its own
-// timestamp. A combiner is safe for concurrent use.
+// combiner joins plain writes to the same partition. While a write to a partition is running, later
+// writes to that partition wait. When the write ends, all waiting writes are sent as one request,
+// so many callers that write to one partition cause few requests. If no write to the partition is
+// running, a write is sent at once. Each statement has its own timestamp. A combiner is safe for
+// concurrent use.
 type combiner struct {
 	write func(ctx context.Context, sets [][]stmt) error
 
@@ -95,8 +95,8 @@ func writeSets(ctx context.Context, s *Store, sets [][]stmt) error {
 	return nil
 }
 
-// joinSets joins sets into few batches. If a set fits into one batch, joinSets does not
-// split it, so that its statements become visible together.
+// joinSets joins sets of statements into few batches. If a set fits into one batch,
+// joinSets does not split it, so that its statements become visible together.
 func joinSets(sets [][]stmt) (out [][]stmt) {
 	var together []stmt
 	size := 0

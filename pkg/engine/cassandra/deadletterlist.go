@@ -80,7 +80,7 @@ type letterPlace struct {
 }
 
 // letterEntry returns the entry of a dead letter in the list. A list is read from the
-// highest key down. But List must return ids of the same time in ascending order. So the
+// highest key down, but List must return ids of the same time in ascending order. So the
 // key contains the inverted id.
 func letterEntry(failed int64, id []byte) listEntry {
 	return listEntry{listLetters, failed, invert(binary.BigEndian.AppendUint64(nil, uint64(max(failed, 0))), id)}

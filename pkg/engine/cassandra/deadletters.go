@@ -46,7 +46,8 @@ func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok 
 	return r, true, nil
 }
 
-// serial reads one dead letter at SERIAL. So it sees every swap that returned before the call.
+// serial reads one dead letter with the consistency SERIAL, so it sees every swap that returned
+// before the call.
 func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
 	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }

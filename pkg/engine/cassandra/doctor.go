@@ -142,7 +142,7 @@ func (d *doctor) replication(ctx context.Context) error {
 	err := d.queryOne(`SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(d.cfg.Keyspace)).ScanContext(ctx, &replication)
 	switch {
 	case errors.Is(err, gocql.ErrNotFound):
-		return nil // the finding of schema says that the keyspace is missing
+		return nil // the finding of the method schema says that the keyspace is missing
 	case err != nil:
 		return translate(err)
 	}

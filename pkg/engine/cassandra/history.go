@@ -53,8 +53,9 @@ type chunkRef struct {
 
 const chunkColumns = `part, block, first, last, fan, topic, log_part, log_offset, data`
 
-// scanRef reads one row: first the columns for leading, then the columns of chunkColumns, which it
-// stores in r.
+// scanRef reads one row. It stores the first columns in the variables to which the arguments
+// leading point, and then the columns of chunkColumns in r. It returns false if there is no more
+// row.
 func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, leading ...any) bool {
 	var part int
 	var block, first, last int64
@@ -77,8 +78,8 @@ func (h *History) chunkRefs(ctx context.Context, base notify.Base) (out []chunkR
 	return out, err
 }
 
-// readContent reads the content of a chunk into f. ok is false if the retention of the
-// content is over.
+// readContent reads the content of a chunk into f. The result ok is false if the retention
+// of the content is over.
 func (h *History) readContent(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
 	v, c := r.data, r.chunk
 	if v == nil {

@@ -33,7 +33,7 @@ const (
 	tidyBehind = time.Minute
 )
 
-// listEntry is one entry of a list. The order of the keys must be the order of their times ms.
+// listEntry is one entry of a list. The keys must be in the same order as their times (ms).
 type listEntry struct {
 	list string
 	ms   int64 // determines the bucket
@@ -159,10 +159,10 @@ func (p *partSet) forgetEmpty(ctx context.Context, s *Store) error {
 	return nil
 }
 
-// walkList calls fn with the keys of a list, highest key first, several keys in each call. It
-// stops when fn returns false. It continues after lastKey, the last key of an earlier walk, whose
-// time is ms. If lastKey is nil, it begins at the highest key. wanted is about how many keys the
-// caller needs.
+// walkList calls fn with the keys of a list, highest key first, several keys in each call. It stops
+// when fn returns false. It continues after lastKey, the last key of an earlier walk, whose time is
+// ms. If lastKey is nil, it begins at the highest key. The parameter wanted is the approximate
+// number of keys that the caller needs.
 func walkList(ctx context.Context, s *Store, list string, lastKey []byte, ms int64, wanted int, fn func(keys [][]byte) (bool, error)) error {
 	upTo := int64(math.MaxInt64)
 	if lastKey != nil {
@@ -293,8 +293,9 @@ func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *li
 	return nil
 }
 
-// readListed returns keys of a partition, highest key first. suffix is the end of the CQL
-// statement, and args are its arguments. suffix selects the keys and may change the order.
+// readListed returns keys of a partition, highest key first. The parameter suffix is the
+// end of the CQL statement; it selects the keys and may change the order. The parameter
+// args contains its arguments.
 func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, suffix string, args ...any) (keys [][]byte, err error) {
 	err = s.rows(ctx, func(scan func(...any) bool) error {
 		for {
@@ -308,9 +309,9 @@ func readListed(ctx context.Context, s *Store, list string, bucket int64, shard 
 	return keys, err
 }
 
-// mergeLists removes keys from the cursors, highest key first, and returns them as page. It
-// stops when a cursor has no more keys but its partition may have more. done is true if no
-// partition has more keys.
+// mergeLists removes keys from the cursors and returns them, highest key first. It stops when a
+// cursor has no more keys but its partition may have more. The result done is true if no partition
+// has more keys.
 func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	for {
 		best := -1

@@ -38,10 +38,11 @@ func (l numbered) lastRow(ctx context.Context) (r logRow, err error) {
 	return r, err
 }
 
-// appendRows appends the rows that fill returns: all of them or none. fill gets the last row and
-// room, the number of rows that still fit into the block. It must not return more than room rows; the
-// caller appends the rest with another call. appendRows returns the number of the first new row and
-// how many rows it has appended. If another process appends first, appendRows calls fill again.
+// appendRows appends the rows that fill returns: all of them or none. The function fill gets the
+// last row, and the number of rows that still fit into the block (room). It must not return more
+// rows than that; the caller appends the rest with another call. appendRows returns the number of
+// the first new row and how many rows it has appended. If another process appends first, appendRows
+// calls fill again.
 func (l numbered) appendRows(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {

@@ -22,7 +22,8 @@ type record struct {
 	writer int64  // the nonce of the swap that stored the row; 0: no swap stored it
 }
 
-// read reads the rows of keys at SERIAL and returns the rows that exist.
+// read reads the rows with the given keys, with the consistency SERIAL, and returns the rows that
+// exist.
 func (p partitions) read(ctx context.Context, part rows.Partition, keys []string) (map[string]record, error) {
 	in := make([][]byte, len(keys))
 	for i, key := range keys {
@@ -127,7 +128,7 @@ func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return won, err
 }
 
-// lostTry is the argument try of backoff after a swap that was not applied.
+// lostTry is the number of tries that is passed to backoff after a swap that was not applied.
 const lostTry = 4
 
 // statements returns the statements of a change.
@@ -154,11 +155,11 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	return stmts
 }
 
-// readOutcome reads at most as many rows of Set as the change has in Expect, plus maxReadBack.
+// If a change has n rows in Expect, readOutcome reads at most n + maxReadBack rows of its Set.
 const maxReadBack = 4
 
 // readOutcome is called for a change whose answer was lost. It reads rows of the change to
-// find out whether the change was applied. me is the nonce of the change.
+// find out whether the change was applied. The parameter me is the nonce of the change.
 func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (swapOutcome, error) {
 	var keys []string
 	for _, row := range c.Expect {

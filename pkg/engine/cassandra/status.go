@@ -133,10 +133,10 @@ func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, er
 	return t.readRows(ctx, keys, false, func(*notify.Row, []byte, int64) error { return nil })
 }
 
-// readRows returns the rows of keys. It calls fn with each row that it can decode, the
-// bytes of the row and its timestamp. If a row cannot be decoded and allowDamaged is true,
-// readRows returns the bytes of the row in Row.Damaged. If allowDamaged is false, it
-// returns an error instead.
+// readRows returns the rows with the given keys. It calls fn with each row that it can
+// decode, with the bytes of the row and with its timestamp. If a row cannot be decoded and
+// allowDamaged is true, readRows returns the bytes of the row in Row.Damaged. If
+// allowDamaged is false, it returns an error instead.
 func (t status) readRows(ctx context.Context, keys []notify.RowKey, allowDamaged bool, fn func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	err := parallel(len(keys), func(i int) error {
@@ -169,8 +169,8 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	return nil
 }
 
-// eachRow calls fn with the rows of a partition that match condition, in order of their
-// keys. args are the arguments of condition.
+// eachRow calls fn with the rows of a partition that match a condition in CQL, in order of
+// their keys. The parameter args contains the arguments of the condition.
 func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row) error, condition string, args ...any) error {
 	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var (
@@ -293,8 +293,8 @@ func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(
 	}
 }
 
-// prefixOf returns the first bytes of all bases that are created at the time ms, in ms
-// since 1970. If ms is later than the latest time that a base can contain, it returns a
+// prefixOf returns the first bytes of all bases that are created at a time (ms since
+// 1970). If the time is later than the latest time that a base can contain, it returns a
 // value that is greater than all bases.
 func prefixOf(ms int64) []byte {
 	if ms >= 1<<48 {

@@ -163,7 +163,7 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 // Counts contains how many requests a Store has made since Open.
 type Counts struct {
 	Swaps       int64 // conditional writes (LWT), including repeated tries
-	SerialReads int64 // reads at SERIAL
+	SerialReads int64 // reads with the consistency SERIAL
 	Reads       int64 // all other reads, one for each page
 	Writes      int64 // plain writes and batches of one partition
 	Rows        int64 // statements in Writes, Logged and Scattered
@@ -212,8 +212,8 @@ func (s *Store) query(cql string, args ...any) *gocql.Query {
 	return s.session.Query(cql, args...).Consistency(s.cons).Idempotent(true)
 }
 
-// rows runs a read and calls fn once. fn calls scan for each row until scan returns false.
-// The rows are read page by page.
+// rows runs a read and calls fn once. The function fn must call its argument scan for each
+// row, until scan returns false. The rows are read page by page.
 func (s *Store) rows(ctx context.Context, fn func(scan func(...any) bool) error, cql string, args ...any) error {
 	s.counts.reads.Add(1)
 	return s.iterate(ctx, s.query(cql, args...), fn)
@@ -228,7 +228,7 @@ func (s *Store) iterate(ctx context.Context, q *gocql.Query, fn func(scan func(.
 	return err
 }
 
-// scanOne reads at most one row. ok is false if the query returns no row.
+// scanOne reads at most one row. The result ok is false if the query returns no row.
 func (s *Store) scanOne(ctx context.Context, q *gocql.Query, dest ...any) (ok bool, err error) {
 	switch err := q.ScanContext(ctx, dest...); {
 	case errors.Is(err, gocql.ErrNotFound):
@@ -246,7 +246,7 @@ func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (b
 	return s.scanOne(ctx, s.query(cql, args...), dest...)
 }
 
-// getSerial does what get does, but reads with the consistency SERIAL. So it sees every swap that
+// getSerial does what get does, but reads with the consistency SERIAL, so it sees every swap that
 // returned before the call. If a swap is still running, the read completes it or makes it fail.
 func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.serial.Add(1)
@@ -259,8 +259,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one batch. at is the timestamp of the writes. Either
-// all of them are stored or none, and they become visible together.
+// write runs plain writes of one partition as one batch. The parameter at is the timestamp of the
+// writes. Either all of them are stored or none, and they become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
@@ -367,8 +367,8 @@ func parallel(n int, fn func(i int) error) error {
 	return nil
 }
 
-// readEach calls get for each key, with parallel, and returns the values in the order of
-// keys.
+// readEach calls the function get for each key, several keys at the same time (see
+// parallel), and returns the values in the order of the keys.
 func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	out := make([]V, len(keys))
 	err := parallel(len(keys), func(i int) (err error) {
@@ -440,9 +440,9 @@ func (s *Store) Cancels() Cancels { return Cancels{s, logOf(s, "cancels")} }
 // reads each dead letter at a different moment.
 func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, logOf(s, "dead")} }
 
-// History returns a reader of the history. Content is kept for Config.StatusTTL. For an
-// older id the reader returns KindGone. User lists single sends. It lists a fan-out only if
-// Config.EveryReceiver was true in the process that appended the fan-out to the history.
+// History returns a reader of the history. Content is kept for Config.StatusTTL. For an older id
+// the reader returns KindGone. The method User of the reader lists single sends. It lists a fan-out
+// only if Config.EveryReceiver was true in the process that appended the fan-out to the history.
 func (s *Store) History(cfg HistoryConfig) *History {
 	if cfg.MaxWait == 0 {
 		cfg.MaxWait = 5 * time.Second
@@ -492,9 +492,9 @@ func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers}
 // that returned before the call.
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
-// ClockOffset reads the clock of one node. offset is the time of that clock minus the time
-// of this process's clock. roundTrip is how long the query ran. The true offset differs
-// from offset by at most roundTrip/2 plus a millisecond.
+// ClockOffset reads the clock of one node. The result offset is the time of that clock
+// minus the time of this process's clock, and roundTrip is how long the query ran. The
+// true offset differs from offset by at most roundTrip/2 plus a millisecond.
 func (s *Store) ClockOffset(ctx context.Context) (offset, roundTrip time.Duration, err error) {
 	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }

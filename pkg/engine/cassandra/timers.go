@@ -23,8 +23,8 @@ type timerRows struct {
 	t *timerTable
 }
 
-// timerTable describes the table timers or timers_cold. Both tables have the same columns,
-// but buckets of different length.
+// timerTable describes the table "timers" or the table "timers_cold". Both tables have the
+// same columns, but buckets of different length.
 type timerTable struct {
 	name   string
 	length int64 // length of a bucket, ms
@@ -50,10 +50,11 @@ type timerPart struct {
 
 func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p.bucket, "/", p.shard) }
 
-// timerStmts returns the inserts of timers by partition, in the order of ts. timestamp is the
-// timestamp of these writes. It is also stored in the column "at" of the rows: the owner of the
-// shard reads this column and calls clock.observe with its value. So the owner's later delete of
-// the partition has a greater timestamp, even if the clocks differ.
+// timerStmts returns the partitions of timers, in the order of ts, and the inserts for each
+// partition. The parameter timestamp is the timestamp of these writes. It is also stored in the
+// column "at" of the rows: the owner of the shard reads this column and calls clock.observe with
+// its value. So the owner's later delete of the partition has a greater timestamp, even if the
+// clocks differ.
 func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, timestamp int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
@@ -267,7 +268,7 @@ func (t timerRows) Pending(ctx context.Context, fn func(*engine.Timer) error) er
 	}, `SELECT fire_at, id, at, data, payload FROM `+t.t.name)
 }
 
-// Shard reads with the consistency SERIAL. So it sees every TakeOver and Advance that returned
+// Shard reads with the consistency SERIAL, so it sees every TakeOver and Advance that returned
 // before the call.
 func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
 	st, _, err := t.readShard(ctx, shard)
@@ -281,7 +282,8 @@ func (t timers) Closed(ctx context.Context, shard uint16) (closed int64, err err
 	return closed, err
 }
 
-// readShard reads the state of a shard at SERIAL. ok is false if the shard has no row.
+// readShard reads the state of a shard with the consistency SERIAL. The result ok is false if the
+// shard has no row.
 func (t timers) readShard(ctx context.Context, shard uint16) (st engine.ShardState, ok bool, err error) {
 	var term int64
 	ok, err = t.s.getSerial(ctx, `SELECT term, owner, closed, watermark FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &term, &st.Owner, &st.Closed, &st.Watermark)

@@ -21,7 +21,8 @@ type triggerRow struct {
 
 const selectTrigger = `SELECT version, at, state, ended, request, data FROM triggers WHERE id = ?`
 
-// serialRow reads a state row at SERIAL. If the row does not exist, the result has no ID.
+// serialRow reads a state row with the consistency SERIAL. If the row does not exist, the result
+// has no ID.
 func (t triggers) serialRow(ctx context.Context, id string) (triggerRow, error) {
 	return t.readRow(ctx, id, t.s.getSerial)
 }
@@ -64,7 +65,7 @@ func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, erro
 	})
 }
 
-// Create implements engine.Triggers. It stores the entries of the lists before the row. So
+// Create implements engine.Triggers. It stores the entries of the lists before the row, so
 // every stored row is listed. List skips entries that have no row.
 func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
 	won := make([]bool, len(ts))
@@ -184,7 +185,7 @@ func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (b
 	if x.IsOpen() {
 		return true, nil
 	}
-	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // an entry that is added when the trigger opens again is later than at, so it stays
+	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // an entry that is added when the trigger opens again has a later timestamp, so it stays
 }
 
 // swapWhole does what swapRow does and also replaces the request. It is for the few swaps that the

@@ -31,8 +31,8 @@ func (h *History[I, O]) Tick() int64 {
 	return h.clock
 }
 
-// Add records an operation that has just returned. startTick is the result of the Tick that
-// the client called before the operation.
+// Add records an operation that has just returned. The parameter startTick is what Tick returned to
+// the client before the operation.
 func (h *History[I, O]) Add(client int, in I, startTick int64, out O) {
 	h.add(client, in, startTick, h.Tick(), out)
 }
@@ -108,8 +108,8 @@ func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation
 }
 
 // CheckHistories creates n histories from the seeds 0 to n-1, and fails the test if one of them is
-// not linearizable. It also fails the test if a kind in want is missing: some history must have an
-// operation of each of these kinds.
+// not linearizable. It also fails the test unless each kind of operation in want occurs in some
+// history.
 func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, history func(seed uint64) []porcupine.Operation, kind func(in, out any) string, want ...string) {
 	t.Helper()
 	total, kinds := 0, map[string]int{}

@@ -17,7 +17,7 @@ type modelQueue struct{ messages []*modelMessage }
 type modelMessage struct {
 	engine.Delivery           // the last delivery of the message
 	visible         time.Time // when the message becomes visible
-	held            bool      // true: a receiver owns the message until visible
+	held            bool      // true: a receiver owns the message until the time visible
 }
 
 // inState returns the messages in a state, in the order in which they became visible.

@@ -18,8 +18,8 @@ func Lease(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration)) 
 	LeaseFor(t, open, pass, 100*time.Millisecond)
 }
 
-// LeaseFor does what Lease does, with leases of the given ttl. If pass waits in real time,
-// the suite tolerates delays of a slow machine of up to a third of ttl.
+// LeaseFor does what Lease does, with leases of the given ttl. If the function pass waits
+// in real time, the suite tolerates delays of a slow machine of up to a third of ttl.
 func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration), ttl time.Duration) {
 	t.Run("Acquire takes the lease for ttl if it is free or owner already holds it", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {

@@ -16,8 +16,9 @@ func spilled(n int) engine.Spilled {
 	return engine.Spilled{Topic: "notifications-sms", Key: []byte("user"), Part: int32(n % 3), Value: []byte("value " + strconv.Itoa(n)), At: int64(1000 + n)}
 }
 
-// withSeqs returns the expected records want with the seqs of the records in peeked, because a
-// test does not know the seqs. It fails the test if the seqs in peeked are not ascending.
+// withSeqs returns the expected records (want) with the sequence numbers (Seq) of the records in
+// peeked, because a test does not know these numbers. It fails the test if the numbers in peeked
+// are not ascending.
 func withSeqs(t T, peeked, want []engine.Spilled) []engine.Spilled {
 	t.Helper()
 	out := append([]engine.Spilled(nil), want...)

@@ -256,8 +256,9 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(engine.TenureStamps-1), 2000)}))
 		finished.Stamp = 0
 		same(t, "after a late write", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
-		// In two calls, Put gets two rows with the same key: first with the row of the later owner
-		// first, then in the reverse order. The first call also has a row of another key.
+		// Two calls of Put get two rows with the same key. In the first call the row of the later
+		// owner comes first, in the second call it comes last. The first call also has a row of
+		// another key.
 		other := retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{stamped(other, old.Stamp(5), 1), stamped(r, now.Stamp(2), 8000), stamped(r, old.Stamp(6), 3000)}))
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(7), 3000), stamped(r, now.Stamp(3), 8100)}))
@@ -375,8 +376,8 @@ func ownersModel(t *testing.T, open Opener[engine.Status]) {
 				if len(owners) < 2 {
 					return
 				}
-				// The late write is a claim. If an owner has written a row of the key that
-				// is Done, it writes no further row of that key.
+				// The late write is a claim. An owner that has written a row with Done set
+				// writes no further row with the same key.
 				o := owners[rapid.IntRange(0, len(owners)-2).Draw(rt, "owner")]
 				if key := rapid.SampledFrom(keys).Draw(rt, "key"); !o.finished[key] {
 					must(rt, s.Put(bg, []notify.Row{next(o, key, 300)}))

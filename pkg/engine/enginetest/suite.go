@@ -107,8 +107,9 @@ func together(n int, fn func(i int)) {
 	wg.Wait()
 }
 
-// runModel runs random sequences of the actions that program returns. program opens an
-// engine and creates its model. The actions call both and compare the results.
+// runModel runs random sequences of the actions that the function program returns. It
+// calls program for each sequence, to open an engine and create its model. The actions
+// call the engine and the model and compare the results.
 func runModel(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	t.Helper()
 	rapid.Check(t, func(rt *rapid.T) { rt.Repeat(program(rt)) })

@@ -63,8 +63,8 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 // ColdTimers runs the suite of engine.ColdTimers.
 func ColdTimers(t *testing.T, open Opener[engine.ColdTimers]) { timerTableSuite(t, day, open) }
 
-// timerTableSuite runs the suite of engine.TimerTable. length is the length of a bucket in
-// ms.
+// timerTableSuite runs the suite of engine.TimerTable. The parameter length is the length
+// of a bucket in ms.
 func timerTableSuite(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	t.Run("Put stores timers", func(t *testing.T) {
 		s, reopen := open(t)

@@ -127,8 +127,9 @@ func (p *Plan) pickRule(method string) (Rule, bool) {
 	return Rule{}, false
 }
 
-// Do runs fn as the plan says. It returns the error of fn, or the Err of the rule. Each
-// method of a wrapper calls Do.
+// Do runs fn as the plan says. It returns the error of fn, or the Err of the rule that
+// applies, or notify.KindUnavailable if ctx ends while the call waits for the Hold of the
+// rule. Each method of a wrapper calls Do.
 func (p *Plan) Do(ctx context.Context, method string, fn func() error) error {
 	r, ok := p.pickRule(method)
 	if !ok {

@@ -31,9 +31,9 @@ func (l *Lease) Renew(ctx context.Context, name, owner string, ttl time.Duration
 	return l.holdIf(ctx, name, owner, ttl, func(h leaseHolder, live bool) bool { return live && h.owner == owner })
 }
 
-// holdIf calls allowed with the last holder of the lease. live is false if the lease of
-// that holder has expired. If allowed returns true, holdIf gives the lease to owner for ttl
-// and returns true.
+// holdIf calls the function allowed with the last holder of the lease, and with live = false if the
+// lease of that holder has expired. If allowed returns true, holdIf gives the lease to owner for
+// ttl and returns true.
 func (l *Lease) holdIf(ctx context.Context, name, owner string, ttl time.Duration, allowed func(last leaseHolder, live bool) bool) (bool, error) {
 	if err := checkContext(ctx); err != nil {
 		return false, err

@@ -31,9 +31,9 @@ func NewLimits() *Limits {
 
 // Take removes up to n tokens from a bucket and returns how many it removed. The bucket is
 // refilled with rate tokens per second and holds at most burst tokens. If Take removed
-// fewer than n tokens, wait is the time until the next token. A new bucket is full. A
-// bucket with a rate of 0 or less is never refilled. Take returns notify.KindInvalid if n
-// is negative, burst is less than 1 or rate is not a number.
+// fewer than n tokens, the result wait is the time until the next token. A new bucket is
+// full. A bucket with a rate of 0 or less is never refilled. Take returns
+// notify.KindInvalid if n is negative, burst is less than 1 or rate is not a number.
 func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if err := checkContext(ctx); err != nil {
 		return 0, 0, err
@@ -69,8 +69,8 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 	return got, time.Duration(math.Ceil(missing)), nil
 }
 
-// Block blocks an account until end. If the account is already blocked until a later time,
-// Block changes nothing.
+// Block blocks an account until the time end. If the account is already blocked until a
+// later time, Block changes nothing.
 func (l *Limits) Block(ctx context.Context, account string, end time.Time) error {
 	if err := checkContext(ctx); err != nil {
 		return err

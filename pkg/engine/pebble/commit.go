@@ -11,7 +11,7 @@ import (
 
 const (
 	// A group is full when it has this many rows or bytes. The next writer then waits until the
-	// goroutine run replaces the full group by an empty group. The two limits bound the memory
+	// goroutine of run replaces the full group by an empty group. The two limits bound the memory
 	// of a group and the work of one fsync.
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
@@ -35,13 +35,13 @@ const (
 // versions or sequence numbers out of order.
 //
 // A group has three owners, one after the other. First the writers fill it while they hold
-// mu. Then run applies it. Last, syncGroups waits for the fsync of the group and answers
-// its writers.
+// mu. Then the goroutine of run applies it. Last, the goroutine of syncGroups waits for
+// the fsync of the group and answers its writers.
 type committer struct {
 	db    *pebbledb.DB
 	opts  *pebbledb.WriteOptions
 	latch *latch
-	wake  chan struct{} // of size 1; contains a value when filling has rows or closed is true
+	wake  chan struct{} // of size 1; contains a value when the group filling has rows or the field closed is true
 	// exited is closed by syncGroups when it has finished the last group after close was
 	// called.
 	exited chan struct{}
@@ -49,7 +49,7 @@ type committer struct {
 	groups, writes atomic.Uint64
 	ownBatches     sync.WaitGroup // separate batches of insertUnordered that are not finished
 
-	mu      sync.Mutex // guards the fields filling and closed, and the content of the group filling
+	mu      sync.Mutex // guards the fields filling and closed, and the content of the group in filling
 	filling *group
 	closed  bool // no more writes are accepted
 }
@@ -104,8 +104,8 @@ func (c *committer) write(ctx context.Context, fill func(*group)) error {
 	return c.waitDurable(ctx, g)
 }
 
-// insertUnordered writes rows whose order relative to other writes does not matter. fill adds
-// numRows rows. A call with few rows does the same as write. A call with many rows gets a
+// insertUnordered writes rows whose order relative to other writes does not matter. The function
+// fill adds numRows rows. A call with few rows does the same as write. A call with many rows gets a
 // separate batch, so it does not wait for other writes.
 func (c *committer) insertUnordered(ctx context.Context, numRows int, fill func(*group)) error {
 	if numRows < minOwnBatch {

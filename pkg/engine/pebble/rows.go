@@ -107,10 +107,10 @@ func appendKeys(keys []string, p rows.Partition, rs []rows.Row) []string {
 	return keys
 }
 
-// compare reads every row in the Expect of the changes and sets matches to true if each is
-// stored with its value. For each change with Numbers > 0, it also returns the counter of the
-// change's partition. keys contains the database keys of the changes in order: for each change
-// the keys of Expect, then the keys of Set.
+// compare reads every row that the changes list in Expect. The result matches is true if each of
+// these rows is stored with its value. For each change with Numbers > 0, it also returns the
+// counter of the change's partition. The parameter keys contains the database keys of the changes
+// in order: for each change the keys of Expect, then the keys of Set.
 func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint64, matches bool, err error) {
 	for i := range cs {
 		c := &cs[i]
@@ -196,10 +196,10 @@ func (t tx) Delete(p rows.Partition, key []byte) {
 	_ = op.Finish()
 }
 
-// putRows puts rows of one partition into the batch. prefix is the prefix of their keys.
-// putRows builds the keys in the memory of prefix. It returns prefix, which append may have
-// moved to new memory. If insertOnly is true and a row with the same key is stored, the
-// stored row stays as it is.
+// putRows puts rows of one partition into the batch. The parameter prefix is the prefix of their
+// keys. putRows builds the keys in the memory of this slice. It returns the prefix again, because
+// it may have moved to new memory when a key was appended to it. If insertOnly is true and a row
+// with the same key is stored, the stored row stays as it is.
 func (t tx) putRows(prefix []byte, rs []rows.Row, insertOnly bool) []byte {
 	n := len(prefix)
 	for i := range rs {

@@ -135,7 +135,7 @@ func (s *Store) open() error {
 
 // create makes an empty database in memory and copies its files to the folder. It writes
 // the marker file last, because a folder without the marker file counts as empty. If a
-// create was interrupted, the next create overwrites the files.
+// call of create was interrupted, the next call overwrites the files.
 func (s *Store) create() error {
 	mem := vfs.NewMem()
 	db, err := pebbledb.Open(s.cfg.Dir, &pebbledb.Options{FS: mem, FormatMajorVersion: pebbledb.FormatNewest, Merger: firstWins, Logger: pebbleLog{s.latch}})
@@ -302,7 +302,7 @@ func (s *Store) Failed() <-chan struct{} { return s.latch.failed }
 // the store works.
 func (s *Store) Err() error { return translate(s.latch.cause()) }
 
-// Checkpoint makes a consistent copy of the store in the folder dir. dir must not exist.
+// Checkpoint makes a consistent copy of the store in the folder dir, which must not exist.
 // Checkpoint uses hard links if the file system supports them.
 func (s *Store) Checkpoint(dir string) error {
 	if err := s.latch.cause(); err != nil {

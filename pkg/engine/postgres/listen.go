@@ -16,10 +16,10 @@ const changesChannel = "notifyd_profiles"
 // reconnectDelay is how long Listen waits before it connects again.
 const reconnectDelay = 500 * time.Millisecond
 
-// Listen calls wake after each change of profiles that any process commits, and whenever it
-// may have missed changes. It reconnects by itself and returns nil when ctx ends. wake must
-// not block. Listen only makes followers read sooner. If a notification is lost, followers
-// read the change at their next poll.
+// Listen calls wake after each change of profiles that any process commits, and whenever it may
+// have missed changes. It reconnects by itself and returns nil when ctx ends. The function wake
+// must not block. Listen only makes followers read sooner: if a notification is lost, they read the
+// change at their next poll.
 func (s *Store) Listen(ctx context.Context, wake func()) error {
 	for ctx.Err() == nil {
 		// The error is ignored, because followers also poll and get the error from their

@@ -198,8 +198,8 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	return uint64(now.value), nil
 }
 
-// Scan implements users.ProfileStore. It calls fn while it reads. So neither the server nor
-// this process keeps all rows in memory.
+// Scan implements users.ProfileStore. It calls fn while it reads, so neither the server nor this
+// process keeps all rows in memory.
 func (p *Prefs) Scan(ctx context.Context, parts []int, fn func(*engine.Profile) error) error {
 	sql, args := `SELECT user_id, version, doc FROM profiles`, []any(nil)
 	if parts != nil {

@@ -90,7 +90,7 @@ func (s *Store) handleError(err error) error {
 	return translate(err)
 }
 
-// queryOne reads one row into dst. ok is false if the query returns no row.
+// queryOne reads one row into dst. The result ok is false if the query returns no row.
 func (s *Store) queryOne(ctx context.Context, dst []any, sql string, args ...any) (ok bool, err error) {
 	err = s.withRetry(ctx, func(ctx context.Context) error {
 		err := s.pool.QueryRow(ctx, sql, args...).Scan(dst...)
@@ -102,8 +102,9 @@ func (s *Store) queryOne(ctx context.Context, dst []any, sql string, args ...any
 	return ok, err
 }
 
-// queryAll calls scan for each row. It calls reset before each attempt. reset must discard
-// the rows of an earlier attempt, so that a retry does not add rows twice.
+// queryAll calls the function scan for each row. Before each attempt it calls the function
+// reset, which must discard the rows of an earlier attempt, so that a retry does not add
+// rows twice.
 func (s *Store) queryAll(ctx context.Context, scan func(pgx.Rows) error, reset func(), sql string, args ...any) error {
 	return s.withRetry(ctx, func(ctx context.Context) error {
 		reset()

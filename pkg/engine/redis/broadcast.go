@@ -18,7 +18,7 @@ type broadcast struct{ s *Store }
 
 func (b broadcast) channel(name string) string { return b.s.key("channel:" + name) }
 
-// Send sends message to every listener of channel.
+// Send sends a message to every listener of a channel.
 func (b broadcast) Send(ctx context.Context, channel string, message []byte) error {
 	if ctx.Err() != nil {
 		return translate(context.Cause(ctx))
@@ -26,9 +26,9 @@ func (b broadcast) Send(ctx context.Context, channel string, message []byte) err
 	return translate(b.s.c.Publish(ctx, b.channel(channel), message).Err())
 }
 
-// Listen calls onReady when Redis has confirmed the subscription. After that it calls fn
-// with each message that is sent to channel. It returns nil when ctx ends, or an error when
-// the connection fails or the Store closes.
+// Listen calls onReady when Redis has confirmed the subscription. After that it calls fn with each
+// message that is sent to the channel. It returns nil when ctx ends, or an error when the
+// connection fails or the Store closes.
 func (b broadcast) Listen(ctx context.Context, channel string, onReady func(), fn func(message []byte)) error {
 	ps := b.s.c.Subscribe(ctx)
 	returned := make(chan struct{}) // closed when Listen returns

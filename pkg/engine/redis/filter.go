@@ -120,8 +120,8 @@ func (f *Filter) keys(part uint64) []string {
 	return []string{f.tag + "mark", fmt.Sprintf("%s%da", f.tag, part), fmt.Sprintf("%s%db", f.tag, part)}
 }
 
-// transact runs one transaction: filterUpdate on a part, and after it the commands that the
-// function addCommands adds. addCommands gets the keys a and b of the two bitmaps. transact
+// transact runs one transaction: the script filterUpdate on a part, and then the commands that the
+// function addCommands adds. This function gets the keys of the two bitmaps (a and b). transact
 // returns the number of the newer window, and the time since which the filter is complete.
 func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, addCommands func(p client.Pipeliner, a, b string)) (window int64, completeSince time.Time, err error) {
 	if ctx.Err() != nil {
@@ -141,9 +141,9 @@ func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, addC
 	return asInt(element(l, 0)), time.UnixMicro(asInt(element(l, 1))), translate(err)
 }
 
-// eachCall groups ids by part and divides each group into pieces of at most idsPerCall ids.
-// It calls fn for all pieces concurrently. indexes contains, for each id of the piece, the
-// position of the id in ids.
+// eachCall groups ids by part and divides each group into pieces of at most idsPerCall ids. It
+// calls fn for all pieces concurrently. The argument indexes contains, for each id of the piece,
+// the position of the id in ids.
 func (f *Filter) eachCall(ids []uint64, fn func(part uint64, indexes []int) error) error {
 	byPart := make([][]int, f.parts)
 	for i, id := range ids {
@@ -193,8 +193,8 @@ func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 	})
 }
 
-// Seen reports for each id whether it may have been added. completeSince is the time since
-// which the filter is complete. Seen also returns completeSince if ids is empty.
+// Seen reports for each id whether it may have been added. The result completeSince is the
+// time since which the filter is complete. Seen also returns it if ids is empty.
 func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, completeSince time.Time, err error) {
 	maybe = make([]bool, len(ids))
 	var mu sync.Mutex // guards maybe and completeSince
