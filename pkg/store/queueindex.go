@@ -153,8 +153,8 @@ func (x *queueIndex) firstInLane(l queueLane) (slot uint32, ok bool) {
 	return 0, false
 }
 
-// liveCount returns the number of messages in both heaps. It does not count dead messages and messages
-// whose removal is being written.
+// liveCount returns the number of messages in both heaps. It counts neither dead messages nor
+// messages whose removal is being written.
 func (x *queueIndex) liveCount() int { return len(x.lanes[onTime].slots) + len(x.lanes[backlog].slots) }
 
 type messageState uint8
