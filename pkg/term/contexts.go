@@ -77,10 +77,10 @@ func (c *Contexts) Names() []string {
 	return names
 }
 
-// Current returns the name of the context in use, or "" if no context was chosen.
+// Current returns the name of the current context, or "" if no context was chosen.
 func (c *Contexts) Current() string { return c.readState("context") }
 
-// Previous returns the name of the context that was in use before Current.
+// Previous returns the name of the context that was current before the present one.
 func (c *Contexts) Previous() string { return c.readState("previous") }
 
 func (c *Contexts) readState(name string) string {

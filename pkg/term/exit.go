@@ -77,7 +77,8 @@ func ExitCode(err error) int {
 	return ExitError
 }
 
-// Report writes err to w. If format is json or jsonl, Report writes JSON. Otherwise it writes
+// Report writes err to w. If the format is "json" or "jsonl", Report writes JSON. Otherwise it
+// writes
 //
 //	error: what happened, with the wrong input
 //	  code:  the error code
