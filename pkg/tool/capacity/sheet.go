@@ -17,10 +17,10 @@ type Line struct {
 	Sustained    int64  `json:"sustained"` // count that is needed if the load lasts
 	SustainedHow string `json:"sustained_how,omitempty"`
 
-	// HoldsTo is the highest rate of notifications, in the same mix, for which Count of this part
-	// are permanently enough. 0: this part does not limit the rate.
+	// HoldsTo is the highest rate of notifications, in the same mix, for which the number Count of
+	// this part is permanently enough. 0: this part does not limit the rate.
 	HoldsTo float64 `json:"holds_to,omitempty"`
-	// OneLost is the same rate as HoldsTo, but after one of the Count parts is lost.
+	// OneLost is the same rate as HoldsTo, but for one part fewer, because one has failed.
 	OneLost float64 `json:"one_lost,omitempty"`
 }
 
@@ -106,8 +106,8 @@ func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 // lines returns the lines in the order in which a notification passes the parts.
 func (in *Input) lines() []Line {
 	var out []Line
-	// addPart adds a line for a part of the system. demand is the rate that the load needs, and
-	// each is the highest rate of one such part.
+	// addPart adds a line for a part of the system. The parameter demand is the rate that the load
+	// needs, and the parameter each is the highest rate of one such part.
 	addPart := func(key, name string, demand, each float64, how string) *Line {
 		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
 		l.Sustained = l.Count
@@ -147,8 +147,8 @@ func (in *Input) lines() []Line {
 	return out
 }
 
-// addPartFunc adds a line whose count is demand divided by each. addCountFunc adds a line with a
-// given count.
+// An addPartFunc adds a line whose count is the parameter demand divided by the parameter each,
+// rounded up. An addCountFunc adds a line with a given count.
 type (
 	addPartFunc  func(key, name string, demand, each float64, how string) *Line
 	addCountFunc func(key, name string, count int64, how string) *Line
