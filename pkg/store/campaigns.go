@@ -115,7 +115,7 @@ func (c *Campaigns) load(ctx context.Context, id string) (h engine.Campaign, sto
 	return loadRecord[engine.Campaign](ctx, c.rows, partOfCampaign(id), campaignTotalsKey)
 }
 
-// Get returns a campaign with its bases.
+// Get returns a campaign with its bases, or false if there is no such campaign.
 func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {
 	h, stored, err := c.load(ctx, campaign)
 	if err != nil || stored == nil {

@@ -183,7 +183,7 @@ func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntr
 	return in, nil
 }
 
-// Get returns the job with an id.
+// Get returns the job with an id, or false if there is no such job.
 func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	job, _, _, err := j.jobByID(ctx, id)
 	if err != nil || job == nil {

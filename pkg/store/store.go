@@ -140,10 +140,10 @@ func (c *Contracts) Audit() *Audit { return AuditOver(c.rows) }
 // Cancels returns the contract of cancellations.
 func (c *Contracts) Cancels() Cancels { return Cancels{c.rows} }
 
-// Campaigns returns the campaigns.
+// Campaigns returns the store of campaigns.
 func (c *Contracts) Campaigns() *Campaigns { return CampaignsOver(c.rows) }
 
-// Jobs returns the operators' jobs.
+// Jobs returns the store of the operators' jobs.
 func (c *Contracts) Jobs() *Jobs { return JobsOver(c.rows) }
 
 // Holds returns the holds of strict lanes.
