@@ -108,7 +108,7 @@ func (c *Contexts) Use(name string) error {
 	return atomicfile.WriteFile(filepath.Join(c.state, "context"), []byte(name+"\n"))
 }
 
-// Get returns a context by name.
+// Get returns the context with a name, or an error that suggests a similar name.
 func (c *Contexts) Get(name string) (Context, error) {
 	if x, ok := c.List[name]; ok {
 		return x, nil
@@ -124,7 +124,7 @@ func (c *Contexts) unknownContext(name string) error {
 	return e
 }
 
-// Set stores a context.
+// Set stores a context under a name, and replaces the context that had this name.
 func (c *Contexts) Set(name string, x Context) error {
 	c.List[name] = x
 	return c.save()
