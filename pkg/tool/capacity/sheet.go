@@ -8,11 +8,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Line is one part of the system, with the number that a load needs of it.
+// Line describes one kind of part of the system, and says how many such parts a load needs.
 type Line struct {
 	Key          string `json:"key"`
 	Name         string `json:"name"`
-	Count        int64  `json:"count"` // calculated as in the source; 0: unknown, or none is needed
+	Count        int64  `json:"count"` // calculated as in the design document; 0: unknown, or none is needed
 	How          string `json:"how"`
 	Sustained    int64  `json:"sustained"` // count that is needed if the load lasts
 	SustainedHow string `json:"sustained_how,omitempty"`
@@ -170,9 +170,9 @@ func (in *Input) api(addPart addPartFunc, addCount addCountFunc) {
 	}
 }
 
-// addMail adds the lines for mail and returns the line of the mail workers. Count is calculated as
-// in the source: the mails of one second are sent within the mail objective. That is right for a
-// single burst only.
+// addMail adds the lines for mail and returns the line of the mail workers. The count is calculated
+// as in the design document: the mails of one second are sent within the mail objective. That is
+// right for a single burst only.
 func (in *Input) addMail(addPart addPartFunc, addCount addCountFunc) Line {
 	spread := in.mailCalls() / in.MailObjective.Seconds()
 	ips := addPart("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
@@ -197,8 +197,8 @@ func (in *Input) addDatabase(addPart addPartFunc, addCount addCountFunc) {
 	addCount("db_nodes", "status nodes", times(nodes.Count, in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
-// addScheduler adds the lines of the scheduler. The source has one partition per minute and one
-// leader. It counts a row only once, although every replica stores the row.
+// addScheduler adds the lines of the scheduler. The design document has one partition per minute
+// and one leader, and it counts a row only once, although every replica stores the row.
 func (in *Input) addScheduler(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.Rate * in.Scheduled * in.recordsPerNotification()
 	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
