@@ -233,14 +233,14 @@ func (s *Span) Recording() bool { return s.span != nil }
 // not recorded, the context from which the span was begun.
 func (s *Span) Context() Context { return s.ctx }
 
-// Int sets an attribute.
+// Int sets an attribute of the span to a number.
 func (s *Span) Int(key string, v int) {
 	if s.span != nil {
 		s.span.SetAttributes(attribute.Int(key, v))
 	}
 }
 
-// Str sets an attribute.
+// Str sets an attribute of the span to a text.
 func (s *Span) Str(key, v string) {
 	if s.span != nil {
 		s.span.SetAttributes(attribute.String(key, v))
