@@ -108,7 +108,8 @@ func (c *Contexts) Use(name string) error {
 	return atomicfile.WriteFile(filepath.Join(c.state, "context"), []byte(name+"\n"))
 }
 
-// Get returns the context with a name, or an error that suggests a similar name.
+// Get returns the context called name. If there is none, it returns an error that suggests a
+// similar name.
 func (c *Contexts) Get(name string) (Context, error) {
 	if x, ok := c.List[name]; ok {
 		return x, nil
