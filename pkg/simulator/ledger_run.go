@@ -30,9 +30,9 @@ import (
 //	provider  1   provider of the first slot and of every short slot
 //	status    2   status of the first slot and of every short slot
 //
-// The slots follow the head. A short slot contains address, attempt and time since at (10 bytes). A
-// full slot contains all fields (21 bytes). So a delivered receiver of a fan-out needs 11 bytes,
-// and a delivered single needs 38 bytes.
+// The slots follow the head. A short slot contains the address, the attempt, and the time since the
+// earliest time in the head (10 bytes). A full slot contains all fields (21 bytes). So a delivered
+// receiver of a fan-out needs 11 bytes, and a delivered single needs 38 bytes.
 type ledgerRun struct {
 	file     *os.File // an unlinked file: its disk space becomes free when the process ends
 	size     int64
@@ -62,8 +62,8 @@ const (
 	flagCounted // in a full slot: idCounted is true
 )
 
-// tempFile makes an unlinked file in dir. Its disk space becomes free even if the process is
-// killed.
+// tempFile makes an unlinked file in the directory dir. Its disk space becomes free even if the
+// process is killed.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "notifyd-ledger-")
 	if err == nil {
@@ -72,8 +72,8 @@ func tempFile(dir string) (*os.File, error) {
 	return f, err
 }
 
-// writeRun writes a table to a new run. The table must not change during the call. keys is memory
-// that writeRun uses for the keys of the table, and that the next call can use again.
+// writeRun writes a table to a new run. The table must not change during the call. The parameter
+// keys is memory for a list of the table's keys, so that the next call can use this memory again.
 func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	list := (*keys)[:0]
 	for k := range t.places {
@@ -112,8 +112,8 @@ func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	return r, nil
 }
 
-// isShort returns true if the slot can have the short form. first is the first slot of its page,
-// and at is the earliest time of the page.
+// isShort returns true if the slot can have the short form. The parameter first is the first slot
+// of its page, and the parameter at is the earliest time of the page.
 func (s *pairSlot) isShort(k *pageKey, first *pairSlot, at int64) bool {
 	return s.attempts == 1 && s.deliveries == 1 && s.idCounted == (k.layer == 0) &&
 		s.provider == first.provider && s.status == first.status && s.at-at <= math.MaxUint32

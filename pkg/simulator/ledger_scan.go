@@ -27,11 +27,11 @@ type runCursor struct {
 	r     *ledgerRun
 	block int
 	buf   []byte // the current block
-	rest  []byte // the rest of the block, beginning with the page of head; empty: the end of the run
+	rest  []byte // the rest of the block, from the page that head describes; empty: the run has ended
 	head  pageHead
 }
 
-// newCursor returns a cursor at the first key that is not less than from.
+// newCursor returns a cursor at the first key that is not less than the key from.
 func newCursor(r *ledgerRun, from *pageKey) (*runCursor, error) {
 	c := &runCursor{r: r, block: r.blockOf(from) - 1}
 	if from.compare(&r.last) > 0 {
@@ -62,11 +62,11 @@ func (c *runCursor) next() (err error) {
 	return nil
 }
 
-// pages yields the pages whose keys are not less than from, in order. It yields each page once,
-// with the newest versions of its slots. mem lists the pages that were in memory at the start;
-// pages reads their current state. It reads the other pages from the runs. It holds no lock while
-// the caller uses a page. If reading from disk fails, the iteration ends, and Summary reports the
-// error.
+// pages yields the pages whose keys are not less than the key from, in order. It yields each page
+// once, with the newest versions of its slots. The parameter mem lists the pages that were in
+// memory at the start; their current state is read from memory. The other pages are read from the
+// runs. No lock is held while the caller uses a page. If reading from disk fails, the iteration
+// ends, and Summary reports the error.
 func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		if err := l.eachPage(mem, runs, from, yield); err != nil {
@@ -131,7 +131,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 	return nil
 }
 
-// allPages yields all pages whose base is not less than from.
+// allPages yields all pages whose base is not less than the base from.
 func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		l.mu.Lock()

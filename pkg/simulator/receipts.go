@@ -24,7 +24,7 @@ type receiptSender struct {
 
 	mu   sync.Mutex    // guards due
 	due  []*dueReceipt // sorted by due time, the earliest receipt first
-	wake chan struct{} // contains a value after a receipt was added at the front of due
+	wake chan struct{} // contains a value after a receipt was added at the front of the list
 
 	drawn                   atomic.Uint64
 	sent, refused, overflow atomic.Uint64

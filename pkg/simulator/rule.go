@@ -46,8 +46,8 @@ const (
 )
 
 // Rule describes a fault. A request matches a rule if it has the rule's Provider, Account, Pool,
-// Template, Prefix and ID; an empty field matches every request. The rule selects the share Rate of
-// the matching requests, at most Count requests, until the time Until.
+// Template, Prefix and ID; an empty field matches every request. The rule selects a share (Rate) of
+// the matching requests, but at most Count of them, and only until the time Until.
 //
 // If several rules select a request, the newest rule applies. But there are three kinds of rules:
 // for the latency (Delay), for the receipt (Receipt), and for the answer (all others). One rule of
@@ -298,7 +298,7 @@ func (r *Rule) matchesReceiver(v receiver) bool {
 }
 
 // pickNext decides whether the rule selects the next request that matches. With the same seed and
-// rules it selects the same matches in every run.
+// the same rules, every run selects the same of the matching requests.
 func (a *activeRule) pickNext(seed uint64) bool {
 	n := a.matched.Add(1)
 	if a.Rate < 1 && unitInterval(mixHash(seed^a.Number<<32, n)) >= a.Rate {

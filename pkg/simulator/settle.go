@@ -16,7 +16,8 @@ type providerCall struct {
 	receivers []receiver
 	content   content // for the inbox
 
-	// fault returns the answer of a Fail or Gateway rule, in the form of the provider.
+	// fault returns the answer to a request that a Fail or Gateway rule has selected. Each provider
+	// has its own format for it.
 	fault func(r *Rule, now time.Time) providerAnswer
 	// onTaken, if not nil, is called if the provider acts on the request. It schedules the
 	// receipts. The parameter receipt is the Receipt rule that selected the request, or nil.
@@ -43,8 +44,8 @@ type providerAnswer struct {
 
 func (a providerAnswer) ok() bool { return a.status < 300 }
 
-// settleCall decides the outcome of a call, writes the outcome to the ledger, and answers. a is the
-// provider's answer if no rule changes it.
+// settleCall decides the outcome of a call, writes the outcome to the ledger, and answers. The
+// parameter a is the answer that the provider gives if no rule changes it.
 func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer) {
 	c.content.parent, c.content.state = r.Header.Get("Traceparent"), r.Header.Get("Tracestate")
 	p := s.rules.decide(c)
@@ -150,8 +151,8 @@ func sendAnswer(s *Simulator, w http.ResponseWriter, r *http.Request, c *provide
 	_, _ = w.Write(a.body) // an error means that the caller has closed the connection
 }
 
-// drip sends the headers at once, and then the body byte by byte during d. If there is no body, the
-// answer ends after d.
+// drip sends the headers at once, and then the body byte by byte, spread over the time d. If there
+// is no body, the answer ends after the time d.
 func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte, d time.Duration) {
 	rc := http.NewResponseController(w)
 	step := d / time.Duration(max(1, len(body)))

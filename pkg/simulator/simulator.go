@@ -221,8 +221,8 @@ func (s *Simulator) OptOut(phone string) { s.optedOut.Store(phone, struct{}{}) }
 // OptIn ends the effect of OptOut, as after a START.
 func (s *Simulator) OptIn(phone string) { s.optedOut.Delete(phone) }
 
-// Reset removes all rules and opt-outs. It sets latencies, receipts and the Wire of APNs to the
-// values of the configuration. It keeps the ledger and the inbox.
+// Reset removes all rules and opt-outs. It sets the latencies, the settings of the receipts and the
+// Wire of APNs back to their configured values. It keeps the ledger and the inbox.
 func (s *Simulator) Reset() {
 	s.rules.clear()
 	s.resetLatency()

@@ -128,8 +128,8 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 	settleCall(t.sim, w, r, c, a)
 }
 
-// account answers a GET of an account. The answer says whether the account is active. Fault rules
-// apply to this request, too.
+// account answers a GET of an account. With the right credentials, the answer says that the account
+// is active. Fault rules apply to this request, too.
 func (t *twilioServer) account(w http.ResponseWriter, r *http.Request) {
 	sid, _ := strings.CutSuffix(r.PathValue("file"), ".json")
 	account := t.sim.keys.accounts[sid]

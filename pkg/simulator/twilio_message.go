@@ -55,7 +55,8 @@ func userSuffix(body string) (user string, seq uint64) {
 	return tail[:j], seq
 }
 
-// created returns the message resource in the form of Twilio's answer.
+// created returns the body of Twilio's answer to an accepted message: the new message resource as
+// JSON.
 func (m *sms) created(now time.Time) []byte {
 	status, count := "queued", strconv.Itoa(segments(m.form.Get("Body")))
 	if m.service != "" {
@@ -85,9 +86,9 @@ const (
 	gsm7Extra = "^{}\\[~]|€\f"
 )
 
-// segments returns the number of SMS segments of a body. In GSM 7-bit a single segment has up to
-// 160 septets. If there are several segments, each has up to 153. If a character is not in this
-// alphabet, the limits are 70 and 67 UTF-16 units.
+// segments returns the number of SMS segments of a body. In the GSM 7-bit alphabet a single segment
+// has up to 160 septets. If there are several segments, each has up to 153. If the body has a
+// character that is not in this alphabet, the limits are 70 and 67 UTF-16 units.
 func segments(body string) int {
 	septets := 0
 	for _, c := range body {

@@ -8,7 +8,7 @@ import (
 )
 
 // quotaWindow limits how many units each key may use in a period. All periods have the same length.
-// They begin at multiples of this length, plus offset.
+// They begin at multiples of this length, plus the offset.
 type quotaWindow struct {
 	limit  uint64
 	length time.Duration
@@ -23,7 +23,8 @@ func newWindow(limit uint64, length, offset time.Duration) *quotaWindow {
 	return &quotaWindow{limit: limit, length: length, offset: offset, used: map[uint64]uint64{}}
 }
 
-// take uses n units of key. If key has fewer units left, take uses no units and returns false.
+// take uses n units of a key. If the key has fewer than n units left, take uses none and returns
+// false.
 func (w *quotaWindow) take(key string, n uint64, now time.Time) bool {
 	k := xxhash.Sum64String(key)
 	w.mu.Lock()
@@ -36,7 +37,7 @@ func (w *quotaWindow) take(key string, n uint64, now time.Time) bool {
 	return true
 }
 
-// left returns how many units key has left, and the end of the period.
+// left returns how many units a key has left in the current period, and when the period ends.
 func (w *quotaWindow) left(key string, now time.Time) (uint64, time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -38,7 +38,7 @@ type wireConn struct {
 	lastStream          uint32 // highest number of a stream that has begun
 	goAwayStream        uint32 // after a GOAWAY: highest number of a stream that is served
 	goingAway           bool   // true: a GOAWAY was sent
-	closing             bool   // true: the writer closes the connection after it has sent outgoing
+	closing             bool   // true: the connection is closed after the frames in outgoing were sent
 	answerWindow        int64  // how many bytes of answers the caller accepts on the connection
 	initialAnswerWindow int64  // the answerWindow of a new stream
 	bodyWindow          int64  // how many bytes of bodies the caller may send on the connection
@@ -116,7 +116,8 @@ func (c *wireConn) serve() {
 	}
 }
 
-// lockAndWake locks mu, calls f, and then wakes writeLoop. f may write frames to outFramer.
+// lockAndWake calls f with mu locked, and then wakes writeLoop, which sends the frames that f has
+// written to outFramer.
 func (c *wireConn) lockAndWake(f func()) {
 	c.mu.Lock()
 	f()
@@ -226,7 +227,8 @@ func (c *wireConn) proveToken() {
 	c.signal()
 }
 
-// goAway sends GOAWAY. Streams that have begun are still answered. Later streams are ignored.
+// goAway sends a GOAWAY frame. Streams that have already begun are still answered, but later
+// streams are ignored.
 func (c *wireConn) goAway() {
 	c.lockAndWake(func() {
 		if c.goingAway {

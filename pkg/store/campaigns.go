@@ -100,8 +100,9 @@ func campaignListPrefix(caller string) string {
 // campaignListPrefix.
 func campaignKey(created int64, id string) string { return orderedTime(created) + id }
 
-// campaignEntries returns the rows of a campaign in both lists, with this value. If value is nil,
-// the rows remove the campaign from the lists.
+// campaignEntries returns the rows of a campaign in the two lists: the list of all campaigns, and
+// the list of its caller. Each row gets the given value. With a nil value, the rows remove the
+// campaign from the lists.
 func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 	for _, list := range []string{campaignListPrefix(""), campaignListPrefix(c.Caller)} {
 		out = append(out, rows.Row{Key: list + campaignKey(c.Created, c.ID), Value: value})
@@ -109,19 +110,19 @@ func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 	return out
 }
 
-// load returns a campaign without its bases, and the stored bytes of its totals.
+// load returns a campaign without its bases, and its totals in the form in which they are stored.
 func (c *Campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
 	return loadRecord[engine.Campaign](ctx, c.rows, partOfCampaign(id), campaignTotalsKey)
 }
 
-// Get returns a campaign with its bases.
+// Get returns a campaign with its bases, or false if there is no such campaign.
 func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {
 	h, stored, err := c.load(ctx, campaign)
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
 	}
-	// Another process may have added a part after the totals were read. The limit h.Parts omits the
-	// base of that part. So the number of bases equals the Parts in the totals.
+	// Another process may have added a part after the totals were read. The limit h.Parts leaves
+	// out the base of that part, so the number of bases equals the field Parts of the totals.
 	h.Bases, err = scanList(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
 	if err != nil {
 		return engine.Campaign{}, false, err

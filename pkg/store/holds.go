@@ -16,12 +16,13 @@ type HoldKey struct{ Lane, User string }
 type HoldQueues interface {
 	// Turn waits until no other Update of this process is between its Load and its Swap. It waits
 	// only if the engine's Swap cannot detect a changed queue. In other engines it returns at once.
-	// The caller must call end after its Swap.
+	// The caller must call the returned function end after its Swap.
 	Turn(ctx context.Context) (end func(), err error)
-	// Load returns the queues in the order of keys. An empty queue is nil.
+	// Load returns the queues with the given keys, in the order of the keys. An empty queue is nil.
 	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)
-	// Swap replaces the queues in loaded by the queues in next. If it detects that another process has
-	// changed one of the queues, it stores nothing and returns false.
+	// Swap replaces the queues with the given keys. The parameter loaded has the old queues, as
+	// Load returned them, and the parameter next has the new ones. If Swap detects that another
+	// process has changed one of the queues, it stores nothing and returns false.
 	Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error)
 }
 
@@ -44,7 +45,7 @@ var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Cod
 	}
 }}
 
-// load returns the queues of keys, packed and unpacked.
+// load returns the queues with the given keys, packed and unpacked.
 func (h *Holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.Hold, error) {
 	packed, err := h.queues.Load(ctx, keys)
 	if err != nil {

@@ -41,9 +41,9 @@ func idemName(k engine.IdemKey) (string, error) {
 
 func idemExpiry(expires int64, name string) string { return "e" + orderedTime(expires) + name }
 
-// replace returns the change that replaces one reservation (before) by another (after). value is
-// the stored form of before; nil means that no reservation is stored. If after is nil, the change
-// removes the reservation.
+// replace returns the change that replaces an old reservation (the parameter before) by a new one
+// (the parameter after). The parameter value is the stored form of the old reservation; nil means
+// that none is stored. If the new reservation is nil, the change removes the old one.
 func (Idem) replace(name string, before *engine.Reservation, value []byte, after *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, Expect: []rows.Row{{Key: key, Value: value}}, Set: []rows.Row{{Key: key}}}
@@ -75,8 +75,9 @@ func (i Idem) readReservation(ctx context.Context, name string) (r engine.Reserv
 }
 
 // update changes a reservation. It calls decide with the stored reservation, or with nil if there
-// is none, and stores the reservation that decide returns. If keep is true, it changes nothing. If
-// another process has changed the reservation meanwhile, update calls decide again.
+// is none, and stores the reservation that decide returns. If decide returns true for keep, update
+// changes nothing. If another process has changed the reservation meanwhile, update calls decide
+// again.
 func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
 	name, err := idemName(key)
 	if err != nil {

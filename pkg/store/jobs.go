@@ -87,8 +87,8 @@ func (j *Jobs) swapID(ctx context.Context, id string, oldName, newName []byte) (
 }
 
 // Create stores a job with its entries in one commit. If a job with the same (Kind, Name) exists,
-// Create returns the existing job and false. in.ID must never have been used before, not even by a job
-// that was dropped. Otherwise Create may return notify.KindConflict.
+// Create returns the existing job and false. The id in.ID must never have been used before, not
+// even by a job that was dropped. Otherwise Create may return notify.KindConflict.
 func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	none, part := engine.Job{}, partOfJob(&in)
 	if in.ID == "" || len(in.ID) > maxJobID || len(in.Kind) > maxJobID || len(in.Name) > maxJobName {
@@ -168,8 +168,8 @@ func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, makeChang
 	return err
 }
 
-// Put stores a job and its entries in one commit. The parameter in is the job. The stored version must
-// equal in.Version. Otherwise Put returns notify.KindConflict.
+// Put stores a job and its entries in one commit. The parameter in is the job. If the stored
+// version does not equal in.Version, Put returns notify.KindConflict.
 func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	err := j.swapJob(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
 		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // the identity of a job never changes
@@ -183,7 +183,7 @@ func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntr
 	return in, nil
 }
 
-// Get returns the job with an id.
+// Get returns the job with an id, or false if there is no such job.
 func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	job, _, _, err := j.jobByID(ctx, id)
 	if err != nil || job == nil {
@@ -192,8 +192,8 @@ func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	return *job, true, nil
 }
 
-// Drop removes a job, its name and its entries if the stored version equals version. It returns
-// notify.KindConflict if the version differs or if the job does not exist.
+// Drop removes a job, its name and its entries. It returns notify.KindConflict if the stored
+// version differs from the parameter version, or if the job does not exist.
 func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	var name []byte
 	err := j.swapJob(ctx, id, version, func(old *engine.Job) (rows.Change, error) {

@@ -11,15 +11,16 @@ type packed struct {
 
 var packedPool = sync.Pool{New: func() any { return new(packed) }}
 
-// newPacked returns an empty packed from packedPool. The caller must put it back into the pool.
+// newPacked returns an empty object of type packed from packedPool. The caller must put the object
+// back into the pool.
 func newPacked() *packed {
 	p := packedPool.Get().(*packed)
 	p.b, p.ends = p.b[:0], p.ends[:0]
 	return p
 }
 
-// endPart ends the current part. A part has the bytes that were appended to b since the last
-// endPart.
+// endPart ends the current part, which contains the bytes that were appended to b since the last
+// call of endPart.
 func (p *packed) endPart() { p.ends = append(p.ends, len(p.b)) }
 
 // part returns the bytes of part i.

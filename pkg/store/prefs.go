@@ -94,8 +94,9 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 			return 0, err
 		}
 		c := rows.Change{Part: tablePrefs, Numbers: len(keys)}
-		// given is the version of the last profile. It is not a named result of putProfiles: after
-		// Swap has returned an error, Stored may still read it in another goroutine.
+		// The variable given is the version of the last profile. It is not a named result of
+		// putProfiles: after Swap has returned an error, Stored may still read it in another
+		// goroutine.
 		var given uint64
 		for i, v := range stored {
 			old := storedVersion(v)

@@ -15,7 +15,7 @@ import (
 
 // The tables of queues, in the form that store.go explains.
 var (
-	tableMessages = rows.Partition{Table: 'Q'} // str(queue)+seq: time of enqueue and lane, visible, body
+	tableMessages = rows.Partition{Table: 'Q'} // str(queue)+seq: time of enqueue and lane, start of visibility, body
 	tableReceived = rows.Partition{Table: 'V'} // str(queue)+seq: number of receives, time until which a released message is invisible
 )
 
@@ -124,8 +124,9 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	})
 }
 
-// messageHead is the size of two times of 8 bytes each: enqueued and visible, in ms since 1970. If the
-// highest bit of the first time (inBacklog) is set, the message is in the backlog lane.
+// messageHead is the length of the head of a message. The head contains two points in time, in ms
+// since 1970 and with 8 bytes each: when the message was enqueued, and when it becomes visible. If
+// the highest bit of the first one (inBacklog) is set, the message is in the backlog lane.
 const (
 	messageHead = 16
 	inBacklog   = 1 << 63
@@ -166,9 +167,9 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return nil, nil
 }
 
-// waitForChange returns when Receive should check the queue again: at firstVisible, at a signal of
-// wakeOne, or when ctx ends. firstVisible is in ns since the queue was opened; 0 means that there
-// is no message. waitForChange returns an error if the store has failed.
+// waitForChange returns when Receive should check the queue again: at the time firstVisible, at a
+// signal of wakeOne, or when ctx ends. The time firstVisible is in ns since the queue was opened; 0
+// means that there is no message. waitForChange returns an error if the store has failed.
 func (q *queue) waitForChange(ctx context.Context, firstVisible int64) error {
 	var due <-chan time.Time
 	if firstVisible > 0 {
@@ -193,9 +194,10 @@ type takenMessage struct {
 	queued
 }
 
-// takeReady marks up to max ready messages as held and returns them. If no message is ready,
-// firstVisible is the time at which the next message becomes visible, or 0 if there is none.
-// othersLeft is true if the queue has more messages than the returned ones, ready or not.
+// takeReady marks up to max ready messages as held and returns them. If no message is ready, the
+// result firstVisible is the time at which the next message becomes visible, or 0 if there is none.
+// The result othersLeft is true if the queue has more messages than the returned ones, ready or
+// not.
 func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, firstVisible int64, othersLeft bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -218,8 +220,9 @@ func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, firs
 	return taken, firstVisible, x.liveCount() > len(taken)
 }
 
-// nextLocked returns the message to deliver next. ok is false if no message is ready. While both
-// lanes have ready messages, every engine.BacklogShare-th message is from the backlog lane.
+// nextLocked returns the slot of the message to deliver next. The result ok is false if no message
+// is ready. While both lanes have ready messages, every engine.BacklogShare-th message is from the
+// backlog lane.
 func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	prompt, some := q.readyLocked(onTime, now)
 	late, overdue := q.readyLocked(backlog, now)

@@ -34,7 +34,7 @@ type hold uint8
 
 const (
 	notHeld hold = iota
-	held         // a receiver holds the message until the time visible
+	held         // a receiver holds the message until the time in the field visible
 	dead
 )
 
@@ -47,8 +47,8 @@ const (
 	backlog
 )
 
-// notInHeap is the pos of messages that are in no heap: dead messages, and messages whose removal is
-// being written.
+// notInHeap is the value of the field pos for messages that are in no heap: dead messages, and
+// messages whose removal is being written.
 const notInHeap = math.MaxUint32
 
 // maxCounted is the highest number of receives that can be stored for a message.
@@ -153,8 +153,8 @@ func (x *queueIndex) firstInLane(l queueLane) (slot uint32, ok bool) {
 	return 0, false
 }
 
-// liveCount returns the number of messages in both heaps. It does not count dead messages and messages
-// whose removal is being written.
+// liveCount returns the number of messages in both heaps. It counts neither dead messages nor
+// messages whose removal is being written.
 func (x *queueIndex) liveCount() int { return len(x.lanes[onTime].slots) + len(x.lanes[backlog].slots) }
 
 type messageState uint8

@@ -6,7 +6,8 @@ import (
 )
 
 // Record packs and unpacks one kind of record. The function fields lists the fields of the record.
-// Packing and unpacking both use it, and so do all engines.
+// Because all engines use this function, both to pack and to unpack, they all have the same packed
+// form.
 type Record[V any] struct {
 	what    string
 	version byte

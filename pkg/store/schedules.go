@@ -123,8 +123,8 @@ func (x *storedSchedule) fireAt() (at int64, ok bool) {
 	return x.schedule.FireAt, x.exists
 }
 
-// readStored returns the schedules and heads of these bases. If a swap of a head was answered
-// before the call, the result contains the new head.
+// readStored returns the schedules with the given bases, and their heads. If a swap of a head was
+// answered before the call, the result contains the new head.
 func (s schedules) readStored(ctx context.Context, bases ...notify.Base) ([]storedSchedule, error) {
 	keys := make([]string, 0, 2*len(bases))
 	for _, b := range bases {
@@ -273,7 +273,7 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 			switch {
 			case !listed:
 				continue
-			case at >= before: // the index entry is from a Put that changed no schedule
+			case at >= before: // this entry is from a repeated Put; the stored schedule fires later
 				c.Set = append(c.Set, rows.Row{Key: fireKey(at, base), Value: []byte{}})
 				continue
 			case x.exists && !seen[bases[i]]:

@@ -31,8 +31,8 @@ const (
 type SeenStats struct {
 	Believed uint64 // keys whose rows were not read, because the filter did not have them
 	Read     uint64 // keys whose rows were read
-	False    uint64 // the keys in Read that the filter reported but that have no row
-	Blind    uint64 // the keys in Read for which the filter could not be used
+	False    uint64 // of the keys counted in Read: those that the filter reported but that have no row
+	Blind    uint64 // of the keys counted in Read: those for which the filter could not be used
 	Added    uint64 // claims that were added to the filter
 	Missed   uint64 // claims that could not be added to the filter
 	Off      bool   // true: the filter is not used at the moment
@@ -43,20 +43,21 @@ type SeenStats struct {
 // Ids are hashes whose values are spread over all 64 bits.
 type Filter interface {
 	// Add remembers ids for at least the filter's window. After an error some of the ids may be
-	// missing in the filter. Then the caller must call Incomplete before it uses Seen again.
+	// missing in the filter. Then the caller must call Incomplete before it calls the method Seen
+	// again.
 	Add(ctx context.Context, ids []uint64) error
-	// Seen returns for each id whether the filter may have it. If maybe is false, the id was not
-	// added since completeSince. It may have been added before that time. So the caller must also
-	// read the row of an id that may be older than completeSince.
+	// Seen returns for each id whether the filter may have it. If the result maybe has the value
+	// false for an id, the id was not added since the time completeSince. But it may have been
+	// added before, so the caller must also read the row of an id that may be older than this time.
 	Seen(ctx context.Context, ids []uint64) (maybe []bool, completeSince time.Time, err error)
-	// Incomplete records that an id is missing in the filter. After this call Seen returns a
-	// completeSince that is not before the call.
+	// Incomplete records that an id is missing in the filter. From then on, the method Seen returns
+	// a time completeSince that is not before this call.
 	Incomplete(ctx context.Context) error
 }
 
 // Seen is an engine.Status that asks a filter first. So workers need not read outcome rows that
 // certainly do not exist. Put adds the key of each claim to the filter. So a key has no row if it
-// was made after completeSince and the filter does not have it.
+// was made after the time completeSince (see Filter.Seen) and the filter does not have it.
 //
 // The filter alone never makes a record a duplicate: if the filter may have a key, Seen reads the
 // row. The filter never stops deliveries: if it does not answer, Seen reads the rows, and claims
@@ -77,8 +78,8 @@ type Seen struct {
 	believed, read, falseHits, unasked, added, missed atomic.Uint64
 }
 
-// NewSeen returns a Seen that reads and writes the rows of status. It logs to log when the filter fails
-// and when the filter works again. The caller must run Run.
+// NewSeen returns a Seen that reads and writes the rows of the given status store. It writes a log
+// line when the filter fails and when the filter works again. The caller must start Run.
 func NewSeen(status engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: status, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
@@ -112,7 +113,7 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	return err
 }
 
-// Get returns the rows of keys. It does not read rows that certainly do not exist.
+// Get returns the rows with the given keys. It does not read rows that certainly do not exist.
 func (s *Seen) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.getFiltered(ctx, keys, s.Status.Get)
 }
@@ -167,8 +168,8 @@ func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(
 }
 
 // askFilter calls lookUp and returns true if lookUp succeeded. It does not call lookUp while the
-// filter is disabled, or within filterHeal after a failed look-up. Then the filter may be used
-// again, because a failed look-up loses no id.
+// filter is disabled, or within filterHeal after a failed look-up. After that time the filter may
+// be used again at once, because a failed look-up loses no id.
 func (s *Seen) askFilter(ctx context.Context, lookUp func(ctx context.Context) error) bool {
 	if s.disabled.Load() || time.Now().UnixNano() < s.pausedUntil.Load() {
 		return false
@@ -208,9 +209,9 @@ func (s *Seen) addToFilter(ctx, callerCtx context.Context, ids []uint64) bool {
 	return false
 }
 
-// Run enables the filter again after failures, until ctx ends. Then it returns nil. It first calls
-// Incomplete, so that all processes read the rows of keys that were made while claims could not be
-// added.
+// Run enables the filter again after failures. Before it does so, it calls Incomplete, so that all
+// processes read the rows of keys that were made while claims could not be added. Run returns nil
+// when ctx ends.
 func (s *Seen) Run(ctx context.Context) error {
 	for {
 		select {

@@ -12,9 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Spill is the queue of records that could not be appended to the log. A record counts with the
-// size of its topic, key and value. The totals are kept in memory, because every request of the
-// fast lanes reads them and the queue is nearly always empty.
+// Spill is the queue of records that could not be appended to the log. The size of a record is the
+// length of its topic, key and value together. The totals are kept in memory, because every request
+// of the fast lanes reads them and the queue is nearly always empty.
 type Spill struct {
 	rows rows.Rows
 
@@ -41,7 +41,7 @@ func readSpilled(row rows.Row) (r engine.Spilled, err error) {
 
 func spilledSize(r *engine.Spilled) int64 { return int64(len(r.Topic) + len(r.Key) + len(r.Value)) }
 
-// count computes the totals from the rows. It does so only once.
+// count computes the totals from the rows, unless an earlier call has done so.
 func (p *Spill) count(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,9 +117,9 @@ func (p *Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
 	return scanList(ctx, p.rows, tableSpill, p.waiting(), max, readSpilled)
 }
 
-// Drop removes the records up to seq, oldest first, at most manyAtOnce in each swap. A swap
-// succeeds only if its first record still exists. So if two Drops run at the same time, each record
-// is subtracted from the totals only once.
+// Drop removes the records up to the number seq, oldest first, at most manyAtOnce in each swap. A
+// swap succeeds only if its first record still exists. So if two Drops run at the same time, each
+// record is subtracted from the totals only once.
 func (p *Spill) Drop(ctx context.Context, seq uint64) error {
 	if err := p.count(ctx); err != nil {
 		return err

@@ -69,8 +69,8 @@ func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, e
 	return s.getRows(ctx, keys, false)
 }
 
-// getRows reads rows. If a row cannot be unpacked, getRows returns an error or, if damaged is true,
-// the bytes of the row in Row.Damaged.
+// getRows reads rows. If a row cannot be unpacked, getRows returns an error or, if the parameter
+// damaged is true, the bytes of the row in Row.Damaged.
 func (s *status) getRows(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }
@@ -163,9 +163,10 @@ func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engi
 	return next, nil
 }
 
-// Resume implements engine.Status. First it fences earlier tenures: the store now drops their new
-// rows. Then it waits until the rows that they have already written are visible. Then it reads the
-// rows of keys. The first Resume of a tenure makes an empty Write.
+// Resume implements engine.Status. First it fences earlier tenures: from now on the store drops
+// their new rows. Then it waits until the rows that they have already written are visible, and
+// reads the rows with the given keys. For this the first Resume of a tenure makes an empty Write:
+// its fill function sets the fence, and when the Write returns, the earlier rows are visible.
 func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	p, ready := topicPartition{of.Topic, of.Partition}, false
 	s.updateTenure(p, func(t *tenure) { ready = t.fenceVisible >= of.Start })
@@ -181,15 +182,15 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes old rows. It removes done rows that were last updated before doneBefore. It
-// removes claims, which are rows that are not done, that were last updated before claimBefore. Both
-// times are in ms since 1970. The record of a claim may still be in the log. The caller must choose
-// the times so that no process reads the removed rows again. PurgeOutcomes returns how many rows it
-// removed, also with an error. The next call removes the rest.
+// PurgeOutcomes removes old rows. It removes done rows that were last updated before doneBefore,
+// and claims (rows that are not done) that were last updated before claimBefore. Both times are in
+// ms since 1970. The log may still contain the record for which a claim was made. So the caller
+// must choose the times so that no process needs the removed rows any more. PurgeOutcomes returns
+// how many rows it removed, also with an error. The next call removes the rest.
 //
-// PurgeOutcomes deletes single rows and not a range of keys. At the same time a worker may write a
-// claim of an old request in this range. An example is a schedule that was made last year and fires
-// now.
+// PurgeOutcomes deletes single rows and not a range of keys, because at the same time a worker may
+// write a claim of an old request in this range. For example, a schedule that was made last year
+// may fire now.
 //
 // Keys begin with the time of the request, and a row is never older than its request. So the scan
 // ends at the later of the two times, and does not read younger rows.

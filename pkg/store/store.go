@@ -140,10 +140,10 @@ func (c *Contracts) Audit() *Audit { return AuditOver(c.rows) }
 // Cancels returns the contract of cancellations.
 func (c *Contracts) Cancels() Cancels { return Cancels{c.rows} }
 
-// Campaigns returns the campaigns.
+// Campaigns returns the store of campaigns.
 func (c *Contracts) Campaigns() *Campaigns { return CampaignsOver(c.rows) }
 
-// Jobs returns the operators' jobs.
+// Jobs returns the store of the operators' jobs.
 func (c *Contracts) Jobs() *Jobs { return JobsOver(c.rows) }
 
 // Holds returns the holds of strict lanes.
@@ -207,8 +207,8 @@ func appendStr(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// cutStr splits b into the string at its beginning, which str wrote, and the rest. ok is false if b
-// is too short.
+// cutStr splits b into the string at its beginning, which str wrote, and the rest. The result ok is
+// false if b is too short.
 func cutStr(b string) (s, rest string, ok bool) {
 	if len(b) < 2 {
 		return "", "", false
@@ -357,10 +357,10 @@ func (s *durableNumber) set(n uint64) {
 }
 
 // purgeByTime removes up to maxRecords records, oldest first. It finds them by index rows in the
-// partition p. The key of an index row is prefix, a time, and the name of the record. purgeByTime
-// reads the index rows with times up to maxTime page by page. For each page it calls remove, which
-// returns the changes that remove the records of the page, and the number of records. If another
-// process has changed a record of the page, purgeByTime calls remove again.
+// partition p. The key of an index row consists of the prefix, a time, and the name of the record.
+// purgeByTime reads the index rows with times up to maxTime page by page. For each page it calls
+// remove, which returns the changes that remove the records of the page, and the number of records.
+// If another process has changed a record of the page, purgeByTime calls remove again.
 func purgeByTime(ctx context.Context, r rows.Rows, p rows.Partition, prefix string, maxTime int64, maxRecords int, remove func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
 	after := ""
 	for total < maxRecords {

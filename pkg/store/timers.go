@@ -161,8 +161,8 @@ func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) (
 	return slices.Compact(out), nil
 }
 
-// buckets returns the numbers of those buckets from first to last that have at least one row. It
-// jumps from bucket to bucket, and reads only one row of each bucket.
+// buckets returns the numbers of those buckets, from number first to number last, that have at
+// least one row. It jumps from bucket to bucket, and reads only one row of each bucket.
 func (t timerTable) buckets(ctx context.Context, part rows.Partition, shard uint16, first, last int64) (out []int64, err error) {
 	for next := max(first, 0); next <= last; next++ {
 		found := int64(-1)
@@ -233,9 +233,9 @@ func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState)
 }
 
 // updateShard calls change with the state of a shard and stores the changed state. If the stored
-// term is not term, it changes nothing and returns engine.StaleTerm. Before it returns StaleTerm,
-// it confirms the stored state by a swap, because after a failure of the store a read may return a
-// state that is not durable.
+// term differs from the parameter term, it changes nothing and returns engine.StaleTerm. Before it
+// returns StaleTerm, it confirms the stored state by a swap, because after a failure of the store a
+// read may return a state that is not durable.
 func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
 	key := string(appendShard(nil, shard))
 	for {

@@ -61,7 +61,7 @@ func (c *triggerHeads) beginRead(id string) (seq uint64) {
 }
 
 // addRead caches a header that was read. It does nothing if a writer has changed the stripe since
-// beginRead returned seq.
+// beginRead returned the number seq.
 func (c *triggerHeads) addRead(id string, h triggerHeader, seq uint64) {
 	s, slot := c.slotOf(id)
 	s.mu.Lock()

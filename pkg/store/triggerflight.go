@@ -15,10 +15,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// flights knows which triggers are IN_FLIGHT. A flight is the set of triggers that one swap
-// claimed. It is stored as one row with the ids of the triggers (tableFlights). The row is deleted
-// when none of these triggers is IN_FLIGHT any more. The index of states still lists these triggers
-// as PENDING. So a swap that claims many triggers writes one row, and does not change the index.
+// flights is the record of the triggers that are IN_FLIGHT. A flight is the set of triggers that
+// one swap claimed. It is stored as one row with the ids of the triggers (tableFlights). The row is
+// deleted when none of these triggers is IN_FLIGHT any more. The index of states still lists these
+// triggers as PENDING. So a swap that claims many triggers writes one row, and does not change the
+// index.
 type flights struct {
 	mu        sync.Mutex
 	next      uint64
@@ -131,8 +132,8 @@ func (t *triggers) load(ctx context.Context) error {
 	})
 }
 
-// listFlights returns IN_FLIGHT triggers, newest id first. If behind is not empty, it returns only
-// triggers whose ids are less than behind.
+// listFlights returns IN_FLIGHT triggers, newest id first. If the parameter behind is not empty,
+// only triggers whose ids are less than this id are returned.
 func (t *triggers) listFlights(ctx context.Context, view rows.View, flying map[string]*flight, caller, behind string, max int) (out []engine.Trigger, err error) {
 	ids := slices.Sorted(maps.Keys(flying))
 	slices.Reverse(ids)

@@ -12,8 +12,8 @@ import (
 // List lists triggers by merging lists of ids. The index has one list for each state and caller. So
 // a query for one state and one caller reads one list. Other queries merge the lists of several
 // states or callers. A query for all triggers reads the rows instead. IN_FLIGHT triggers are in the
-// list of PENDING triggers; List finds them by their ids in flights. List reads index and rows from
-// one view, so that they agree.
+// list of PENDING triggers; List finds them by their ids, which the field flights has. List reads
+// the index and the rows from one view, so that they agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > maxPart {
 		return nil, nil
@@ -67,7 +67,8 @@ func (t *triggers) listPage(ctx context.Context, caller string, state engine.Tri
 	return out, nil
 }
 
-// CountOpen counts the open triggers of a caller. It stops counting when the number exceeds limit.
+// CountOpen counts the open triggers of a caller. It stops counting when the number exceeds the
+// limit.
 func (t *triggers) CountOpen(ctx context.Context, caller string, limit int) (n int, err error) {
 	for behind, page := "", 1000; n <= limit; {
 		rows, err := t.listPage(ctx, caller, engine.TriggerOpen, behind, page)
@@ -134,8 +135,8 @@ func (l *newestFirst) advance(ctx context.Context) error {
 	return nil
 }
 
-// readPage reads the next page of list: the ids that are less than behind, highest id first. If
-// behind is empty, it reads the first page.
+// readPage reads the next page of a list: the ids that are less than the id behind, highest id
+// first. If behind is empty, it reads the first page.
 func (l *newestFirst) readPage(ctx context.Context, list *triggerList, behind string) (err error) {
 	in := rows.Range{Prefix: list.prefix, Back: true}
 	if behind != "" {
@@ -146,8 +147,8 @@ func (l *newestFirst) readPage(ctx context.Context, list *triggerList, behind st
 	return err
 }
 
-// findLists adds the lists of a caller and a state, if they have ids less than behind. An empty
-// caller means all callers. State 0 means all states.
+// findLists adds the lists of a caller and a state, if they have ids less than the id behind. An
+// empty caller means all callers. State 0 means all states.
 func (l *newestFirst) findLists(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
 	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
 		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
@@ -176,7 +177,7 @@ func (l *newestFirst) findLists(ctx context.Context, caller string, state engine
 	return nil
 }
 
-// addList adds a list if it has ids less than behind.
+// addList adds a list if it has ids less than the id behind.
 func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error {
 	of := &triggerList{prefix: prefix}
 	err := l.readPage(ctx, of, behind)
@@ -186,9 +187,9 @@ func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error 
 	return err
 }
 
-// nextList returns the prefix of the list of a state that follows the list with this prefix. If
-// prefix is empty, it returns the first list's prefix. It returns "" if there is no further list.
-// It reads only one row.
+// nextList returns the prefix of the list of a state that follows the list with this prefix. If the
+// parameter prefix is empty, it returns the prefix of the first list. It returns "" if there is no
+// further list. It reads only one row.
 func (l *newestFirst) nextList(ctx context.Context, state engine.TriggerState, prefix string) (next string, err error) {
 	in := rows.Range{Prefix: string([]byte{byte(state)})}
 	if prefix != "" {

@@ -23,7 +23,7 @@ var (
 // instead of 88 to 106 us (BenchmarkTriggerLife). A small row is not split, because rewriting it is
 // cheaper than reading two rows.
 
-// splitFrom is the length of URL and payload, in bytes, from which a row is split.
+// splitFrom is the least length of URL and payload together, in bytes, of a row that is split.
 const splitFrom = 512
 
 // triggerHeader holds those fields of the stored row that a swap needs. It is at the beginning of
@@ -68,7 +68,7 @@ func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
 // listedState returns the state under which the index lists the trigger.
 func (h *triggerHeader) listedState() engine.TriggerState {
 	if h.state == engine.TriggerInFlight {
-		return engine.TriggerPending // flights knows which triggers of the list are IN_FLIGHT
+		return engine.TriggerPending // the field flights tells which triggers of the list are IN_FLIGHT
 	}
 	return h.state
 }
@@ -85,8 +85,9 @@ func (h *triggerHeader) endedKey(id string) []byte {
 	return append(appendOrdered(make([]byte, 0, 8+len(id)), h.ended), id...)
 }
 
-// appendTrigger packs the header and t, without its id. If head is true, it omits the request, as
-// for the head of a split row.
+// appendTrigger appends the packed header and the packed trigger t, without its id. If the
+// parameter head is true, it omits the request, because the head of a split row does not contain
+// it.
 func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []byte {
 	c := codec.Packer(b, TriggerVersion)
 	h.fields(&c)
@@ -106,8 +107,8 @@ func readHeader(id string, v []byte) (h triggerHeader, err error) {
 	return h, nil
 }
 
-// readTrigger decodes v into t and returns the header. If head is true, v is the head of a split
-// row. The caller must decode the first part of the row into t before.
+// readTrigger decodes v into t and returns the header. If the parameter head is true, v is the head
+// of a split row. Then the caller must first decode the other part of the row into t.
 func readTrigger(id string, v []byte, t *engine.Trigger, head bool) (h triggerHeader, err error) {
 	c := codec.Unpacker(v, TriggerVersion)
 	h.fields(&c)

@@ -10,7 +10,7 @@ import (
 
 // triggers keeps one row for each trigger (triggerrow.go), and writes two indexes together with the
 // row. One index lists triggers by state and caller. The other lists terminal triggers by the time
-// of their end. flights (triggerflight.go) knows which triggers are IN_FLIGHT.
+// of their end. The field flights (triggerflight.go) tells which triggers are IN_FLIGHT.
 //
 // Unlike the other contracts, triggers does not use rows.Swap, because rows.Swap reads whole rows.
 // A swap of triggers decides about each trigger separately, and needs only the header of its row,
@@ -55,8 +55,8 @@ func (t *triggers) readHeaders(ctx context.Context, ids []string, fn func(id str
 	return err
 }
 
-// lookEach reads the rows with these keys and calls fn for each key. v is nil if the row does not
-// exist.
+// lookEach reads the rows with these keys and calls fn for each key, with a nil value if the row
+// does not exist.
 func lookEach(ctx context.Context, from rows.Reader, p rows.Partition, keys []string, fn func(key string, v []byte) error) error {
 	return from.GetMany(ctx, p, len(keys),
 		func(b []byte, i int) []byte { return append(b, keys[i]...) },
@@ -151,8 +151,8 @@ func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	}
 }
 
-// planWrite returns the write that stores x. stored is the header of the row that the write
-// replaces. If first is true, no row exists yet.
+// planWrite returns the write that stores x. The parameter stored is the header of the row that the
+// write replaces. If the parameter first is true, no row exists yet.
 func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
 	w := triggerWrite{id: x.ID, row: x, old: stored, new: headerOf(x), first: first, request: true}
 	w.new.version = version
@@ -231,8 +231,8 @@ func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engin
 	return won, nil
 }
 
-// storeWrites writes the rows. last has the final header of each row. storeWrites calls unlock when
-// the rows are durable or the write has failed.
+// storeWrites writes the rows. The parameter last has the final header of each row. storeWrites
+// calls unlock when the rows are durable or the write has failed.
 func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
 	var begin, end []string
 	final := make([]*triggerWrite, 0, len(writes)) // the last write of each row
@@ -269,8 +269,8 @@ func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last 
 	})
 }
 
-// writeLocked makes the Write that fill describes. When the batch is durable, it calls stored and
-// then unlock. If the write fails, it calls only unlock.
+// writeLocked makes a Write with the function fill. When the batch is durable, it calls the
+// function stored and then the function unlock. If the write fails, it calls only unlock.
 func (t *triggers) writeLocked(ctx context.Context, unlock func(), fill func(rows.Batch), stored func()) error {
 	filled := false
 	err := t.rows.Write(ctx, func(b rows.Batch) {
@@ -343,8 +343,8 @@ func (t *triggers) Purge(ctx context.Context, before int64, max int) (total int,
 	return total, nil
 }
 
-// purgeSome removes up to max rows. last is the last index key that it has read, or "" if no index
-// row is left.
+// purgeSome removes up to max rows. The result last is the last index key that it has read, or ""
+// if no index row is left.
 func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, max int) (n int, last string, err error) {
 	ids, err := scanList(ctx, t.rows, tableTriggerEnds, in, max, func(r rows.Row) (string, error) {
 		if len(r.Key) <= 8 {

@@ -77,10 +77,10 @@ func (c *Contexts) Names() []string {
 	return names
 }
 
-// Current returns the name of the context in use, or "" if no context was chosen.
+// Current returns the name of the current context, or "" if no context was chosen.
 func (c *Contexts) Current() string { return c.readState("context") }
 
-// Previous returns the name of the context that was in use before Current.
+// Previous returns the name of the context that was current before the present one.
 func (c *Contexts) Previous() string { return c.readState("previous") }
 
 func (c *Contexts) readState(name string) string {
@@ -108,7 +108,8 @@ func (c *Contexts) Use(name string) error {
 	return atomicfile.WriteFile(filepath.Join(c.state, "context"), []byte(name+"\n"))
 }
 
-// Get returns a context by name.
+// Get returns the context called name. If there is none, it returns an error that suggests a
+// similar name.
 func (c *Contexts) Get(name string) (Context, error) {
 	if x, ok := c.List[name]; ok {
 		return x, nil
@@ -124,7 +125,7 @@ func (c *Contexts) unknownContext(name string) error {
 	return e
 }
 
-// Set stores a context.
+// Set stores a context under a name, and replaces the context that had this name.
 func (c *Contexts) Set(name string, x Context) error {
 	c.List[name] = x
 	return c.save()

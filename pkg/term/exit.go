@@ -41,12 +41,13 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Usage returns an error of the command line, with ExitUsage.
+// Usage formats an error for a command line that is wrong. With this error the program exits with
+// ExitUsage.
 func Usage(format string, args ...any) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf(format, args...)}
 }
 
-// Exitf returns an error with an exit code.
+// Exitf formats an error with which the program exits with the given code.
 func Exitf(code int, format string, args ...any) error {
 	return &Error{Exit: code, Err: fmt.Errorf(format, args...)}
 }
@@ -77,7 +78,8 @@ func ExitCode(err error) int {
 	return ExitError
 }
 
-// Report writes err to w. If format is json or jsonl, Report writes JSON. Otherwise it writes
+// Report writes err to w. If the format is "json" or "jsonl", Report writes JSON. Otherwise it
+// writes
 //
 //	error: what happened, with the wrong input
 //	  code:  the error code

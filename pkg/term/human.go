@@ -53,7 +53,7 @@ func Separated(s string) string {
 }
 
 // Quote quotes a word for a shell. It writes control characters as escapes, so that the reader sees
-// them and a copied word has no line end.
+// them, and so that a word copied from the terminal contains no line end.
 func Quote(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)

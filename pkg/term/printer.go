@@ -32,8 +32,8 @@ type Printer struct {
 	// operation was not recorded.
 	AuditID string
 
-	// Paint adds colour to a cell of a table. header is true in the first row. Paint may add only
-	// terminal escapes, which take no columns. nil: no colour.
+	// Paint adds colour to a cell of a table. The parameter header is true in the first row. Paint
+	// may add only terminal escapes, which take no columns. nil: no colour.
 	Paint func(cell string, header Header) string
 	// Width is the number of columns of the terminal. 0: there is no terminal, and tables are not
 	// cut. If a table is too wide, Printer drops columns in the order in Optional, which lists
@@ -67,9 +67,9 @@ type List struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// Print writes table if the format is table, and v in every other format. If v is a list, Print
-// writes a List. But in the format jsonl it writes each item of the list as one line, and applies
-// JQ to each line.
+// Print writes the parameter table if the format is "table", and v in every other format. If v is a
+// list, Print writes it as a List, except in the format "jsonl": then it writes each item of the
+// list as one line, and applies JQ to each line.
 func (p *Printer) Print(v any, table Table) error {
 	if p.JQ == "" && p.Format == "table" {
 		return p.table(table)
@@ -105,7 +105,7 @@ func (p *Printer) Print(v any, table Table) error {
 	return nil
 }
 
-// itemsOf returns the items of v in JSON. isList is false if v is not a list.
+// itemsOf returns the items of v in JSON. The result isList is false if v is not a list.
 func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	if t := reflect.TypeOf(v); t == nil || t.Kind() != reflect.Slice {
 		return nil, false, nil
@@ -126,8 +126,8 @@ func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	return nil, false, nil // JSON of an object
 }
 
-// Record writes one object. In the format table it prints each name with its value, and omits fields
-// that have no value.
+// Record writes one object. In the format "table" it prints the name and the value of each field,
+// and omits fields that have no value.
 func (p *Printer) Record(v any, fields Table) error {
 	if p.JQ != "" || p.Format != "table" {
 		return p.Print(v, nil)
@@ -141,8 +141,8 @@ func (p *Printer) Record(v any, fields Table) error {
 	return p.rows(t, Header(false))
 }
 
-// Line writes one item of a stream. In the format table it writes the text that line returns. In
-// every other format it writes v as a line of JSON.
+// Line writes one item of a stream. In the format "table" it writes the text that the function line
+// returns. In every other format it writes v as a line of JSON.
 func (p *Printer) Line(v any, line func() string) error {
 	if p.JQ == "" && p.Format == "table" {
 		_, err := fmt.Fprintln(p.Out, line())
@@ -158,8 +158,8 @@ func (p *Printer) Line(v any, line func() string) error {
 	return p.json(v, "")
 }
 
-// withAuditID returns v with audit_id as its first field. It returns v unchanged if AuditID is empty,
-// if v is not an object, or if the format is table.
+// withAuditID returns v with audit_id as its first field. It returns v unchanged if AuditID is
+// empty, if v is not an object, or if the format is "table".
 func (p *Printer) withAuditID(v any) (any, error) {
 	if p.AuditID == "" || p.JQ == "" && p.Format == "table" {
 		return v, nil
@@ -296,8 +296,8 @@ func tableWidth(t Table) (n int) {
 	return n
 }
 
-// rows prints rows in columns. It computes the widths of the columns before Paint adds escapes. It
-// adds no spaces after the last cell of a row.
+// rows prints the rows of a table in columns. It computes the widths of the columns before Paint
+// adds escapes. It adds no spaces after the last cell of a row.
 func (p *Printer) rows(t Table, first Header) error {
 	for _, row := range t {
 		for i, cell := range row {

@@ -81,8 +81,8 @@ func takesFile(usage string) bool {
 	return slices.ContainsFunc([]string{"file", "folder", "dir", ".yaml", "document"}, func(s string) bool { return strings.Contains(usage, s) })
 }
 
-// asUsageErrors wraps a check of arguments: the errors of check become usage errors. If check is
-// nil, the command takes no arguments.
+// asUsageErrors wraps the function check, which checks the arguments of a command, so that its
+// errors become usage errors. If check is nil, the command takes no arguments.
 func asUsageErrors(check cobra.PositionalArgs) cobra.PositionalArgs {
 	if check == nil {
 		check = Exact()
@@ -160,8 +160,8 @@ func flagError(c *cobra.Command, err error) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// Exact returns a check that requires one argument for each name in names. The error of the check
-// lists the names of the missing arguments.
+// Exact returns a check that requires one argument for each of the given names. The error of the
+// check lists the names of the missing arguments.
 func Exact(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
@@ -176,8 +176,8 @@ func Exact(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// AtLeast returns a check that requires n or more arguments. description says what the arguments
-// are; the error contains it.
+// AtLeast returns a check that requires n or more arguments. The parameter description says what
+// the arguments are, for the text of the error.
 func AtLeast(n int, description string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= n {
@@ -199,9 +199,9 @@ func calledAs(c *cobra.Command) string {
 	return c.CommandPath()
 }
 
-// Nearest returns the name that has the fewest typing errors compared with word. It returns "" if
-// every name has more than maxErrors errors. If several names have equally few errors, it returns
-// the first one in alphabetical order.
+// Nearest returns the name that the user most probably meant by a word: the one from which the word
+// differs by the fewest typing errors. It returns "" if every name has more than maxErrors errors.
+// If several names have equally few errors, it returns the first one in alphabetical order.
 func Nearest(word string, maxErrors int, names []string) (best string) {
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if d := Distance(n, word); d <= maxErrors {

@@ -30,8 +30,8 @@ func (t *tenure) catchUp(ctx context.Context) {
 	}
 }
 
-// catchUpRange returns the range of fire times from which the catch-up has still to load rows: from
-// <= fire time < until, in ms since 1970. ok is false if nothing can be loaded now.
+// catchUpRange returns the range of fire times whose rows the catch-up still has to load: from <=
+// fire time < until, in ms since 1970. The result ok is false if nothing can be loaded now.
 func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 	t.e.mu.Lock()
 	defer t.e.mu.Unlock()
@@ -44,8 +44,8 @@ func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 }
 
 // loadBacklog loads the rows with from <= fire time < until. If it has scanned a whole minute that
-// was already closed, it marks the minute as complete. Then closeMinutes need not scan this minute
-// again before it drops it.
+// was already closed, it marks the minute as complete, so that closeMinutes need not scan this
+// minute again before dropping it.
 func (t *tenure) loadBacklog(ctx context.Context, from, until int64) error {
 	e := t.e
 	minutes, err := e.cfg.Store.Buckets(ctx, t.shard, from/60_000, (until-1)/60_000)
@@ -143,7 +143,7 @@ func (t *tenure) tallySpan(ctx context.Context, s dueSpan) error {
 // paceBacklog sends the waiting entries of all shards to the channel batches, earliest due first.
 // It limits the rate to this engine's share of Config.CatchUpRate.
 func (r *releaser) paceBacklog(ctx context.Context, batches chan<- []*entry) {
-	free := r.clock() // Engine.clock at which the next batch may be sent
+	free := r.clock() // time of Engine.clock at which the next batch may be sent
 	for ctx.Err() == nil {
 		rate := max(float64(r.cfg.CatchUpRate)*r.Share(), 1)
 		// Send at most twenty batches a second. That is smooth enough for the log and the delay
@@ -168,7 +168,9 @@ func (r *releaser) paceBacklog(ctx context.Context, batches chan<- []*entry) {
 	}
 }
 
-// takeEarliest removes and returns the earliest entries of the backlog, at most size of them.
+// takeEarliest removes the earliest entries from the backlog and returns them. It takes at most as
+// many as the parameter size says, and stops earlier if their payloads would exceed
+// Config.BatchSize.
 func (r *releaser) takeEarliest(size int) (batch []*entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -211,7 +213,7 @@ type releaseRate struct {
 	perSecond float64
 }
 
-// add counts n releases that were made just now. now is the time of Engine.clock.
+// add counts n releases that were just made. The parameter now is the current time of Engine.clock.
 func (r *releaseRate) add(n int, now time.Duration) {
 	switch passed := now - r.since; {
 	case passed > 10*time.Second: // the old count belongs to an earlier backlog

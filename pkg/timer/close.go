@@ -12,14 +12,14 @@ const lookBehind = time.Hour
 
 // closeMinutes closes the minutes that ended at least Grace ago, in these steps:
 //
-//	raise the state Closed (durable): from now on writers store rows for these minutes
-//	under the current minute
+//	raise Closed in the stored state of the shard: from now on writers store rows for these
+//	minutes under the current minute
 //	scan each minute from start to end, and release rows that were missed
 //	drop a minute's partition when all its rows are acknowledged
 //	raise the watermark to just before the first minute that is not dropped
 //
-// If Publish refuses a timer again and again, its minute cannot be dropped. Then the watermark stays
-// before this minute, but later minutes can still be dropped.
+// If Publish refuses a timer again and again, its minute cannot be dropped. Then the watermark
+// stays before this minute, but later minutes are still dropped.
 func (t *tenure) closeMinutes(ctx context.Context) error {
 	e := t.e
 	e.mu.Lock()

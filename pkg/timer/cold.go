@@ -21,8 +21,8 @@ const (
 type housekeeper struct {
 	*Engine
 
-	// overdue lists days that were already overdue when they were moved. purge waits until their
-	// timers are released. Engine.mu guards it.
+	// overdue lists days that were already overdue when they were moved. The method purge waits
+	// until their timers are released. Engine.mu guards it.
 	overdue []promoted
 }
 
@@ -138,9 +138,10 @@ func (k *housekeeper) notePromoted(n uint16, d int64) {
 	k.overdue = append(k.overdue, promoted{n, d, now/60_000 + 1})
 }
 
-// overdueBefore returns the fire time before which all overdue rows of a shard are released. The
-// result is at most limit. watermark is the current watermark of the shard. overdueBefore also
-// removes days from the list overdue when all their rows are released.
+// overdueBefore returns the fire time before which all overdue rows of a shard are released, but
+// never a later time than the parameter limit. The parameter watermark is the current watermark of
+// the shard. overdueBefore also removes a day from the list k.overdue when all rows of the day are
+// released.
 func (k *housekeeper) overdueBefore(n uint16, watermark, limit int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

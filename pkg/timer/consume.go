@@ -104,8 +104,8 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	}
 }
 
-// judgeDelivery decodes a message into n and returns what to do with the timer. If this engine owns
-// the timer's shard, it puts the timer into the wheel.
+// judgeDelivery decodes the message of a near timer into n, and returns what to do with the timer.
+// If this engine owns the timer's shard, it puts the timer into the wheel.
 func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelivery, now int64, spread notify.Spread) nearFate {
 	p, whole, err := readNear(body)
 	n.parked = p
@@ -132,9 +132,10 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 	return fateRelease
 }
 
-// keepVisible extends the visibility timeout of deliveries until the caller calls stop, so that
-// other consumers do not receive the messages. It uses the same times as the leases of the shards.
-// So if a consumer dies, another consumer gets its messages when other engines get its shards.
+// keepVisible extends the visibility timeout of deliveries until the caller calls the returned
+// function stop, so that other consumers do not receive the messages. It uses the same intervals as
+// the leases of the shards. So if a consumer dies, another consumer gets its messages at about the
+// time at which other engines get its shards.
 func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	receipts := make([]string, len(ds))
@@ -152,8 +153,8 @@ func (l *nearLine) keepVisible(ctx context.Context, ds []engine.Delivery) (stop 
 	return func() { cancel(); wg.Wait() }
 }
 
-// readPayload reads a payload that was too large for the message from the row of the timer. found
-// is false if the row no longer exists.
+// readPayload reads a payload that was too large for the message from the row of the timer. The
+// result found is false if the row no longer exists.
 func (l *nearLine) readPayload(ctx context.Context, n *nearDelivery, spread notify.Spread) (found bool, err error) {
 	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, spread)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: timerIDBefore(n.ID)}
@@ -181,9 +182,9 @@ func timerIDBefore(id []byte) []byte {
 }
 
 // askHeads decides about timers whose schedules may have been cancelled or moved, by reading the
-// heads of these schedules. toRelease has the timers to release now. receipts has the messages to
-// acknowledge: of timers that are dropped, and of timers that stay undecided and are left for the
-// scan of their minute.
+// heads of these schedules. The result toRelease contains the timers to release now. The result
+// receipts contains the receipts of the messages to acknowledge: of timers that are dropped, and of
+// timers that stay undecided and are left for the scan of their minute.
 func (l *nearLine) askHeads(ctx context.Context, ns []nearDelivery, spread notify.Spread) (toRelease []nearDelivery, receipts []string) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, n := range ns {

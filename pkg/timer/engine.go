@@ -177,7 +177,7 @@ const (
 // MaxPending. pop returns all waiting entries, but not more than one batch. So while Publish is
 // slow, batches get larger.
 type entryQueue struct {
-	cut    func([]*entry) int // returns how many of the first entries make one batch
+	cut    func([]*entry) int // returns how many entries, counted from the first, make one batch
 	mu     sync.Mutex
 	q      []*entry
 	filled chan struct{}

@@ -52,9 +52,9 @@ func (t *tenure) handleError(ctx context.Context, err error) {
 	}
 }
 
-// loadAhead puts the rows that are due up to now + Lookahead into the wheel. It loads fewer rows if
-// there is not enough room. It raises loadedUntil before the scan. If the scan comes too early for
-// a row, the row's writer sees the raised loadedUntil and puts the row into the wheel itself.
+// loadAhead puts the rows that are due within Lookahead into the wheel, or fewer rows if there is
+// not enough room. It raises loadedUntil before the scan. If the scan comes too early for a row,
+// the row's writer sees the raised loadedUntil and puts the row into the wheel itself.
 func (t *tenure) loadAhead(ctx context.Context) error {
 	if err := t.checkTrust(); err != nil {
 		return err
@@ -88,9 +88,9 @@ func (t *tenure) loadAhead(ctx context.Context) error {
 	return nil
 }
 
-// skipLocked leaves rows that are overdue by more than CatchUpAfter to the catch-up. Before the
-// call, rows with fire times from start on are not loaded. skipLocked returns the fire time from
-// which on-time loading must continue. The caller holds mu.
+// skipLocked leaves rows that are overdue by more than CatchUpAfter to the catch-up. The parameter
+// start is the fire time from which on rows are not loaded yet. skipLocked returns the fire time
+// from which on-time loading must continue. The caller holds mu.
 func (t *tenure) skipLocked(start, now int64) int64 {
 	late := now - t.e.cfg.CatchUpAfter.Milliseconds()
 	if start >= late {
@@ -111,9 +111,10 @@ func (t *tenure) skipLocked(start, now int64) int64 {
 	return late
 }
 
-// scan loads the rows of a minute with from <= FireAt <= until. bucket is the number of the minute.
-// All rows with fire times up to reached are loaded. reached is less than until if the lane became
-// full. loaded is how many of the rows were new.
+// scan loads the rows with from <= FireAt <= until of one minute. The parameter bucket is the
+// number of the minute. The result reached is the fire time up to which all rows were loaded; if
+// the lane became full, it is less than until. The result loaded is the number of rows that were
+// new.
 func (t *tenure) scan(ctx context.Context, bucket, from, until int64, lane Lane) (reached int64, loaded int, err error) {
 	e := t.e
 	p := engine.TimerPartition{Bucket: bucket, Shard: t.shard}

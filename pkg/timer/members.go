@@ -36,11 +36,11 @@ func (m *membership) runHeartbeats(ctx context.Context) {
 	m.mu.Lock()
 	m.beatAt = m.clock()
 	m.mu.Unlock()
-	// before has the members at the previous heartbeat. A new member counts from its second
-	// heartbeat.
+	// The list before has the members at the previous heartbeat, because a new member counts only
+	// from its second heartbeat on.
 	var before []string
 	var members []string // the members read last
-	known := int64(0)    // version of the group for which members was read
+	known := int64(0)    // version of the group at which the list members was read
 	unseen := 1          // consecutive heartbeats that did not show this engine as a member
 	stoodFor := 0        // number of shards at the last call of setStandbys
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
@@ -151,14 +151,14 @@ func (m *membership) planHandOvers(members []string) {
 	}
 }
 
-// standbys is how many engines try to acquire the lease of a shard. They are the possible
-// successors of its owner. Other engines do not try. So even a thousand engines put no more load on
-// the lease service than three.
+// standbys is the number of engines that try to acquire the lease of a shard. They are the possible
+// successors of its owner. Because other engines do not try, even a thousand engines put no more
+// load on the lease service than three.
 const standbys = 3
 
 // setStandbys computes for which shards this engine is a standby, and stores this list. If members
 // is nil, the members are not known, and this engine is a standby for all shards. setStandbys
-// returns for how many shards it has decided.
+// returns the number of shards in the new list, or 0 if there is no list.
 func (m *membership) setStandbys(members []string) int {
 	var stands []bool
 	if members != nil {
@@ -177,8 +177,8 @@ func (m *membership) setStandbys(members []string) int {
 	return len(stands)
 }
 
-// isStandby returns stands = true if this engine must try to acquire the lease of a shard. The
-// channel changed is closed when stands may have changed.
+// isStandby reports whether this engine must try to acquire the lease of a shard. It also returns a
+// channel that is closed when this answer may have changed.
 func (m *membership) isStandby(n uint16) (stands bool, changed <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,7 +214,8 @@ func preferredMember(members []string, shard uint16) (best string) {
 	return best
 }
 
-// rankOf returns how many members have a higher weight for a shard than member.
+// rankOf returns how many of the members have a higher rendezvous weight for a shard than the given
+// member. A smaller name counts as higher if two weights are equal.
 func rankOf(members []string, shard uint16, member string) (n int) {
 	mine := rendezvousWeight(member, shard)
 	for _, m := range members {

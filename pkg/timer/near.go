@@ -49,8 +49,8 @@ func appendBytes(b, s []byte) []byte { return append(binary.AppendUvarint(b, uin
 
 var errNearMessage = errors.New("the message of a near timer cannot be decoded")
 
-// readNear decodes a message that nearMessage made. whole is true if the message contains the
-// payload.
+// readNear decodes a message that nearMessage made. The result whole is true if the message
+// contains the payload.
 func readNear(b []byte) (p parked, whole bool, err error) {
 	if len(b) < 3 || b[0] != nearVersion {
 		return p, false, errNearMessage

@@ -121,7 +121,7 @@ func byDue(due []*entry) []*entry {
 	return due
 }
 
-// batchLen returns how many of the first entries make one batch.
+// batchLen returns how many entries, counted from the first, make one batch.
 func (r *releaser) batchLen(batch []*entry) int {
 	n, size := 0, 0
 	for n < len(batch) && n < r.cfg.Batch {

@@ -51,11 +51,11 @@ type tenure struct {
 	leftCount                               int64     // counted rows that are not released
 
 	lookBehindDue bool          // closeMinutes must search for rows before the watermark
-	lookedBehind  time.Duration // Engine.clock when lookBehindDue was last set
-	tookOverAt    time.Duration // Engine.clock of the take-over
+	lookedBehind  time.Duration // time of Engine.clock when lookBehindDue was last set
+	tookOverAt    time.Duration // time of Engine.clock at the take-over
 	minutes       map[int64]*minute
 	loads         [2]laneLoad   // by lane
-	storeWorked   time.Duration // Engine.clock when the store last answered without an error
+	storeWorked   time.Duration // time of Engine.clock when the store last answered without an error
 }
 
 type dueSpan struct{ from, to int64 }
@@ -72,8 +72,8 @@ type minute struct {
 	number  int64
 	seen    map[rowID]struct{} // ids of the rows that were loaded
 	unacked int                // loaded rows that are not acknowledged
-	// complete means that the minute was closed and after that scanned from start to end. If an
-	// entry of the minute is forgotten later, complete becomes false again.
+	// complete is true if the minute was closed and, after that, scanned from start to end. It
+	// becomes false again if an entry of the minute is forgotten later.
 	complete  bool
 	forgotten int // number of forgetLocked calls for entries of this minute
 	decided   map[headDecision]headVerdict
@@ -153,8 +153,9 @@ func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask headQue
 	return true
 }
 
-// roomLocked returns the part of limit that one shard may use in a lane. The owned shards share
-// limit equally, and the lane CatchUp gets only a quarter of it. The caller holds mu.
+// roomLocked returns how much of a limit one shard may use in a lane. All shards that this engine
+// owns get equal parts of the limit. In the lane CatchUp they get only a quarter of it in total.
+// The caller holds mu.
 func (e *Engine) roomLocked(lane Lane, limit int) int {
 	if lane == CatchUp {
 		limit /= 4

@@ -94,8 +94,8 @@ func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, 
 }
 
 // rehome moves rows of closed minutes to the current minute: it sets their FireAt to the current
-// time. It returns these rows as moved and all other rows as kept. It does not store the rows, only
-// hints for them.
+// time. The result moved has these rows, and the result kept has all other rows. rehome does not
+// store the rows, only hints for them.
 func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, closed map[uint16]int64) (moved, kept []parked, err error) {
 	now := w.cfg.Wall().UnixMilli()
 	var hints []engine.Hint
@@ -106,8 +106,8 @@ func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, 
 			kept = append(kept, p)
 			continue
 		}
-		// Normally now is the highest value. (last+1)*60_000 is higher only if a clock was set
-		// back.
+		// Normally the current time is the highest of the three. The value (last+1)*60_000 is
+		// higher only if a clock was set back.
 		p.FireAt = max(p.FireAt, now, (last+1)*60_000)
 		moved = append(moved, p)
 		if !p.Head.IsZero() {
@@ -151,7 +151,8 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 	w.counters.nearQueued.Add(uint64(len(ms)))
 }
 
-// knownClosed returns the last closed minute of each shard of ps that this process's engine owns.
+// knownClosed returns the last closed minutes of those shards of the rows ps that this process's
+// engine owns.
 func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64 {
 	closed := map[uint16]int64{}
 	for i := range ps {
@@ -163,8 +164,8 @@ func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64
 	return closed
 }
 
-// readClosed returns the last closed minute of every shard of ps. It must be called after ps was
-// written.
+// readClosed returns the last closed minute of every shard to which one of the rows ps belongs. It
+// must be called after the rows were written.
 //
 // An owner scans a minute only after the store has answered the Advance that closed the minute. If
 // the Advance was before this read, Store.Closed shows the closed minute, and the row is stored

@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config configures a Tracer. The zero value turns tracing off. The tagged fields are the section
-// tracing of the configuration file; only the program sets the other fields.
+// Config configures a Tracer. The zero value turns tracing off. The tagged fields are in the
+// section "tracing" of the configuration file; only the program sets the other fields.
 type Config struct {
 	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that accepts OpenTelemetry traces over OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (traceparents are passed on anyway)"`
 	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; a traceparent itself says whether its request is recorded"`
@@ -69,7 +69,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// CheckEndpoint returns an error if raw is not the URL of a collector.
+// CheckEndpoint returns an error if the text raw is not a valid URL of a collector.
 func CheckEndpoint(raw string) error {
 	u, err := url.Parse(raw)
 	switch {
@@ -229,33 +229,33 @@ func (c Context) spanContext() oteltrace.SpanContext {
 // expensive attribute.
 func (s *Span) Recording() bool { return s.span != nil }
 
-// Context returns the context to put into requests. It is the span's own context. If the span is
-// not recorded, it is the context from which the span was begun.
+// Context returns the context to put into requests. It is the span's own context or, if the span is
+// not recorded, the context from which the span was begun.
 func (s *Span) Context() Context { return s.ctx }
 
-// Int sets an attribute.
+// Int sets an attribute of the span to a number.
 func (s *Span) Int(key string, v int) {
 	if s.span != nil {
 		s.span.SetAttributes(attribute.Int(key, v))
 	}
 }
 
-// Str sets an attribute.
+// Str sets an attribute of the span to a text.
 func (s *Span) Str(key, v string) {
 	if s.span != nil {
 		s.span.SetAttributes(attribute.String(key, v))
 	}
 }
 
-// Link records that the span also belongs to the trace of other.
+// Link records that the span also belongs to the trace of another context.
 func (s *Span) Link(other Context) {
 	if s.span != nil && !other.None() {
 		s.span.AddLink(oteltrace.Link{SpanContext: other.spanContext()})
 	}
 }
 
-// Fail sets the status of the step to failed. code is an error code, never free text, because free
-// text could contain an address.
+// Fail marks the step as failed. The parameter code must be an error code and not free text,
+// because free text could contain an address.
 func (s *Span) Fail(code string) {
 	if s.span != nil {
 		s.span.SetStatus(codes.Error, code)

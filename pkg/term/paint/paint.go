@@ -99,7 +99,7 @@ func (s *Styles) Right(text string, w int) string {
 	return s.Fit(text, w)
 }
 
-// Lines returns the list as a block of exactly h lines. Each line has w columns.
+// Lines returns a list of lines as a block of exactly h lines with w columns each.
 func (s *Styles) Lines(list []string, w, h int) []string {
 	out := make([]string, 0, max(0, h))
 	for i := range max(0, h) {
@@ -150,8 +150,8 @@ func (s *Styles) Title(key, name, note string, w int) string {
 	return s.Dim.Render(s.Rule) + " " + head + " " + s.Dim.Render(strings.Repeat(s.Rule, fill)+note+s.Rule)
 }
 
-// Bar returns a bar of w columns. share, from 0 to 1, is the filled part of the bar. If share is above
-// 0, at least one column is filled.
+// Bar returns a bar of w columns. The parameter share, from 0 to 1, is the part of the bar that is
+// filled. If it is above 0, at least one column is filled.
 func (s *Styles) Bar(share float64, w int) string {
 	if math.IsNaN(share) {
 		share = 0
@@ -163,9 +163,9 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws each value as one column of the terminal, at most w values. The drawing has rows
-// lines. The latest value is at the right. peak is the highest value, and its column has the full
-// height.
+// Bars draws each value as one column of the terminal, at most w values. The parameter rows is the
+// height of the drawing in lines. The latest value is at the right. The result peak is the highest
+// value, whose column has the full height.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
 	if len(values) > w {
 		values = values[len(values)-max(w, 0):]
@@ -217,8 +217,8 @@ func Input(limit int) textinput.Model {
 	return in
 }
 
-// Cursor returns the position of the cursor in an input line. The input line is line y of a screen
-// of w columns, and begins with name.
+// Cursor returns the position of the cursor in an input line. The input line is in row y of a
+// screen that is w columns wide, and it begins with the text name.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)

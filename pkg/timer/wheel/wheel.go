@@ -48,14 +48,14 @@ type timer[T any] struct {
 	v   T
 }
 
-// New returns an empty wheel whose current time is now, in ms since 1970.
+// New returns an empty wheel. The parameter now is its current time, in ms since 1970.
 func New[T any](now int64) *Wheel[T] { return &Wheel[T]{now: inRange(now)} }
 
 // inRange returns the time nearest to ms that the levels can represent.
 func inRange(ms int64) int64 { return min(max(ms, 0), latest) }
 
-// Add adds a timer with the value v. due is the time at which the timer fires, in ms since 1970. If
-// due is not after the latest Advance, the timer fires in the next Advance.
+// Add adds a timer with the value v. The parameter due is the time at which the timer fires, in ms
+// since 1970. If this time is not after the latest Advance, the timer fires in the next Advance.
 func (w *Wheel[T]) Add(due int64, v T) {
 	w.pending++
 	w.placeTimer(timer[T]{inRange(due), v})
@@ -77,10 +77,10 @@ func (w *Wheel[T]) Len() int { return w.pending }
 // Now returns the time of the latest Advance or Rewind.
 func (w *Wheel[T]) Now() int64 { return w.now }
 
-// Next returns a time before which no timer fires, so that the caller can sleep until then. ok is
-// false if no timer is pending. The time is exact for timers of the current 256 ms. For later timers
-// the time may be earlier than the first timer. Then Advance fires nothing, and the following Next is
-// more exact. For each timer this happens at most five times.
+// Next returns a time before which no timer fires, so that the caller can sleep until then. The
+// result ok is false if no timer is pending. The time is exact for timers of the current 256 ms.
+// For later timers the time may be earlier than the first timer. Then Advance fires nothing, and
+// the following Next is more exact. For each timer this happens at most five times.
 func (w *Wheel[T]) Next() (at int64, ok bool) {
 	if len(w.slots[lateSlot]) > 0 {
 		return w.now, true
@@ -89,10 +89,11 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 	return at, ok
 }
 
-// Advance fires every timer whose time is not after now, ordered by time. It calls fire with the value
-// of each timer. Timers with equal times fire in the order in which they were added. If now is before
-// the latest time (the clock was set back), Advance does nothing; see Rewind. fire must not use the
-// wheel.
+// Advance sets the current time to the parameter now, and fires every timer whose time is not after
+// it, ordered by time. To fire a timer, it calls the function fire with the timer's value; this
+// function must not use the wheel. Timers with equal times fire in the order in which they were
+// added. If the new time is before the latest time (the clock was set back), Advance does nothing;
+// see Rewind.
 func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 	if now = inRange(now); now < w.now {
 		return
@@ -108,7 +109,7 @@ func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 		w.now = at
 		w.fireSlot(w.takeSlot(slot), fire)
 	}
-	w.now = now // no slot begins between the last slot and now, so no timer changes its level
+	w.now = now // no slot begins between the last slot and the new time, so no timer changes its level
 }
 
 // fireSlot fires the timers of a slot that are due, and moves the other timers to lower levels.
@@ -126,8 +127,8 @@ func (w *Wheel[T]) fireSlot(ts []timer[T], fire func(v T)) {
 
 // Rewind sets the clock of the wheel back. After that, timers fire when they are due by the new
 // clock. Without Rewind, a wheel whose clock was set back fires nothing, not even new timers, until
-// the old time is reached again. The cost of Rewind grows with the number of pending timers. If now
-// is not before the latest time, Rewind does nothing.
+// the old time is reached again. The cost of Rewind grows with the number of pending timers. If the
+// new time is not before the latest time, Rewind does nothing.
 func (w *Wheel[T]) Rewind(now int64) {
 	if now = inRange(now); now >= w.now {
 		return
@@ -142,7 +143,7 @@ func (w *Wheel[T]) Rewind(now int64) {
 	}
 }
 
-// DeleteFunc removes every timer for whose value del returns true.
+// DeleteFunc removes every timer for whose value the function del returns true.
 func (w *Wheel[T]) DeleteFunc(del func(v T) bool) {
 	for slot := range w.slots {
 		ts := w.slots[slot]

@@ -53,8 +53,9 @@ func (in *Input) whyMail(l *Line) string {
 		Number(in.mailCalls()), Number(in.mailCalls()-can), brief(in.MailObjective), Number((in.mailCalls()-can)*goal), brief(wait))
 }
 
-// Saving says how many nodes the status store needs if Fanout is the share of fan-outs, and how
-// many nodes that saves. A fan-out needs fewer nodes, because its rows are written per chunk.
+// Saving says how many nodes the status store needs with a given share of fan-outs (Fanout), and
+// how many nodes the fan-outs save. A fan-out needs fewer nodes, because its rows are written per
+// chunk.
 type Saving struct {
 	Fanout float64 `json:"fanout"`
 	Rows   float64 `json:"rows"` // rows a second
@@ -131,8 +132,8 @@ type Change struct {
 	Is   int64  `json:"is"`
 }
 
-// sensitiveParams lists parameters whose values tend to change over time. A value times factor is
-// 10% worse.
+// sensitiveParams lists parameters whose values tend to change over time. To multiply a value by
+// its factor makes the value 10% worse.
 var sensitiveParams = []struct {
 	key    string
 	factor float64
@@ -141,8 +142,8 @@ var sensitiveParams = []struct {
 	{"mail_objective", 0.9}, {"mail_ip_rate", 0.9}, {"db_node_rate", 0.9}, {"broker_rate", 0.9}, {"scheduler_node_rate", 0.9},
 }
 
-// sensitivity makes one parameter at a time 10% worse. It returns the lines that change. It omits
-// lines that are computed from other lines.
+// sensitivity makes one parameter at a time 10% worse, and returns the lines whose counts change by
+// this. It omits lines that are computed from other lines.
 func (in *Input) sensitivity(lines []Line) []Change {
 	out := []Change{}
 	for _, w := range sensitiveParams {

@@ -54,9 +54,9 @@ type measure struct {
 	what       string
 }
 
-// Measured returns a copy of input with the measured rates, and the origins of these rates. The
-// result missing lists the parameters for which results has no figure. The figures are from one
-// process without replicas, so each figure is used for one node.
+// Measured returns a copy of an input with the measured rates, and the origins of these rates. The
+// result missing lists the parameters for which the parameter results has no figure. The figures
+// are from one process without replicas, so each figure is used for one node.
 func Measured(input Input, results []Result) (updated Input, origins []Origin, missing []string, err error) {
 	updated = input
 	set := map[string]*Param{}

@@ -64,7 +64,8 @@ func ceil(v float64) int64 {
 	return int64(math.Min(math.Max(1, math.Ceil(v*(1-1e-9))), maxCount))
 }
 
-// times returns n times each, at most maxCount. each must be a whole number.
+// times returns the product of n and each, or maxCount if the product is greater. The parameter
+// each must be a whole number.
 func times(n int64, each float64) int64 {
 	if float64(n)*each > maxCount {
 		return maxCount

@@ -8,19 +8,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Line is one part of the system, with the number that a load needs of it.
+// Line describes one kind of part of the system, and says how many such parts a load needs.
 type Line struct {
 	Key          string `json:"key"`
 	Name         string `json:"name"`
-	Count        int64  `json:"count"` // calculated as in the source; 0: unknown, or none is needed
+	Count        int64  `json:"count"` // calculated as in the design document; 0: unknown, or none is needed
 	How          string `json:"how"`
 	Sustained    int64  `json:"sustained"` // count that is needed if the load lasts
 	SustainedHow string `json:"sustained_how,omitempty"`
 
-	// HoldsTo is the highest rate of notifications, in the same mix, for which Count of this part
-	// are permanently enough. 0: this part does not limit the rate.
+	// HoldsTo is the highest rate of notifications, in the same mix, for which the number Count of
+	// this part is permanently enough. 0: this part does not limit the rate.
 	HoldsTo float64 `json:"holds_to,omitempty"`
-	// OneLost is the same rate as HoldsTo, but after one of the Count parts is lost.
+	// OneLost is the same rate as HoldsTo, but for one part fewer, because one has failed.
 	OneLost float64 `json:"one_lost,omitempty"`
 }
 
@@ -106,8 +106,8 @@ func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 // lines returns the lines in the order in which a notification passes the parts.
 func (in *Input) lines() []Line {
 	var out []Line
-	// addPart adds a line for a part of the system. demand is the rate that the load needs, and
-	// each is the highest rate of one such part.
+	// addPart adds a line for a part of the system. The parameter demand is the rate that the load
+	// needs, and the parameter each is the highest rate of one such part.
 	addPart := func(key, name string, demand, each float64, how string) *Line {
 		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
 		l.Sustained = l.Count
@@ -147,8 +147,8 @@ func (in *Input) lines() []Line {
 	return out
 }
 
-// addPartFunc adds a line whose count is demand divided by each. addCountFunc adds a line with a
-// given count.
+// An addPartFunc adds a line whose count is the parameter demand divided by the parameter each,
+// rounded up. An addCountFunc adds a line with a given count.
 type (
 	addPartFunc  func(key, name string, demand, each float64, how string) *Line
 	addCountFunc func(key, name string, count int64, how string) *Line
@@ -170,9 +170,9 @@ func (in *Input) api(addPart addPartFunc, addCount addCountFunc) {
 	}
 }
 
-// addMail adds the lines for mail and returns the line of the mail workers. Count is calculated as
-// in the source: the mails of one second are sent within the mail objective. That is right for a
-// single burst only.
+// addMail adds the lines for mail and returns the line of the mail workers. The count is calculated
+// as in the design document: the mails of one second are sent within the mail objective. That is
+// right for a single burst only.
 func (in *Input) addMail(addPart addPartFunc, addCount addCountFunc) Line {
 	spread := in.mailCalls() / in.MailObjective.Seconds()
 	ips := addPart("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
@@ -197,8 +197,8 @@ func (in *Input) addDatabase(addPart addPartFunc, addCount addCountFunc) {
 	addCount("db_nodes", "status nodes", times(nodes.Count, in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
-// addScheduler adds the lines of the scheduler. The source has one partition per minute and one
-// leader. It counts a row only once, although every replica stores the row.
+// addScheduler adds the lines of the scheduler. The design document has one partition per minute
+// and one leader, and it counts a row only once, although every replica stores the row.
 func (in *Input) addScheduler(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.Rate * in.Scheduled * in.recordsPerNotification()
 	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))

@@ -67,8 +67,9 @@ type verifier struct {
 	out     []Comparison
 }
 
-// requireAtLeast adds a comparison of a figure that must not be less than needs. unit is appended
-// to both numbers. The parameter change says what to do if the figure is too low.
+// requireAtLeast adds a comparison of a figure (the parameter has) that must not be less than the
+// parameter needs. The unit is appended to both numbers. The parameter change says what to do if
+// the figure is too low.
 func (v *verifier) requireAtLeast(check string, needs, has float64, unit, change string) {
 	c := Comparison{Check: check, Needs: Number(needs) + unit, Has: Number(has) + unit, Says: "ok"}
 	switch {
@@ -81,8 +82,8 @@ func (v *verifier) requireAtLeast(check string, needs, has float64, unit, change
 	v.out = append(v.out, c)
 }
 
-// requireAtMost adds a comparison of a figure that must not be greater than bound. 0 means that the
-// bound is unknown.
+// requireAtMost adds a comparison of a figure (the parameter has) that must not be greater than the
+// parameter bound. A bound of 0 is unknown.
 func (v *verifier) requireAtMost(check string, bound, has float64, unit, change string) {
 	c := Comparison{Check: check, Needs: "at most " + Number(bound) + unit, Has: Number(has) + unit, Says: "ok"}
 	switch {
@@ -105,8 +106,8 @@ func (v *verifier) neededCount(key string) float64 {
 	return float64(l.Count)
 }
 
-// perWorker returns the requests per second of each worker of a channel. It uses the number of
-// existing workers, or the number in the sheet if the existing number is unknown.
+// perWorker returns the requests per second of each worker of a channel. It divides the demand by
+// the number of existing workers, or by the number in the sheet if the existing number is unknown.
 func (v *verifier) perWorker(demand float64, c *FleetChannel, key string) float64 {
 	workers := float64(c.Workers)
 	if workers == 0 {
@@ -115,8 +116,8 @@ func (v *verifier) perWorker(demand float64, c *FleetChannel, key string) float6
 	return demand / workers
 }
 
-// compareWorkers compares the numbers of workers and partitions of a channel. Each worker needs a
-// partition. Otherwise the worker would have no work.
+// compareWorkers compares the numbers of workers and partitions of a channel. There must be a
+// partition for each worker, because a worker without a partition has no work.
 func (v *verifier) compareWorkers(name string, c *FleetChannel, key string) {
 	v.requireAtLeast(name+" workers", v.neededCount(key), float64(c.Workers), "", "start more processes with the role worker:"+name)
 	needs := math.Max(v.neededCount("partitions_"+name), float64(c.Workers))
@@ -156,8 +157,8 @@ func (v *verifier) sms() {
 		fmt.Sprintf("raise providers.twilio.parallel: to reach its rate, an account needs rate x latency (%s) calls under way", in.SMSLatency))
 }
 
-// countFor returns how many parts with this rate a demand needs. If rate is 0 (unknown), it uses
-// fallback as the rate.
+// countFor returns how many parts are needed for a demand if each part has the given rate. If the
+// rate is 0 (unknown), countFor uses the parameter fallback instead.
 func countFor(demand, rate, fallback float64) float64 {
 	if rate == 0 {
 		rate = fallback

@@ -27,8 +27,8 @@ type Entry struct {
 var Kinds = []string{"error", "state", "class", "verdict", "exit"}
 
 // Retries contains the values of Entry.Retry, which says whether the same request should be tried
-// again. no: a retry does not help. yes: a retry helps. after: a retry helps after the action in Do
-// was done. itself: notifyd retries by itself.
+// again. "no": a retry does not help. "yes": a retry helps. "after": a retry helps after the action
+// in the field Do was done. "itself": notifyd retries by itself.
 var Retries = []string{"no", "yes", "after", "itself"}
 
 //go:embed catalogue.txt
@@ -47,8 +47,8 @@ var All = sync.OnceValue(func() []Entry {
 //
 //	== kind | where | retry | what to do
 //
-// Each heading is followed by lines of "code | meaning". A line may have two more fields, what to
-// do and retry. They replace the values of the heading for this line.
+// Each heading is followed by lines of "code | meaning". A line may have two more fields, "what to
+// do" and "retry", which replace the values of the heading for this line.
 func parse(text string) (list []Entry, err error) {
 	var base Entry
 	for n, line := range strings.Split(text, "\n") {

@@ -11,8 +11,9 @@ import (
 
 const maxLen = 100
 
-// Parse parses text. Times are relative to the time now, in the zone loc. field is the name of the
-// flag in errors. All errors are notify.KindInvalid. The result may be in the past.
+// Parse parses a text that a user has given for a time. Relative times begin at the time now, and
+// times of day are in the zone loc. The parameter field is the name of the flag, for errors. All
+// errors are notify.KindInvalid. The result may be in the past.
 func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, error) {
 	p := parser{field: field, text: text, now: now.In(loc), loc: loc}
 	s := strings.TrimSpace(text)
@@ -48,7 +49,7 @@ func ParseDelay(field, text string) (time.Duration, error) {
 
 type parser struct {
 	field, text string
-	delay       bool // text is a duration, not a time
+	delay       bool // true: the text is a duration, not a time
 	now         time.Time
 	loc         *time.Location
 }
@@ -60,7 +61,8 @@ func (p *parser) badTime(why string) error {
 	return notify.Invalid("bad_time", p.field, fmt.Sprintf("%q %s: write RFC 3339, %q, %q or %q", p.text, why, "2026-03-01 09:00", "in 10m", "tomorrow 09:00"))
 }
 
-// parseDate parses a date, with or without time and offset. ok is true if s looks like a date.
+// parseDate parses a date, with or without time and offset. The result ok is true if s looks like a
+// date, even if it is not a valid one.
 func (p *parser) parseDate(s string) (t time.Time, ok bool, err error) {
 	if len(s) < 10 || s[4] != '-' || !digits(s[:4]) {
 		return t, false, nil
@@ -93,7 +95,7 @@ func (p *parser) parseDate(s string) (t time.Time, ok bool, err error) {
 	return t, true, err
 }
 
-// parseIn parses the words after "in".
+// parseIn parses the words after "in", for example "2 days 4 hours".
 func (p *parser) parseIn(words []string) (time.Time, error) {
 	days, d, err := p.parseSpans(words)
 	if err != nil {

@@ -94,8 +94,8 @@ func Client() (Catalogue, error) {
 	return c, nil
 }
 
-// With returns the metrics of c and of other. If both catalogues contain the same metric, it
-// returns the metric of other.
+// With returns a catalogue with the metrics of c and of the catalogue other. If both contain the
+// same metric, it takes the one of other.
 func (c Catalogue) With(other Catalogue) Catalogue {
 	out := make(Catalogue, len(c)+len(other))
 	for _, from := range []Catalogue{c, other} {
@@ -129,7 +129,7 @@ func (c Catalogue) add(f *dto.MetricFamily) {
 const maxBound = 1e300
 
 // findSeries returns the metric to which a name in a query belongs. If the name is a series of a
-// histogram or summary, suffix is the end of the name: _bucket, _sum or _count.
+// histogram or summary, the result suffix is the end of the name: _bucket, _sum or _count.
 func (c Catalogue) findSeries(name string) (m Metric, suffix string, ok bool) {
 	if m, ok = c[name]; ok {
 		return m, "", true

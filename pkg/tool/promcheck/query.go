@@ -171,9 +171,9 @@ func (q *query) suggestion(name string) string {
 	return "; did you mean " + best + "?"
 }
 
-// checkBucket checks a matcher on le or quantile against the existing bounds. Prometheus 3 and
-// OpenMetrics write the bound 1 as 1.0. Older versions write it as 1. A query must match both
-// forms.
+// checkBucket checks a matcher of the label "le" or "quantile" against the existing bounds.
+// Prometheus 3 and OpenMetrics write the bound 1 as 1.0. Older versions write it as 1. A query must
+// match both forms.
 func (q *query) checkBucket(m *Metric, match *labels.Matcher) {
 	const twice = `%s matches only one form of a whole number: Prometheus 2 writes 1, and Prometheus 3 writes 1.0; match both forms, as in %s=~"1|1.0"`
 	if m.Bounds == nil {
