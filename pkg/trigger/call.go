@@ -61,7 +61,7 @@ const (
 	maxExcerpt = 512 // bytes of an answer that are stored
 )
 
-// post makes one call. The code that calls post must not use header again.
+// post makes one call. The code that calls post must not use the header again.
 func (e *Egress) post(ctx context.Context, u *url.URL, header http.Header, body []byte) result {
 	began := time.Now()
 	r := e.exchange(ctx, u, header, body)
@@ -127,8 +127,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	return bytes.Clone(head[:n]), err
 }
 
-// classOfStatus returns the class of an HTTP status. Only 2xx is a success. 410 is permanent. The
-// record of a caller may make other statuses permanent too.
+// classOfStatus returns the class of an HTTP status. Only a 2xx status is a success. Of the other
+// statuses only 410 is permanent, unless the caller's record lists more of them.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:
@@ -204,7 +204,8 @@ func parseRetryAfter(v string, now time.Time) time.Duration {
 	return 0
 }
 
-// postRow makes the call of a row, with the current allow-list and a new signature.
+// postRow makes one call for the trigger of a row. It checks the URL against the current allow-list
+// and makes a new signature.
 func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, started time.Time) result {
 	u := rec.allowedURL(row.URL, c.Egress.allowsHTTP())
 	if u == nil {

@@ -42,8 +42,8 @@ type storeCount struct {
 	err  error
 }
 
-// NewCensus returns a Census that has not counted any caller. shared means that other processes
-// create and end triggers in the same store.
+// NewCensus returns a Census that has not counted any caller. The parameter shared says whether
+// other processes create and end triggers in the same store.
 func NewCensus(t engine.Triggers, shared bool) *Census {
 	return &Census{triggers: t, shared: shared, callers: map[string]*callerCount{}}
 }
@@ -90,8 +90,8 @@ func (c *Census) Set(counts map[string]int) {
 	}
 }
 
-// wouldExceed reports whether n more triggers would exceed limit. Before it returns true,
-// it counts in the store, at most once per recountEvery for each caller. Other requests of the same
+// wouldExceed reports whether n more triggers would exceed the limit. Before it returns true, it
+// counts in the store, at most once per recountEvery for each caller. Other requests of the same
 // caller wait for that count.
 func (c *Census) wouldExceed(ctx context.Context, caller string, n, limit int) (bool, error) {
 	for {

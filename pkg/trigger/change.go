@@ -178,7 +178,8 @@ func errContended() error {
 	}
 }
 
-// sameChange reports whether stored is the row that a swap with unknown outcome tried to write.
+// sameChange reports whether the stored row is the row that a swap tried to write. It is needed
+// after a swap with unknown outcome.
 func sameChange(stored, tried *engine.Trigger) bool {
 	return stored.Version == tried.Version && stored.State == tried.State && stored.Gen == tried.Gen &&
 		stored.NextAt == tried.NextAt && stored.Epoch == tried.Epoch && stored.Ended == tried.Ended
@@ -223,8 +224,8 @@ func (s *Service) Find(ctx context.Context, id string) (engine.Trigger, error) {
 const MaxPage = 1000
 
 // List returns triggers of a caller, newest first. It begins after the trigger whose id is the
-// parameter after; "" means from the newest. State 0 means any state. max must be from 1 to
-// MaxPage.
+// parameter after; "" means from the newest. State 0 means any state. It returns at most max
+// triggers; max must be from 1 to MaxPage.
 func (s *Service) List(ctx context.Context, caller string, state engine.TriggerState, after string, max int) ([]engine.Trigger, error) {
 	if caller == "" {
 		return nil, notify.NotFound("trigger")

@@ -47,7 +47,8 @@ func (l *lane) circuit(now time.Time) Circuit {
 	return Circuit{Caller: l.caller, BreakerStatus: l.breaker.State(now), InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting() + len(l.lines[lineOnTime].unread) + len(l.lines[lineBacklog].unread)}
 }
 
-// Circuits returns every caller for which this process has made calls, sorted by name.
+// Circuits returns the circuits of all callers whose triggers this process has dispatched, sorted
+// by the name of the caller. It also returns the circuits that were held or reset.
 func (d *Dispatcher) Circuits() []Circuit {
 	now := time.Now()
 	d.lanes.mu.Lock()
@@ -61,8 +62,8 @@ func (d *Dispatcher) Circuits() []Circuit {
 }
 
 // HoldCircuit keeps the breaker of a caller open or closed until ResetCircuit is called. While the
-// breaker is held open, messages wait without using up attempts. HoldCircuit returns
-// notify.KindInvalid for limit.NotHeld; use ResetCircuit instead.
+// breaker is held open, messages wait without using up attempts. To end a hold, call ResetCircuit:
+// HoldCircuit returns notify.KindInvalid for limit.NotHeld.
 func (d *Dispatcher) HoldCircuit(caller string, hold limit.Hold) (Circuit, error) {
 	if hold != limit.HeldOpen && hold != limit.HeldClosed {
 		return Circuit{}, notify.Invalid("unknown_state", "state", "must be \"open\" or \"closed\"")

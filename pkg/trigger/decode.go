@@ -139,8 +139,8 @@ func secondsToDuration(field string, seconds float64) (time.Duration, error) {
 	return time.Duration(math.Ceil(seconds*1000-1e-3)) * time.Millisecond, nil
 }
 
-// eachItem calls fn with every item of a batch. A batch is a JSON array, or NDJSON with one item
-// per line.
+// eachItem calls the function fn for every item of a batch, in order. A batch is a JSON array, or
+// NDJSON with one item per line.
 func eachItem(contentType string, b []byte, most int, fn func(i int, item []byte)) error {
 	var items [][]byte
 	switch request.Media(contentType) {

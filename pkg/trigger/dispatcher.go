@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Dispatcher receives messages and makes the calls. steps.go has the steps of a message. lanes.go
-// decides which call is made next.
+// Dispatcher receives messages and makes the calls. The steps of a message are in steps.go. The
+// code in lanes.go decides which call is made next.
 //
 // A message is acknowledged only after all its effects are durable. So a crash at any point leaves
 // a message that leads back to the row.
@@ -23,8 +23,9 @@ type Dispatcher struct {
 	rules callRules
 	lanes lanes
 
-	// Work that waits for its step. Each batcher runs its step for many messages at a time. reads
-	// has one batcher for each lineKind, so that messages on time do not wait for the backlog.
+	// Work that waits for its step. Each batcher runs its step for many messages at a time. There
+	// are two batchers for stepRead, one for each lineKind, so that messages on time do not wait
+	// for the backlog.
 	reads    [2]*batcher // stepRead, by lineKind
 	claims   *batcher    // stepClaim
 	outcomes *batcher    // stepSettle, stepReturn, stepBuried
@@ -32,7 +33,7 @@ type Dispatcher struct {
 	timers   *batcher    // stepPark
 	messages *batcher    // stepPutOff, stepAck
 
-	runCtx   context.Context // ends after a stop, when no message is in memory or after Drain
+	runCtx   context.Context // ends after a stop: when no message is in memory, or after the time Drain
 	jobs     chan *work      // claimed work, for idle goroutines in runCalls
 	idlers   atomic.Int64
 	calls    sync.WaitGroup
@@ -89,7 +90,7 @@ const receiversAtOnce = 3
 
 // Run receives messages and makes calls until ctx ends. Then it returns to the queue all messages
 // whose calls have not started. It waits until calls in progress end and their outcomes are
-// written, but at most for the time Drain. It returns nil. Run may be called only once.
+// written, but at most for the configured time Drain. It returns nil. Run may be called only once.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	on, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -268,7 +269,8 @@ func (d *Dispatcher) releaseHeld(ws []*work) {
 	d.closeIdleLocked()
 }
 
-// closeIdleLocked closes idle if a stop has begun and no message is in memory. The caller holds mu.
+// closeIdleLocked closes the channel idle if a stop has begun and no message is in memory. d.mu
+// must be held.
 func (d *Dispatcher) closeIdleLocked() {
 	if !d.stopping || len(d.held) > 0 {
 		return

@@ -40,8 +40,8 @@ const (
 	paceCalls = 128 // calls until the pace of a receiver is known
 )
 
-// lane is the state of one caller. lanes.mu guards it, except for record. The token in refresh
-// guards record.
+// lane is the state of one caller. The mutex lanes.mu guards all its fields except record, which is
+// guarded by the token in refresh.
 type lane struct {
 	caller     string
 	breaker    *limit.Breaker
@@ -58,8 +58,8 @@ type lane struct {
 	callInterval  time.Duration // smoothed time between the ends of two calls, while messages wait
 	lastEnd       time.Time     // when the last call ended; zero: no message waited at that time
 
-	// refresh is a lock: a channel with room for one token. Only the goroutine that has put its
-	// token into refresh may read and replace record, the caller's record.
+	// refresh is used as a lock. It is a channel with room for one token, and only the goroutine
+	// whose token is in the channel may read or replace the caller's record, the next field.
 	refresh chan struct{}
 	record  *callerRecord
 }
@@ -68,9 +68,9 @@ type lane struct {
 // See room.go.
 type waitLine struct {
 	queue        []*work
-	bytes        int       // bytes of the rows in queue
+	bytes        int       // bytes of the rows in the field queue
 	pendingReads int       // messages whose rows are being read; room is reserved for them
-	unread       []*work   // messages after those in queue, without their rows
+	unread       []*work   // messages after those in the field queue, without their rows
 	nextReturn   time.Time // when the last message that was put off becomes visible again
 }
 
@@ -284,9 +284,9 @@ func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
 	}
 }
 
-// afterClaimAhead continues with the claims ahead in ws after their swap. The parameter won says
-// which claims were written; the triggers of these claims now wait for a place. If won is nil, no
-// claim was written.
+// afterClaimAhead is called after a swap of claims. It handles the messages that were claimed
+// ahead, that is, without a place. The parameter won says which claims were written; the messages
+// of these claims now wait for a place. If won is nil, no claim was written.
 func (ls *lanes) afterClaimAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -403,9 +403,9 @@ func (l *lane) resetBreaker(now time.Time, cfg limit.BreakerConfig) {
 	l.ramp = math.MaxInt
 }
 
-// recordOutcome reports the outcome of a call to the breaker. After the breaker has closed, ramp
-// limits the number of calls in progress. It starts at 1 and grows by one for each success. So a
-// receiver that has just recovered does not get all waiting calls at once.
+// recordOutcome reports the outcome of a call to the breaker. After the breaker has closed, the
+// field ramp limits the number of calls in progress. This limit starts at 1 and grows by one for
+// each success. So a receiver that has just recovered does not get all waiting calls at once.
 func (l *lane) recordOutcome(now time.Time, o limit.Outcome) {
 	was := l.breaker.State(now).State
 	l.breaker.Report(now, o)
@@ -417,7 +417,7 @@ func (l *lane) recordOutcome(now time.Time, o limit.Outcome) {
 	}
 }
 
-// showBreaker calls Events.Breaker if the breaker's state has changed.
+// showBreaker calls Events.Breaker if the breaker's state has changed since the last call.
 func (l *lane) showBreaker(now time.Time, events *Events) {
 	if state := l.breaker.State(now).State; state != l.shownState {
 		l.shownState = state

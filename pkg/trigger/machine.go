@@ -63,9 +63,10 @@ const (
 	verdictOwed                         // FAILED, but its dead letter may not be written yet
 )
 
-// judge decides what to do with a message of generation gen, for a row at the time now (ms since
-// 1970). The result cause is the reason of a drop or a wait. For verdictEarly and verdictLeased, the
-// result until says how long the message must wait (ms since 1970).
+// judge decides what to do with a message at the time now (ms since 1970). The parameters are the
+// row of its trigger and gen, the generation in the message. The result cause is the reason if the
+// message is dropped or must wait. For verdictEarly and verdictLeased, the wait ends at the time
+// until (ms since 1970).
 func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, until int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
@@ -106,8 +107,8 @@ func (x *callRules) whyTooLate(row *engine.Trigger, startAt int64) string {
 	return ""
 }
 
-// tooManyLost reports whether too many claims of a row expired. If a call kills the process that
-// makes it, the call must not be made again and again.
+// tooManyLost reports whether too many claims of a row expired. The number is limited because a
+// call that kills the process that makes it must not be made again and again.
 func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 	n := 0
 	for i := range row.Log {
@@ -148,8 +149,8 @@ func (x *callRules) claimRow(row engine.Trigger, now time.Time, deferrals int) e
 	return row
 }
 
-// appendLostClaim returns the log of a row. If the row is IN_FLIGHT, it adds the expired claim to
-// the log.
+// appendLostClaim returns the log of a row. If the row is IN_FLIGHT, its claim has expired, and
+// appendLostClaim adds that claim to the log.
 func appendLostClaim(row *engine.Trigger) []engine.Attempt {
 	if row.State != engine.TriggerInFlight {
 		return row.Log
@@ -217,8 +218,9 @@ const (
 	maxBodies = 4  // how many of the latest attempts keep the beginning of the answer
 )
 
-// appendLog returns a copy of log with the attempt a. It does not write to the array of log,
-// because a swap with unknown outcome may still use that array.
+// appendLog returns a copy of a trigger's log with the attempt a at the end. The copy keeps at most
+// the latest maxLog attempts. It does not write to the array of the old log, because a swap with
+// unknown outcome may still use that array.
 func appendLog(log []engine.Attempt, a engine.Attempt) []engine.Attempt {
 	from := max(len(log)+1-maxLog, 0)
 	out := append(make([]engine.Attempt, 0, len(log)+1-from), log[from:]...)

@@ -25,16 +25,16 @@ type Mender struct {
 // ID returns the id of the trigger to which a timer or a message leads.
 func (m Mender) ID(base notify.Base) string { return idOf(base) }
 
-// TriggerOf returns the trigger and the generation to which a body leads. A body is the payload of a
-// timer of TimerKind, or a message of the delay queue. ok is false if the body is damaged or was
-// written by another release.
+// TriggerOf returns the trigger and the generation to which a body refers. The body is the payload
+// of a timer of TimerKind, or a message of the delay queue. The result ok is false if the body is
+// damaged or was written by another release.
 func (m Mender) TriggerOf(body []byte) (base notify.Base, gen uint32, ok bool) {
 	msg, ok := decodeMessage(body)
 	return msg.base, msg.gen, ok
 }
 
-// Timer returns the timer that leads to a waiting trigger. ok is false if the id of the trigger is
-// not valid.
+// Timer returns the timer that leads to a waiting trigger. The result ok is false if the id of the
+// trigger is not valid.
 func (m Mender) Timer(t *engine.Trigger) (tm engine.Timer, ok bool) {
 	base, err := parseID(t.ID)
 	return indexRow(base, t), err == nil
@@ -80,8 +80,8 @@ func (m Mender) Mend(ctx context.Context, timers, letters, redo []engine.Trigger
 }
 
 // Requeue makes a FAILED trigger due again, when an operator asks for it. The trigger gets the next
-// generation, a full new set of attempts, and no limit of its lateness. done is false if the
-// trigger is not FAILED or does not exist.
+// generation, a full new set of attempts, and no limit of its lateness. The result done is false if
+// the trigger is not FAILED or does not exist.
 func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	if _, err := parseID(id); err != nil {
 		return false, nil // no such trigger exists
@@ -102,8 +102,8 @@ func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	return err == nil && won[0], err
 }
 
-// putAndSwap writes timers before rows, because a row without its timer never fires. It returns
-// which of the swaps won.
+// putAndSwap writes the timers and then swaps the rows. It keeps this order because a row without
+// its timer never fires. For each swap it returns whether the swap won.
 func (m Mender) putAndSwap(ctx context.Context, index []engine.Timer, swaps []engine.TriggerSwap) ([]bool, error) {
 	if len(index) > 0 {
 		if err := m.Later.Put(ctx, index); err != nil {

@@ -12,9 +12,9 @@ import (
 
 // This file has the steps after a call, and the steps after a decision that no call is made.
 
-// swapRows does stepSettle, stepReturn and stepBuried. Normally only the owner of a claim changes
-// the claimed row. After the claim has expired, any process may change the row, and the swap loses.
-// swapRows sends each row that it wrote to its next step.
+// swapRows does the steps stepSettle, stepReturn and stepBuried. Normally only the owner of a claim
+// changes the claimed row. After the claim has expired, any process may change the row, and the
+// swap loses. swapRows sends each row that it wrote to its next step.
 func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {
@@ -40,8 +40,9 @@ func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	}
 }
 
-// checkUnknownSwaps reads rows whose swap returned an error. It continues with the rows that were
-// swapped in spite of the error. It returns the work whose rows must still be swapped.
+// checkUnknownSwaps reads the rows of a swap that returned an error. A row that was swapped in
+// spite of the error goes to its next step. checkUnknownSwaps returns the work whose rows must
+// still be swapped.
 func (d *Dispatcher) checkUnknownSwaps(ctx context.Context, ws []*work) (left []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
@@ -108,7 +109,7 @@ func (d *Dispatcher) afterSwap(w *work) {
 	}
 }
 
-// writeDeadLetters does stepBury.
+// writeDeadLetters does the step stepBury: it appends the dead letters of FAILED triggers.
 func (d *Dispatcher) writeDeadLetters(ctx context.Context, ws []*work) {
 	rs := make([]DeadRecord, len(ws))
 	for i, w := range ws {
@@ -125,7 +126,8 @@ func (d *Dispatcher) writeDeadLetters(ctx context.Context, ws []*work) {
 	d.send(stepBuried, ws...)
 }
 
-// writeIndexRows does stepPark, before the messages are acknowledged.
+// writeIndexRows does the step stepPark: it writes the index rows that will replace the messages.
+// Only then are the messages acknowledged.
 func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 	d.forgetInProgress(ws)
 	ts := make([]engine.Timer, len(ws))
@@ -144,7 +146,7 @@ func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 // message with too many receives to the dead messages.
 const freshAfter = 3
 
-// putOffAndAck does stepPutOff and stepAck.
+// putOffAndAck does the steps stepPutOff and stepAck.
 func (d *Dispatcher) putOffAndAck(ctx context.Context, ws []*work) {
 	var done, off []*work
 	for _, w := range ws {

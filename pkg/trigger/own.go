@@ -15,8 +15,8 @@ import (
 const MaxOwnPayload = 32 << 10
 
 // CheckCallback returns a callback URL in canonical form. It returns notify.KindInvalid if the URL
-// is not valid or not under one of bases. The parameter field is the name of the field in that
-// error.
+// is not valid, or not under one of the base URLs in the parameter bases. The parameter field is
+// the name of the field in that error.
 func CheckCallback(field, raw string, bases []string, plain Plain) (string, error) {
 	u, err := checkUnder(field, raw, bases, bool(plain))
 	if err != nil {
@@ -43,12 +43,12 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, erro
 }
 
 // RegisterInternal makes a trigger for the server's own purposes, in the name of a caller. The
-// trigger is due now. Its id is made from base. It has a JSON payload of at most MaxOwnPayload
-// bytes, and a W3C traceparent (empty: none).
+// trigger is due now. Its id is made from the parameter base. It has a JSON payload of at most
+// MaxOwnPayload bytes, and a W3C traceparent (empty: none).
 //
-// If a trigger with this id exists already, RegisterInternal returns that trigger unchanged, with
-// created false. So a repeat after a crash finds out what was made. Two calls with the same base
-// must not run at the same time.
+// If a trigger with this id exists already, RegisterInternal returns that trigger unchanged, and
+// the result created is false. So a repeat after a crash finds out what was made. Two calls with
+// the same base must not run at the same time.
 //
 // All rules of Register apply except the size of the payload. RegisterInternal may return
 // notify.KindThrottled (too many triggers wait), KindInvalid (the URL), KindForbidden, KindConflict

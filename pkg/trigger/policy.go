@@ -171,7 +171,7 @@ type deniedError struct {
 func (e *deniedError) Error() string { return "connecting to " + e.addr + " is not allowed: " + e.why }
 
 // control is used as net.Dialer.Control. It makes the last check before the system call, on the
-// exact address of the connection. Earlier answers of DNS do not matter.
+// exact address of the connection, so it does not matter what DNS answered earlier.
 func (p *policy) control(network, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	switch {

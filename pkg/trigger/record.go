@@ -22,8 +22,8 @@ type callerRecord struct {
 	keysEnd int64
 }
 
-// recordOf returns the record of a caller, at most PolicyAge old. If ok is false, the caller may
-// not be called now, and wait is how long its messages are put off.
+// recordOf returns the record of a caller, at most PolicyAge old. If the result ok is false, the
+// caller may not be called now, and its messages must be put off for the returned duration.
 func (ls *lanes) recordOf(ctx context.Context, l *lane) (r *callerRecord, wait time.Duration, ok bool) {
 	r, err := ls.readRecord(ctx, l)
 	switch {
@@ -100,8 +100,9 @@ type plainURL struct {
 // stay in the cache.
 const maxURLs = 64
 
-// allowedURL returns the parsed URL if it is under one of the caller's bases, otherwise nil. Egress
-// checks the addresses when it connects. The code that calls allowedURL must not change the result.
+// allowedURL returns the parsed URL if it is under one of the caller's base URLs, otherwise nil.
+// Egress checks the addresses when it connects. The code that calls allowedURL must not change the
+// result.
 func (r *callerRecord) allowedURL(raw string, plain bool) *url.URL {
 	k := plainURL{raw, plain}
 	r.urls.mu.Lock()

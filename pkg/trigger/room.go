@@ -15,9 +15,10 @@ import (
 // half empty. A message that finds no room in either list is put off: it returns to the delay queue
 // for a while.
 
-// awaitRow adds messages whose rows are not read to the lines of their callers, in the order of
-// their arrival. It returns the messages whose rows must be read now. It puts off messages that
-// find no room. Most messages of a long backlog are put off here.
+// awaitRow adds messages to the lines of their callers, in the order of their arrival. The rows of
+// these messages have not been read yet. awaitRow returns the messages whose rows must be read now,
+// and puts off the messages for which there is no room. Most messages of a long backlog are put off
+// here.
 func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 	now := time.Now()
 	var off []*work
@@ -136,8 +137,8 @@ func (ls *lanes) isAlone() bool {
 	return ls.d.cfg.Share(whole) >= whole
 }
 
-// freeRoomLocked returns how much of limit is free for a line. Both lines share limit. The backlog
-// may use at most half of it.
+// freeRoomLocked returns how much of a limit is free for a line. Both lines share the limit, but
+// the backlog may use at most half of it.
 func (ls *lanes) freeRoomLocked(limit int, used *[2]int, of lineKind) int {
 	free := limit - used[lineOnTime] - used[lineBacklog]
 	if of == lineBacklog {

@@ -42,8 +42,9 @@ func ParseSecret(secret string) ([]byte, error) {
 }
 
 // Rotate adds a new secret at the beginning of a caller's secrets. It keeps one old secret: the
-// newest that can be used. The old secret expires after the time overlap at the latest. Rotate drops
-// all other secrets, so a caller has at most two secrets at a time.
+// newest that can be used. The old secret expires after the given duration, or earlier if it
+// already had an earlier end. Rotate drops all other secrets, so a caller has at most two secrets
+// at a time.
 func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engine.Caller, secret string) {
 	secret = NewSecret()
 	at, until := now.UnixMilli(), now.Add(overlap).UnixMilli()
@@ -89,8 +90,9 @@ func newSigner(keys [][]byte) *signer {
 	return s
 }
 
-// sign returns the value of the webhook-signature header. For each key it contains "v1," and the
-// HMAC of id.timestamp.body in base64. The timestamp is in seconds since 1970.
+// sign returns the value of the webhook-signature header. For each key it contains "v1," and an
+// HMAC in base64: that of the id, the timestamp and the body, with dots between them. The timestamp
+// is in seconds since 1970.
 func (s *signer) sign(id string, timestamp int64, body []byte) string {
 	var buf [128]byte
 	head := append(append(buf[:0], id...), '.')

@@ -133,8 +133,8 @@ func (d *Dispatcher) retryUntil(ctx context.Context, what string, fn func() erro
 // clockWait is how long a message is put off after a process with a wrong clock received it.
 const clockWait = time.Second
 
-// noCallCause returns why no call may start now, and how long to put messages off. The cause is ""
-// if calls may start.
+// noCallCause returns the reason why no call may start now, and how long messages must be put off.
+// The cause is "" if calls may start.
 func (d *Dispatcher) noCallCause() (cause string, wait time.Duration) {
 	select {
 	case <-d.draining:
@@ -147,8 +147,9 @@ func (d *Dispatcher) noCallCause() (cause string, wait time.Duration) {
 	return "", 0
 }
 
-// readRows does stepRead. While the store is down, the messages stay in memory. If they returned to
-// the queue, they would be received again too often: the queue limits the receives of a message.
+// readRows does the step stepRead: it reads the rows and decides what to do. While the store is
+// down, the messages stay in memory. If they returned to the queue, they would be received again
+// too often: the queue limits the receives of a message.
 func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
@@ -220,8 +221,9 @@ func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 }
 
 // leaveNewer finds the messages whose rows a newer release wrote, and puts them off, so that a
-// process of that release may receive them. It is called after one read of all these rows returned
-// an error with notify.ErrNewer. The parameter cause is that error.
+// process of that release may receive them. The parameter cause is the error with notify.ErrNewer
+// that a read of all these rows together returned. To find the messages, leaveNewer reads each row
+// separately.
 func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	if len(ws) > 1 {
 		for i := range ws {
@@ -260,8 +262,9 @@ func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
 	d.putOff(CauseOrphan, w)
 }
 
-// claimRows does stepClaim: it makes rows IN_FLIGHT in one swap. For the rows whose swap won, it
-// starts the calls or lets them wait for a place. For each row, only one claim or cancel can win.
+// claimRows does the step stepClaim: it makes rows IN_FLIGHT in one swap. For the rows whose swap
+// won, it starts the calls or lets them wait for a place. For each row, only one claim or cancel
+// can win.
 func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
 	if cause, wait := d.noCallCause(); cause != "" {
 		d.lanes.afterClaimAhead(ws, nil)
@@ -368,8 +371,9 @@ func (d *Dispatcher) runCalls(w *work) {
 	}
 }
 
-// doCall does stepCall, unless the call must not be made any more. It returns the next message for
-// the freed place, or nil. This goroutine calls that message next.
+// doCall does the step stepCall, unless the call must not be made any more. It returns the next
+// message for the freed place, or nil. The goroutine that called doCall makes the call of that
+// message next.
 func (d *Dispatcher) doCall(w *work) (next *work) {
 	d.cfg.hit("trigger-claimed")
 	if cause, wait := d.noCallCause(); cause != "" {

@@ -58,8 +58,9 @@ func (t *callbackURL) String() string {
 	return s
 }
 
-// isUnder reports whether t equals base or is under base. The path of a base ends with a slash. So
-// /hooks/ includes /hooks and /hooks/x, but not /hooks-of-another.
+// isUnder reports whether the URL t equals a base URL or is under it. The path of a base URL ends
+// with a slash. So the base URL with the path /hooks/ includes /hooks and /hooks/x, but not
+// /hooks-of-another.
 func (t *callbackURL) isUnder(base *callbackURL) bool {
 	return t.scheme == base.scheme && t.host == base.host && t.port == base.port &&
 		(strings.HasPrefix(t.path, base.path) || t.path+"/" == base.path)
@@ -183,8 +184,9 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 	return name, false, nil
 }
 
-// looksNumeric reports whether a resolver might read a label as a number: digits, or 0x and
-// hexadecimal digits. A host whose last label looks numeric is an address or an error.
+// looksNumeric reports whether a resolver might read a label of a host name as a number: whether it
+// consists of digits, or of 0x and hexadecimal digits. A host whose last label looks numeric is an
+// address or an error.
 func looksNumeric(label string) bool {
 	if strings.Trim(label, "0123456789") == "" {
 		return true

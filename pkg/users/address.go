@@ -76,7 +76,7 @@ var classes = func() (t [256]uint8) {
 	return t
 }()
 
-// allOfClass reports whether s is not empty and all its characters belong to the class.
+// allOfClass reports whether s is not empty and all its characters belong to the given class.
 func allOfClass(s string, class uint8) bool {
 	all := class
 	for i := range len(s) {
@@ -172,7 +172,7 @@ func isPlainMail(a string) bool {
 }
 
 // validParts reports whether s consists of one or more parts with single dots between them. No part
-// may be empty, and ok must return true for each part.
+// may be empty, and the function ok must return true for each part.
 func validParts(s string, ok func(part string) bool) bool {
 	for {
 		part, rest, more := strings.Cut(s, ".")
@@ -190,8 +190,8 @@ func isLabel(s string) bool {
 	return len(s) <= maxLabel && s[0] != '-' && s[len(s)-1] != '-' && wordOfClass(s, ldh)
 }
 
-// wordOfClass reports whether each character of s belongs to the class or, outside ASCII, is a
-// letter, a combining mark or a digit.
+// wordOfClass reports whether each character of s belongs to the given class or, outside ASCII, is
+// a letter, a combining mark or a digit.
 func wordOfClass(s string, class uint8) bool {
 	for i, r := range s {
 		if r < utf8.RuneSelf {

@@ -27,7 +27,8 @@ type Callers struct {
 	engine.Callers
 
 	mu sync.Mutex
-	// Get and Put fill young. When young is full, it becomes old.
+	// New callers are added to the map young. When young is full, it becomes old, and the callers
+	// in the previous old map are forgotten.
 	young, old map[string]knownCaller
 	// storeDown means that the last read of the store failed. Then Get answers from the cache.
 	storeDown bool
@@ -47,9 +48,9 @@ func NewCallers(store engine.Callers) *Callers {
 	return &Callers{Callers: store, young: map[string]knownCaller{}}
 }
 
-// Get returns a caller that was read from the store within the last second. If the cache has none,
-// Get reads the store. While the store is down, Get returns the cached caller, however old it is.
-// The code that calls Get must not change the result.
+// Get returns a caller that was read from the store within the last second. If the cache has no
+// such caller, Get reads the store. While the store is down, Get returns the cached caller, however
+// old it is. The code that calls Get must not change the result.
 func (c *Callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
 	known, there := c.cached(id)
 	if there && time.Since(known.read) < callerAge {
@@ -134,7 +135,7 @@ func (c *Callers) cache(id string, k knownCaller) {
 	c.cacheLocked(id, k)
 }
 
-// cacheLocked adds k to the young generation. The caller holds mu.
+// cacheLocked adds a caller to the map young. c.mu must be held.
 func (c *Callers) cacheLocked(id string, k knownCaller) {
 	if len(c.young) >= maxCallers/2 {
 		c.young, c.old = map[string]knownCaller{}, c.young

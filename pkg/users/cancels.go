@@ -40,8 +40,8 @@ type Cancels struct {
 	follower follower
 
 	mu sync.RWMutex
-	// young and old have at most half of MaxCancels scopes each. When young is full, it becomes
-	// old, and the previous old is dropped.
+	// The maps young and old contain at most half of MaxCancels scopes each. When young is full, it
+	// becomes old, and the scopes in the previous old map are dropped from memory.
 	young, old map[cancelScope]struct{}
 	dropped    bool // the store has scopes that are in neither map
 }
@@ -86,7 +86,7 @@ func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	return (request || campaign) && c.lookUp(f, e, index, request, campaign)
 }
 
-// MayBeCancelled reports whether Cancelled may return true for any receiver of the envelope. If MayBeCancelled
+// MayBeCancelled reports whether Cancelled may return true for any receiver of the envelope. If it
 // returns false, the caller need not call Cancelled for each receiver.
 func (c *Cancels) MayBeCancelled(e *notify.Envelope) bool {
 	_, request, campaign := c.filterHits(e)
@@ -105,8 +105,8 @@ func (c *Cancels) filterHits(e *notify.Envelope) (f *filter, request, campaign b
 	return f, request, campaign
 }
 
-// lookUp does the rest of Cancelled after the filter reported that it may contain the request or
-// the campaign.
+// lookUp does the rest of the work of Cancelled. It is called if the filter may contain the request
+// or the campaign, and looks in the maps and then in the store.
 func (c *Cancels) lookUp(f *filter, e *notify.Envelope, index uint32, request, campaign bool) bool {
 	scopes := make([]cancelScope, 0, 3)
 	if request {
@@ -132,7 +132,7 @@ func (c *Cancels) lookUp(f *filter, e *notify.Envelope, index uint32, request, c
 	return dropped && c.inStore(f, scopes)
 }
 
-// inMemory reports whether a scope is in one of the maps. The caller holds mu.
+// inMemory reports whether a scope is in one of the maps. c.mu must be held.
 func (c *Cancels) inMemory(s cancelScope) bool {
 	if _, ok := c.young[s]; ok {
 		return true
@@ -162,9 +162,9 @@ func (c *Cancels) inStore(f *filter, scopes []cancelScope) bool {
 	return false
 }
 
-// Put stores a cancellation. Every Cancelled call of this process that begins after Put returns
-// uses the cancellation. Other processes use it within a second. Put returns notify.KindInvalid if
-// the scope is not ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>.
+// Put stores a cancellation. Every call of Cancelled in this process that begins after Put returns
+// takes the cancellation into account. Other processes do so within a second. Put returns
+// notify.KindInvalid if the scope is not ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>.
 func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) error {
 	s, ok := parseScope(scope)
 	if !ok {
@@ -230,7 +230,7 @@ func (c *Cancels) addScope(s cancelScope) {
 	c.scopeCount.Add(1)
 }
 
-// rebuildFilter builds a new filter from both maps, with room for n scopes. The caller holds mu.
+// rebuildFilter builds a new filter from both maps, with room for n scopes. c.mu must be held.
 func (c *Cancels) rebuildFilter(n int) *filter {
 	f := newFilter(2 * n)
 	for _, scopes := range [...]map[cancelScope]struct{}{c.young, c.old} {

@@ -27,14 +27,14 @@ func filterBits(hash uint64) uint64 {
 
 func (f *filter) add(hash uint64) { f.words[hash>>24&f.mask].Or(filterBits(hash)) }
 
-// mayContain returns false if hash was certainly never added.
+// mayContain returns false only if the hash was certainly never added.
 func (f *filter) mayContain(hash uint64) bool {
 	p := filterBits(hash)
 	return f.words[hash>>24&f.mask].Load()&p == p
 }
 
-// set is a table with a filter that is checked first. Nearly all look-ups find nothing, and such a
-// look-up costs only one load.
+// set is a table with a filter that is checked first. Nearly all look-ups find nothing, and with
+// the filter such a look-up costs only one load.
 type set struct {
 	filter atomic.Pointer[filter]
 	table
@@ -95,8 +95,8 @@ func (s *set) adjustCount(key []byte, delta int) {
 	s.put(h, key, binary.LittleEndian.AppendUint32(nil, uint32(n)))
 }
 
-// replaceWith replaces the contents of s with the contents of source. It replaces the filter first.
-// Until the table is replaced too, a look-up of a new key finds nothing.
+// replaceWith replaces the contents of s with the contents of another set, source. It replaces the
+// filter first. Until the table is replaced too, a look-up of a new key finds nothing.
 func (s *set) replaceWith(source *set) {
 	s.filter.Store(source.filter.Load())
 	for i := range s.shards {

@@ -95,7 +95,8 @@ func (f *finder) prefetchCells(n, from int) {
 	prefetch(&f.lines[0], k)
 }
 
-// compareCells compares the cells of one step of keys and stores the values found.
+// compareCells compares the cells of one step of keys with these keys, and stores the values that
+// it finds.
 func (f *finder) compareCells(keys [][]byte, from int) {
 	for i := from; i < min(from+keysPerStep, len(keys)); i++ {
 		s := f.states[i]

@@ -23,9 +23,9 @@ type follower struct {
 // second.
 const wakeDelay = 10 * time.Millisecond
 
-// run calls refresh when it starts, then every cfg.Poll and after each wake, until ctx ends. It
-// then returns nil. If several calls of refresh in a row fail, run logs only the first failure,
-// with the message in the parameter failed.
+// run calls the function refresh at once, then at intervals of cfg.Poll and after each message on
+// the channel wake, until ctx ends. It then returns nil. If several calls of refresh in a row fail,
+// run logs only the first failure, with the message in the parameter failed.
 func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-chan struct{}, refresh func(context.Context) error) error {
 	failing := false
 	tick := time.NewTicker(cfg.Poll)
@@ -48,8 +48,8 @@ func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-c
 	}
 }
 
-// follow reads all changes stored before the call and passes them to apply. apply must set the
-// cursor to the version of the last change.
+// follow reads all changes stored before the call and passes them to the function apply, which must
+// set f.cursor to the version of the last change.
 func follow[T any](ctx context.Context, f *follower, batch int, read func(ctx context.Context, after uint64, n int) ([]T, error), apply func([]T)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -172,11 +172,11 @@ func (s *Service) loadWanted(ctx context.Context) error {
 	return nil
 }
 
-// readParts reads the users of the partitions in missing and adds them to l. It skips a partition
-// that is no longer wanted. Otherwise, when several processes start, the first process would read
-// all users, because it owns all partitions for a moment. readParts returns the partitions that are
-// still wanted at the end. From then on, apply keeps the users of held and of the returned
-// partitions (keptShare).
+// readParts reads the users of the missing partitions and adds them to l. It skips a partition that
+// is no longer wanted. Otherwise, when several processes start, the first process would read all
+// users, because it owns all partitions for a moment. readParts returns the partitions that are
+// still wanted at the end. From then on, apply keeps the users of these partitions and of the
+// partitions that were held before (keptShare).
 func (s *Service) readParts(ctx context.Context, l *loader, held, missing *share) (*share, error) {
 	var buf []byte
 	for i := range engine.ProfileParts {
@@ -211,7 +211,7 @@ func (s *Service) readParts(ctx context.Context, l *loader, held, missing *share
 	return missing, nil
 }
 
-// beginReading registers a new load or fetch. The caller holds applyMu.
+// beginReading registers a new load or fetch. s.applyMu must be held.
 func (s *Service) beginReading() *profileRead {
 	r := &profileRead{applied: map[string]struct{}{}}
 	s.holdings.activeReads[r] = true
@@ -224,8 +224,8 @@ func (s *Service) endReading(r *profileRead) {
 	delete(s.holdings.activeReads, r)
 }
 
-// apply makes p the user's current profile and reports the user to all active reads. The caller
-// holds applyMu.
+// apply makes p the user's current profile and reports the user to all active reads. s.applyMu must
+// be held.
 func (s *Service) apply(p *engine.Profile) {
 	s.snap.apply(p)
 	for r := range s.holdings.activeReads {
@@ -281,7 +281,7 @@ func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) 
 }
 
 // addGuest makes a user a guest. Other users may then stop being guests. addGuest removes these
-// users from the table, unless they belong to this process's share. The caller holds applyMu.
+// users from the table, unless they belong to this process's share. s.applyMu must be held.
 func (s *Service) addGuest(user string, known bool) {
 	s.snap.guestMu.Lock()
 	gone := s.snap.guests.add(user, known)

@@ -84,7 +84,7 @@ func (s *shardState) repack() *shardState {
 type packer struct {
 	items []packItem
 	order []uint32 // the items, ordered by pilot
-	ends  []uint32 // for each pilot, the index in order just after the pilot's last item
+	ends  []uint32 // for each pilot, the index just after the pilot's last item in the field order
 	taken []uint64 // one bit for each cell
 	cells []uint32 // for each item, its cell
 }
@@ -92,7 +92,8 @@ type packer struct {
 var packers = sync.Pool{New: func() any { return new(packer) }}
 
 // pack builds a shardState from k.items and then clears k.items. All items must have different
-// keys. p must be the layout of the items. pilots and cells must be zeroed.
+// keys. The parameter p must be the layout for these items. The slices pilots and cells become part
+// of the shardState, and must be zeroed.
 func (k *packer) pack(p cellLayout, pilots []uint16, cells []byte) *shardState {
 	defer func() {
 		clear(k.items) // the items alias memory of the earlier shardState
@@ -152,7 +153,8 @@ func (k *packer) choosePilots(pilots []uint16, cellCount uint32) {
 	}
 }
 
-// placeItems finds a pilot for the items of one group and marks their cells as taken.
+// placeItems finds a pilot that gives each item of one group a free cell, and marks these cells as
+// taken. If no pilot does, it leaves items out (noCell) until one does.
 func (k *packer) placeItems(items []uint32, cellCount uint32) uint16 {
 	for len(items) > 0 {
 		for pilot := range math.MaxUint16 + 1 {
@@ -269,7 +271,7 @@ func (l *loader) merge(keepOld, skip func(key []byte) bool, step func(piece func
 func (l *loader) publishPiece(firstShard int, keepOld, skip func(key []byte) bool) {
 	k := packers.Get().(*packer)
 	var plans [shardsPerPiece]cellLayout
-	var ends [shardsPerPiece]int // for each shard, the index in all just after the shard's last item
+	var ends [shardsPerPiece]int // for each shard, the index just after the shard's last item in the slice all
 	size, pilots := 0, 0
 	all := l.items[:0]
 	for i := range plans {

@@ -159,7 +159,7 @@ func (z *zones) index(name string) (uint16, error) {
 	if i, ok := z.name[name]; ok {
 		return i, nil
 	}
-	if name == "Local" { // Go accepts Local, but Local is not the name of a zone
+	if name == "Local" { // Go accepts "Local", but that is not the name of a zone
 		return 0, fmt.Errorf("%q is not a time zone", name)
 	}
 	loc, err := time.LoadLocation(name)

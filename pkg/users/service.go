@@ -176,8 +176,8 @@ func (s *Service) eachSuppressing(ctx context.Context, lastUser string, fn func(
 	}
 }
 
-// dropProfiles drops all profiles and makes the loader read the wanted partitions again. The caller
-// holds applyMu.
+// dropProfiles drops all profiles and makes the loader read the wanted partitions again. s.applyMu
+// must be held.
 func (s *Service) dropProfiles() {
 	s.snap.keptShare = newShare(nil)
 	s.snap.held.Store(s.snap.keptShare)
@@ -265,9 +265,9 @@ func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) 
 	return p, err
 }
 
-// Put stores the preferences and addresses of a user and returns the stored profile. Every Decide
-// of this process that begins after Put returns uses the new profile. Other processes use it within
-// a second. If p.Version is not 0, it must equal the stored version; otherwise Put returns
+// Put stores the preferences and addresses of a user and returns the stored profile. Every call of
+// Decide in this process that begins after Put returns uses the new profile. Other processes use it
+// within a second. If p.Version is not 0, it must equal the stored version; otherwise Put returns
 // notify.KindConflict. Put ignores p.Suppressed: the stored value stays.
 func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, error) {
 	if err := s.Validate(&p); err != nil {
@@ -286,9 +286,9 @@ func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, er
 
 var errUnchanged = errors.New("unchanged")
 
-// updateProfile reads a profile, changes it with fn, stores it and applies it. If another process
-// stores the profile in the meantime, even as the user's first profile, updateProfile reads it
-// again and calls fn again.
+// updateProfile reads a profile, changes it with the function fn, stores it and applies it to the
+// snapshot. If another process stores the profile in the meantime, even as the user's first
+// profile, updateProfile reads it again and calls fn again.
 func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engine.Profile) error) (engine.Profile, error) {
 	mu := &s.userLocks[hashKey([]byte(user))%uint64(len(s.userLocks))]
 	mu.Lock()

@@ -125,9 +125,10 @@ func (s *share) intersect(o *share) *share {
 const maxGuests = 1 << 15
 
 // guests are users whose profiles were fetched by id. Another process owns their share, or the
-// share was still loading. When young is full, it becomes old, and the previous old is dropped. The
-// value of a user is false while the profile is being fetched. It is true after that: the table
-// then has the profile, if the user has one. Snapshot.guestMu guards both maps.
+// share was still loading. When the map young is full, it becomes old, and the users in the
+// previous old map are dropped. In both maps the value of a user is false while the profile is
+// being fetched. After that it is true, and the table has the profile, if the user has one.
+// Snapshot.guestMu guards both maps.
 type guests struct{ young, old map[string]bool }
 
 // lookUp reports whether a user is a guest (ok) and whether the guest's profile is known.

@@ -57,8 +57,8 @@ type Snapshot struct {
 
 	// held is the share whose users are all in the table. nil: all users.
 	held atomic.Pointer[share]
-	// keptShare is the share for which apply keeps users: held and the share that is being loaded.
-	// Service.applyMu guards it.
+	// keptShare is the share whose users apply keeps in the table. It includes the share in the
+	// field held and the share that is being loaded. Service.applyMu guards it.
 	keptShare *share
 
 	guestMu sync.RWMutex // a writer also locks Service.applyMu
@@ -87,8 +87,8 @@ func (s *Snapshot) isComplete(ch notify.Channel, user []byte) bool {
 	return known
 }
 
-// keptChannels returns the channels for which the table keeps data of a user. The caller holds
-// Service.applyMu.
+// keptChannels returns the channels for which the table keeps data of a user. Service.applyMu must
+// be held.
 func (s *Snapshot) keptChannels(user []byte) channelSet {
 	c := s.keptShare.channelsOf(user)
 	if _, guest := s.guests.lookUp(user); guest {
@@ -124,9 +124,9 @@ func (a *Answer) AppendSingle(buf []byte) (_ []byte, ok bool) {
 	return appendUnpacked(buf, a.addresses[1:1+int(a.addresses[0])]), true
 }
 
-// Targets appends the addresses to dst. It appends their bytes to buf; do not write to buf while
-// the targets are in use. Suppressed addresses are included, so that each address has the same
-// ordinal as in the profile.
+// Targets appends the addresses to dst. The bytes of the addresses are appended to buf, so the
+// caller must not write to buf while it uses the targets. Suppressed addresses are included, so
+// that each address has the same ordinal as in the profile.
 func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Target, bytes []byte) {
 	b := a.addresses
 	for i := range a.addressCount {

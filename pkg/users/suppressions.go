@@ -40,8 +40,9 @@ const maxProfilesLooked = 1000
 
 // Suppressions returns at most q.Limit entries, ordered by user and address, and the cursor of the
 // next page. A nil cursor means that this page is the last. A page with a cursor may be short or
-// even empty. Changes by other processes appear within a second. Until the profiles are loaded,
-// Suppressions returns notify.KindUnavailable. With Config.Shares it reads the store.
+// even empty. Changes by other processes appear within a second. With Config.Shares, Suppressions
+// reads the store. Otherwise it uses the profiles in memory, and returns notify.KindUnavailable
+// until they are loaded.
 func (s *Service) Suppressions(ctx context.Context, q SuppressionQuery) (out []Suppression, next []byte, err error) {
 	afterUser, afterAddress, _ := strings.Cut(string(q.After), "\x00")
 	users, err := s.usersSuppressing(ctx, q, afterUser, maxProfilesLooked+1)
@@ -87,7 +88,8 @@ func (q *SuppressionQuery) entries(p *engine.Profile) (list []Suppression) {
 	return list
 }
 
-// channelOf returns the channel to which an address belongs, by the form of the address.
+// channelOf returns the channel to which an address belongs. The form of the address shows the
+// channel.
 func channelOf(address string) notify.Channel {
 	switch {
 	case strings.HasPrefix(address, "apns:"), strings.HasPrefix(address, "fcm:"):
@@ -245,8 +247,8 @@ func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channe
 // maxForeign is how many dead addresses a profile may list that are not addresses of the user.
 const maxForeign = 100
 
-// Suppress stores in the user's profile that an address is dead, and the reason. It takes effect at
-// once, for all users. A second call changes nothing.
+// Suppress stores in the user's profile that an address is dead, and the reason. The address is
+// then suppressed at once for all users. A second call changes nothing.
 //
 // Requests may name any address, and providers may report any address as dead, so the list is
 // bounded. If the profile has the address, Suppress always stores it, at most MaxAddresses a

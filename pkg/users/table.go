@@ -83,8 +83,8 @@ func (s *shardState) findChange(hash uint64, key []byte) (value []byte, changed,
 	return nil, false, false
 }
 
-// cellOffset returns the offset in cells of the only cell where a key with this hash can be. The
-// shardState must have cells.
+// cellOffset returns the offset of the only cell where a key with this hash can be. It is an offset
+// in the slice s.cells, which must not be empty.
 func (s *shardState) cellOffset(hash uint64) int {
 	return int(cellIndex(hash, s.pilots[pilotIndex(hash, len(s.pilots))], s.cellCount)) * int(s.cellSize)
 }
@@ -187,7 +187,7 @@ func (s *shardState) len() (n int) {
 	return n
 }
 
-// each calls fn for each entry that is not removed.
+// each calls the function fn for each entry, except entries that a recent change has removed.
 func (s *shardState) each(fn func(hash uint64, key, value []byte)) {
 	for at := 0; at < len(s.cells); at += int(s.cellSize) {
 		b := s.cells[at:]

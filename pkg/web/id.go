@@ -174,7 +174,8 @@ func (p *Page) forecast(v *visit) error {
 	return v.show("forecast", "Due in the next hour", &c)
 }
 
-// Line returns the points of a polyline for the series of rates. kind is "accepted" or "ended".
+// Line returns the points of a polyline for the series of rates. The parameter kind is "accepted"
+// or "ended".
 func (b *overviewBody) Line(kind string) string {
 	series := b.Rates.V.Series
 	top := b.SeriesPeak()

@@ -47,7 +47,8 @@ func (f filter) query() url.Values {
 // Link returns the link to the list with this filter.
 func (f filter) Link() string { return withQuery(Prefix+"dead-letters", f.query()) }
 
-// Plan returns the link to a plan for the letters that the filter selects. kind is the kind of job.
+// Plan returns the link to the page that plans a job for the letters that the filter selects. The
+// parameter kind is the kind of the job.
 func (f filter) Plan(kind string) string {
 	q := f.query()
 	q.Del("state")

@@ -43,7 +43,7 @@ type filterWord struct {
 }
 
 // readListPage reads the conditions of a filter from the query, and requests the page at the
-// query's cursor. next is the link to the next page, or "" if there is none.
+// query's cursor. The result next is the link to the next page, or "" if there is none.
 func readListPage[T any](v *visit, path string, words []filterWord, ask func(cursor string) (api.List[T], error)) (page api.List[T], next string, err error) {
 	q, link := v.r.URL.Query(), url.Values{}
 	for _, w := range words {

@@ -156,7 +156,8 @@ type circuitsBody struct {
 	Accounts part[[]api.Account]
 }
 
-// Settable returns the names of the circuits, each once, because a change applies to all processes.
+// Settable returns the names of the circuits that an operator can set. A circuit of several
+// processes is listed only once, because a change applies to all processes.
 func (b *circuitsBody) Settable() (names []string) {
 	for i := range b.Circuits.V {
 		if name := b.Circuits.V[i].Name; !slices.Contains(names, name) {

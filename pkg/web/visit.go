@@ -34,8 +34,8 @@ type visit struct {
 // apiTimeout is the time limit of a page's calls to the API.
 const apiTimeout = 10 * time.Second
 
-// serveVisit calls h for a visitor who is signed in, if check returns no error. It shows an error
-// as a page.
+// serveVisit calls the handler h if the visitor is signed in and the function check returns no
+// error. If check or h returns an error, serveVisit shows it as a page.
 func (p *Page) serveVisit(w http.ResponseWriter, r *http.Request, check func(*visit) error, h func(*visit) error) {
 	v, ok := p.authenticate(w, r)
 	if !ok {

@@ -83,10 +83,11 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 	}
 }
 
-// requestPermit asks the provider for a permit. It waits at most until deadline, or without a limit
-// if deadline is zero. If deadline has passed, or the partition is being drained, it returns no
-// permit and again=false. If no call may be made because the account is blocked, it reports the end
-// of the block to Health and returns again=true.
+// requestPermit asks the provider for a permit. It waits at most until the time deadline, or
+// without a limit if that time is zero. If the deadline has passed, or the partition is being
+// drained, it returns nil and false. If no call may be made because the account is blocked, it
+// reports the end of the block to Health and returns nil and true: the caller should then wait for
+// Health and call requestPermit again.
 func (p *partition) requestPermit(cat notify.Category, n int, deadline time.Time) (m notify.Permit, again bool) {
 	cfg := &p.w.cfg
 	ctx := p.untilDrain

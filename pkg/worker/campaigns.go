@@ -25,7 +25,8 @@ type Campaigns struct {
 // afterwards.
 func (c *Campaigns) Set(byCampaign map[string]CampaignHold) { c.held.Store(&byCampaign) }
 
-// holdOf returns the setting for an envelope's campaign. ok is false if the campaign has no setting.
+// holdOf returns the setting for an envelope's campaign. The result ok is false if the campaign has
+// no setting.
 func (c *Campaigns) holdOf(e *notify.Envelope) (h CampaignHold, ok bool) {
 	if c == nil || e.Campaign == "" {
 		return h, false
@@ -45,7 +46,7 @@ func (c *Campaigns) paused(e *notify.Envelope) bool {
 const (
 	codeCampaignPaused = "campaign_paused"
 	codeCampaignRate   = "campaign_rate"  // the receiver waits for its slot; Wake is the time of the slot
-	codeCampaignQueued = "campaign_queue" // the receiver has no slot yet; at the time Wake it asks again for a slot
+	codeCampaignQueued = "campaign_queue" // the receiver has no slot yet; it asks for one again at the time Wake
 )
 
 const (
@@ -79,7 +80,8 @@ type callSlots struct {
 }
 
 // reserve assigns slots to n receivers. The first slot is not before the time earliest. No slot is
-// later than paceAhead after the time now.
+// later than paceAhead after the time now; receivers for which there is no slot before that must
+// ask again.
 func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, earliest time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +114,7 @@ func (s *callSlots) wakeOf(k uint32, now time.Time) (wake int64, code string) {
 	return roundUp(at, paceStep), s.code
 }
 
-// capAtExpiry returns wake, or the time at which the envelope expires if that is earlier.
+// capAtExpiry returns the time wake, or the time at which the envelope expires if that is earlier.
 func capAtExpiry(wake int64, e *notify.Envelope) int64 {
 	if e.Expires != 0 {
 		return min(wake, e.Expires)

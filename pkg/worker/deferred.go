@@ -62,7 +62,7 @@ type DeferredCounter struct {
 	last atomic.Pointer[DeferredCount] // nil: nothing was counted yet
 }
 
-// Run counts until ctx ends. After an error it keeps the last count.
+// Run counts again and again until ctx ends. If a count fails, Run keeps the last count.
 func (d *DeferredCounter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if _, err := d.Count(ctx, time.Now()); err != nil && ctx.Err() == nil {
@@ -106,9 +106,9 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none Deferr
 	return *c, nil
 }
 
-// countMinute adds the deferred envelopes of one timer partition to sums, by topic and reason. It
-// counts an envelope until the envelope is due. It also counts receivers that a receipt or a
-// cancellation has settled in the meantime, because the timer's row does not show that.
+// countMinute adds the deferred envelopes of one timer partition to the map sums, by topic and
+// reason. It counts an envelope until the envelope is due. It also counts receivers that a receipt
+// or a cancellation has settled in the meantime, because the timer's row does not show that.
 func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartition, from int64, sums map[string]map[string]*Deferred) error {
 	until := p.Bucket*60_000 + 59_999
 	after := engine.TimerCursor{FireAt: from}
@@ -194,8 +194,8 @@ func largestReasons(reasons map[string]*Deferred) []Deferred {
 	return append(out[:deferredReasons-1], *rest[otherReasons])
 }
 
-// keepZero adds to c, with 0 receivers, the reasons of the earlier count that c does not contain. A
-// topic gets at most twice deferredReasons reasons.
+// keepZero adds to the count c the reasons that only an earlier count contains, with 0 receivers
+// (see DeferredCount). A topic gets at most twice deferredReasons reasons.
 func (c *DeferredCount) keepZero(earlier *DeferredCount) {
 	for topic, reasons := range earlier.Topics {
 		for _, d := range reasons {
@@ -218,8 +218,8 @@ func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 }
 
 // OfLane returns the deferred receivers of a lane by reason, and the time at which the count began.
-// The result includes reasons with no receivers; see DeferredCount. ok is false before the first
-// count.
+// The result includes reasons with no receivers; see DeferredCount. The result ok is false before
+// the first count.
 func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, at time.Time, ok bool) {
 	c := d.last.Load()
 	if c == nil {

@@ -6,10 +6,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// endedReceiver returns how a receiver of a category ended, from the outcomes of its addresses. ok
-// is false if the receiver is deferred, or if the feed of failures reports the receiver.
-// reachedEarlier means that an earlier attempt reached another address of the receiver. The outcomes
-// in ex do not include that address.
+// endedReceiver returns how a receiver of a category ended, from the outcomes of its addresses. The
+// result ok is false if the receiver is deferred, or if the feed of failures reports the receiver.
+// The parameter reachedEarlier says whether an earlier attempt reached another address of the
+// receiver. The outcomes in the parameter ex do not include that address.
 func endedReceiver(cat notify.Category, ex []notify.Exception, reachedEarlier bool) (r notify.EndedReceiver, ok bool) {
 	x := bestOutcome(ex)
 	if x.State == notify.Deferred || x.State.InFailedFeed(cat) && !reachedEarlier {

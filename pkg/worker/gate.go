@@ -7,8 +7,8 @@ import (
 )
 
 // Gate stops a lane before its claims. While the gate is shut, nothing is claimed or called. Calls
-// in flight end, polled records wait within their limits, and the log buffers later records. The
-// zero value is open. A Gate is safe for concurrent use.
+// in flight continue until they end, polled records wait within their limits, and the log buffers
+// later records. The zero value is open. A Gate is safe for concurrent use.
 type Gate struct {
 	mu   sync.Mutex
 	open chan struct{} // nil: the gate is open; otherwise the channel is closed when the gate opens
@@ -41,9 +41,9 @@ func (g *Gate) openCh() <-chan struct{} {
 	return g.open
 }
 
-// wait returns true when the gate is open. It also returns true at the time expires (ms since 1970;
-// 0: never), so that expired envelopes are dropped while the lane is paused. It returns false if
-// ctx has ended.
+// wait waits until the gate is open, and then returns true. It also returns true at the time in the
+// parameter expires (ms since 1970; 0: never), so that expired envelopes are dropped while the lane
+// is paused. It returns false if ctx has ended.
 func (g *Gate) wait(ctx context.Context, expires int64) bool {
 	var over <-chan time.Time
 	for {

@@ -68,14 +68,14 @@ type groupKey struct {
 	retry       bool
 	wake        int64
 	causePrefix string // says which earlier calls were made: "", causeCalled, or causeMaybe with doubtMarks
-	// ownSlot means that the receiver has a slot in a campaign with a rate, and that wake is the
-	// time of this slot. Without ownSlot, a receiver of a campaign with a rate asks for a slot at
-	// the time wake.
+	// ownSlot means that the receiver has a slot in a campaign with a rate, and that the field wake
+	// is the time of this slot. If ownSlot is false, a receiver of a campaign with a rate asks for
+	// a slot at that time.
 	ownSlot bool
 }
 
-// deriveHandOn returns the records and timers that follow from a finished row. parked is the number
-// of receivers in these timers.
+// deriveHandOn returns the records and timers that follow from a finished row. The result parked is
+// the number of receivers in these timers.
 func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.Timer, parked int) {
 	w := j.p.w
 	e := &j.env
@@ -326,7 +326,8 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 // found by chunk, timers by time. After a crash before the record is marked as done, handOn is
 // repeated. By then the receivers may have ended already; see dropStaleHolds.
 
-// updateHolds makes the queues match a finished row.
+// updateHolds makes the queues of the users match a finished row: it adds the deferred receivers
+// and removes those that have ended. Only strict lanes have these queues.
 func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
 	cfg := &j.p.w.cfg
 	if cfg.Order != Strict {

@@ -152,10 +152,11 @@ func (j *job) tryReserve(w *window) (ok bool) {
 	return ok
 }
 
-// reserveBudget acquires n receivers of the partition's budget for a window of j. Until j has its
-// turn, its windows may use only half of the budget (p.early). Otherwise jobs that wait for an
-// earlier envelope could use up the budget that the earlier envelope needs, and the partition would
-// never continue. Among the waiting jobs, the job of the earliest envelope is served first.
+// reserveBudget acquires n receivers of the partition's budget for a window of the job j. Until the
+// job has its turn, its windows may use only half of the budget (p.early). Otherwise jobs that wait
+// for an earlier envelope could use up the budget that the earlier envelope needs, and the
+// partition would never continue. Among the waiting jobs, the job of the earliest envelope is
+// served first.
 func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) {
 	if j.turn != nil && !j.turn.hasCome() {
 		if p.early.size < n {
@@ -194,10 +195,10 @@ func (j *job) waitTurn() bool {
 	return j.fate == fateCalled
 }
 
-// acquireCapacity acquires n slots of the provider's capacity. whole means that the job has only
-// one window. If a drain begins during the wait, acquireCapacity returns an error for such a job,
-// and the next owner does the job. If the job has several windows, some may have been called
-// already. So acquireCapacity continues to wait in a drain, unless every route is shut.
+// acquireCapacity acquires n slots of the provider's capacity. The parameter whole means that the
+// job has only one window. If a drain begins during the wait, acquireCapacity returns an error for
+// such a job, and the next owner does the job. If the job has several windows, some may have been
+// called already. So acquireCapacity continues to wait in a drain, unless every route is shut.
 func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int, error) {
 	held, err := p.w.capacity.acquire(p.untilDrain, cat, n)
 	if err != nil && !whole && !p.w.capacity.isShut() {
@@ -371,9 +372,10 @@ func (j *job) deliveredByReceipt(lo, hi uint32, isSelected func(pos uint32) bool
 	return delivered, nil
 }
 
-// stateWithoutCall returns the state and code of a receiver that ends without a further call. s is
-// EXPIRED, SUPPRESSED or CANCELLED. The receiver gets the state s only if it was never called.
-// Otherwise it gets UNKNOWN if the provider may have processed a call, and FAILED if not.
+// stateWithoutCall returns the state and code of a receiver that ends without a further call. The
+// parameter s is EXPIRED, SUPPRESSED or CANCELLED. The receiver gets the state s only if it was
+// never called. Otherwise it gets UNKNOWN if the provider may have processed a call, and FAILED if
+// not.
 func (j *job) stateWithoutCall(pos uint32, s notify.State, code string) (notify.State, string) {
 	e := &j.env
 	switch {

@@ -43,8 +43,7 @@ func NewHealth(cfg limit.BreakerConfig, log *slog.Logger) (*Health, error) {
 	return &Health{cfg: cfg, log: log, routes: map[string]*routeHealth{}, change: make(chan struct{})}, nil
 }
 
-// routeLocked returns the state of a route, and adds the route if it is new. The caller holds
-// mu.
+// routeLocked returns the state of a route, and adds the route if it is new. h.mu must be held.
 func (h *Health) routeLocked(name string) *routeHealth {
 	r := h.routes[name]
 	if r == nil {
@@ -73,8 +72,9 @@ func (h *Health) allWell(rs *Routes) bool {
 	return true
 }
 
-// allow asks whether one call may be made on a route. If not, retryAt is the time at which to ask
-// again. probe is true if the call is a probe, because the breaker is not closed.
+// allow asks whether one call may be made on a route. If not, the result retryAt is the time at
+// which to ask again. The result probe is true if the call is a probe, because the breaker is not
+// closed.
 func (h *Health) allow(name string, now time.Time) (ok, probe bool, retryAt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,9 +89,9 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, retryAt time
 }
 
 // report adds n answers of the class of res to the breaker of the route. It returns true if the
-// breaker is closed after that. lastAttempt means that the item has no attempt left. Then a failure
-// opens the breaker if no other call succeeded shortly before. While the breaker is open, the item
-// waits; it does not end as failed.
+// breaker is closed after that. The parameter lastAttempt means that the item that was called has
+// no attempt left. Then a failure opens the breaker if no other call succeeded shortly before.
+// While the breaker is open, the item waits, so it does not end as failed.
 func (h *Health) report(name string, res *notify.Result, n int, lastAttempt bool, now time.Time) (closed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,7 +127,7 @@ func (r *routeHealth) works(now time.Time) bool {
 }
 
 // judgeLocked updates r.well. If the value changed, it wakes the goroutines that wait for h.change.
-// The caller holds mu.
+// h.mu must be held.
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	well := r.works(now)
 	if well == r.well {
@@ -152,8 +152,8 @@ const codeHeld = "circuit_held"
 // continue after at most heldLook.
 const heldLook = time.Minute
 
-// Hold stops all calls to a route. since is the time at which the operator stopped them. If since
-// is zero, Hold allows the calls again. It returns false if nothing changed.
+// Hold stops all calls to a route. The parameter since is the time at which the operator stopped
+// them. If it is zero, Hold allows the calls again. It returns false if nothing changed.
 func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,7 +177,7 @@ func (h *Health) reopensAt(name string, now time.Time) time.Time {
 	return h.reopensAtLocked(h.routeLocked(name), now)
 }
 
-// reopensAtLocked returns the time at which a route may be tried again. The caller holds mu.
+// reopensAtLocked returns the time at which a route may be tried again. h.mu must be held.
 func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	s := r.breaker.State(now)
 	at := s.Until
@@ -190,8 +190,7 @@ func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	return at
 }
 
-// otherOpen returns true if the lane has another route that works now. n is the index of the route
-// that does not count.
+// otherOpen returns true if a route of the lane works now, other than the route with the index n.
 func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -265,8 +264,8 @@ func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	return at.After(now), at, h.change
 }
 
-// waitForChange returns true at the time until, or earlier if the health of a route changes. It
-// returns false if ctx has ended.
+// waitForChange waits until the given time, or until the health of a route changes if that is
+// earlier, and then returns true. It returns false if ctx has ended.
 func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	h.mu.Lock()
 	change := h.change
@@ -283,7 +282,7 @@ func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 }
 
 // StoppedBy returns why a lane makes no calls at the time now: it returns the circuit of the route
-// that may be tried first. ok is false if the lane may call one of its routes.
+// that may be tried first. The result ok is false if the lane may call one of its routes.
 func (h *Health) StoppedBy(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

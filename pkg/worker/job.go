@@ -73,9 +73,9 @@ type window struct {
 	budget, early int
 }
 
-// newJob makes the job of an envelope. windows contains a reader for the start of each window.
-// newJob also returns the hashes of the users, for the order of the partition. A large envelope is
-// a barrier in that order and has no hashes.
+// newJob makes the job of an envelope. The parameter windows contains a reader for the start of
+// each window. newJob also returns the hashes of the users, for the order of the partition. A large
+// envelope is a barrier in that order and has no hashes.
 func newJob(p *partition, m message, env notify.Envelope, windows []notify.ReceiverReader) (*job, []uint64) {
 	cfg := &p.w.cfg
 	j := &job{p: p, env: env, msg: m}
@@ -110,8 +110,8 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 
 // resumeFromRow continues from the row that an earlier start of the same envelope left. Receivers
 // below DoneUpTo have final outcomes. Receivers from DoneUpTo to StartedUpTo are ambiguous.
-// resumeFromRow returns true if they were started too often. Then they need solo runs, which find
-// the receiver that kills the process.
+// resumeFromRow returns true if the ambiguous receivers were started too often. Then they need solo
+// runs, which find the receiver that kills the process.
 func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
@@ -162,7 +162,7 @@ func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	return alone
 }
 
-// snapshotLocked returns the row with the current progress. The caller holds mu.
+// snapshotLocked returns the row with the current progress. j.mu must be held.
 func (j *job) snapshotLocked() notify.Row {
 	row := j.row
 	row.Starts, row.Resent = 1, j.resent
@@ -191,7 +191,7 @@ func (j *job) snapshotLocked() notify.Row {
 
 // settleLocked records the outcome of a position. Several positions can share an outcome if it has
 // no provider id and the receiver has one address. The first such outcome becomes the default
-// outcome. The caller holds mu.
+// outcome. j.mu must be held.
 func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.settled[pos] = 1
 	x.Pos = pos
@@ -215,7 +215,8 @@ func sameOutcome(a, b *notify.Exception) bool {
 		a.Code == b.Code && a.Provider == b.Provider && a.Receipt == b.Receipt
 }
 
-// advanceLocked moves doneTo over the positions that have outcomes. The caller holds mu.
+// advanceLocked moves j.doneTo past the positions that have outcomes, up to the first that has
+// none. j.mu must be held.
 func (j *job) advanceLocked() {
 	if open := bytes.IndexByte(j.settled[j.doneTo:], 0); open >= 0 {
 		j.doneTo += uint32(open)
@@ -236,10 +237,11 @@ func (j *job) claim(w *window) error {
 	})
 }
 
-// commit writes the row that snapshot returns, and waits until it is durable. It calls snapshot
-// with mu held. If ok is false, commit writes nothing and returns nil. If commit has written the
-// row and returns nil, the next owner of the partition certainly reads this row. So the caller may
-// make the calls that the row claims, or do the work that follows a finished row.
+// commit writes the row that the function snapshot returns, and waits until the row is durable. It
+// calls snapshot with j.mu held. If snapshot returns false, commit writes nothing and returns nil.
+// If commit has written the row and returns nil, the next owner of the partition certainly reads
+// this row. So the caller may make the calls that the row claims, or do the work that follows a
+// finished row.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
 	if err := log.AwaitOwnership(ctx); err != nil {
@@ -292,9 +294,10 @@ func (j *job) takeBackClaims() {
 	})
 }
 
-// finishWindow adds a window's outcomes to the job. def is the default outcome of the window. plain
-// has one byte for each position from lo: 1 means that the receiver has the outcome def. ex
-// contains the other outcomes. finishWindow returns true if the job has no more open windows.
+// finishWindow adds a window's outcomes to the job. The parameter def is the default outcome of the
+// window. The parameter plain has one byte for each position, beginning at the position lo; a byte
+// 1 means that the receiver has the default outcome. The parameter ex contains the other outcomes.
+// finishWindow returns true if the job has no more open windows.
 func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
 	if j.defaultOutcome.State == notify.None && def.State != notify.None {
@@ -371,7 +374,7 @@ func (j *job) finish() {
 
 // chooseDefaultLocked makes an exception the default outcome if most receivers have that outcome.
 // Until then the default outcome is the result of the first window, and most windows may have
-// another result. The caller holds mu.
+// another result. j.mu must be held.
 func (j *job) chooseDefaultLocked() {
 	if len(j.exceptions) <= int(j.env.Count)/2 || len(j.exceptions) < 8 {
 		return
@@ -418,9 +421,9 @@ func (j *job) chooseDefaultLocked() {
 	j.exceptions = kept
 }
 
-// writeWait writes the cause of a wait into the row, so that a reader of the status sees it. x says
-// what the started receivers wait for. writeWait does not wait until the row is durable, because
-// nothing depends on it.
+// writeWait writes the cause of a wait into the row, so that a reader of the status sees it. The
+// parameter x says what the started receivers wait for. writeWait does not wait until the row is
+// durable, because nothing depends on it.
 func (j *job) writeWait(x notify.Exception) {
 	j.commitOrder.Lock()
 	defer j.commitOrder.Unlock()

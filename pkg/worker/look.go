@@ -70,8 +70,8 @@ func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte)
 	return list
 }
 
-// decideReceiver decides about the receiver at position pos. answer is what the receiver's profile
-// allows. decideReceiver either adds items to the call or records an outcome.
+// decideReceiver decides about the receiver at position pos. The parameter answer says what the
+// receiver's profile allows. decideReceiver either adds items to the call or records an outcome.
 func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, answer *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
@@ -196,9 +196,9 @@ func (r *round) addUncalled(part int, pos uint32, s notify.State, code string, w
 }
 
 // recheckItems removes the items that must not be called any more, and records their outcomes.
-// During a wait, a notification may have expired or been cancelled, its user may have opted out, its
-// campaign may have been paused, or a receipt may have arrived. recheckItems returns the other items
-// and their refs, and false if the partition is gone.
+// During a wait, a notification may have expired or been cancelled, its user may have opted out,
+// its campaign may have been paused, or a receipt may have arrived. recheckItems returns the other
+// items and their refs. It returns false if the partition is gone.
 func (r *round) recheckItems(items []notify.Item, refs []itemRef) ([]notify.Item, []itemRef, bool) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -321,8 +321,8 @@ func (r *round) leaveCall() {
 	}
 }
 
-// deferSolo defers the items of a solo run until the time until. A solo run does not wait in memory,
-// because during the wait no lane of the process could call a provider. The outcomes get
+// deferSolo defers the items of a solo run until the given time. A solo run does not wait in
+// memory, because during the wait no lane of the process could call a provider. The outcomes get
 // ClassAmbiguous, because the provider may have processed earlier calls of these items.
 func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) {
 	for i, at := range refs {
@@ -335,9 +335,9 @@ func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) 
 // is shorter. The first wait after a breaker opens is longer.
 const minShownWait = 2 * time.Second
 
-// showWait writes into the rows of the items that the items wait until the time until. It writes
-// nothing if the wait is short, or if the rows already show a wait that ends at about that time or
-// later.
+// showWait writes into the rows of the items that the items wait, and why. The wait ends at the
+// time until. showWait writes nothing if the wait is short, or if the rows already show a wait that
+// ends at about the same time or later.
 func (r *round) showWait(refs []itemRef, until time.Time) {
 	now := time.Now()
 	if until.Sub(now) < minShownWait || until.Before(r.shownUntil.Add(minShownWait)) {

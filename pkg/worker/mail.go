@@ -26,7 +26,7 @@ type mailbox struct {
 	urgentWaiting int
 }
 
-// contentBag collects mails with the same content until it is full or BatchAge old.
+// contentBag collects mails with the same content until the bag is full or BatchAge old.
 type contentBag struct {
 	jobs []*job
 	full chan struct{} // closed when the bag must be sent at once

@@ -7,8 +7,8 @@ import (
 )
 
 // newKeys finds the original envelopes (not retries or replays) that certainly have no outcome row.
-// accept reads no row for them. A newKeys belongs to one assignment of the partition to this
-// member. Only the goroutine that calls accept uses it.
+// The method accept of the partition reads no row for them. A newKeys belongs to one assignment of
+// the partition to this member. Only the goroutine that calls accept uses it.
 //
 // An envelope has no row if no owner of the partition has claimed it. Two conditions together show this:
 //
@@ -29,9 +29,10 @@ import (
 type newKeys struct {
 	began time.Time // when this member was given the partition
 
-	// New keys are added to newer. When newer is full, it becomes older, and the keys in older are
-	// dropped. dropped is the latest request time of all dropped keys, in ms since 1970. For a
-	// request of that time or earlier, newKeys does not know whether its key was seen.
+	// New keys are added to the set newer. When newer is full, it becomes older, and the keys in
+	// the previous older set are dropped. The field dropped is the latest request time of all
+	// dropped keys, in ms since 1970. For a request of that time or earlier, newKeys does not know
+	// whether its key was seen.
 	newer, older keySet
 	dropped      int64
 }

@@ -99,8 +99,8 @@ func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 }
 
 // oldPartFinished returns true if the group has finished everything that was appended to an old
-// partition before the time raised plus Settle. raised is the time at which the topic got more
-// partitions.
+// partition until shortly after the topic got more partitions. The parameter raised is the time at
+// which it got them. Records count if they were appended less than Settle after that time.
 func (o *Opening) oldPartFinished(ctx context.Context, old log.TopicPartition, raised time.Time) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -26,7 +26,7 @@ const (
 type orderTurn struct {
 	number   uint32        // in the order of the log
 	waitsFor int           // number of envelopes that it waits for
-	left     bool          // leave was called
+	left     bool          // the method leave was called for this turn
 	waiting  []*orderTurn  // turns that wait for this turn
 	ready    chan struct{} // closed when this turn waits for no other turn
 }
@@ -45,8 +45,8 @@ func newUserOrder() *userOrder {
 	return &userOrder{slots: make([]uint32, orderSlots), next: 1, openTurns: map[uint32]*orderTurn{}}
 }
 
-// enter gives the next envelope its turn. It must be called in the order of the log. hashes are the
-// hashes of the envelope's users. A barrier needs no hashes.
+// enter gives the next envelope its turn. It must be called in the order of the log. The parameter
+// hashes contains the hashes of the envelope's users; a barrier needs none.
 func (o *userOrder) enter(hashes []uint64, receivers uint32) *orderTurn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,8 +73,8 @@ func (o *userOrder) enter(hashes []uint64, receivers uint32) *orderTurn {
 	return t
 }
 
-// waitFor makes t wait for envelope n, unless n has ended or t already waits for n. The caller
-// holds mu.
+// waitFor makes t wait for envelope n, unless n has ended or t already waits for n. o.mu must be
+// held.
 func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 	u, ok := o.openTurns[n]
 	if !ok || u == t {

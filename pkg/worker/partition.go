@@ -130,7 +130,8 @@ func (p *partition) beginAccept() bool {
 	return true
 }
 
-// accept handles the next records of the partition, in order.
+// accept handles the next records of the partition, in order: it makes jobs of the records and
+// starts them.
 func (p *partition) accept(msgs []message) error {
 	if !p.beginAccept() {
 		return nil
@@ -216,8 +217,8 @@ func (p *partition) withdraw(jobs []*job) {
 	}
 }
 
-// surelyNew returns true if the job's envelope certainly has no outcome row. now is the time at
-// which accept began. assignedFor is how long this process has had the partition.
+// surelyNew returns true if the job's envelope certainly has no outcome row. The other parameters
+// are the time at which accept began, and how long this process has had the partition.
 //
 // It always returns false for a scheduled chunk, because that chunk may be published twice: before
 // and after partitions were added to the topic.
@@ -229,7 +230,8 @@ func (p *partition) surelyNew(j *job, now time.Time, assignedFor time.Duration) 
 	return p.newKeys.noteIsNew(c, j.msg.AfterAssign, now, assignedFor)
 }
 
-// resumeRows reads the outcome rows of keys and makes this partition's tenure their owner.
+// resumeRows reads the outcome rows of the given keys and makes this partition's tenure their
+// owner.
 func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
 	t, err := p.currentTenure()
 	if err != nil {
@@ -240,9 +242,9 @@ func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
 	})
 }
 
-// readRows reads the outcome rows of keys with the function query. It repeats the query while the
-// store fails, because no job may start without its row: the receivers may have been called before.
-// It returns notify.ErrNewer if a newer release wrote one of the rows.
+// readRows reads the outcome rows of the given keys with the function query. It repeats the query
+// while the store fails, because no job may start without its row: the receivers may have been
+// called before. It returns notify.ErrNewer if a newer release wrote one of the rows.
 func (p *partition) readRows(keys []notify.RowKey, query func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		rows, err := query(p.ctx, keys)
@@ -289,8 +291,9 @@ func (p *partition) joinLive(j *job) bool {
 	return true
 }
 
-// startJob runs a job in a goroutine. row is the outcome row of the job's key, or the zero row. If
-// the row is finished, startJob only sends what remains to do after the row (see handOn).
+// startJob runs a job in a goroutine. The parameter row is the outcome row of the job's key, or the
+// zero row. If the row is finished, startJob only sends what remains to do after the row (see
+// handOn).
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {

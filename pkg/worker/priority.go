@@ -147,7 +147,7 @@ func (q *quota) release(n int) {
 }
 
 // take acquires n. It returns false if it cannot. free becomes negative when more than size is in
-// use. The caller holds mu.
+// use. q.mu must be held.
 func (q *quota) take(n int) bool {
 	hasFree := q.free >= n
 	ok := hasFree
@@ -160,7 +160,7 @@ func (q *quota) take(n int) bool {
 	return ok
 }
 
-// giveBack adds n to the free capacity. The caller holds mu and then calls serve.
+// giveBack adds n to the free capacity. q.mu must be held, and the caller must then call serve.
 func (q *quota) giveBack(n int) {
 	q.free += n
 	if q.shared != nil {
@@ -169,7 +169,7 @@ func (q *quota) giveBack(n int) {
 }
 
 // serve gives free capacity to the waiting goroutines, in order, while there is enough for the next
-// one. If the quota is shut, serve instead starts watch. The caller holds mu.
+// one. If the quota is shut, serve instead starts watch. q.mu must be held.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {

@@ -12,7 +12,7 @@ import (
 )
 
 // settleAnswer turns an answer other than accepted into the outcome of an item. Only settleAnswer
-// decides whether an item is tried again, waits, or ends. The caller holds r.mu.
+// decides whether an item is tried again, waits, or ends. r.mu must be held.
 func (r *round) settleAnswer(i int, res *notify.Result) {
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]
@@ -68,7 +68,7 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 
 // settleAccepted settles the accepted items with indexes in [from, to), if they have no outcome
 // yet. Several items can share an outcome if it has no provider id and the receiver has one
-// address. The first such outcome becomes the default outcome of the round. The caller holds r.mu.
+// address. The first such outcome becomes the default outcome of the round. r.mu must be held.
 // settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
@@ -104,8 +104,8 @@ func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result
 
 // reportAccepted reports the counted successes to the breakers. The round only counts successes at
 // first, because each report needs a lock. Before it reports a failure, it must report the counted
-// successes. Otherwise the breaker would see the failures of a window without its successes. The
-// caller holds r.mu.
+// successes. Otherwise the breaker would see the failures of a window without its successes. r.mu
+// must be held.
 func (r *round) reportAccepted(now time.Time) {
 	for i, n := range r.acceptedByRoute {
 		if n > 0 {

@@ -123,7 +123,7 @@ func (s *Solo) unlock() {
 	s.nextGroupLocked()
 }
 
-// admitLocked lets all waiting calls enter. The caller holds mu.
+// admitLocked lets all waiting calls enter. s.mu must be held.
 func (s *Solo) admitLocked() {
 	s.calls += len(s.waitingCalls)
 	for _, c := range s.waitingCalls {
@@ -132,7 +132,7 @@ func (s *Solo) admitLocked() {
 	s.waitingCalls = nil
 }
 
-// nextGroupLocked starts the next group if no call and no run is active. The caller holds mu.
+// nextGroupLocked starts the next group if no call and no run is active. s.mu must be held.
 func (s *Solo) nextGroupLocked() {
 	if s.running > 0 || s.calls > 0 || len(s.waitingRuns) == 0 {
 		return

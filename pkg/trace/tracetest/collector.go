@@ -136,8 +136,8 @@ func (c *Collector) Spans() ([]Span, <-chan struct{}) {
 	return slices.Clone(c.spans), c.changed
 }
 
-// Headers returns the header of each request. bad contains method and path of each request that was
-// not a valid export.
+// Headers returns the header of each request. The result bad contains the method and the path of
+// each request that was not a valid export.
 func (c *Collector) Headers() (hs []http.Header, bad []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
