@@ -318,9 +318,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	return kept, keptRefs, true
 }
 
-// applyReceipts corrects the outcomes ex of receivers that end without a further call. If a receipt
-// says that an earlier call delivered the message, the receiver ends as delivered. applyReceipts
-// returns false if the partition is gone.
+// applyReceipts corrects those outcomes in ex whose receivers end without a further call. If a
+// receipt says that an earlier call delivered the message, the receiver ends as delivered.
+// applyReceipts returns false if the partition is gone.
 func (w *window) applyReceipts(ex []notify.Exception) bool {
 	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true
