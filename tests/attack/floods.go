@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Sizes of the floods. The API accepts at most 16,384 connections; idleConns is more. The API reads
-// at most 1,024 bodies at the same time; slowBodies is more.
+// Sizes of the floods. The API accepts at most 16,384 connections, so idleConns is a larger number.
+// The API reads at most 1,024 bodies at the same time, so slowBodies is a larger number, too.
 const (
 	idleConns  = 17_000
 	slowBodies = 1_100

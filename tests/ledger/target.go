@@ -94,7 +94,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 			wrong.duplicated++
 		}
 	}
-	if r.N%4 == 0 && r.Size > 99 { // deliver again an id that exchange kept much earlier
+	if r.N%4 == 0 && r.Size > 99 { // deliver again an id that the method exchange kept much earlier
 		one.ID = string(strconv.AppendInt(prefix, 99, 10))
 		if again := t.exchange(one.ID); again != "" {
 			one.ID = again

@@ -138,7 +138,8 @@ func (l *laterWorker) do(ctx context.Context, n int, key string) error {
 // insist calls the function send until the server answers. It returns the error in the answer, or
 // nil. Other errors of send mean that the server cannot answer now: it does not run, is starting,
 // or has no token file after a power cut. If there is no answer within insistLimit, or before ctx
-// ends, insist returns an error that names the request with the parameter request.
+// ends, insist returns an error. That error contains the parameter request, which names the
+// request.
 func insist(ctx context.Context, request string, send func(context.Context) error) error {
 	began := time.Now()
 	for {
