@@ -15,32 +15,32 @@ import (
 type quota struct {
 	size int
 	// shut, if set, returns whether the quota is shut. It also returns the time at which to check
-	// again, and a channel that is closed if the state may have changed before.
+	// again, and a channel that is closed if the state may have changed before that time.
 	shut func() (shut bool, until time.Time, change <-chan struct{})
-	// shared, if set, allows goroutines to acquire more than size from this quota; see
-	// openReceivers. A waiting goroutine is served when this quota gets capacity back, not when the
-	// quota of another partition does. That is enough: while a goroutine waits, some capacity of
-	// this quota is in use and will return.
+	// shared, if set, allows goroutines to acquire more than the quota's size while the provider is
+	// slow; see openReceivers. A waiting goroutine is served when this quota gets capacity back, not
+	// when the quota of another partition does. That is enough, because while a goroutine waits, some
+	// capacity of this quota is in use and will return.
 	shared *openReceivers
 
 	mu       sync.Mutex // guards the fields below
 	free     int
 	waiters  limit.Queue[quotaWaiter]
-	watching bool          // a goroutine runs watch
-	idle     chan struct{} // closed to end watch when no goroutine waits any more
+	watching bool          // a goroutine runs the method watch
+	idle     chan struct{} // closed to end that goroutine when no other goroutine waits any more
 }
 
 func newQuota(size int) *quota { return &quota{size: size, free: size} }
 
-// acquire waits until it can acquire n, or the whole size if n is larger. It returns the acquired
-// number. If ctx ends first, it returns ctx's error.
+// acquire waits until it has acquired n units of capacity, or the whole capacity if n is larger. It
+// returns the number of units that it acquired. If ctx ends first, it returns ctx's error.
 func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, error) {
 	return q.acquireUntil(ctx, cat, 0, n, nil)
 }
 
-// acquireUntil does the same as acquire, but returns 0 and no error when stop is closed. Within a
-// category, it serves the goroutine with the lowest place first. With place 0, the goroutine waits
-// behind all that wait now.
+// acquireUntil does the same as acquire, but if the channel stop is closed first, it returns 0 and
+// no error. Within a category, the goroutine with the lowest value of place is served first. If
+// place is 0, the goroutine is served after all goroutines of its category that wait now.
 func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uint64, n int, stop <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -69,8 +69,8 @@ func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uin
 	}
 }
 
-// tryAcquire acquires n, or the whole size if n is larger. It never waits. It returns false if
-// another goroutine waits, the quota is shut, or too little is free.
+// tryAcquire acquires n units, or the whole capacity if n is larger, but never waits. It returns
+// false if another goroutine waits, the quota is shut, or too few units are free.
 func (q *quota) tryAcquire(n int) (int, bool) {
 	n = min(n, q.size)
 	q.mu.Lock()
@@ -135,7 +135,7 @@ func (q *quota) watch(idle <-chan struct{}) {
 	}
 }
 
-// release gives n back and serves the goroutines that wait.
+// release gives n units back and serves the goroutines that wait.
 func (q *quota) release(n int) {
 	if n == 0 {
 		return
@@ -146,8 +146,8 @@ func (q *quota) release(n int) {
 	q.mu.Unlock()
 }
 
-// take acquires n. It returns false if it cannot. free becomes negative when more than size is in
-// use. q.mu must be held.
+// take acquires n units if it can, and returns whether it has done so. While more units are in use
+// than the quota's size, the number of free units is negative. The caller holds mu.
 func (q *quota) take(n int) bool {
 	hasFree := q.free >= n
 	ok := hasFree
@@ -160,7 +160,8 @@ func (q *quota) take(n int) bool {
 	return ok
 }
 
-// giveBack adds n to the free capacity. q.mu must be held, and the caller must then call serve.
+// giveBack makes n units free again. The caller holds mu, and must call serve afterwards, so that
+// waiting goroutines get these units.
 func (q *quota) giveBack(n int) {
 	q.free += n
 	if q.shared != nil {
@@ -169,7 +170,8 @@ func (q *quota) giveBack(n int) {
 }
 
 // serve gives free capacity to the waiting goroutines, in order, while there is enough for the next
-// one. If the quota is shut, serve instead starts watch. q.mu must be held.
+// one. If the quota is shut, it instead starts a goroutine that runs the method watch, unless such
+// a goroutine runs already. The caller holds mu.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {
@@ -186,7 +188,7 @@ func (q *quota) serve() {
 
 // openReceivers counts the receivers in the open windows of all partitions of a worker. Normally a
 // partition may open only as many windows as its own quota allows. While the provider is slow, that
-// would be too little work for the provider. Then the partition may open more windows, up to the
+// would be too little work for the provider, so the partition may then open more windows, up to the
 // number of receivers that the provider may have at once.
 type openReceivers struct {
 	limit int // receivers that may be at the provider at once

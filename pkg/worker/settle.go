@@ -11,8 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settleAnswer turns an answer other than accepted into the outcome of an item. Only settleAnswer
-// decides whether an item is tried again, waits, or ends. r.mu must be held.
+// settleAnswer handles an answer of the provider that does not accept the item with index i. No
+// other function decides, from an answer, whether an item is tried again, waits, or ends. The
+// caller holds r.mu.
 func (r *round) settleAnswer(i int, res *notify.Result) {
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]
@@ -67,9 +68,9 @@ func (r *round) settleAnswer(i int, res *notify.Result) {
 }
 
 // settleAccepted settles the accepted items with indexes in [from, to), if they have no outcome
-// yet. Several items can share an outcome if it has no provider id and the receiver has one
-// address. The first such outcome becomes the default outcome of the round. r.mu must be held.
-// settleAccepted must not panic.
+// yet. Several items can share an outcome if it has no provider id and each receiver has only one
+// address. The first such outcome becomes the default outcome of the round. The caller holds r.mu
+// and does not release it with defer, so settleAccepted must not panic.
 func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
 	if res.Confirmed {
@@ -102,10 +103,10 @@ func (r *round) settleAccepted(reported []bool, from, to int, res *notify.Result
 	}
 }
 
-// reportAccepted reports the counted successes to the breakers. The round only counts successes at
-// first, because each report needs a lock. Before it reports a failure, it must report the counted
-// successes. Otherwise the breaker would see the failures of a window without its successes. r.mu
-// must be held.
+// reportAccepted reports the counted successes to the breakers. Because each report needs a lock,
+// the round at first only counts successes. But before it reports a failure, it must report the
+// successes counted so far; otherwise the breaker would see the failures of a window without its
+// successes. The caller holds r.mu.
 func (r *round) reportAccepted(now time.Time) {
 	for i, n := range r.acceptedByRoute {
 		if n > 0 {
@@ -115,9 +116,9 @@ func (r *round) reportAccepted(now time.Time) {
 	}
 }
 
-// putOff makes an item wait until the time until. The wait uses no attempt. The item stays in the
-// round if the wait is short or no other route of the lane works. Otherwise the item is parked in
-// the timer store.
+// putOff makes an item wait until the given time. The wait does not count as an attempt. The item
+// stays in the round if the wait is short or no other route of the lane works. Otherwise the item
+// is parked in the timer store.
 func (r *round) putOff(i int, x notify.Exception, until, now time.Time) {
 	cfg := &r.w.cfg
 	e := &r.parts[r.refs[i].part].job.env
@@ -154,8 +155,8 @@ const maxDoubts = 6
 var doubtBackoff = limit.Backoff{Base: 15 * time.Second, Max: 8 * time.Minute}
 
 // parkAmbiguous parks an item whose call the provider may have processed, while the circuit of its
-// route is open. The wait uses no attempt. If the item was parked maxDoubts times already, or would
-// wait until the envelope expires, parkAmbiguous ends the item.
+// route is open. The wait does not count as an attempt. If the item was parked maxDoubts times
+// already, or would wait until the envelope expires, parkAmbiguous ends the item instead.
 func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	n := doubtCount(e.Cause)
 	wake := now.Add(doubtBackoff.Delay(n, after, jitterOf(e)))
@@ -182,8 +183,8 @@ func (r *round) endFailed(x notify.Exception, e *notify.Envelope) {
 	r.addException(r.partOf(e), x)
 }
 
-// park defers an item until the time until. If the envelope expires before that time, park ends the
-// item.
+// park defers an item to the given time. If the envelope expires before that time, park ends the
+// item instead.
 func (r *round) park(x notify.Exception, e *notify.Envelope, until time.Time) {
 	x.State, x.Wake = notify.Deferred, roundUp(until, time.Second)
 	part := r.partOf(e)
@@ -219,8 +220,9 @@ func (r *round) partOf(e *notify.Envelope) uint16 {
 	return 0
 }
 
-// roundUp rounds t up to a multiple of step. It returns the result in ms since 1970. Deferrals with
-// the same cause then have the same time, so that their receivers fit into few envelopes.
+// roundUp rounds t up to a multiple of the duration step, and returns it in ms since 1970.
+// Deferrals with the same cause then have the same time, so that their receivers fit into few
+// envelopes.
 func roundUp(t time.Time, step time.Duration) int64 {
 	ms, stepMs := t.UnixMilli(), step.Milliseconds()
 	return (ms + stepMs - 1) / stepMs * stepMs
@@ -273,9 +275,10 @@ func (r *round) reportSettled() {
 	}
 }
 
-// settleByReceipts settles the items whose earlier call already has a receipt. It returns the other
-// items and their refs. It returns false if the partition is gone. An earlier call may have got no
-// answer, because the connection broke or the process died. But its receipt may have arrived.
+// settleByReceipts settles the items for which a receipt of an earlier call has arrived. The
+// earlier call itself may have got no answer, because the connection broke or the process died.
+// settleByReceipts returns the other items and their refs. It returns false if the partition is
+// gone.
 //
 // settleByReceipts reads the receipts by key, not by chunk, because a chunk of a large fan-out has
 // a receipt for every receiver.
@@ -315,9 +318,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	return kept, keptRefs, true
 }
 
-// applyReceipts corrects outcomes in ex of receivers that end without a further call. If a receipt
-// says that an earlier call delivered the message, the receiver ends as delivered. applyReceipts
-// returns false if the partition is gone.
+// applyReceipts corrects those outcomes in ex whose receivers end without a further call. If a
+// receipt says that an earlier call delivered the message, the receiver ends as delivered.
+// applyReceipts returns false if the partition is gone.
 func (w *window) applyReceipts(ex []notify.Exception) bool {
 	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true
@@ -337,7 +340,7 @@ func (w *window) applyReceipts(ex []notify.Exception) bool {
 	return err == nil
 }
 
-// receiptKeys appends the keys of all rows that may have a receipt for an item.
+// receiptKeys appends to dst the keys of all rows that may have a receipt for an item.
 func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
 	call := *item.Key
 	for attempt := range item.Key.Attempt + 1 {

@@ -14,9 +14,9 @@ import (
 // All workers of a process share one Solo, because a receiver that kills the process breaks off
 // every call of the process, in any lane.
 //
-// Normal calls use enter and leave; solo runs use lock and unlock. Runs form groups. A group begins
-// when no call is in flight, and delays later calls. The delayed calls are made before the next
-// group, so that many groups do not stop the other lanes.
+// A normal call uses the methods enter and leave, and a solo run uses lock and unlock. Runs form
+// groups. A group begins when no call is in flight, and delays later calls. The delayed calls are
+// made before the next group, so that many groups do not stop the other lanes.
 //
 // The first group has one receiver, and each next group has twice as many, up to maxSoloRun. If a
 // group kills the process, the next process begins with one receiver again. Finished receivers are
@@ -37,10 +37,10 @@ type Solo struct {
 // soloRun is a solo run that waits or is in the current group.
 type soloRun struct {
 	want int // number of receivers that the run wants to call
-	// again means that the first receiver of the run was called alone before, and the process died.
+	// again is true if the first receiver of the run was called alone before and the process died.
 	// Such a run goes first, as the only run of its group.
 	again bool
-	ready chan struct{} // closed when got and alone are set
+	ready chan struct{} // closed when the fields got and alone are set
 	got   int           // number of receivers that the run may call, from 1 to want
 	alone bool          // the whole group has only one receiver
 }
@@ -96,8 +96,9 @@ func (s *Solo) leave() {
 	s.nextGroupLocked()
 }
 
-// lock waits until no call and no other group is active. It needs want and again for the soloRun
-// that it returns. If ctx ends first, it returns ctx's error, and the caller must not call unlock.
+// lock waits until no call and no other group is active, and returns the run that it has started.
+// The parameters want and again become the fields of that run. If ctx ends first, lock returns
+// ctx's error, and the caller must not call unlock.
 func (s *Solo) lock(ctx context.Context, want int, again bool) (*soloRun, error) {
 	r := &soloRun{want: want, again: again, ready: make(chan struct{})}
 	s.mu.Lock()
@@ -239,8 +240,9 @@ func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 }
 
 // lockSolo waits until the provider may be called for up to n receivers, and then locks the Solo.
-// If the provider may not be called any more by then, it unlocks and waits again. again is the
-// field of soloRun. If the partition is being drained, lockSolo returns false without the lock.
+// If the provider may not be called any more by then, it unlocks and waits again. The parameter
+// again has the same meaning as in soloRun. If the partition is being drained, lockSolo returns
+// false without the lock.
 func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 	p, e := j.p, &j.env
 	cfg := &p.w.cfg

@@ -11,8 +11,8 @@ func traceOf(e *notify.Envelope) trace.Context {
 	return trace.Context{Parent: e.Trace, State: e.TraceState}
 }
 
-// startSpan starts the span of a round as a child of its first sampled envelope. It links the
-// traces of the other requests whose mails are in the same round.
+// startSpan starts the span of a round as a child of its first sampled envelope. If the round also
+// has mails of other requests, it links the traces of these requests.
 func (r *round) startSpan() {
 	t := r.w.cfg.Tracer
 	first := 0
@@ -78,8 +78,8 @@ func (r *round) startCallSpan() trace.Span {
 	return s
 }
 
-// endCallSpan ends the span of a call. counts contains the number of exceptions of each part before
-// the call, from countExceptions.
+// endCallSpan ends the span of a call. The slice counts is the result of countExceptions before the
+// call.
 func (r *round) endCallSpan(s *trace.Span, counts []int) {
 	if !s.Recording() {
 		return
@@ -101,7 +101,8 @@ func (r *round) endCallSpan(s *trace.Span, counts []int) {
 	s.End()
 }
 
-// countExceptions returns the number of exceptions of each part, or nil if the span is not recorded.
+// countExceptions returns how many exceptions each part has so far, or nil if the span is not
+// recorded.
 func (r *round) countExceptions(s *trace.Span) (n []int) {
 	if s.Recording() {
 		for i := range r.exceptions {

@@ -44,7 +44,7 @@ type round struct {
 
 	slots *callSlots // slots of the window being decided; nil: its campaign does not delay it
 
-	mu              sync.Mutex // guards the fields below and, during a call, hasDefault, notTaken and gone
+	mu              sync.Mutex // guards the fields below and, during a call, the fields hasDefault, notTaken and gone
 	defaultOutcome  notify.Exception
 	exceptions      [][]notify.Exception // by part: outcomes other than the default
 	acceptedByRoute []int                // by route: accepted items not yet reported to its breaker
@@ -59,10 +59,10 @@ type itemRef struct {
 	pos       uint32
 }
 
-// runWindow decides about every receiver, calls the provider and settles the outcomes. permit is
-// for the first call. It is nil if the provider is not Rated or the caller has no permit. The
-// caller releases the permit. pass says whether the caller has entered or locked the Solo. If pass
-// is callPass, runWindow leaves the Solo after the first call.
+// runWindow decides about every receiver, calls the provider and settles the outcomes. The permit
+// is for the first call. It is nil if the provider is not Rated or the caller has no permit. The
+// caller releases the permit. The parameter pass says whether the caller has entered or locked the
+// Solo. If it is callPass, runWindow leaves the Solo after the first call.
 func (w *Worker) runWindow(parts []*window, permit notify.Permit, pass passKind) {
 	e := &parts[0].job.env
 	r := &round{w: w, parts: parts, pass: pass, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
@@ -200,9 +200,9 @@ func (r *round) deliver(p *partition) bool {
 }
 
 // splitByRoute moves the items whose route allows a call now into r.call. It parks items whose
-// route is shut if another route of the lane works. It returns the other items, and wait, the time
-// at which to try them again. If a route is being probed, only one of its items is moved: the whole
-// call counts as one probe, so further items would use up probes without results.
+// route is shut if another route of the lane works. It returns the other items, their refs, and the
+// time at which to try these items again. If a route is being probed, only one of its items is
+// moved: the whole call counts as one probe, so further items would use up probes without results.
 func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -344,7 +344,7 @@ func (r *round) callProvider(p *partition) bool {
 	return true
 }
 
-// putItemsBack is called if the call is not made. It adds the items to those that wait. It returns
+// putItemsBack adds the items of a call that will not be made to the items that wait. It returns
 // false if the partition is gone.
 func (r *round) putItemsBack(ctx context.Context) bool {
 	for i := range r.call.Items {
@@ -353,9 +353,10 @@ func (r *round) putItemsBack(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// ensurePermit gets a permit if the provider is Rated and the round has none. It returns zero if a
-// call may be made. Otherwise it returns the time at which to ask again. The items are claimed
-// already: the provider was busy, or the last permit was for fewer addresses.
+// ensurePermit gets a permit if the provider is Rated and the round has none. It returns the zero
+// time if a call may be made, and otherwise the time at which to ask again. A round whose items are
+// claimed already can be without a permit because the provider was busy, or because the last permit
+// was for fewer addresses.
 func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {
 		return time.Time{}
@@ -373,7 +374,7 @@ func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 }
 
 // cutToPermit leaves as many items in the call as its permit covers. It appends the other items to
-// waiting, and their refs to waitingRefs, and returns both slices.
+// the slice waiting, and their refs to waitingRefs, and returns both slices.
 func (r *round) cutToPermit(waiting []notify.Item, waitingRefs []itemRef) ([]notify.Item, []itemRef) {
 	if r.call.Permit == nil {
 		return waiting, waitingRefs

@@ -23,10 +23,10 @@ type Worker struct {
 	scratch       sync.Pool // *scratch
 	batches       sync.Pool // *receiverBatch
 	rated         Rated     // the provider, if it is Rated; nil otherwise
-	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and
-	// for Rated providers, which send far more slowly than claims are written. Then an otp message
-	// can overtake alerts that wait for capacity. And a receiver that waits for capacity is not
-	// ambiguous after a crash. Other lanes claim earlier, to keep thousands of calls in flight.
+	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and for
+	// Rated providers, which send far more slowly than claims are written. With it, an otp message can
+	// overtake alerts that wait for capacity, and a receiver that waits for capacity is not ambiguous
+	// after a crash. Other lanes claim earlier, to keep thousands of calls in flight.
 	claimLast bool
 }
 
@@ -71,8 +71,8 @@ func (w *Worker) waitDue(j *job) bool {
 	return false
 }
 
-// park stores the timers ts. It tries again until it succeeds or ctx ends. receivers is the number
-// of receivers in ts, for Events.Parked.
+// park stores the timers ts, which hold the given number of receivers. It tries again until it
+// succeeds or ctx ends. After a success, it reports the number of receivers to Events.Parked.
 func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) error {
 	err := w.retryUntil(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, ts) })
 	if f := w.cfg.Events.Parked; err == nil && f != nil {
@@ -167,8 +167,8 @@ func (w *Worker) routeOf(address []byte) string {
 }
 
 // retryUntil repeats f until f succeeds or ctx ends. It never gives up for another reason, because
-// a record must not be marked as done before f has succeeded. what is the name of the store, for
-// the log messages.
+// a record must not be marked as done before f has succeeded. The parameter what is the name of the
+// store for the log messages.
 func (w *Worker) retryUntil(ctx context.Context, what string, f func() error) error {
 	for pause := (notify.Pause{}); ; {
 		err := f()

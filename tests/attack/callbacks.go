@@ -19,8 +19,8 @@ var urlTable string
 //go:embed testdata/addresses.txt
 var addressTable string
 
-// rows returns the lines of a table of testdata, without comments and empty lines. It unquotes a
-// line that begins with a quote, as a Go string.
+// rows returns the lines of a table in the folder testdata, without comments and empty lines. If a
+// line begins with a quote, rows unquotes it as a Go string.
 func rows(table string) (out []string) {
 	for line := range strings.Lines(table) {
 		line = strings.TrimRight(line, "\n")

@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// Sizes of the floods. The API accepts at most 16,384 connections; idleConns is more. The API reads
-// at most 1,024 bodies at the same time; slowBodies is more.
+// Sizes of the floods. The API accepts at most 16,384 connections, so idleConns is a larger number.
+// The API reads at most 1,024 bodies at the same time, so slowBodies is a larger number, too.
 const (
 	idleConns  = 17_000
 	slowBodies = 1_100
@@ -67,9 +67,9 @@ func floodTries(r *world) {
 	})
 }
 
-// answersInTime sends a request as another client. It returns "" if the server answers with the
-// status want within 5 s, and a description otherwise. If want is 0, any answer is good, but not a
-// 503 with "busy" in its body.
+// answersInTime sends a request as another client. It returns "" if the server answers within 5 s
+// with the expected status (want), and a description otherwise. If want is 0, any answer is good
+// except a 503 with "busy" in its body.
 func (r *world) answersInTime(q request, want int) string {
 	began := time.Now()
 	a, err := r.asked(q)
@@ -84,8 +84,8 @@ func (r *world) answersInTime(q request, want int) string {
 	return ""
 }
 
-// flood opens n connections to the API and writes text on each of them. The connections stay open
-// until the result stop is called.
+// flood opens n connections to the API and writes the given text on each of them. The connections
+// stay open until the returned function is called.
 func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 	conns := make([]net.Conn, 0, n)
 	stop = func() {

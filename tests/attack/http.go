@@ -15,8 +15,9 @@ import (
 
 func escape(s string) string { return url.QueryEscape(s) }
 
-// raw sends text over a new connection and returns the first answer. The status is 0 if the
-// server closes the connection without an answer, or does not answer within 3 s.
+// raw opens a connection to the address, sends the text unchanged, and returns the first answer.
+// The status of the answer is 0 if the server closes the connection without an answer, or does not
+// answer within 3 s.
 func raw(address, text string) (a answer, err error) {
 	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {

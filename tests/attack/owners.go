@@ -24,7 +24,7 @@ var noAddr netip.Addr
 // belongings are the resources of one caller. Another caller must not reach them.
 type belongings struct {
 	note, fan, schedule, trigger, campaign string
-	key                                    string // idempotency key of the notification note
+	key                                    string // idempotency key of the notification in the field note
 	secret                                 string // text of the notifications
 }
 

@@ -100,7 +100,8 @@ func clientTries(r *world) {
 	}
 }
 
-// serveOn listens on addr and serves h until stop is called. actual is the address of the listener.
+// serveOn listens on addr and serves h until the returned function is called. It also returns the
+// actual address of the listener.
 func serveOn(addr string, h http.HandlerFunc) (actual string, stop func()) {
 	ln := rig.Must(net.Listen("tcp", addr))
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
@@ -160,7 +161,7 @@ func startTries(r *world) {
 	}
 }
 
-// backupTries run restore on hostile backup files. restore must refuse to unpack them.
+// backupTries run the command restore on hostile backup files. It must refuse to unpack them.
 func backupTries(r *world) {
 	const bomb = 256 << 20
 	sum := strings.Repeat("0", 64)
@@ -205,8 +206,9 @@ func backupTries(r *world) {
 	}
 }
 
-// packed returns a tar file compressed with zstd. entries has a name and a content for each file,
-// in turn. A content is a string, or an int: a number of zero bytes.
+// packed returns a tar file compressed with zstd. The slice entries has, for each file, its name
+// followed by its content. The content is a string, or an int: the number of zero bytes in the
+// file.
 func packed(entries []any) []byte {
 	var b strings.Builder
 	z, _ := zstd.NewWriter(&b)

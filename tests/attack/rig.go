@@ -184,8 +184,7 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// describeIf returns a description of the answer if the answer got through. Otherwise it returns
-// "".
+// describeIf returns a description of the answer if gotThrough is true, and "" otherwise.
 func (a answer) describeIf(gotThrough bool) string {
 	if gotThrough {
 		return a.String()

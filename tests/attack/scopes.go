@@ -67,7 +67,8 @@ func bodyOf(method string) string {
 	return "{}"
 }
 
-// missing returns the routes of an OpenAPI document that need a token and are not in listed.
+// missing returns the routes that need a token according to an OpenAPI document, but that are not
+// in the list of known routes (listed).
 func missing(document string, listed []string) (lacks []string) {
 	open := []string{"POST /v1/receipts/{provider}", "GET /openapi.yaml", "GET /healthz", "GET /readyz"}
 	path := ""

@@ -31,7 +31,7 @@ type keys struct {
 	weak   *rsa.PrivateKey // 1,024 bits: too short
 	ed     ed25519.PrivateKey
 	sym    []byte
-	ownPEM []byte            // the public half of own, which an attacker knows
+	ownPEM []byte            // the public half of the key own, which an attacker knows
 	events *ecdsa.PrivateKey // signs the events of the provider SendGrid
 }
 
@@ -107,7 +107,8 @@ func (k *keys) token(caller, scope string) string {
 	return k.signToken("ES256", k.own, nil, claimsOf(caller, scope))
 }
 
-// withChanges returns a copy of claims with the values in changes. A nil value removes the claim.
+// withChanges returns a copy of the claims, with the values in the map changes instead of the old
+// ones. A nil value removes the claim.
 func withChanges(claims map[string]any, changes map[string]any) map[string]any {
 	out := maps.Clone(claims)
 	for name, v := range changes {
@@ -137,7 +138,7 @@ func (k *keys) signToken(alg string, key any, headerFields map[string]any, body 
 	return text + "." + b64(signature(key, []byte(text)))
 }
 
-// signature signs text with a key of any type. The signature is empty if key is nil.
+// signature signs the text with a key of any type. The signature is empty if the key is nil.
 func signature(key any, text []byte) []byte {
 	sum := sha256.Sum256(text)
 	switch key := key.(type) {

@@ -129,7 +129,8 @@ func (r *world) tryRequest(name, does string, q request, statuses ...int) {
 	})
 }
 
-// eventually calls f every 20 ms until f returns true. It returns false if limit is over before.
+// eventually calls f every 20 ms until f returns true. It returns false if f has not returned true
+// within the limit.
 func eventually(ctx context.Context, limit time.Duration, f func() bool) bool {
 	was := rig.Within(ctx, limit, 20*time.Millisecond, f)
 	rig.Ok(ctx.Err())

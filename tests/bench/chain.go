@@ -90,9 +90,9 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	b.measureLookups(ctx, n, m, with)
 }
 
-// bestOf calls run chainRounds times and returns the best result. If addresses are in profiles, the
-// floor is measured after each run. With -profile, each run overwrites the profile files, so they
-// show the last run.
+// bestOf calls the function run once for each round (see the method chainRounds) and returns the
+// best result. If the addresses are in profiles, bestOf also measures the floor after each round.
+// With -profile, each round overwrites the profile files, so they show the last round.
 func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func() driven, better func(d, than driven) bool) (best driven) {
 	for i := range b.chainRounds(with) {
 		d := run()
@@ -182,8 +182,8 @@ type driven struct {
 	rssFrom, rssTo         float64 // resident memory in MiB before and after the run
 }
 
-// drive sends the load st for the duration length and counts the durable outcomes. It panics if an
-// accepted receiver has no durable outcome five minutes after the load has ended.
+// drive sends the load st for the given time (length) and counts the durable outcomes. It panics if
+// an accepted receiver has no durable outcome five minutes after the load has ended.
 func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
 	s := load.SingleStep(name, length, st)
@@ -243,8 +243,9 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	return d
 }
 
-// inTime is a target that refuses every request after the deadline, with codeOver. So an open loop
-// that cannot reach its rate ends, and the measured rate is below the configured rate.
+// inTime is a target that refuses every request after the deadline, with the error code codeOver.
+// So an open loop that cannot reach its rate ends, and the measured rate is below the configured
+// rate.
 type inTime struct {
 	load.Target
 	deadline time.Time
@@ -262,8 +263,9 @@ func (t *inTime) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 // outstanding is the largest number of receivers without an outcome in a closed loop.
 const outstanding = 3_000_000
 
-// window is a target for a closed loop. It delays a request while more than outstanding receivers
-// have no durable outcome. So the loop waits for outcomes and not only for the HTTP answers.
+// window is a target for a closed loop. It delays a request while too many receivers (more than the
+// constant outstanding) have no durable outcome. So the loop waits for outcomes and not only for
+// the HTTP answers.
 type window struct {
 	load.Target
 	m    *meter

@@ -76,8 +76,8 @@ func (i insert) run(ctx context.Context, c *cassandraBench) {
 	rig.Ok(c.session.Query(i.cql, i.args...).ExecContext(ctx))
 }
 
-// writeBatch writes rows in one batch, or a single row without a batch. All rows of an unlogged
-// batch should be in one partition.
+// writeBatch writes the rows in one batch, or without a batch if there is only one row. All rows of
+// an unlogged batch should be in one partition.
 func (c *cassandraBench) writeBatch(ctx context.Context, kind gocql.BatchType, rows []insert) {
 	if len(rows) == 1 {
 		rows[0].run(ctx, c)
@@ -144,8 +144,8 @@ func rowShard(b notify.Base) minuteShard {
 	return minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % manyShards)}
 }
 
-// measureSingles measures the rows of single sends. Each row is written twice: first as a claim,
-// and then as an outcome. The keys of some rows are kept for reads.
+// measureSingles measures how fast the rows of single sends are written. Each row is written twice:
+// first as a claim, and then as an outcome. The keys of some rows are kept for reads.
 func (c *cassandraBench) measureSingles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {

@@ -35,8 +35,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// chainCallers is the number of concurrent requests. The floor has the same number of callers for
-// each server.
+// chainCallers is the number of concurrent requests. The floor (see the method floor) has the same
+// number of callers for each server.
 const chainCallers = 256
 
 // fanoutCallers is the number of concurrent fan-outs of 5,000 receivers. With more of them, some
@@ -299,7 +299,8 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 }
 
 // floor repeats the requests of the chain with the client libraries, and returns how long that
-// took. m has the counts of the chain, and requests is its number of HTTP requests.
+// took. The parameter m has the counts of the chain, and requests is the number of its HTTP
+// requests.
 //
 // Each caller sends an HTTP request to a server that only accepts. Then it appends a part of the
 // records and waits until they are acknowledged. It repeats this until all requests are sent. At
@@ -413,8 +414,8 @@ func insertsApart(n int, data []byte) []insert {
 	return out
 }
 
-// connect opens the clients of the floor. It creates the topic of the floor and a table with the
-// name swapped.
+// connect opens the clients of the floor. It creates the topic of the floor and a table named
+// "swapped".
 func (c *serverChain) connect(addresses map[string]string, keyspace string) {
 	c.topic = keyspace + "-floor"
 	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(addresses["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes), kgo.WithHooks(&c.asked)))

@@ -28,7 +28,8 @@ func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) str
 }
 
 // perfProducer runs kafka-producer-perf-test with the settings of our producer. The tool takes a
-// number of records and no duration. So run computes the number from the rate guess.
+// number of records and no duration, so the method run computes the number from the expected rate
+// in the field guess.
 type perfProducer struct {
 	k     *kafkaBench
 	size  int     // bytes per record

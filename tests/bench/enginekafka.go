@@ -68,7 +68,8 @@ func kafkaFigures(ctx context.Context, b *bench, address string) {
 	k.singleAppends(ctx)
 }
 
-// topic makes a new topic for one measurement. The caller must call remove.
+// topic makes a new topic for one measurement and returns its name. The caller must call the
+// returned function, which removes the topic.
 func (k *kafkaBench) topic(ctx context.Context) (name string, remove func()) {
 	k.topics++
 	name = fmt.Sprintf("%s-%d", k.name, k.topics)
@@ -90,7 +91,7 @@ func (k *kafkaBench) producer() *log.Producer {
 }
 
 // produce appends records to a new topic for about d and returns records per second. Each append
-// has perAppend records of size bytes.
+// has perAppend records of the given size in bytes.
 func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, perAppend int) float64 {
 	topic, remove := k.topic(ctx)
 	defer remove()
@@ -163,9 +164,9 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	return float64(seen) / took.Seconds()
 }
 
-// measureGroup reads total records with a log.Group and does nothing with them. It returns records
-// per second. The time begins when the first partition is assigned, because the peer's rate does
-// not include the rebalance either.
+// measureGroup reads the given number of records (total) with a log.Group, does nothing with them,
+// and returns records per second. The time begins when the first partition is assigned, because the
+// peer's rate does not include the rebalance either.
 func (k *kafkaBench) measureGroup(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -181,8 +182,8 @@ func (k *kafkaBench) measureGroup(ctx context.Context, topic string, total int64
 	return float64(total) / h.took.Seconds()
 }
 
-// counting is a handler that marks every record as done at once. It stops the group after total
-// records.
+// counting is a handler that marks every record as done at once. It stops the group when the number
+// of records in the field total is reached.
 type counting struct {
 	total int64
 	stop  func()

@@ -53,7 +53,8 @@ type versus struct {
 	key, work, unit, peer string
 	need                  need
 	callers               int // number of concurrent callers on each side; only compareFloods uses it
-	// ours and theirs run once, normally for about d, and return units per second.
+	// Each of the functions ours and theirs makes one run, normally for about d, and returns units per
+	// second.
 	ours, theirs func(d time.Duration) float64
 }
 
@@ -82,8 +83,8 @@ func (b *bench) compareFloods(ctx context.Context, v versus, ours, theirs job) {
 	b.compare(v)
 }
 
-// flood starts a goroutine for each of the callers. Each goroutine calls work again and again for
-// about d. flood returns the units per second of all goroutines together.
+// flood starts a goroutine for each of the callers. Each goroutine calls the function work again
+// and again for about d. flood returns the units per second of all goroutines together.
 func flood(ctx context.Context, callers int, d time.Duration, work job) float64 {
 	var done atomic.Int64
 	began := time.Now()

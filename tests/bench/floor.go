@@ -56,8 +56,8 @@ func (f *floor) end() { rig.Ok(syscall.Munmap(f.table)) }
 // keepRequest stores the body and the receiver count of r. The floor repeats this request.
 func (f *floor) keepRequest(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body), r.Size }
 
-// runTurn runs the floor on every processor for about length. If this turn was the best, it updates
-// nanos.
+// runTurn runs the floor on every processor for about the given time (length). If this turn was the
+// best so far, it stores the cost of the turn in the field nanos.
 func (f *floor) runTurn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
 		panic(errors.New("the floor has no request to repeat, because the chain has sent none"))
@@ -73,7 +73,7 @@ func (f *floor) runTurn(ctx context.Context, length time.Duration) {
 }
 
 // work does the work of the floor for the kept request, again and again until the deadline. It
-// returns the number of receivers. The names of its two files begin with prefix.
+// returns the number of receivers. The names of its two files begin with the given prefix.
 func (f *floor) work(prefix string, deadline time.Time) (receivers int64) {
 	var files [2]*os.File // stand for log and history
 	for i, name := range []string{"log", "history"} {
@@ -110,8 +110,8 @@ func (f *floor) work(prefix string, deadline time.Time) (receivers int64) {
 	return receivers
 }
 
-// scan calls visit with every string of a JSON text and returns the number of strings. ok is false
-// if a string has no end, or contains a byte that JSON does not allow.
+// scan calls visit with every string of a JSON text and returns the number of strings. The result
+// ok is false if a string has no end, or contains a byte that JSON does not allow.
 func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 	from := -1
 	for i := 0; i < len(text); i++ {
@@ -133,8 +133,8 @@ func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 	return strings, from < 0
 }
 
-// sampled is a target that sends all requests to Target. It calls the function first with the first
-// request, before it sends that request.
+// sampled is a target that passes all requests on to another target. When it gets the first
+// request, it calls the function in the field first with it before passing it on.
 type sampled struct {
 	load.Target
 	once  sync.Once

@@ -45,8 +45,8 @@ func (p *pair) end() {
 	removeFolders(append(raw, p.dir)...)
 }
 
-// rate returns a side that sends the load st to a server and measures accepted receivers per
-// second.
+// rate returns one side of a comparison. It sends the load st to a server and measures accepted
+// receivers per second.
 func rate(ctx context.Context, name string, cl *api.Client, st load.Step) *side {
 	st.Payload = load.Payload{Text: text}
 	return &side{name: name, run: func(d time.Duration) float64 { return offer(ctx, name, d, st, cl).Rates.Acked }}

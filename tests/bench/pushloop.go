@@ -46,7 +46,7 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
 			for n == 0 || br.Buffered() >= 9 {
 				h, err := br.Peek(9)
 				if err != nil {
-					return // The writer or the sink has closed the connection. If it was the sink, busy stays above 0.
+					return // the writer or the sink has closed the connection; if it was the sink, the counter busy stays above 0
 				}
 				if http2.FrameType(h[3]) == http2.FrameHeaders {
 					n++

@@ -65,13 +65,13 @@ func selfSigned() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// sinkConn is a connection of the sink. It answers each request 50 ms after its end. It decodes
-// only the first header block. In later requests it only looks for the end, so that the sink uses
-// little processor time.
+// sinkConn is a connection of the sink. It answers each request 50 ms after the end of the request.
+// It decodes only the first header block; in later requests it only looks for the end, so that the
+// sink uses little processor time.
 type sinkConn struct {
 	nc     net.Conn
 	pushes *atomic.Int64 // answered pushes of all connections
-	wake   chan struct{} // gets a value when due or control may have new entries
+	wake   chan struct{} // gets a value when the fields due or control may have new entries
 	end    chan struct{} // closed when serve ends
 
 	mu      sync.Mutex

@@ -69,7 +69,8 @@ func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) 
 	return float64(acked.Load()) / time.Since(began).Seconds()
 }
 
-// envelopes makes n log records as intake does. Each record has the given number of receivers.
+// envelopes makes n log records in the same way as the intake of a node. Each record has the given
+// number of receivers.
 func envelopes(n, receivers int, body string) [][]byte {
 	out := make([][]byte, n)
 	var w notify.ReceiverWriter

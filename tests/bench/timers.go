@@ -67,17 +67,17 @@ const (
 	timerBatch   = 256
 )
 
-// timerAt returns the timer of one scheduled push that is due at the time due.
+// timerAt returns the timer of one scheduled push that is due at the given time.
 func timerAt(due time.Time, payload []byte) engine.Timer {
 	c := notify.Chunk{Base: notify.NewBase(due)}
 	return engine.Timer{FireAt: due.UnixMilli(), ID: c.TimerID(0), Kind: timer.KindEnvelope, Target: "notifications-push", Payload: payload, Head: c.Base, Weight: 1}
 }
 
-// putting stores timers. They are durable when it returns.
+// putting is a function that stores timers. They are durable when it returns.
 type putting = func(ctx context.Context, ts []engine.Timer)
 
-// inBatches calls store with batches of timers, from timerWriters goroutines, for about d. It
-// returns timers per second. The timers are due between one and two hours from now.
+// inBatches calls the function store with batches of timers, from timerWriters goroutines, for
+// about d. It returns timers per second. The timers are due between one and two hours from now.
 func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, store putting) (perSecond float64) {
 	began := time.Now()
 	batches := [timerWriters][timerBatch]engine.Timer{}
@@ -214,10 +214,11 @@ func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	}
 }
 
-// releases records how late the engine releases each timer. The engine calls publish.
+// releases is a record of how late the engine releases each timer. The engine passes the released
+// timers to the method publish.
 type releases struct {
 	want int           // number of timers
-	all  chan struct{} // closed when want timers were released
+	all  chan struct{} // closed when this number of timers was released
 
 	mu    sync.Mutex
 	late  []time.Duration
@@ -278,7 +279,7 @@ func (r *releases) publish(_ context.Context, ts []engine.Timer) error {
 }
 
 // waitReleased waits until all timers were released and returns their sorted lateness. It panics if
-// a timer was released early, twice, or not within limit.
+// a timer was released early, twice, or not within the limit.
 func (r *releases) waitReleased(ctx context.Context, limit time.Duration) []time.Duration {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
@@ -300,8 +301,9 @@ func (r *releases) waitReleased(ctx context.Context, limit time.Duration) []time
 	return r.late
 }
 
-// parkSpread parks n timers. The first is due at start, and the others are spread evenly over the
-// duration span. parkSpread panics if it has not stored all timers before start.
+// parkSpread parks n timers. The first is due at the time start, and the others are spread evenly
+// over the duration span. parkSpread panics if it has not stored all timers before the first is
+// due.
 func (e *timerEngine) parkSpread(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
 	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
@@ -319,9 +321,9 @@ func (e *timerEngine) parkSpread(ctx context.Context, n int, span time.Duration,
 // parkTime returns the time that parking n timers may take before the first is due.
 func parkTime(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
-// measureReleases passes n timers through a new engine. The first is due at start, and the others
-// are spread evenly over the duration span. It returns the sorted lateness of the timers and the
-// number of busy cores.
+// measureReleases passes n timers through a new engine. The first is due at the time start, and the
+// others are spread evenly over the duration span. It returns the sorted lateness of the timers and
+// the number of busy cores.
 func (b *bench) measureReleases(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
 	r = newReleases(n)
 	e := b.timerEngine(ctx, r.publish)

@@ -37,8 +37,8 @@ type span struct {
 	stop  func()
 }
 
-// span begins a measurement. With -profile it also writes profiles; the names of their files begin
-// with name. The caller must call cores.
+// span begins a measurement. With -profile it also writes profiles, in files whose names begin with
+// the given name. The caller must call the method cores.
 func (b *bench) span(name string) *span {
 	s := &span{stop: func() {}}
 	if b.profile != "" {

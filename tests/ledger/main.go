@@ -69,8 +69,8 @@ func main() {
 	}
 }
 
-// proof is the result of a run: the counts of the ledger, and in wrong a text for each count or
-// figure that is not as expected.
+// proof is the result of a run: the counts of the ledger and the other figures. The field wrong has
+// a text for each of them that is not as expected.
 type proof struct {
 	ids       int64
 	ledger    load.LedgerResult
@@ -85,8 +85,9 @@ func (p *proof) line(ok bool) string {
 		p.ids, l.Lost, l.Duplicates, l.Reordered, l.Unexpected, l.Early, p.rss>>20, p.disk>>20, p.took.Seconds(), ok)
 }
 
-// prove sends n notifications, rounded up to whole requests, and checks the result. memory is the
-// number of bytes of memory for each ledger. promises is the number of bytes of memory for the run.
+// prove sends n notifications, rounded up to whole requests, and checks the result. The parameter
+// memory is the number of bytes of memory for each ledger, and promises is the number of bytes of
+// memory for the run.
 func prove(ctx context.Context, n int64, dir string, memory, promises int) (*proof, error) {
 	fans, batches := (n*19/20+fanSize-1)/fanSize, (n/40+batchSize-1)/batchSize
 	t := &target{rounds: max(batches/10, 1)}

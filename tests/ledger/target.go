@@ -36,7 +36,7 @@ type target struct {
 	mu   sync.Mutex
 	done injected
 	old  []string // ring of ids that the target delivers again later
-	next int      // index in old of the id that was exchanged last
+	next int      // index in the field old of the id that was exchanged last
 }
 
 // Send implements load.Target.
@@ -94,7 +94,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 			wrong.duplicated++
 		}
 	}
-	if r.N%4 == 0 && r.Size > 99 { // deliver again an id that exchange kept much earlier
+	if r.N%4 == 0 && r.Size > 99 { // deliver again an id that the method exchange kept much earlier
 		one.ID = string(strconv.AppendInt(prefix, 99, 10))
 		if again := t.exchange(one.ID); again != "" {
 			one.ID = again
@@ -169,7 +169,8 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 	return ack, nil
 }
 
-// dueOf returns the due time in a request body. scheduled is false if the body has no due time.
+// dueOf returns the due time in a request body. The result scheduled is false if the body has no
+// due time.
 func dueOf(body []byte) (due time.Time, scheduled bool, err error) {
 	_, rest, ok := bytes.Cut(body, []byte(`"scheduled_at":"`))
 	if !ok {

@@ -21,7 +21,7 @@ type network struct {
 }
 
 // newNetwork makes the network with number k: a namespace and its cable. It needs root and the
-// program ip.
+// command ip.
 func newNetwork(ctx context.Context, k int) *network {
 	n := &network{
 		name: fmt.Sprintf("notifyd%d-%d", os.Getpid(), k), cable: fmt.Sprintf("nd%d-%d", os.Getpid()%100_000, k),

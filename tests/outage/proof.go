@@ -109,8 +109,8 @@ func (r *proof) drainLimit() time.Duration {
 }
 
 // drain registers on-time triggers, due in 2 to 5 s, until all overdue triggers have fired, and for
-// at least ten seconds. It gives up 20 s after twice the drain limit; then check reports the
-// missing triggers as lost. At the end it waits up to 15 s for the last on-time triggers.
+// at least ten seconds. It gives up 20 s after twice the drain limit; then the method check reports
+// the missing triggers as lost. At the end it waits up to 15 s for the last on-time triggers.
 func (r *proof) drain(ctx context.Context, ready time.Time) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)
@@ -148,7 +148,7 @@ func (r *proof) drain(ctx context.Context, ready time.Time) {
 	rig.Ok(ctx.Err())
 }
 
-// countDueBy returns the number of promises whose due time is limit or earlier.
+// countDueBy returns the number of promises whose due time is at the given limit or earlier.
 func (r *proof) countDueBy(limit time.Time) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -84,8 +84,8 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// flood sends the bulk load. config is the JSON of a bulk. flood writes a floodResult as JSON to
-// output.
+// flood sends the bulk load. The text config is the JSON of a bulk. When the load ends, flood
+// writes a floodResult as JSON to the output.
 func flood(ctx context.Context, config string, output io.Writer) error {
 	var b bulk
 	if err := json.Unmarshal([]byte(config), &b); err != nil {

@@ -144,8 +144,8 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// start starts one notifyd with all roles and with providers inside the process. The caller
-// must call end, which ends notifyd and removes what start has set up.
+// start starts one notifyd with all roles and with providers inside the process. The caller must
+// call the returned function, which ends notifyd and removes what start has set up.
 func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, end func()) {
 	env := []string{"NOTIFYD__PROVIDERS__STUB=true", "NOTIFYD__LOGGING__LEVEL=info"}
 	for _, kv := range strings.Fields(o.set) {
@@ -201,7 +201,7 @@ func raisePriority() {
 	}
 }
 
-// campaign waits for the time delay. Then it sends a fan-out in parts through the client library,
+// campaign waits for the given delay. Then it sends a fan-out in parts through the client library,
 // as a caller would.
 func campaign(ctx context.Context, cl *api.Client, delay time.Duration) (api.FanoutTotal, error) {
 	if err := rig.Pause(ctx, delay); err != nil {

@@ -36,7 +36,7 @@ func (o *operator) start(args ...string) *command {
 }
 
 // run runs notifyctl, waits until it has ended, and returns its output. It panics if the exit code
-// is not want.
+// is not the wanted one.
 func (o *operator) run(want int, args ...string) (out string) {
 	c := o.start(args...)
 	<-c.Exited()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// processes is a key in maps of processor time and of cores. It is for the processes whose number a
+// processes is the key, in maps of processor time and of cores, of the processes whose number a
 // step changes.
 const processes = "processes"
 
@@ -36,7 +36,7 @@ type figures struct {
 	from      time.Time          // when the processes could begin to work on the messages
 	asked     map[string]float64 // increase of the processes' metrics under load
 	calm      []sample           // two samples without load
-	rest      map[string]float64 // increase of the processes' metrics between the two samples in calm
+	rest      map[string]float64 // increase of the processes' metrics between the two samples in the field calm
 
 	ended, lost, twice int64
 	rss                []int // MiB
@@ -104,8 +104,8 @@ func (f *figures) bottleneck() string {
 	return "none"
 }
 
-// requests returns the number of requests of the given kinds to a server. m has metrics of the
-// processes.
+// requests returns the number of requests of the given kinds to a server, according to the metrics
+// m of the processes.
 func requests(m map[string]float64, server string, kinds ...string) (n float64) {
 	for _, k := range kinds {
 		n += m[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, k, server)]
@@ -170,8 +170,8 @@ func restOf(server string, kinds ...string) func(*figures) float64 {
 	}
 }
 
-// line returns the figures of one step as a line of key=value pairs. times is the step's rate
-// divided by the rate of one process.
+// line returns the figures of one step as a line of key=value pairs. The parameter times is the
+// step's rate divided by the rate of one process.
 func (f *figures) line(times float64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "load=%s processes=%d share=%.2f count=%d times=%.2f", f.load, f.processes, f.share, f.count, times)
@@ -209,8 +209,8 @@ func table(steps []figures) string {
 	return b.String()
 }
 
-// trend describes how a figure changes from before to after while the number of processes is
-// multiplied by factor. It returns "" if it cannot compare the two values.
+// trend describes how a figure changes from the value before to the value after while the number of
+// processes is multiplied by the factor. It returns "" if it cannot compare the two values.
 func trend(before, after, factor float64) string {
 	if before <= 0 || after <= 0 || factor <= 1 {
 		return ""
@@ -236,7 +236,7 @@ type verdict struct {
 	steps map[string][]figures // name of a load -> its steps
 	loads []string             // names of the loads, in the order of their first steps
 	times map[string][]string  // name of a load -> the ratio of each step, as text
-	slow  []string             // steps below the needed rate for which bottleneck returns "none" or others
+	slow  []string             // steps below the needed rate whose bottleneck is "none" or "others"
 }
 
 // add adds a step. It returns the step's rate divided by the rate of one process. The first step of
@@ -263,8 +263,8 @@ func (v *verdict) add(f figures) (times float64) {
 	return times
 }
 
-// line returns the ratios of each load, and the slow steps, as key=value pairs. ok is false if the
-// run has failed.
+// line returns the ratios of each load, and the slow steps, as key=value pairs. The result ok is
+// false if the run has failed.
 func (v *verdict) line() (text string, ok bool) {
 	for _, name := range v.loads {
 		text += fmt.Sprintf("%s=%s ", name, strings.Join(v.times[name], ","))

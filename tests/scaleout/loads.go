@@ -59,7 +59,7 @@ func outcomes(m map[string]float64) (n float64) {
 	return n
 }
 
-// selectLoads returns the loads with the given names, or all loads if names is empty.
+// selectLoads returns the loads with the given names, or all loads if no name is given.
 func selectLoads(names string) (out []kind, err error) {
 	for _, name := range strings.Fields(names) {
 		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
@@ -155,8 +155,9 @@ func (s *scaleout) countDone(ctx context.Context, k kind) int64 {
 	return rig.Must(s.f.V.Delivered(ctx))
 }
 
-// check compares the accepted messages with the ledger. lost is the number of missing messages.
-// twice is the number of repeated calls that the stored rows of this step do not explain.
+// check compares the accepted messages with the ledger. The result lost is the number of missing
+// messages. The result twice is the number of repeated calls that the stored rows of this step do
+// not explain.
 func (s *scaleout) check(ctx context.Context, p promised) (lost, twice int64) {
 	if p.triggers != nil {
 		f := rig.Must(s.f.V.Fired(ctx, p.triggers))

@@ -171,7 +171,7 @@ func minus(a, b map[string]float64) map[string]float64 {
 	return out
 }
 
-// sample is a measurement at the time at: the number of messages that were done by then, and the
+// sample is a measurement at one moment: the number of messages that were done by then, and the
 // processor time that was used by then.
 type sample struct {
 	at   time.Time

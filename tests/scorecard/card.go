@@ -89,8 +89,8 @@ func (c *Card) setCommit(ctx context.Context) {
 	c.Changed = err != nil || len(changes) > 0
 }
 
-// openKey reads the private key in file. If the file does not exist, openKey makes a key and writes
-// it to the file. Only the owner can read the new file.
+// openKey reads the private key in the given file. If the file does not exist, openKey makes a key
+// and writes it to the file. Only the owner can read the new file.
 func openKey(file string) (ed25519.PrivateKey, error) {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

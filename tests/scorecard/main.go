@@ -133,7 +133,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 	return card.Pass, err
 }
 
-// check verifies the signature of the file o.verify and prints the result to out.
+// check verifies the signature of the file o.verify and prints the result to the writer out.
 func (o *options) check(out io.Writer) (bool, error) {
 	b, err := os.ReadFile(o.verify)
 	if err != nil {

@@ -25,12 +25,13 @@ type part struct {
 	results bool // true: the figures are in the results file of tests/bench, not in the last line of the output
 }
 
-// need is the limit of one figure in the last line of a proof's output. limit is a number, another
-// key in this line, or a difference such as "replayed - canary".
+// need is the limit of one figure in the last line of a proof's output. The field limit is a
+// number, another key in this line, or a difference such as "replayed - canary".
 type need struct{ key, name, op, limit string }
 
 // partsOf returns the proofs. Their arguments make all proofs together run for about the given
-// minutes. wanted has the names of the wanted proofs, separated by spaces; "" means all proofs.
+// number of minutes. The text wanted has the names of the wanted proofs, separated by spaces; ""
+// means all proofs.
 func partsOf(minutes float64, wanted string, getenv func(string) string) ([]part, error) {
 	long := minutes >= 15
 	kills := max(3, int(minutes*60*0.35/4.5)) // a kill of torture takes 4.5 s
@@ -154,7 +155,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	return out, nil
 }
 
-// lastLine returns the last line of text that begins with prefix and contains "ok=".
+// lastLine returns the last of the lines that begin with the prefix and contain "ok=".
 func lastLine(text, prefix string) string {
 	for _, line := range slices.Backward(strings.Split(text, "\n")) {
 		if strings.HasPrefix(line, prefix) && strings.Contains(line, "ok=") {
@@ -164,8 +165,9 @@ func lastLine(text, prefix string) string {
 	return ""
 }
 
-// figuresOf reads the figures in needs from the last line of a proof's output. It returns an error
-// if the line is empty, if a figure is missing, or if the line does not have ok=true.
+// figuresOf reads the figures that have a limit in needs from the last line of a proof's output. It
+// returns an error if the line is empty, if a figure is missing, or if the line does not have
+// ok=true.
 func figuresOf(line string, needs []need) (out []Figure, err error) {
 	if line == "" {
 		return nil, errors.New("the output of the proof has no last line with ok=")

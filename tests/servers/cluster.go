@@ -37,7 +37,7 @@ type cluster struct {
 	cl    *api.Client
 	store *cassandra.Store
 	urls  string // base URL of the receiver of callbacks
-	lives int    // number of processes that run has started
+	lives int    // number of processes that the method run has started
 	// forGood[server] is true if a node of the server stays dead until the end of the run.
 	forGood map[string]bool
 }
@@ -59,15 +59,15 @@ func (c *cluster) open(ctx context.Context) {
 	c.waitOwned(ctx)
 }
 
-// restartAPI stops the API process gracefully and starts it again. appends is the new time-out of
-// appends to the log.
+// restartAPI stops the API process gracefully and starts it again. The parameter appends is the new
+// time-out of appends to the log.
 func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(os.WriteFile(c.f.Engines(), []byte(c.o.YAML(appends, cassandraTimeout)), 0o600))
 	rig.Ok(c.v.Restart(ctx, ""))
 }
 
 // run starts a process of a role and waits until it is ready. If e is not nil, the process runs in
-// the network e. settings has further settings, key=value.
+// the network e. The parameter settings has further settings, key=value.
 func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings ...string) *rig.Process {
 	c.lives++
 	start := (*exec.Cmd).Start

@@ -22,8 +22,9 @@ type enclosure struct {
 	serving   sync.WaitGroup
 }
 
-// newEnclosure returns the network for one process. servers, log and providers are addresses
-// (host:port); log has the Kafka brokers. The caller must call end.
+// newEnclosure returns the network for one process. The parameters servers, log and providers are
+// lists of addresses (host:port); log has the addresses of the Kafka brokers. The caller must call
+// the method end.
 func newEnclosure(servers, log, providers []string) *enclosure {
 	e := &enclosure{wires: map[string]*wire{}}
 	for g, addresses := range map[*gate][]string{&e.servers: servers, &e.log: log, &e.providers: providers} {

@@ -20,7 +20,7 @@ import (
 const socketFD = 3
 
 // startEnclosed starts cmd in a new network namespace. It returns a listener in the namespace for
-// each address, in the order of addresses. It needs root, or a kernel with user namespaces.
+// each address, in the same order. It needs root, or a kernel with user namespaces.
 func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -41,8 +41,8 @@ func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 }
 
 // logOutage stops the log for the time c.o.down under load, with the functions stopLog and
-// startLog. It fails if notifyd has not refused a request within limit after the stop, or if a rule
-// of kafkaStopped is broken.
+// startLog. It fails if notifyd has not refused a request within the limit after the stop, or if a
+// rule of kafkaStopped is broken.
 func (c *cluster) logOutage(ctx context.Context, name string, limit time.Duration, stopLog, startLog func()) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -62,7 +62,7 @@ func (c *cluster) logOutage(ctx context.Context, name string, limit time.Duratio
 	back := time.Now()
 	startLog()
 	ready := time.Now()
-	// Continue the load until notifyd accepts the stream rest again, and for a few seconds more.
+	// Continue the load until notifyd accepts the stream "rest" again, and for a few seconds more.
 	until(ctx, "more than 10 requests of the stream rest are accepted again", func() bool {
 		return t.count("rest", ready, time.Now()).accepted > 10
 	})
@@ -76,7 +76,7 @@ func (c *cluster) logOutage(ctx context.Context, name string, limit time.Duratio
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
-	// Do not count requests of the stream rest in the first and the last second of the outage. The
+	// Do not count requests of the stream "rest" in the first and the last second of the outage. The
 	// log may still acknowledge a request that was sent just before the stop. A request of the last
 	// second may wait until the log is back, and is then acknowledged.
 	kept, rest := t.count("critical", killed, back), t.count("rest", killed.Add(time.Second), back.Add(-time.Second))

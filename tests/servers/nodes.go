@@ -96,8 +96,8 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	return r
 }
 
-// longestGap returns the longest time between start and end without an event. events has the times
-// of the events.
+// longestGap returns the longest time without an event between the times start and end. The slice
+// events has the times of the events.
 func longestGap(events []time.Time, start, end time.Time) (gap time.Duration) {
 	events = slices.DeleteFunc(slices.Clone(events), func(t time.Time) bool { return !t.After(start) || !t.Before(end) })
 	events = append(events, start, end)

@@ -60,10 +60,10 @@ func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// ownerFault tests a fault of the worker that owns partitions (the old owner). It calls interrupt,
-// which stops the old owner or cuts it off. It waits until the other worker (the successor) has
-// finished all requests. Then it calls resume, the result of interrupt, and the old owner
-// continues. These rules must hold:
+// ownerFault tests a fault of the worker that owns partitions (the old owner). It calls the
+// function interrupt, which stops the old owner or cuts it off. It waits until the other worker
+// (the successor) has finished all requests. Then it calls the function that interrupt has returned
+// (resume), and the old owner continues. These rules must hold:
 //
 //   - No message is lost or out of order.
 //   - For each request, the number of receivers that the providers got twice is not larger than
@@ -114,8 +114,8 @@ func (c *cluster) ownerFault(ctx context.Context, name string, interrupt func(*r
 	overwritten := c.countChanged(ctx, rows)
 	beyond := c.countUnrecorded(ctx, append(bases, more...))
 	after := c.totals(ctx)
-	// All requests had ended before resume. So every repeated call after resume is from the old
-	// owner.
+	// All requests had ended before the call of resume. So every repeated call to a provider after
+	// that is from the old owner.
 	late := after.Duplicates - ended.Duplicates
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates
@@ -141,7 +141,7 @@ func (c *cluster) waitForMembers(ctx context.Context, n int) {
 		all, err := kadm.NewClient(cl).DescribeGroups(ctx, group)
 		g := all[group]
 		if err = errors.Join(err, g.Err); err != nil || g.State != "Stable" || len(g.Members) != n {
-			return false // until tries again, also after an error
+			return false // the function until tries again, also after an error
 		}
 		for i := range g.Members {
 			a, ok := g.Members[i].Assigned.AsConsumer()
@@ -249,7 +249,7 @@ func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[n
 	return rows
 }
 
-// countChanged reads the rows again and returns the number of rows that differ from before.
+// countChanged reads the rows in the map before again, and returns how many of them have changed.
 func (c *cluster) countChanged(ctx context.Context, before map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base

@@ -167,13 +167,13 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 }
 
 // resent returns the largest allowed number of duplicates: the number of receivers that the rows
-// record as sent again, for requests made at the time since or later.
+// record as sent again, for requests that were accepted at the given time or later.
 func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 	return rig.Must(rig.Resent(ctx, c.store, since))
 }
 
 // slowest returns the longest time from the answer 201 to the call of the provider. Only requests
-// that were accepted within 3 s before or after moment count.
+// that were accepted within 3 s before or after the given moment count.
 func (c *cluster) slowest(ctx context.Context, t *traffic, moment time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -35,7 +35,7 @@ func (c *cluster) start(ctx context.Context, name string) {
 }
 
 // script runs the script of a server. The output goes to a file: the server keeps its output open,
-// so with a pipe, script would wait until the server ends.
+// so with a pipe, the method script would wait until the server ends.
 func (c *cluster) script(ctx context.Context, name string, args ...string) {
 	out := rig.Must(os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer out.Close()
@@ -94,8 +94,8 @@ func emptyRedis() {
 	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until calls check repeatedly and returns when check returns true. After rig.Patience it panics
-// with an error that contains condition.
+// until calls the function check repeatedly, and returns when check has returned true. After
+// rig.Patience it panics with an error that contains the text condition.
 func until(ctx context.Context, condition string, check func() bool) {
 	rig.Ok(rig.Until(ctx, condition, func() (bool, error) { return check(), nil }))
 }

@@ -36,7 +36,8 @@ func (s *stalls) watch(ctx context.Context) {
 	}
 }
 
-// note records a stall. Only watch may call it: with two callers, the longer stall could be lost.
+// note records a stall. Only the method watch may call it: with two callers, the longer stall could
+// be lost.
 func (s *stalls) note(d time.Duration) {
 	if int64(d) > s.longest.Load() {
 		s.longest.Store(int64(d))

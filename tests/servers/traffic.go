@@ -54,8 +54,8 @@ type traffic struct {
 // perUser is the time between two pushes to the same user.
 const perUser = 400 * time.Millisecond
 
-// traffic starts streams, each at the configured rate. The user ids begin with prefix: each fault
-// has its own users.
+// traffic starts the given streams, each at the configured rate. The user ids begin with the given
+// prefix, because each fault has its own users.
 func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream) *traffic {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{stop: cancel}
@@ -118,10 +118,10 @@ func (t *traffic) end() {
 // counts has the numbers of answers by kind.
 type counts struct {
 	accepted, refused int64         // answers 201, and answers 503
-	noRetry           int64         // answers 503 without Retry-After; also counted in refused
+	noRetry           int64         // answers 503 without Retry-After; also counted in the field refused
 	other             int64         // all other answers, and requests without an answer
-	example           error         // the last error counted in other
-	refusal           error         // the last error counted in refused
+	example           error         // the last error counted in the field other
+	refusal           error         // the last error counted in the field refused
 	slowest           time.Duration // longest time from a request to its answer
 }
 
@@ -141,8 +141,8 @@ func (n *counts) note(err error) {
 	}
 }
 
-// count counts the answers of the stream with this name to requests sent in the interval [from,
-// to).
+// count counts the answers to those requests of the stream with this name that were sent in the
+// interval [from, to).
 func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,9 +157,9 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal returns the time from start until the first answer 503. Requests that were sent
-// before start do not count, because they may have been refused for another reason. refused is
-// false if there was no such answer.
+// firstRefusal returns how long after the time start the first answer 503 came. Requests that were
+// sent before start do not count, because they may have been refused for another reason. The result
+// refused is false if there was no such answer.
 func (t *traffic) firstRefusal(start time.Time) (took time.Duration, refused bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

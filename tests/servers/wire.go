@@ -55,7 +55,8 @@ type wire struct {
 	ended bool
 }
 
-// serve forwards the connections of l until l is closed. It returns when all of them have ended.
+// serve forwards the connections of l until l is closed. It returns when all these connections have
+// ended.
 func (w *wire) serve(ctx context.Context, l net.Listener) {
 	var forwards sync.WaitGroup
 	defer forwards.Wait()
@@ -86,8 +87,8 @@ func (w *wire) forward(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// copyBytes forwards bytes from source to target until source ends. Then it closes target for
-// writing. It adds the number of forwarded bytes to total.
+// copyBytes forwards bytes from source to target until the source ends. Then it closes the target
+// for writing. It adds the number of forwarded bytes to the counter total.
 func (w *wire) copyBytes(target, source net.Conn, total *atomic.Int64) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -110,8 +111,8 @@ func (w *wire) copyBytes(target, source net.Conn, total *atomic.Int64) {
 	}
 }
 
-// keep records connections, so that end can close them. If end was called before, keep returns
-// false, and the caller must close the connections.
+// keep records connections, so that the method end can close them. If end was called before, keep
+// returns false, and the caller must close the connections.
 func (w *wire) keep(conns ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,7 +133,7 @@ func (w *wire) drop(conns ...net.Conn) {
 	}
 }
 
-// end closes every connection. After that, forward closes new connections at once.
+// end closes every connection. After that, the method forward closes new connections at once.
 func (w *wire) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,10 +14,10 @@ import (
 )
 
 // Apart gives a run its own keyspace in Cassandra, database in PostgreSQL and key prefix in Redis.
-// All three have the same new name, which begins with the parameter name. Apart creates the
-// database, but not the keyspace. The returned function removes all three, and prints the name if
-// it could not remove something. Apart does not change the names of topics. A run that needs its
-// own topics must start its own Kafka.
+// All three have the same new name, which begins with the given name. Apart creates the database,
+// but not the keyspace. The returned function removes all three, and prints the name if it could
+// not remove something. Apart does not change the names of topics, so a run that needs its own
+// topics must start its own Kafka.
 func (s *Servers) Apart(ctx context.Context, name string) (remove func()) {
 	name = fmt.Sprintf("%s_%08x", name, rand.Uint32())
 	s.Keyspace, s.Database, s.Prefix = name, name, name+":"

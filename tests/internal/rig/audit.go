@@ -14,7 +14,8 @@ func (v *Victim) Audit(ctx context.Context) (api.Conservation, error) {
 	return v.AuditSince(ctx, time.Time{})
 }
 
-// AuditSince does the same as Audit, but checks only requests accepted at the time since or later.
+// AuditSince does the same as Audit, but checks only requests that were accepted at the given time
+// or later.
 func (v *Victim) AuditSince(ctx context.Context, since time.Time) (api.Conservation, error) {
 	cl := *v.client
 	h := *cl.HTTPClient

@@ -83,7 +83,7 @@ func NotifydOf(ctx context.Context, dir, commit string) (bin string, err error) 
 	return bin, err
 }
 
-// Notifyctl builds notifyctl from the working folder into dir.
+// Notifyctl builds notifyctl from the working folder into dir and returns the path of the binary.
 func Notifyctl(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "notifyctl")
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/notifyctl").CombinedOutput(); err != nil {
@@ -109,8 +109,9 @@ func (m Mutant) apply(root string) (file, text string, err error) {
 	return file, text, err
 }
 
-// Build builds notifyd with fault points from the repository in root into dir. If m is not nil, the
-// build includes the mutant m. Build returns the path of the binary.
+// Build builds notifyd, with fault points, from the repository in the folder root. It writes the
+// binary into dir and returns the path of the binary. If m is not nil, the build includes the
+// mutant m.
 func Build(ctx context.Context, root, dir string, m *Mutant) (bin string, err error) {
 	err = Try(func() {
 		root := Must(filepath.Abs(root))

@@ -50,11 +50,11 @@ func (p *Child) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) 
 // Pid returns the process id.
 func (p *Child) Pid() int { return p.cmd.Process.Pid }
 
-// errStays is the error of Wait for a process that has not ended within limit.
+// errStays is the error of Wait for a process that has not ended in time.
 var errStays = errors.New("the process has not ended in time")
 
 // Wait waits until the process has ended. It returns an error if the exit code is not 0, or if the
-// process still runs after limit.
+// process still runs when the time limit is over.
 func (p *Child) Wait(limit time.Duration) error {
 	select {
 	case <-p.exited:

@@ -27,7 +27,7 @@ func (v *Victim) Fans(ctx context.Context) (fans map[notify.Base]Fan, err error)
 	return fans, nil
 }
 
-// Providers returns host:port of each simulated provider that a worker calls.
+// Providers returns the address (host:port) of each simulated provider that a worker calls.
 func (v *Victim) Providers(ctx context.Context) (out []string, err error) {
 	defer Catch(&err)
 	var u simulator.URLs

@@ -24,10 +24,11 @@ type FleetConfig struct {
 	Dir string // folder for logs and the simulators' ledger
 	// Engines is the configuration of the servers in YAML; see Servers.YAML.
 	Engines string
-	// First has the roles of the first process: api or all. That process runs notifyd dev and
+	// First has the roles of the first process: "api" or "all". That process runs "notifyd dev" and
 	// serves the API.
 	First string
-	// Env has further environment variables, KEY=value, for the first process and migrate.
+	// Env has further environment variables, KEY=value, for the first process and for the command
+	// "notifyd migrate".
 	Env []string
 	// Simulate has further arguments of the simulators; see Config.
 	Simulate []string
@@ -81,9 +82,9 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	return f, f.V.Start(ctx, "")
 }
 
-// Migrate runs notifyd migrate up. On a busy machine Cassandra is slow, and the command may fail
-// and ask for a retry in its output. Then Migrate repeats it, up to four times. Each repeat
-// continues where the previous command stopped.
+// Migrate runs the command "notifyd migrate up". On a busy machine Cassandra is slow, and the
+// command may fail and ask for a retry in its output. Then Migrate repeats it, up to four times.
+// Each repeat continues where the previous command stopped.
 func (f *Fleet) Migrate(ctx context.Context) error {
 	out, err := f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
 	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
@@ -115,8 +116,9 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 	return string(out), err
 }
 
-// Run starts a process with the given roles and waits until it is ready. settings has entries
-// key=value for the configuration. env has further environment variables, KEY=value.
+// Run starts a process with the given roles and waits until it is ready. Each of the settings is an
+// entry key=value for the configuration. The parameter env has further environment variables,
+// KEY=value.
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, settings ...string) (*Process, error) {
 	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, settings...)
 }
@@ -220,8 +222,8 @@ func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return out, err
 }
 
-// ScrapeSum reads the metrics at a URL. It adds up the samples whose metric is called name and
-// whose labels contain the text in the parameter labels. It returns the sum.
+// ScrapeSum reads the metrics at a URL. It returns the sum of the samples whose metric has the
+// given name and whose labels contain the text in the parameter labels.
 func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	for line := range strings.Lines(string(b)) {

@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Load is load on an installation. Each user gets messages on one channel, one after the other.
-// Some users also get scheduled pushes and triggers.
+// Load is a running load on an installation. Each user gets messages on one channel, one after the
+// other. Some users also get scheduled pushes and triggers.
 type Load struct {
 	f    *Fleet
 	cl   *api.Client
@@ -76,9 +76,9 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 	return l, nil
 }
 
-// repeatRequests starts a goroutine that calls request after each interval o.Every, until the load
-// ends. The second argument of request is the number of the call, from 1. A request that has begun
-// gets its answer, even if the load ends.
+// repeatRequests starts a goroutine that calls the function request once in each interval o.Every,
+// until the load ends. The second argument of the function is the number of the call, from 1. A
+// request that has begun gets its answer, even if the load ends.
 func (l *Load) repeatRequests(ctx context.Context, user int, request func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {

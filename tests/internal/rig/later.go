@@ -44,8 +44,8 @@ const (
 	insistLimit = 15 * time.Minute
 )
 
-// loadLater registers scheduled pushes and triggers, single ones and batches of triggers. It
-// cancels or moves some of them. rate is the number of pushes and triggers per second, counted
+// loadLater registers scheduled pushes, single triggers and batches of triggers. It cancels or
+// moves some of them. The parameter rate is the number of pushes and triggers per second, counted
 // together. It stays the same while the process is down.
 //
 // A request is repeated with the same idempotency key until it has an answer, even if the process
@@ -135,10 +135,11 @@ func (l *laterWorker) do(ctx context.Context, n int, key string) error {
 	return l.many(ctx, key)
 }
 
-// insist calls send until the server answers. It returns the error in the answer, or nil. Other
-// errors of send mean that the server cannot answer now: it does not run, is starting, or has no
-// token file after a power cut. If there is no answer within insistLimit, or before ctx ends,
-// insist returns an error. The parameter request is a name of the request for that error.
+// insist calls the function send until the server answers. It returns the error in the answer, or
+// nil. Other errors of send mean that the server cannot answer now: it does not run, is starting,
+// or has no token file after a power cut. If there is no answer within insistLimit, or before ctx
+// ends, insist returns an error. That error contains the parameter request, which names the
+// request.
 func insist(ctx context.Context, request string, send func(context.Context) error) error {
 	began := time.Now()
 	for {
@@ -226,8 +227,8 @@ func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, acti
 }
 
 // change cancels the trigger or push with this id if action is 0, and moves it if action is 1. Then
-// it stores the new fate in m. For any other action it does nothing. cancel must return true if the
-// cancel is final.
+// it stores the new fate in m. For any other action it does nothing. The function cancel must
+// return true if the cancellation is final.
 func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, action int,
 	cancel func(context.Context) (final bool, err error), move func(context.Context, time.Time) error,
 ) (err error) {

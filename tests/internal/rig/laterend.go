@@ -138,7 +138,7 @@ func (r *LaterResult) schedule(ctx context.Context, v *Victim, f fate, id string
 }
 
 // awaitTriggers waits until no trigger is pending or in flight. It returns nil also if that has not
-// happened by deadline. It looks for pending triggers twice, because a trigger whose call fails
+// happened by the deadline. It looks for pending triggers twice, because a trigger whose call fails
 // becomes pending again.
 func (v *Victim) awaitTriggers(ctx context.Context, deadline time.Time) error {
 	for _, state := range []string{"PENDING", "IN_FLIGHT", "PENDING"} {

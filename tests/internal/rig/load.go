@@ -10,8 +10,9 @@ import (
 )
 
 // Load starts four streams of load: ordered single pushes, batches of mails, fan-outs of pushes,
-// and triggers with scheduled pushes. rate is the number of single pushes per second. later is the
-// number of triggers and scheduled pushes per second, counted together; 0 means a sixth of rate.
+// and triggers with scheduled pushes. The parameter rate is the number of single pushes per second.
+// The parameter later is the number of triggers and scheduled pushes per second, counted together;
+// if it is 0, a sixth of the rate is used.
 //
 // The returned function continues the load for 3 s, stops it, and waits until every request has its
 // answer. It returns the promises: everything that the server has acknowledged. It returns an error

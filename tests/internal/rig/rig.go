@@ -155,9 +155,9 @@ func (v *Victim) Restart(ctx context.Context, point string) error {
 }
 
 // Die waits until the process is dead and returns a text that says when it died. If point is empty,
-// Die kills the process after delay. If point is a fault point, the process should kill itself
-// there; if it has not done so after 6 s, Die kills it. Die returns an error if the process did not
-// end by SIGKILL.
+// Die kills the process after the given delay. If point is a fault point, the process should kill
+// itself there; if it has not done so after 6 s, Die kills it. Die returns an error if the process
+// did not end by SIGKILL.
 func (v *Victim) Die(ctx context.Context, point string, delay time.Duration) (string, error) {
 	began := time.Now()
 	wait := delay
@@ -209,7 +209,8 @@ func (v *Victim) End() {
 
 var httpClient = &http.Client{Timeout: 30 * time.Second}
 
-// get reads path from the simulators' control API and decodes the JSON of the response into answer.
+// get reads the given path from the simulators' control API and decodes the JSON of the response
+// into answer.
 func (v *Victim) get(ctx context.Context, path string, answer any) error {
 	return v.ask(ctx, http.MethodGet, path, "", answer)
 }

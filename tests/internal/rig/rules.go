@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Rule adds a rule to the simulators. rule is JSON.
+// Rule adds a rule, given as JSON, to the simulators.
 func (v *Victim) Rule(ctx context.Context, rule string) error {
 	return v.ask(ctx, http.MethodPost, "/control/rules", rule, nil)
 }

@@ -40,8 +40,8 @@ func (s *Servers) Flags() {
 // InSync returns the number of replicas that must have a record before Kafka acknowledges it.
 func (s *Servers) InSync() int { return s.Nodes/2 + 1 }
 
-// YAML returns notifyd's configuration for these servers. appends is the timeout of an append to
-// the log, and cassandra is the timeout of Cassandra. 0 means the default of notifyd.
+// YAML returns notifyd's configuration for these servers. The parameter appends is the timeout of
+// an append to the log, and cassandra is the timeout of Cassandra. 0 means the default of notifyd.
 func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	list := func(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
 	limit := func(key string, d time.Duration) string {
@@ -66,8 +66,8 @@ func (s *Servers) CassandraConfig(timeout time.Duration) cassandra.Config {
 }
 
 // Resent returns the largest allowed number of duplicates: the receivers that were sent again
-// although the provider may have accepted an earlier call. It reads the rows of all requests
-// accepted at the time since or later.
+// although the provider may have accepted an earlier call. It reads the rows of all requests that
+// were accepted at the given time or later.
 func Resent(ctx context.Context, store *cassandra.Store, since time.Time) (n int64, err error) {
 	err = store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
 		n += int64(row.Resent)

@@ -24,10 +24,10 @@ const (
 // machine is idle.
 type Share struct{ dir string }
 
-// NewShare makes a control group with this name. cores is the share, for example 0.1 of a core.
-// NewShare supports versions 1 and 2 of control groups. It returns an error if it may not make the
-// group: that needs root, or a control group that was delegated to the user. The caller must call
-// Remove, also after an error.
+// NewShare makes a control group with this name. The parameter cores is the share, for example 0.1
+// of a core. NewShare supports versions 1 and 2 of control groups. It returns an error if it may
+// not make the group: that needs root, or a control group that was delegated to the user. The
+// caller must call Remove, also after an error.
 func NewShare(name string, cores float64) (*Share, error) {
 	period := max(leastPeriod, time.Duration(float64(leastQuota)/cores))
 	quota := strconv.FormatInt(int64(math.Ceil(cores*float64(period.Microseconds()))), 10)

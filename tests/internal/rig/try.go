@@ -62,8 +62,8 @@ func Together(ctx context.Context, n int, f func(ctx context.Context, i int)) {
 	Ok(g.Wait())
 }
 
-// InSteps divides the numbers from 0 to n-1 into ranges of the length step, and calls f for each
-// range [from, to). At most atOnce calls run at the same time.
+// InSteps divides the numbers from 0 to n-1 into ranges of the given length (step), and calls f for
+// each range [from, to). At most atOnce calls run at the same time.
 func InSteps(ctx context.Context, n, step, atOnce int, f func(ctx context.Context, from, to int)) {
 	var next atomic.Int64
 	Together(ctx, atOnce, func(ctx context.Context, _ int) {

@@ -12,8 +12,8 @@ import (
 // tick is the unit of processor time in /proc. It is the same on every Linux that Go supports.
 const tick = 10 * time.Millisecond
 
-// CPU returns the processor time of each group of processes since their start, as /proc says.
-// groups has the process ids of each group, by the name of the group. The children of these
+// CPU returns the processor time of each group of processes since their start, as /proc says. The
+// map groups has the process ids of each group, by the name of the group. The children of these
 // processes count, too. Processes that have ended do not count.
 func CPU(groups map[string][]int) map[string]time.Duration {
 	group := map[string]string{}
@@ -73,9 +73,9 @@ func RSS(pid int) int {
 	return pages * os.Getpagesize() >> 20
 }
 
-// Listeners returns the ids of the processes that listen on addresses, a list of host:port
-// separated by commas. It returns an error if no process of this machine listens on one of the
-// addresses.
+// Listeners returns the ids of the processes that listen on the given addresses, which are a list
+// of host:port separated by commas. It returns an error if no process of this machine listens on
+// one of the addresses.
 func Listeners(addresses string) (pids []int, err error) {
 	for _, address := range strings.Split(addresses, ",") {
 		pid, err := listener(address)
@@ -87,9 +87,9 @@ func Listeners(addresses string) (pids []int, err error) {
 	return pids, nil
 }
 
-// listener returns the process that listens on address. It finds the socket in the tables of the
-// kernel, and then the process that has this socket open. It compares host and port, because
-// several nodes may have the same port on different hosts.
+// listener returns the id of the process that listens on the given address. It finds the socket in
+// the tables of the kernel, and then the process that has this socket open. It compares host and
+// port, because several nodes may have the same port on different hosts.
 func listener(address string) (int, error) {
 	host, port, _ := strings.Cut(address, ":")
 	n, err := strconv.Atoi(port)

@@ -33,9 +33,9 @@ func (e *Endurance) Over() bool {
 	return e.spent > Patience
 }
 
-// Until calls check every 50 ms until check returns true. It returns an error if check returns an
-// error, if check has not returned true within Patience, or if ctx ends. condition is a text for
-// that error.
+// Until calls the function check every 50 ms until it returns true. Until returns an error if check
+// returns an error, if check has not returned true within Patience, or if ctx ends. The text
+// condition says in the error after Patience what did not become true.
 func Until(ctx context.Context, condition string, check func() (bool, error)) error {
 	var waited Endurance
 	for {
@@ -52,8 +52,9 @@ func Until(ctx context.Context, condition string, check func() (bool, error)) er
 	}
 }
 
-// Within calls check again and again until check returns true. Between two calls it waits for the
-// time pause. Within returns false if check has not returned true within limit, or if ctx ends.
+// Within calls the function check again and again until it returns true, with the given pause
+// between two calls. Within returns false if check has not returned true within the limit, or if
+// ctx ends.
 func Within(ctx context.Context, limit, pause time.Duration, check func() bool) bool {
 	for end := time.Now().Add(limit); ; {
 		if check() {
@@ -65,9 +66,9 @@ func Within(ctx context.Context, limit, pause time.Duration, check func() bool) 
 	}
 }
 
-// Insist calls request. If the error is of kind notify.KindUnavailable or notify.KindThrottled,
-// Insist calls it again after 50 ms, but not longer than Patience. It returns the last error of
-// request.
+// Insist calls the function request. If it returns an error of kind notify.KindUnavailable or
+// notify.KindThrottled, Insist calls it again after 50 ms, but not longer than Patience. Insist
+// returns the last error of request.
 func Insist(ctx context.Context, request func() error) error {
 	var waited Endurance
 	for {

@@ -47,8 +47,8 @@ type Loss struct {
 
 type page [pageSize]byte
 
-// node is a file or a folder. live, pages and size are its live state: what programs see. safe,
-// safePages and safeSize are its durable state: what a power cut leaves.
+// node is a file or a folder. The fields live, pages and size are its live state: what programs
+// see. The fields safe, safePages and safeSize are its durable state: what a power cut leaves.
 type node struct {
 	id      uint64
 	dir     bool
@@ -136,8 +136,8 @@ func (d *Disk) Copy() *Disk {
 }
 
 // revive returns a new node with the durable state of n. It does not reuse n, because a process
-// that still has n open must not reach the new data. parent is the folder of the new node. revive
-// adds the number of dropped pages to loss.
+// that still has n open must not reach the new data. The parent is the folder of the new node.
+// revive adds the number of dropped pages to the counts in loss.
 func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
 	r := d.newNode(n.dir, n.mode)
 	r.mtime, r.parent = n.mtime, parent
@@ -219,8 +219,9 @@ func (d *Disk) link(dir *node, name string, child *node) {
 	d.pending = append(d.pending, c)
 }
 
-// makeDurable makes pending changes durable: those for which selects returns true. If selects
-// returns true for one change of a name, it makes all pending changes of that name durable.
+// makeDurable makes those pending changes durable for which the function selects returns true. If
+// it returns true for one change of a name, makeDurable makes all pending changes of that name
+// durable.
 func (d *Disk) makeDurable(selects func(c *change) bool) {
 	type entry struct {
 		dir  *node

@@ -26,8 +26,8 @@ func Available() error {
 	return nil
 }
 
-// Mount mounts d on the folder dir until unmount is called. While a process has files of d open,
-// unmount tries again, for up to one minute. Then it returns an error.
+// Mount mounts d on the folder dir until the returned function is called. While a process has files
+// of d open, that function tries again, for up to one minute. Then it returns an error.
 func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 	s := &server{RawFileSystem: fuse.NewDefaultRawFileSystem(), d: d, lists: map[uint64][]fuse.DirEntry{}}
 	srv, err := fuse.NewServer(s, dir, &fuse.MountOptions{
