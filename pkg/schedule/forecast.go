@@ -17,8 +17,8 @@ type Due struct {
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast counts the timers that are due in [start, end), by minute and kind. start and end are in
-// ms since 1970. It reads the timer rows. After maxRows rows it stops and returns complete as
+// Forecast counts the timers that are due in [start, end), by minute and kind. Both times are in ms
+// since 1970. It reads the timer rows. After maxRows rows it stops, and the result complete is
 // false.
 //
 // Forecast counts what will be sent, so it also counts parked retries, and it does not count
