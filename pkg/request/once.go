@@ -114,8 +114,8 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 	stored, won, err := o.Idem.Reserve(ctx, r, b.Accepted)
 	switch {
 	case err != nil && m.AtLeastOnce && refusal == nil && notify.KindOf(err) == notify.KindUnavailable:
-		// Store the request under the ids of r. Reserve may have stored r although it failed. Then
-		// a repeat uses the same ids.
+		// Store the request under the ids of r, because Reserve may have stored r although it
+		// failed. Then a repeat uses the same ids.
 		a, _, _, err := p.Store(ctx)
 		a.Unguarded = err == nil
 		return a, err
