@@ -75,7 +75,7 @@ func (l *connListener) oldestInRank(of rank) *listenerConn {
 	return nil
 }
 
-// connToClose returns the connection to close for a new connection from the network source. It
+// connToClose returns the connection to close for a new connection from a network (source). It
 // returns nil if no connection may be closed. The caller holds mu.
 func (l *connListener) connToClose(source netip.Prefix) *listenerConn {
 	if l.bySource[source] > l.maxOpen/2 { // this source has more than half: close one of its connections
