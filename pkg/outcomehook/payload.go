@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxOutcomes is the largest number of outcomes in one trigger. maxBytes is the largest size of these
-// outcomes in the payload. maxBytes is well below the largest payload that a trigger may have.
+// maxOutcomes is the largest number of outcomes in one trigger. maxBytes is the largest size of
+// these outcomes in the payload; it is well below the largest payload that a trigger may have.
 const (
 	maxOutcomes = 100
 	maxBytes    = 30 << 10
@@ -98,8 +98,8 @@ func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	return first
 }
 
-// readTold reads the payload of a trigger that an earlier run made. fits returns true if the
-// payload begins at the expected outcome. If fits returns false, readTold returns an error.
+// readTold reads the payload of a trigger that an earlier run made. The function fits reports
+// whether the payload begins at the expected outcome. If it does not, readTold returns an error.
 func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	if err = json.Unmarshal(body, &p); err == nil && !fits(&p) {
 		err = notify.Invalid("bad_payload", "last", "the payload does not begin at the expected outcome")
@@ -110,8 +110,9 @@ func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	return p, err
 }
 
-// triggerBase computes a trigger's id from the time millis (in ms since 1970) and names. The same
-// outcomes have the same time and names, so they always make the same trigger.
+// triggerBase computes a trigger's id from a time (millis, in ms since 1970) and from the values
+// that identify its outcomes (names). The same outcomes always have the same time and values, so
+// they always make the same trigger.
 func triggerBase(millis int64, names ...any) notify.Base {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", names))
 	b := notify.NewBase(time.UnixMilli(millis))

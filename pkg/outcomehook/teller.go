@@ -220,8 +220,8 @@ func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, er
 }
 
 // countSkipped returns how many dead letters at the beginning of ds are not sent to the caller. It
-// skips dead letters from before the time since (in ms since 1970). It also skips dead letters of
-// triggers: a failed trigger would otherwise cause another trigger, and so on.
+// skips those that failed before the time in the parameter since (in ms since 1970). It also skips
+// those of triggers, because a failed trigger would otherwise cause another trigger, and so on.
 func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++

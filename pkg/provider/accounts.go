@@ -18,8 +18,8 @@ const (
 	longestWait  = time.Second            // longest wait before a waiting call asks again
 )
 
-// accounts gives permits for the accounts of a provider. A limit.Pool keeps rates, blocks and
-// circuit breakers. accounts itself keeps the number of concurrent calls.
+// accounts contains the accounts of a provider and gives permits to use them. The rates, blocks and
+// circuit breakers of the accounts are in a limit.Pool. Their concurrent calls are counted here.
 //
 // A call that needs a permit waits in the queue of its lane (see admit). Each queue is ordered by
 // category and then by arrival. Only the first call in each queue asks the pool, so a thousand
@@ -68,8 +68,8 @@ type accountConfig struct {
 	calls int
 }
 
-// newAccounts makes one account for each config. blocks shares the blocks of accounts with other
-// processes. nil: they are not shared.
+// newAccounts makes one account for each config. The parameter blocks shares the blocks of accounts
+// with other processes. If it is nil, they are not shared.
 func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.sharedBuckets, _ = blocks.(*limit.Shared)
@@ -93,10 +93,10 @@ func (p *accounts) findAccount(name string) *account {
 }
 
 // slotsFor returns how many of the account's slots (concurrent calls) a lane may use in this
-// process, at least 1. Some slots are only for the fast lane. Each process may use its share of
-// them, by its partitions of the fast lane. The other slots are for both lanes. Each process may
-// use its share of them, by its partitions of the bulk lane. So all processes together use at most
-// all slots, even if some processes have only bulk partitions. The caller holds p.mu.
+// process, at least 1. Some slots are only for the fast lane. Of these, a process may use as large
+// a part as it has of the fast lane's partitions. The other slots are for both lanes. Of these, it
+// may use as large a part as it has of the bulk lane's partitions. So all processes together use at
+// most all slots, even if some processes have only bulk partitions. The caller holds p.mu.
 func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	bulk := p.bulkShare * p.share.Bulk
 	if lane == limit.Bulk {
@@ -155,7 +155,7 @@ func (p *accounts) status() (out []AccountStatus) {
 
 // outOfService returns the error for the case that no account can be called. Each account is
 // blocked, or its circuit breaker is open because calls failed or because the provider refused the
-// account. The first account may be called again at the time at.
+// account. The parameter at is the time at which the first account may be called again.
 func (p *accounts) outOfService(now, at time.Time) error {
 	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "the provider refused every account or its settings", RetryAfter: at.Sub(now)}
 	for _, s := range p.pool.Status(now) {

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// answerRule is the meaning of one kind of answer for the item. Each provider has a table of these
-// rules.
+// answerRule says what one kind of answer means for the item that was sent. Each provider has a
+// table of these rules.
 type answerRule struct {
 	class notify.Class
 	// after is how long to wait before the next try if the answer has no header Retry-After.
@@ -35,8 +35,8 @@ const (
 	senderFault
 )
 
-// ruleByStatus returns the meaning of an HTTP status, for an answer without a known reason. It is
-// the same for every provider.
+// ruleByStatus returns the rule for an HTTP status. It is used for an answer without a known
+// reason, and it is the same for every provider.
 func ruleByStatus(status int) answerRule {
 	switch {
 	case status >= 200 && status < 300:

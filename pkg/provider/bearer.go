@@ -26,7 +26,7 @@ type bearer struct {
 	mint func(ctx context.Context) (value string, renewAt, expires time.Time, err error)
 	// minAge is the age that a valid token must reach before it may be replaced.
 	minAge time.Duration
-	// retry is the time between attempts while mint fails.
+	// retry is the time between attempts while the function mint fails.
 	retry time.Duration
 	log   *slog.Logger
 
@@ -43,7 +43,8 @@ func newBearer(scheme string, minAge time.Duration, log *slog.Logger,
 	return &bearer{scheme: scheme, mint: mint, minAge: minAge, retry: 5 * time.Second, log: log, mintLock: make(chan struct{}, 1)}
 }
 
-// get returns a valid token. It requests a new token if the current token has expired.
+// get returns a valid token. It requests a new token if there is no token yet, or if the current
+// token has expired.
 func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	if t := b.current.Load(); t != nil && time.Now().Before(t.expires) {
 		return t, nil

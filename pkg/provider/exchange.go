@@ -31,15 +31,14 @@ type Endpoint struct {
 	// RootCAs are the authorities that may sign the server's certificate. Default: the authorities
 	// of the operating system.
 	RootCAs *x509.CertPool
-	// Timeout is the time limit of one exchange, from the first byte of the request to the end of the
-	// answer.
-	// Default 10 s, SendGrid 30 s.
+	// Timeout is the time limit of one exchange, from the first byte of the request to the end of
+	// the answer. Default 10 s, for SendGrid 30 s.
 	Timeout time.Duration
 	// DialTimeout is the time limit of TCP and TLS setup together. Default 5 s.
 	DialTimeout time.Duration
 
-	// After pingAfter without a byte from the server, an HTTP/2 connection sends a PING.
-	// pingTimeout is the time limit for the answer to the PING. Default: the values of h2.Config.
+	// An HTTP/2 connection sends a PING if no byte has come from the server for the time pingAfter.
+	// The time limit for the answer to the PING is pingTimeout. Default: the values of h2.Config.
 	pingAfter, pingTimeout time.Duration
 }
 
@@ -67,7 +66,7 @@ func (e Endpoint) tls() *tls.Config {
 	return &tls.Config{RootCAs: e.RootCAs, MinVersion: tls.VersionTLS12}
 }
 
-// withPath returns base with path appended to its path.
+// withPath returns a copy of the URL base, with the parameter path appended to the path of the URL.
 func withPath(base *url.URL, path string) *url.URL {
 	u := *base
 	u.Path += path
@@ -136,9 +135,9 @@ func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 // trackedRequest is one request. It tracks whether the whole request may have been sent.
 //
 // httptrace alone is not enough: if a context ends, RoundTrip may return before httptrace calls
-// WroteRequest. So trackedBody tracks what the transport reads from the body. After seal, the
-// transport cannot read any more bytes. So if the transport had not read the last byte before seal,
-// the server can never receive the whole request.
+// WroteRequest. So trackedBody tracks what the transport reads from the body. After a call of the
+// method seal, the transport cannot read any more bytes. So if the transport had not read the last
+// byte before that call, the server can never receive the whole request.
 type trackedRequest struct {
 	payload []byte
 
@@ -202,8 +201,8 @@ func (r *trackedRequest) seal() (sent bool) {
 	return r.handed && !r.wroteErr.Load()
 }
 
-// exchange posts payload and reads the answer. If payload is nil, it makes a GET. If there was no
-// answer, it returns a failure. An answer with an incomplete body still counts as an answer.
+// exchange posts the payload, or makes a GET if the payload is nil, and reads the answer. If there
+// was no answer, it returns a failure. An answer with an incomplete body still counts as an answer.
 func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (providerAnswer, *failure) {
 	r := newRequest(payload)
 	body, _ := r.open()

@@ -11,7 +11,7 @@ import (
 // callHold stops all calls of a provider until a given time. It is used when an answer shows that a
 // quota is used up: the provider would refuse the other calls too.
 type callHold struct {
-	any atomic.Bool // true after the first call of set; while it is false, err needs no lock
+	any atomic.Bool // true after the first call of set(); while it is false, err() needs no lock
 
 	mu    sync.Mutex
 	until time.Time

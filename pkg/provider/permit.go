@@ -9,16 +9,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// permit allows the sending of some messages over one account. It has tokens of the account's rate
-// until they are used or given back. It has slots of the account's concurrent calls until they are
-// given back. It implements notify.Permit and is safe for concurrent use.
+// permit allows the sending of some messages over one account. It holds tokens of the account's
+// rate until they are used or given back, and slots of the account's concurrent calls until they
+// are given back. It implements notify.Permit and is safe for concurrent use.
 type permit struct {
 	accounts *accounts
 	lane     limit.Lane
 	account  *account
 	size     int // messages that the permit covers
 
-	mu     sync.Mutex // guards tokens and slots
+	mu     sync.Mutex // guards the fields below
 	tokens int        // tokens that are not used yet
 	slots  int        // slots that are not given back yet
 }
@@ -54,8 +54,8 @@ func (m *permit) giveBack() (slots int) {
 	tokens := m.tokens
 	slots, m.tokens, m.slots = m.slots, 0, 0
 	m.mu.Unlock()
-	// If no token was used, no call was made. The account's circuit breaker may have given this
-	// permit to test the account. Then it must not wait for a result any longer.
+	// If no token was used, no call was made. But the account's circuit breaker may have given this
+	// permit to test the account. So tell it that there is no result to wait for.
 	if tokens == m.size {
 		m.accounts.pool.Report(time.Now(), m.account.name, limit.Neutral, 1)
 	}
@@ -64,7 +64,7 @@ func (m *permit) giveBack() (slots int) {
 }
 
 // freeSlots gives slots of an account back and wakes the first call of each queue. These calls may
-// also use tokens that were given back earlier.
+// also use tokens that were given back before, because giveBack wakes no call.
 func (p *accounts) freeSlots(a *account, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,8 +88,8 @@ func (p *accounts) wakeFirst() {
 	}
 }
 
-// mayAsk returns true if the waiting call w may ask the pool now. w must be the first in its queue.
-// If w is in the bulk lane, no call may wait in the fast lane.
+// mayAsk returns true if the waiting call w may ask the pool now. The call w must be the first in
+// its queue. If it is in the bulk lane, it may ask only while no call waits in the fast lane.
 func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[permitSignal]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,8 +203,8 @@ func (m *permit) shrink(n int) {
 }
 
 // takeShared takes up to n tokens of an account from the bucket that all processes share. It
-// returns how many it got. If it got none, it returns how long to wait. If a permit gives tokens
-// back, they go only into this process's own bucket.
+// returns how many it got and, if it got none, how long to wait. Tokens that a permit later gives
+// back unused go only into this process's own bucket, not into the shared one.
 func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
 	rate, burst := p.pool.Rate(a.name)
 	if p.sharedBuckets == nil || rate == limit.Unlimited {
@@ -256,9 +256,9 @@ func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit
 	return nil, longestWait
 }
 
-// minWorth returns the smallest number of messages for which a call is made at once. For fewer
-// messages the call waits for more tokens. The number is how many tokens the slowest account gets
-// for the lane in the time p.gather, but at least 1 and at most n.
+// minWorth returns the smallest number of messages for which a call is made at once. If there are
+// tokens only for fewer messages, the call waits for more tokens. The number is how many tokens the
+// slowest account gets for the lane in the time p.gather, but at least 1 and at most n.
 func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1

@@ -55,7 +55,7 @@ func (p *Push) Send(ctx context.Context, call *notify.Call, report notify.Report
 	wg.Wait()
 }
 
-// sendItems sends the call's items that have these indexes.
+// sendItems sends only the call's items whose indexes are given.
 func sendItems(ctx context.Context, sender Sender, call *notify.Call, indexes []int, report notify.Report) {
 	part := *call
 	part.Items = make([]notify.Item, len(indexes))

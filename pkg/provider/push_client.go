@@ -60,8 +60,8 @@ type pushClient struct {
 	hold  callHold
 	sends sync.Pool // of *pushSend
 
-	mu     sync.Mutex   // guards signed and kinds
-	signed *bearerToken // the token in the fields of kinds
+	mu     sync.Mutex   // guards the fields below
+	signed *bearerToken // the token in the header fields below
 	kinds  map[pushKind]*h2.Fields
 }
 
@@ -76,7 +76,8 @@ type pushCall interface {
 	request(r *h2.Request, it *notify.Item) error
 }
 
-// newPushClient returns a client. The caller sets token, guard, prepare, meaning and header.
+// newPushClient returns a client. The caller sets the fields token, guard, prepare, meaning and
+// header.
 func newPushClient(provider string, cfg PushConfig, connections int, confirmed bool) (*pushClient, error) {
 	base, err := cfg.Endpoint.parse(provider)
 	if err != nil {
@@ -156,8 +157,8 @@ func (p *pushClient) fields(kind pushKind, tok *bearerToken) *h2.Fields {
 	return x
 }
 
-// newFields makes the fields of a kind. The authorization field is not put into HPACK's table, as
-// Apple asks.
+// newFields makes the header fields that pushes of a kind share. The authorization field is not put
+// into HPACK's table, as Apple asks.
 func (p *pushClient) newFields(kind pushKind, tok *bearerToken) *h2.Fields {
 	var own []h2.Field
 	if p.header != nil {
@@ -169,7 +170,7 @@ func (p *pushClient) newFields(kind pushKind, tok *bearerToken) *h2.Fields {
 		h2.Field{Name: "authorization", Value: tok.header, Sensitive: true})...)
 }
 
-// pushSend is memory that one Send at a time uses.
+// pushSend contains what one call of Send needs. Later calls use its memory again.
 type pushSend struct {
 	batch  *h2.Batch
 	pushes []pushInFlight
@@ -178,7 +179,7 @@ type pushSend struct {
 	answer providerAnswer // the answer that is being classified
 }
 
-// pushInFlight is one item in flight.
+// pushInFlight is the push of one item, from its request until its result is known.
 type pushInFlight struct {
 	req     h2.Request
 	item    int
@@ -242,7 +243,8 @@ func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.
 			p.pool.Submit(s.batch, s.ready...)
 		}
 	}
-	// If report panics, the code below does not run, because requests may still be in flight.
+	// If the function report panics, the code below does not run, because requests may still be in
+	// flight.
 	s.batch.Reset()
 	p.sends.Put(s)
 }
@@ -288,8 +290,8 @@ func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *
 	return next
 }
 
-// result returns the result of a push. If again is true, the push must be sent once more. In that case
-// result has put a new token into the request.
+// result returns the result of a push. If the second result (again) is true, the push must be sent
+// once more, and a new token is already in the request.
 func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c pushCall, x *pushInFlight, it *notify.Item) (r notify.Result, again bool) {
 	if x.req.Failure != h2.Answered {
 		return p.failedResult(ctx, &x.req), false
@@ -354,8 +356,8 @@ func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Res
 	return f.result(p.provider)
 }
 
-// sendTest sends a test message over a separate connection. to is the address of the device, and
-// tok is the token to use. If body is not nil, sendTest sends body instead of the message. The
+// sendTest sends a test message over a separate connection. The parameter to is the address of the
+// device, and tok is the token to use. If body is not nil, it is sent instead of the message. The
 // shared connections and other calls are not affected.
 func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, body []byte) (providerAnswer, *failure) {
 	call, r := trialCall(notify.Push, to), &h2.Request{}

@@ -47,12 +47,13 @@ type sendGridEvent struct {
 // server's clock. It prevents an attacker from sending old intercepted events again.
 const sendGridSkew = 10 * time.Minute
 
-// ParseSendGrid parses a batch of events that was posted at the time posted. It omits events that
-// do not concern delivery or the address (processed, deferred, open, click).
+// ParseSendGrid parses a batch of events. The parameter posted is the time at which the batch
+// arrived. Events that do not concern delivery or the address (processed, deferred, open, click)
+// are omitted.
 //
-// It returns a notify.KindUnauthorized error with the code bad_signature if the signature does not
-// match. The code is receipt_too_old if the signed time differs from the time posted by more than
-// sendGridSkew.
+// It returns a notify.KindUnauthorized error with the code "bad_signature" if the signature does
+// not match. The code is "receipt_too_old" if the signed time and the time of arrival differ by
+// more than sendGridSkew.
 func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, posted time.Time) ([]Receipt, error) {
 	body, err := readReceipt(r, maxSendGridReceipt)
 	if err != nil {

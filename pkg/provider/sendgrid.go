@@ -25,7 +25,7 @@ type SendGridConfig struct {
 	Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second a pool may send"`
 	WebhookKey string   `koanf:"webhook_key_file" doc:"file with the public key of the event webhook, PEM or base64"`
 
-	// Endpoint is the provider's address. BaseURL defaults to URL.
+	// Endpoint is the provider's address. The default of its BaseURL is the field URL.
 	Endpoint Endpoint
 	// APIKey ("SG.…") is read from KeyFile. Required.
 	APIKey string
@@ -106,10 +106,10 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	return s, nil
 }
 
-// Admit waits until up to n mails of a category may be sent. The category otp goes first. Admit
-// returns a permit for as many mails as may be sent now in one request. If no pool is in service, it
-// returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error. The
-// caller releases the permit after Send.
+// Admit waits until up to n mails of a category may be sent. Mails of the category "otp" go first.
+// Admit returns a permit for as many mails as may be sent now in one request. If no pool is in
+// service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
+// error. The caller releases the permit after Send.
 func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return s.accounts.admitFor(ctx, notify.Email, cat, min(n, sendGridBatch))
 }

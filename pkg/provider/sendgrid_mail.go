@@ -32,13 +32,13 @@ type mailing struct {
 	trace               traceHeader
 	from                []byte // JSON
 	subject, text, html Template
-	names               [2][]string // variables used in text, and variables used in html
+	names               [2][]string // the variables of the plain text, and the variables of the HTML
 	vars                Variables
 	buf                 []byte // the personalizations
 	scratch, tail       []byte
 	id                  idText
-	// test means a test mail. It has no reference, so that notifyd does not treat its events as
-	// receipts.
+	// test is true for a test mail. Such a mail has no reference, so that notifyd does not treat
+	// its events as receipts.
 	test    bool
 	sandbox bool // SendGrid checks the mail and does not deliver it
 }
@@ -196,9 +196,9 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 	return append(b, ']')
 }
 
-// nextBatch takes the receivers of the next request from parts and returns them as batch. It
-// returns the other receivers as rest. A request has at most 1,000 receivers, and no address twice.
-// A receiver whose field alone is true gets a separate request.
+// nextBatch splits the receivers in parts: it returns the receivers of the next request (batch) and
+// the other receivers (rest). A request has at most 1,000 receivers, and no address twice. A
+// receiver whose field alone is true gets a separate request.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
 	if parts[0].alone {
 		return parts[:1], parts[1:]

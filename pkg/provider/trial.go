@@ -110,9 +110,9 @@ func trialCall(ch notify.Channel, to string) *notify.Call {
 
 // Test pushes to a device. APNs has no dry run. So if the parameter to is empty, Test pushes to a
 // token of two digits, which no device has. APNs checks the signed token before the device token.
-// So the answer BadDeviceToken means that team and key are right. InvalidProviderToken (403) means
-// that team or key is wrong (Apple, "Handling notification responses from APNs"). Only a push to a
-// device of the app proves that the topic is right.
+// So the answer BadDeviceToken means that the team and the key are right. InvalidProviderToken
+// (403) means that the team or the key is wrong (Apple, "Handling notification responses from
+// APNs"). Only a push to a device of the app proves that the topic is right.
 func (a *APNs) Test(ctx context.Context, to string) []Trial {
 	t := &Trial{Account: "apns", Called: "POST " + a.base.String() + "/3/device/{token}"}
 	return []Trial{t.run(func() (providerAnswer, *failure) {
@@ -194,11 +194,12 @@ func twilioAccount(ans *providerAnswer) (notify.Result, answerAction) {
 	return r, then
 }
 
-// Test sends one mail over the pool with this name. If name is "sendgrid", it sends one mail over each
-// pool. It sets mail_settings.sandbox_mode: SendGrid checks key and request, answers 200 and delivers
-// nothing (Twilio SendGrid, Mail Send: sandbox mode). If the parameter to is set, Test sends a real
-// mail to that address over the first of these pools instead. The mail has no reference, so that
-// notifyd does not treat the mail's events as receipts. For an unknown name Test returns no trial.
+// Test sends one mail over the pool with this name. If name is "sendgrid", it sends one mail over
+// each pool. It sets mail_settings.sandbox_mode: SendGrid checks the key and the request, answers
+// 200 and delivers nothing (Twilio SendGrid, Mail Send: sandbox mode). If the parameter to is set,
+// Test sends a real mail to that address over the first of these pools instead. The mail has no
+// reference, so that notifyd does not treat the mail's events as receipts. For an unknown name Test
+// returns no trial.
 func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
 	judge := func(ans *providerAnswer) (notify.Result, answerAction) {
 		v := sendGridResult(ans, 1, time.Now())
@@ -236,8 +237,8 @@ type (
 )
 
 // testAccounts tests the account with this name. The provider's own name selects all accounts. If
-// firstOnly is true, only the first selected account is tested. prepare returns the test call of an
-// account.
+// firstOnly is true, only the first selected account is tested. The function prepare returns the
+// test call of an account.
 func (p *accounts) testAccounts(ctx context.Context, name string, firstOnly bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
 	var selected []*account
 	for _, a := range p.list {
@@ -265,7 +266,7 @@ func (p *accounts) testAccounts(ctx context.Context, name string, firstOnly bool
 
 // takeForTest waits until an account's rate allows one message. It ignores an open breaker, because
 // an open breaker is often the reason for a test. It respects a block, because the provider asked
-// for the block. It uses no slot: tests make only a few calls.
+// for the block. It uses no slot, because tests make only a few calls.
 func (p *accounts) takeForTest(ctx context.Context, a *account) error {
 	for {
 		p.readBlocks(ctx)

@@ -32,7 +32,7 @@ type TwilioConfig struct {
 	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
 	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"concurrent requests an account may make, over all processes"`
 
-	// Endpoint is the provider's address. BaseURL defaults to URL.
+	// Endpoint is the provider's address. The default of its BaseURL is the field URL.
 	Endpoint Endpoint
 	// PublicURL is the URL at which Twilio reaches notifyd, for receipts. If it is empty, notifyd
 	// requests no receipts.
@@ -105,10 +105,10 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	return t, nil
 }
 
-// Admit waits until up to n messages of a category may be sent. The category otp goes first. Admit
-// returns a permit for as many messages as may be sent now over one account. If no account is in
-// service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
-// error. The caller releases the permit after Send.
+// Admit waits until up to n messages of a category may be sent. Messages of the category "otp" go
+// first. Admit returns a permit for as many messages as may be sent now over one account. If no
+// account is in service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it
+// returns ctx's error. The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return t.accounts.admitFor(ctx, notify.SMS, cat, n)
 }
@@ -168,9 +168,9 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
-		// A user may opt out while send waits for another account. A caller that gives a permit
-		// checks opt-outs again before each call. So for such a caller, send does not wait; it
-		// reports the item as busy.
+		// A user may opt out during a wait for another account. A caller that gives a permit checks
+		// opt-outs again before each call. So for such a caller, do not wait, but report the item
+		// as busy.
 		if m.call.Permit != nil {
 			permit, err = t.accounts.tryAdmit(ctx, lane)
 		} else {
@@ -189,8 +189,8 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 }
 
 // sendOver sends one item over the permit's account, and then gives the slot back. The caller must
-// have taken one token of the permit. If again is true, the account did not process the item, and
-// the caller may try another account.
+// have taken one token of the permit. If the second result (again) is true, the account did not
+// process the item, and the caller may try another account.
 func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
 	a := permit.account
 	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()
@@ -278,8 +278,8 @@ func TwilioCallback(publicURL string, it *notify.Item) string {
 	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID().String()
 }
 
-// setSender writes the sender into the form f. ours is true if the configuration chose the sender,
-// and false if the request did.
+// setSender writes the sender into the form f. It returns true if the configuration chose the
+// sender, and false if the request did.
 func (m *smsRenderer) setSender(f url.Values, a *TwilioAccount) (ours bool) {
 	from := m.call.Content.From
 	if from == "" {

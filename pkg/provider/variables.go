@@ -10,16 +10,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Variables contains the values of placeholders. The request has shared variables, and a receiver may
-// have own variables. If both have a variable of the same name, the receiver's variable is used. The
-// zero value contains no variables. Only one goroutine at a time may use a Variables. Fork makes
-// another Variables with the same shared variables.
+// Variables contains the values of placeholders. The variables of a request are shared by all
+// receivers, and each receiver may have variables of its own. If both have a variable of the same
+// name, the receiver's variable is used. The zero value contains no variables. Only one goroutine
+// at a time may use a Variables. Fork makes another Variables with the same shared variables.
 type Variables struct {
 	shared   []variable // never written after SharedVariables
 	sharedAt map[string]int
 	own      []variable
 	ownAt    map[string]int
-	buf      []byte // decoded strings of own
+	buf      []byte // decoded strings of the receiver's own variables
 }
 
 // linearSearchMax is the largest number of variables that are searched one by one. More variables
@@ -52,16 +52,17 @@ type variable struct {
 	text []byte // decoded value of a string, number or boolean; nil for other values
 }
 
-// SharedVariables reads the variables of a request from a JSON object. object may be nil.
+// SharedVariables reads the variables of a request from a JSON object. If the object is nil, there
+// are no variables.
 func SharedVariables(object []byte) (Variables, error) {
 	vs, _, err := parseVariables(nil, nil, object)
 	return Variables{shared: vs, sharedAt: indexByName(vs, nil)}, err
 }
 
-// Fork returns a Variables with the shared variables of v and no own variables.
+// Fork returns a Variables with the shared variables of v and no variables of a receiver.
 func (v *Variables) Fork() Variables { return Variables{shared: v.shared, sharedAt: v.sharedAt} }
 
-// SetOwn replaces the receiver's own variables. The variables share memory with object.
+// SetOwn replaces the receiver's own variables. They share memory with the parameter object.
 func (v *Variables) SetOwn(object []byte) error {
 	var err error
 	v.own, v.buf, err = parseVariables(v.own[:0], v.buf[:0], object)
@@ -112,8 +113,9 @@ const (
 	asStrings                  // as a JSON string; objects, lists and null become a string with their JSON text
 )
 
-// appendObject appends all variables as one JSON object. If an own and a shared variable have the
-// same name, it appends only the own variable. It reports whether there is any variable.
+// appendObject appends all variables as one JSON object. If the receiver's variables and the shared
+// variables have one of the same name, it appends only the receiver's variable. It reports whether
+// there is any variable.
 func (v *Variables) appendObject(dst []byte, form valueForm) ([]byte, bool) {
 	n := 0
 	dst = append(dst, '{')

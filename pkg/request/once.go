@@ -34,9 +34,9 @@ type Plan interface {
 	// Frozen returns the values that the reservation stores besides the base and the accept time:
 	// fire time, number of partitions and block size (see Basis).
 	Frozen() (fire int64, partitions uint16, block uint32)
-	// Store stores as much as it can and releases the plan. If final is true, repeats of the
-	// request get the same answer. If err is not nil and touched is true, some records may be
-	// stored, so a repeat must use the same ids.
+	// Store stores as much as it can and releases the plan. If the result final is true, repeats of
+	// the request get the same answer. If err is not nil and the result touched is true, some
+	// records may be stored, so a repeat must use the same ids.
 	Store(ctx context.Context) (answer Answer, final, touched bool, err error)
 	// Release releases the plan without storing it. Each plan gets one call: Store or Release.
 	Release()
@@ -114,8 +114,8 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 	stored, won, err := o.Idem.Reserve(ctx, r, b.Accepted)
 	switch {
 	case err != nil && m.AtLeastOnce && refusal == nil && notify.KindOf(err) == notify.KindUnavailable:
-		// Store the request under the ids of r. Reserve may have stored r although it failed. Then
-		// a repeat uses the same ids.
+		// Store the request under the ids of r, because Reserve may have stored r although it
+		// failed. Then a repeat uses the same ids.
 		a, _, _, err := p.Store(ctx)
 		a.Unguarded = err == nil
 		return a, err
@@ -141,8 +141,8 @@ func (o *Once) freezeBasis(r *engine.Reservation, p Plan) {
 	r.Expires = r.Accepted + max(o.Keep.Milliseconds(), r.Fire-r.Accepted+o.Grace.Milliseconds())
 }
 
-// answerRepeat answers a request whose key is already reserved. stored is the reservation that the
-// store has. mine is the reservation that this request tried to store.
+// answerRepeat answers a request whose key is already reserved. The parameter stored is the
+// reservation that the store has, and mine is the reservation that this request tried to store.
 func (o *Once) answerRepeat(ctx context.Context, stored, mine engine.Reservation, plan func(Basis) (Plan, error)) (Answer, error) {
 	running := &notify.Error{Kind: notify.KindConflict, Code: "idempotency_running", Field: "Idempotency-Key", Msg: "another request with this key is still running", RetryAfter: retryRunning}
 	switch {
@@ -228,8 +228,9 @@ func (o *Once) hitKillpoint(point string) {
 	killpoint.Hit(point)
 }
 
-// releaseOrKeep ends the work on a key whose request got no answer. touched means that some records
-// of the request may be stored. Then the reservation stays, so that a repeat uses the same ids.
+// releaseOrKeep ends the work on a key whose request got no answer. If the parameter touched is
+// true, some records of the request may be stored. Then the reservation stays, so that a repeat
+// uses the same ids.
 func (o *Once) releaseOrKeep(ctx context.Context, r engine.Reservation, touched bool) {
 	if touched {
 		o.endLease(ctx, r)

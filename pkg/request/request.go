@@ -140,8 +140,8 @@ func TooManyItems(maxItems int) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("the batch has more than %d items, which is the maximum", maxItems)}
 }
 
-// AppendProblem appends {"error":{code,field,detail}}, the result of a refused item. It omits field
-// if the error names no field.
+// AppendProblem appends {"error":{code,field,detail}}, the result of a refused item. It omits
+// "field" if the error names no field.
 func AppendProblem(b []byte, err error) []byte {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {

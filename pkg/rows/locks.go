@@ -23,8 +23,8 @@ type keyLock struct {
 	refs int           // number of goroutines that have the lock or wait for it
 }
 
-// NewLocks returns Locks in which no key is locked. After the channel failed is closed,
-// Lock returns the result of cause(). If the context of a call ends, Lock returns the
+// NewLocks returns Locks in which no key is locked. The parameter failed is a channel: after it is
+// closed, Lock returns the result of cause(). If the context of a call ends, Lock returns the
 // result of contextErr(ctx).
 func NewLocks(failed <-chan struct{}, cause func() error, contextErr func(context.Context) error) *Locks {
 	return &Locks{failed: failed, cause: cause, contextErr: contextErr, held: map[string]*keyLock{}}
@@ -107,8 +107,8 @@ func (k *Locks) unlockKeys(keys []string) {
 	}
 }
 
-// unref removes one reference to l. With the last reference it also removes l from the map
-// held. The caller must hold mu.
+// unref removes one reference to l. With the last reference it also removes l from the map of the
+// keys in use (held). The caller must hold mu.
 func (k *Locks) unref(key string, l *keyLock) {
 	if l.refs--; l.refs == 0 {
 		delete(k.held, key)

@@ -17,15 +17,15 @@ type Due struct {
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast counts the timers that are due in [start, end), by minute and kind. start and end are in
-// ms since 1970. It reads the timer rows. After maxRows rows it stops and returns complete as
+// Forecast counts the timers that are due in [start, end), by minute and kind. Both times are in ms
+// since 1970. It reads the timer rows. After maxRows rows it stops, and the result complete is
 // false.
 //
 // Forecast counts what will be sent, so it also counts parked retries, and it does not count
-// cancelled notifications or old rows of moved ones. But it counts cancelled triggers: their rows
-// stay until their time, and Forecast does not read the state of each trigger. If start is the
-// current time, the first minute is incomplete: Forecast does not count timers that were released
-// earlier in that minute.
+// cancelled notifications or the old rows of moved notifications. But it counts cancelled triggers:
+// their rows stay until their time, and Forecast does not read the state of each trigger. If start
+// is the current time, the first minute is incomplete: Forecast does not count timers that were
+// released earlier in that minute.
 func (s *Service) Forecast(ctx context.Context, start, end int64, maxRows int) (due []Due, complete bool, err error) {
 	f := forecast{s: s, rowsLeft: maxRows, sums: map[dueKey]*Due{}, views: map[notify.Base]*View{}}
 	first, last := start/60_000, (end-1)/60_000

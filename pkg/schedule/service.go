@@ -78,7 +78,8 @@ func New(cfg Config) *Service {
 // View is the current state of a schedule.
 type View struct {
 	engine.Schedule
-	// State is the state in the head. Without a head it is SchedulePending, also after the release.
+	// State is the state in the schedule's head (see engine.ScheduleHead). Without a head it is
+	// SchedulePending, also after the release.
 	State   engine.ScheduleState
 	Gen     uint32
 	FireAt  int64 // fire time of the current generation, ms since 1970

@@ -40,7 +40,7 @@ func (s *Service) checkTouchable(v *View) error {
 		return conflictError("too_late", "the schedule was released at its fire time, "+formatTime(v.FireAt))
 	}
 	// Read the time first, and then call Clock to check the clock. So if the clock is set wrongly
-	// after the check, now is still right.
+	// after the check, the time that was read is still right.
 	now := time.Now()
 	if err := s.cfg.Clock(); err != nil {
 		return err // without a reliable clock it is unknown whether the schedule is due
@@ -89,8 +89,8 @@ func (s *Service) swapHead(ctx context.Context, v *View, h engine.ScheduleHead) 
 	case err == nil:
 		return got, swapLost, nil
 	}
-	// Another call may have stored an equal head. That head has the same effect, so it counts as
-	// won.
+	// Another call may have stored an equal head. That head has the same effect, so the swap counts
+	// as won.
 	got, ok, again := s.cfg.Schedules.Head(ctx, v.Base)
 	switch {
 	case again != nil:
@@ -120,7 +120,7 @@ func (v *View) applyHead(h *engine.ScheduleHead) {
 }
 
 // Cancel cancels a schedule before it is due. If the schedule is cancelled already, Cancel changes
-// nothing and returns nil. Cancel returns notify.KindConflict with error code too_late if the
+// nothing and returns nil. Cancel returns notify.KindConflict with the error code "too_late" if the
 // schedule is due, or will be due within Guard.
 //
 // After Cancel has returned nil, no provider call for the schedule starts, not even after a crash.
@@ -175,8 +175,8 @@ func (s *Service) recordCancelled(ctx context.Context, v View) {
 
 // Move changes the fire time of a schedule to newTime, in ms since 1970. A time in the past means
 // now. movedBy is the name of the caller. Move returns notify.KindInvalid if the time is too far in
-// the future or not before the notification expires. It returns notify.KindConflict with error code
-// too_late, cancelled or moved_too_often.
+// the future or not before the notification expires. It returns notify.KindConflict with the error
+// code "too_late", "cancelled" or "moved_too_often".
 //
 // After notify.KindUnavailable the schedule may or may not have been moved, so the caller must read
 // it.
@@ -224,7 +224,7 @@ func (s *Service) Move(ctx context.Context, base notify.Base, newTime int64, mov
 }
 
 // moveOnce tries to move a schedule whose hints are stored, from the state in v. If another call
-// changed the schedule first, moveOnce returns done as false, without an error.
+// changed the schedule first, the result done is false and there is no error.
 func (s *Service) moveOnce(ctx context.Context, v *View, newTime int64, movedBy string) (done bool, err error) {
 	gen := uint32(v.version + 1)
 	old, copied, err := s.copyRows(ctx, v, gen, newTime)
@@ -270,9 +270,9 @@ func (s *Service) forgetRows(ctx context.Context, ts []engine.Timer) {
 	}
 }
 
-// copyRows stores the rows of v's generation again, with the generation gen and the fire time newTime.
-// It returns the old rows and the copies. If the schedule was moved in the meantime, it returns nil
-// slices.
+// copyRows stores the rows of v's generation again, as rows of the generation gen with the fire
+// time newTime. It returns the old rows and the copies. If the schedule was moved in the meantime,
+// it returns nil slices.
 func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, newTime int64) (old, copied []engine.Timer, err error) {
 	if old, err = s.timerRows(ctx, v); err != nil {
 		return nil, nil, err

@@ -38,9 +38,10 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// FromConfig returns a secret of the configuration. If file is empty, the secret is value.
-// Otherwise it is the content of the file without the line ends at its end. An error begins with
-// key, the name of the setting for the file.
+// FromConfig returns a secret of the configuration. The configuration contains either the secret
+// itself (value) or the name of a file with the secret (file). If file is empty, FromConfig returns
+// value. Otherwise it returns the content of the file without the line ends at its end. An error
+// begins with key, the name of the setting for the file.
 func FromConfig(key, value, file string) (string, error) {
 	if file == "" {
 		return value, nil

@@ -18,9 +18,9 @@ import (
 
 const (
 	keyBytes = 32
-	// version is the prefix of a sealed text. A sealed text is sealed:v1:KEY-ID:BASE64. The base64
-	// part contains the nonce, the ciphertext and the authentication tag. If the form changes, it
-	// must still begin with "sealed:" (engine.SealedPrefix).
+	// version is the prefix of a sealed text. A sealed text has the form "sealed:v1:KEY-ID:BASE64".
+	// The base64 part contains the nonce, the ciphertext and the authentication tag. If the form
+	// changes, it must still begin with "sealed:" (engine.SealedPrefix).
 	version = "sealed:v1:"
 	// purpose is part of what AES-GCM authenticates. So Open cannot open a text that was sealed for
 	// another purpose.

@@ -78,7 +78,7 @@ type health struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// answerHealth answers that the process is running, and its version.
+// answerHealth answers that the process is running, and tells its version.
 func answerHealth(x *exchange) error {
 	return x.json(http.StatusOK, health{Status: "ok", Version: x.srv.deps.Version})
 }

@@ -26,8 +26,8 @@ import (
 // keys. If it contains private keys, only their public halves are used.
 //
 // The source also determines the algorithms. SecretFile allows only HS256. The other sources allow
-// RS256, ES256 and EdDSA, each only for its own kind of key. The tagged fields are the section auth
-// of the configuration file. The program sets the other fields.
+// RS256, ES256 and EdDSA, each only for its own kind of key. The tagged fields are the section
+// "auth" of the configuration file. The program sets the other fields.
 type AuthConfig struct {
 	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
 	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
@@ -141,8 +141,8 @@ func readHMAC(path string) (keySet, error) {
 	return keySet{{alg: "HS256", key: secret}}, nil
 }
 
-// Run refreshes a JWK set until ctx ends. With other keys it only waits. It calls report with the
-// error of each failed fetch.
+// Run refreshes a JWK set until ctx ends. With other keys it only waits. It calls the function
+// report with the error of each failed fetch.
 func (v *Verifier) Run(ctx context.Context, report func(error)) error {
 	if v.set == nil {
 		<-ctx.Done()

@@ -28,7 +28,7 @@ const (
 	maxBufferGrowth = 8
 )
 
-// body contains the body of one request. release gives its memory back.
+// body contains the body of one request. The method release gives its memory back.
 type body struct {
 	data      []byte
 	wireBytes int64 // bytes read from the connection, compressed or not
@@ -46,8 +46,8 @@ func (b *body) release() {
 	*b = body{}
 }
 
-// grow makes the buffer at least n bytes large. used is how many bytes have arrived; they are kept.
-// grow returns the error of memory.reserve.
+// grow makes the buffer at least n bytes large. The parameter used is how many bytes have arrived;
+// grow keeps them. grow returns the error of memory.reserve.
 func (b *body) grow(ctx context.Context, n int64, used int) error {
 	if b.buf != nil && int64(len(b.buf.b)) >= n {
 		return nil
@@ -67,8 +67,8 @@ func (b *body) grow(ctx context.Context, n int64, used int) error {
 }
 
 // read reads the body of r, at most limit bytes, and decompresses it if it is gzip. It reserves
-// memory in pool and counts it for the caller in callerShare. pace may be nil. While read waits for
-// memory, it extends the deadline in pace.
+// memory in pool and counts it for the caller in callerShare. While read waits for memory, it
+// extends the deadline in pace, which may be nil.
 func (b *body) read(r *http.Request, limit int64, pool *memory, callerShare *share, pace *bodyPace) error {
 	b.memory, b.share = pool, callerShare
 	if r.ContentLength > limit {
@@ -104,8 +104,8 @@ func (b *body) read(r *http.Request, limit int64, pool *memory, callerShare *sha
 	return nil
 }
 
-// readAll reads src to its end, at most limit bytes. length is the announced number of bytes, or
-// negative if the client announced none.
+// readAll reads src to its end, at most limit bytes. The parameter length is the number of bytes
+// that the client announced, or negative if it announced none.
 func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, pace *bodyPace) (n int, err error) {
 	if err := b.grow(ctx, min(initialReadSize, limit), 0); err != nil {
 		return 0, err

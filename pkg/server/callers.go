@@ -174,8 +174,8 @@ func rotateSecret(x *exchange) error {
 }
 
 // updateCaller reads, changes and stores a caller. If another request changes the caller in the
-// meantime, updateCaller starts again. After 8 tries it returns the error code caller_contended. If
-// version is not 0, it must equal the stored version.
+// meantime, updateCaller starts again. After 8 tries it returns an error with the code
+// "caller_contended". If the parameter version is not 0, it must equal the stored version.
 func updateCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
 	for range 8 {
 		c, _, err := x.srv.deps.Callers.Get(x.r.Context(), id)

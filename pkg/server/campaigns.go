@@ -17,7 +17,7 @@ import (
 
 // CampaignHolds stores which campaigns are paused or have a rate.
 type CampaignHolds interface {
-	// Get returns the hold of a campaign. ok is false if the campaign has no hold.
+	// Get returns the hold of a campaign. The result ok is false if the campaign has no hold.
 	Get(id string) (h api.CampaignHold, ok bool)
 	// Set changes the hold of a campaign and returns the new hold. actor is the name of the
 	// operator or caller that makes the change. A zero hold means that the campaign is no longer
@@ -140,21 +140,21 @@ type tally struct {
 	counted      int64
 
 	chunk notify.Chunk
-	rows  []notify.Row // rows of chunk; nil: not read yet
+	rows  []notify.Row // rows of this chunk; nil: not read yet
 }
 
 var errCountedEnough = errors.New("enough counted")
 
-// countPosition is where counting continues. base is the index of a request in the list of
-// requests. skip is how many of its receivers were already counted.
+// countPosition is where counting continues. The field base is the index of a request in the list
+// of requests, and skip is how many of its receivers were already counted.
 type countPosition struct {
 	base int
 	skip int64
 }
 
 // count counts the receivers of the requests in bases, beginning at the position start. It stops
-// after t.remaining receivers. If there are more receivers, complete is false and next is the
-// position of the first receiver that was not counted.
+// after t.remaining receivers. If there are more receivers, the result complete is false, and next
+// is the position of the first receiver that was not counted.
 func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base, start countPosition) (next countPosition, complete bool, err error) {
 	for i := start.base; i < len(bases); i++ {
 		skip := int64(0)
@@ -275,8 +275,8 @@ func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	return out, err
 }
 
-// noteCancellation stores in summary when the request was cancelled. scopes are the ids under which
-// it may have been cancelled, such as its campaign. The earliest time counts.
+// noteCancellation stores in summary when the request was cancelled. The parameter scopes contains
+// the ids under which it may have been cancelled, such as its campaign. The earliest time counts.
 func noteCancellation(x *exchange, summary *api.Summary, scopes ...string) error {
 	for _, scope := range scopes {
 		if scope == "" {

@@ -44,8 +44,9 @@ const slowStrangerAfter = 5 * time.Second
 const maxEvictSearch = 256
 
 // addConn adds c to the open connections. If maxOpen connections are already open, it first removes
-// another connection and returns it as evicted. The caller must close evicted after it has unlocked
-// mu. If no connection may be closed, ok is false and c is not added. The caller holds mu.
+// another connection and returns it (evicted). The caller must close that connection after it has
+// unlocked mu. If no connection may be closed, c is not added, and the result ok is false. The
+// caller holds mu.
 func (l *connListener) addConn(c *listenerConn) (evicted *listenerConn, ok bool) {
 	if l.open >= l.maxOpen {
 		if evicted = l.connToClose(c.source); evicted == nil {
@@ -74,8 +75,8 @@ func (l *connListener) oldestInRank(of rank) *listenerConn {
 	return nil
 }
 
-// connToClose returns the connection to close for a new connection from source. It returns nil if
-// no connection may be closed. The caller holds mu.
+// connToClose returns the connection to close for a new connection from a network (source). It
+// returns nil if no connection may be closed. The caller holds mu.
 func (l *connListener) connToClose(source netip.Prefix) *listenerConn {
 	if l.bySource[source] > l.maxOpen/2 { // this source has more than half: close one of its connections
 		for e, n := l.byRank[idleStranger].Front(), 0; e != nil && n < maxEvictSearch; e, n = e.Next(), n+1 {
@@ -274,8 +275,9 @@ type listenerConn struct {
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
-	// connListener.mu guards the next fields. since is when the connection got its rank. place is
-	// its element in the list of its rank. place is nil if the connection is in no list.
+	// connListener.mu guards the fields below. The field since is when the connection got its rank.
+	// The field place is its element in the list of its rank, or nil if the connection is in no
+	// list.
 	rank  rank
 	since time.Time
 	place *list.Element

@@ -110,7 +110,8 @@ func (x *exchange) decode(v any) error {
 }
 
 // operator returns true if the token may access the data of all callers. A request that only reads
-// needs the scope operate or observe. A request that changes something needs the scope operate.
+// needs the scope "operate" or "observe". A request that changes something needs the scope
+// "operate".
 func (x *exchange) operator() bool {
 	return x.id.Has(api.ScopeOperate) || x.isRead() && x.id.Has(api.ScopeObserve)
 }
@@ -134,7 +135,7 @@ func (x *exchange) isRead() bool {
 }
 
 // scopeAllows returns true if the token may use the route. This is so if the token has the scope of
-// the route. A token with the scope observe may also read on the routes that are for callers.
+// the route. A token with the scope "observe" may also read on the routes that are for callers.
 func (x *exchange) scopeAllows() bool {
 	if x.id.Has(x.route.scope) {
 		return true

@@ -19,9 +19,9 @@ import (
 // Identity is the caller of a verified token, with the rights of the token.
 type Identity struct {
 	Caller string // the claim sub of the token
-	// Users is the prefix of the user ids that the token may read, write and send to (claim users).
-	// Empty means all users. A token with a prefix never has operators' scopes, because operators
-	// see every user.
+	// Users is the prefix of the user ids that the token may read, write and send to (claim
+	// "users"). Empty means all users. A token with a prefix never has operators' scopes, because
+	// operators see every user.
 	Users  string
 	scopes uint8
 }

@@ -177,9 +177,10 @@ const minSecret = 32
 // maxJWKS is the largest size of a key set, in bytes.
 const maxJWKS = 1 << 20
 
-// jwks caches the keys of a JWK set that may change. It fetches the set every refresh. It also
-// fetches the set when a token names an unknown key, but not within minWait after the last fetch.
-// If fetches fail, jwks uses the last set for up to maxStale.
+// jwks caches the keys of a JWK set that may change. It fetches the set at regular intervals
+// (refresh). It also fetches the set when a token names an unknown key, but not within the time
+// minWait after the last fetch. If fetches fail, jwks uses the last set for at most the time
+// maxStale.
 type jwks struct {
 	fetch    func(ctx context.Context) ([]byte, error)
 	refresh  time.Duration
@@ -254,8 +255,8 @@ func (j *jwks) update(ctx context.Context) error {
 	}
 }
 
-// run fetches the set at once, and then at intervals of j.refresh, until ctx ends. It calls report
-// with the error of each fetch that failed.
+// run fetches the set at once, and then at intervals of j.refresh, until ctx ends. It calls the
+// function report with the error of each fetch that failed.
 func (j *jwks) run(ctx context.Context, report func(error)) error {
 	for {
 		if err := j.update(ctx); err != nil {

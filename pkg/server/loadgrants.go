@@ -21,7 +21,7 @@ type LoadGrants interface {
 	// Create makes a grant for the operator with this name. Create and Change call
 	// notify.BeforeAct.
 	Create(ctx context.Context, operator string, in api.LoadGrantRequest) (api.LoadGrant, error)
-	// Change approves or revokes a grant. state is "approved" or "revoked".
+	// Change approves or revokes a grant. The parameter state is "approved" or "revoked".
 	Change(ctx context.Context, id, operator, state string) (api.LoadGrant, error)
 	// Check returns the grant of a token that was sent to host. It looks in the grants that this
 	// process has read already. CheckStored first reads the grants from the store again.
@@ -103,8 +103,8 @@ type loadMeters struct {
 }
 
 // loadMeter limits one load grant to its rate. It accepts or refuses all messages of a request
-// together. An accepted request may have more messages than own or left, which are then below 0.
-// Later requests are refused until both numbers have grown enough.
+// together. An accepted request may have more messages than there are tokens. The number of tokens
+// (own or left) is then below 0, and later requests are refused until it has grown enough.
 type loadMeter struct {
 	until time.Time
 	id    string
@@ -112,10 +112,10 @@ type loadMeter struct {
 
 	mu sync.Mutex
 	// own is the number of tokens in this process's private bucket. With one process it enforces
-	// the rate. With several processes the shared bucket enforces the rate, and own limits this
-	// process while the shared bucket cannot be reached.
+	// the rate. With several processes the shared bucket enforces the rate, and the private bucket
+	// limits this process while the shared bucket cannot be reached.
 	own float64
-	at  time.Time // when tokens were last added to own
+	at  time.Time // when tokens were last added to the private bucket
 	// left is how many tokens this process got from the shared bucket and has not used.
 	left    float64
 	retryAt time.Time // the shared bucket was empty; do not ask it before this time

@@ -102,8 +102,8 @@ func (m *memory) adjustHeld(callerShare *share, oldSize, newSize int64) {
 
 // reserve reserves memory, so that a body may grow from oldSize to newSize bytes. It charges the
 // difference to callerShare, which is nil for bodies without a caller. It waits up to m.wait. If
-// the bytes do not become free in time, or ctx ends, it returns an error with the error code busy
-// or caller_memory.
+// the bytes do not become free in time, or ctx ends, it returns an error with the code "busy" or
+// "caller_memory".
 func (m *memory) reserve(ctx context.Context, callerShare *share, oldSize, newSize int64) error {
 	m.mu.Lock()
 	// If an earlier body waits for free memory, a later body must wait too. Otherwise small bodies

@@ -113,8 +113,8 @@ func laneWaitReason(d *Deps, e *notify.Envelope) string {
 type pending struct {
 	open         bool              // some attempt has no outcome yet
 	deferred     *notify.Exception // the open deferral that ends first
-	attempt      uint16            // attempt number in the row from which deferred or claimed was read
-	heldByWorker bool              // a worker holds the notification; deferred has the reason
+	attempt      uint16            // attempt number in the row of the deferral or the claim
+	heldByWorker bool              // a worker holds the notification; the deferral has the reason
 	claimed      *notify.Row       // row of a worker that has claimed the notification
 }
 

@@ -44,8 +44,8 @@ type openBody struct {
 }
 
 // addBody adds a body that is read from conn. If there are maxReading bodies, it stops the read of
-// the oldest body. The returned function leave removes the body and reports whether its read was
-// stopped. conn is not used after leave.
+// the oldest body. It returns the function leave, which removes the body and reports whether its
+// read was stopped. After the call of leave, conn is not used any more.
 func (g *openBodies) addBody(conn *http.ResponseController) (leave func() (cutOff bool)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -18,8 +18,8 @@ type Lanes interface {
 	// Set pauses or resumes a lane, for the operator with this name. When Set returns nil, the
 	// change is durable. It returns notify.KindNotFound if no lane has the name.
 	Set(ctx context.Context, name, operator string, change api.LaneChange) (api.Lane, error)
-	// Paused returns when a lane was paused, by which operator and for which reason. ok is false if
-	// the lane is not paused.
+	// Paused returns when a lane was paused, by which operator and for which reason. The result ok
+	// is false if the lane is not paused.
 	Paused(lane notify.Lane) (since time.Time, operator, reason string, ok bool)
 }
 
@@ -39,8 +39,9 @@ type Suppressions interface {
 	// position means that this page is the last.
 	Suppressions(ctx context.Context, q users.SuppressionQuery) (page []users.Suppression, next []byte, err error)
 	// LiftSuppression removes the suppression of an address from the user's profile, or from every
-	// profile if user is empty. lifted is how many profiles had the suppression. stillSuppressed is
-	// true if another profile still has it. LiftSuppression calls notify.BeforeAct.
+	// profile if user is empty. The result lifted is how many profiles had the suppression, and
+	// stillSuppressed is true if another profile still has it. LiftSuppression calls
+	// notify.BeforeAct.
 	LiftSuppression(ctx context.Context, user, address string) (lifted int, stillSuppressed bool, err error)
 }
 

@@ -21,7 +21,8 @@ import (
 type query map[string]string
 
 // readQuery reads a request's parameters strictly. Each parameter may be given once, must be valid
-// for its kind, and must be in spec. spec lists the parameters of the route, separated by spaces:
+// for its kind, and must be listed in spec. The parameter spec lists the parameters of the route,
+// separated by spaces:
 //
 //	a           a text
 //	a=operator  a text; ignored unless an operator sends it
@@ -64,7 +65,8 @@ func (x *exchange) readQuery(spec string) error {
 	return nil
 }
 
-// checkParam checks a parameter of this kind. If s is valid, it returns an empty error code.
+// checkParam checks the value s of a parameter of this kind (see readQuery). If s is valid, it
+// returns an empty error code. Otherwise it returns the error code and the rule that s breaks.
 func checkParam(kind, s string) (code, rule string) {
 	if kind == "" || kind == "operator" || s == "" {
 		return "", ""
@@ -139,7 +141,7 @@ func (q query) moment(name string) int64 {
 func (x *exchange) pageSize() int { return x.query.number("limit", x.srv.cfg.PageSize) }
 
 // cursorPosition returns the position in the request's cursor. It returns notify.KindInvalid if the
-// cursor was made with other strings in bound.
+// cursor was made with other strings than those in bound.
 func (x *exchange) cursorPosition(bound []string) ([]byte, error) {
 	return x.srv.cursors.openCursor(x.query.text("cursor"), bound...)
 }

@@ -101,8 +101,9 @@ func (c *callerTable) admitRequest(ctx context.Context, id string, now time.Time
 // tokenLease contains the tokens that this process has taken from a caller's shared bucket and not
 // used yet.
 //
-// A lease has about as many tokens as the process uses in leaseTarget. Unused tokens are lost for
-// the other processes. So large leases in many processes would refuse a caller far below its rate.
+// A lease has about as many tokens as the process uses in the time leaseTarget. Unused tokens are
+// lost for the other processes. So large leases in many processes would refuse a caller far below
+// its rate.
 type tokenLease struct {
 	mu        sync.Mutex
 	size      int       // tokens when the lease began
@@ -116,8 +117,8 @@ const (
 	leaseShare    = 20 // a lease has at most 1/leaseShare of a second's requests
 )
 
-// takeToken uses one token. If there is no token, ok is false and wait is the time until the next
-// token is available.
+// takeToken uses one token. If there is no token, the result ok is false, and wait is the time
+// until the next token is available.
 func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTokens, bucket string, perSecond float64, burst int) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,8 +135,8 @@ func (l *tokenLease) takeToken(ctx context.Context, now time.Time, from SharedTo
 }
 
 // nextSize returns the number of tokens in the next lease. It is the number that the process uses
-// in leaseTarget at its speed during the last lease. It is at most twice the number of tokens that
-// the process used from the last lease.
+// in the time leaseTarget at its speed during the last lease, but at most twice the number of
+// tokens that the process used from the last lease.
 func (l *tokenLease) nextSize(now time.Time) int {
 	used := float64(l.size - l.remaining)
 	if passed := now.Sub(l.taken); passed > 0 {

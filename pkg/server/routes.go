@@ -74,9 +74,9 @@ func fixedAction(action string) describeFunc {
 // maxShown is how many bytes of a body an audit row may show.
 const maxShown = 1 << 10
 
-// bodyAction returns a describeFunc that computes the name of the act from the body. If the body is
-// not exactly a T in JSON, the function name gets the zero value of T. If shows is true, the audit
-// row also shows the body.
+// bodyAction returns a describeFunc that decodes the body and gets the name of the act from the
+// function in the parameter name. If the body is not exactly a T in JSON, that function gets the
+// zero value of T. If the parameter shows is true, the audit row also shows the body.
 func bodyAction[T any](shows bool, name func(*T) string) describeFunc {
 	return func(body []byte) (string, json.RawMessage) {
 		in := new(T)

@@ -27,7 +27,7 @@ type Schedules interface {
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
 	Move(ctx context.Context, base notify.Base, fireAt int64, actor string) (schedule.View, error)
 	// Forecast counts for each minute what is due in [start, end), in ms since 1970. It reads at
-	// most maxRows rows. If there are more rows, complete is false.
+	// most maxRows rows. If there are more rows, the result complete is false.
 	Forecast(ctx context.Context, start, end int64, maxRows int) (due []schedule.Due, complete bool, err error)
 }
 
@@ -46,7 +46,7 @@ func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 }
 
 // findWaiting finds a notification that is not in the history, because it is scheduled for later or
-// was cancelled before its release. fanout has the same meaning as in findNotification.
+// was cancelled before its release. The result fanout has the same meaning as in findNotification.
 func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, err error) {
 	v, err := findSchedule(x, id.Base)
 	switch {

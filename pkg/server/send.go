@@ -18,8 +18,9 @@ func sendFanout(d *Deps) sendFunc     { return d.Intake.Fanout }
 func createTrigger(d *Deps) sendFunc  { return d.Triggers.Register }
 func createTriggers(d *Deps) sendFunc { return d.Triggers.RegisterBatch }
 
-// sendHandler makes a handler that passes the body to intake or to triggers. Each route has its own
-// keys, so the same key may be used on two routes.
+// sendHandler makes a handler that passes the body to a method of a service in Deps, for example to
+// Intake.Single. The function in the parameter to chooses the method. Each route has its own
+// Idempotency-Keys, so the same key may be used on two routes.
 func sendHandler(to func(*Deps) sendFunc) handler {
 	return func(x *exchange) error {
 		name := x.r.Pattern // set by ServeMux, e.g. "POST /v1/triggers"

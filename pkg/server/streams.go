@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// failedFeed returns the caller's failures after a position. With the parameter wait it waits for
-// the next failure if there is none yet. So a service can follow the feed.
+// failedFeed returns the caller's failures after a position. With the query parameter "wait" it
+// waits for the next failure if there is none yet. So a service can follow the feed.
 func failedFeed(x *exchange) (api.FailedPage, error) {
 	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
 	wait, _ := parseSpan(x.query.text("wait"))
@@ -31,7 +31,7 @@ func failedFeed(x *exchange) (api.FailedPage, error) {
 	return page, err
 }
 
-// waitFeed polls until the feed has an entry, maxWait is over, or the server drains.
+// waitFeed polls until the feed has an entry, the time maxWait has passed, or the server drains.
 func waitFeed(x *exchange, after uint64, maxWait time.Duration) ([]engine.DeadLetter, error) {
 	ctx := x.r.Context()
 	over := time.NewTimer(maxWait)

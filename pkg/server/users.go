@@ -31,8 +31,8 @@ func getUser(x *exchange) (u api.User, err error) {
 	return u, err
 }
 
-// putUser stores a user's profile. It ignores suppressed in the body, because only providers report
-// dead addresses.
+// putUser stores a user's profile. It ignores the field "suppressed" of the body, because only
+// providers report dead addresses.
 func putUser(x *exchange, u api.User) (api.UserVersion, error) {
 	id, err := userID(x)
 	if err == nil && u.UserID != "" && u.UserID != id {
@@ -179,7 +179,7 @@ func listNotifications(x *exchange) (page api.UserHistory, err error) {
 }
 
 // getContent returns the content and the addresses of a notification. It is for the caller that
-// sent the notification, and for operators, whose reads are audited. The scope observe is not
+// sent the notification, and for operators, whose reads are audited. The scope "observe" is not
 // enough, because the content may contain a sign-in code.
 func getContent(x *exchange) (c api.NotificationContent, err error) {
 	address := x.query.text("address")

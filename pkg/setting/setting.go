@@ -5,10 +5,10 @@
 //	Format  string        `default:"json" oneof:"json text"`
 //	Proxy   string        `is:"url" empty:"yes"`
 //
-// The tags are: default; min, max and above for numbers and durations; oneof for words; and "is"
-// for texts of a certain form, such as a URL (the caller of Check supplies a function for each
-// form). The tag "empty" exempts the zero value from every rule. A tag that cannot be parsed is a
-// mistake in the program and causes a panic.
+// The tags are: "default"; "min", "max" and "above" for numbers and durations; "oneof" for words;
+// and "is" for texts of a certain form, such as a URL (the caller of Check supplies a function for
+// each form). The tag "empty" exempts the zero value from every rule. A tag that cannot be parsed
+// is a mistake in the program and causes a panic.
 package setting
 
 import (
@@ -79,7 +79,7 @@ func Fill[T any](c T) T {
 	return c
 }
 
-// setDefault parses text, the tag default, and assigns it to v.
+// setDefault parses the text of the tag "default" and assigns the value to v.
 func setDefault(v reflect.Value, text string) {
 	switch v.Interface().(type) {
 	case []string:
@@ -103,9 +103,9 @@ func setDefault(v reflect.Value, text string) {
 	}
 }
 
-// parseNumber parses the text of a tag (min, max, above or default) for a value of v's type. text
-// is a duration, or a number that may contain underscores and may end with MiB or KiB. parseNumber
-// panics if text is neither.
+// parseNumber parses the text of a tag ("min", "max", "above" or "default") for a value of v's
+// type. The text is a duration, or a number that may contain underscores and may end with MiB or
+// KiB. parseNumber panics if the text is neither.
 func parseNumber(v reflect.Value, text string) float64 {
 	if _, ok := v.Interface().(time.Duration); ok && text != "0" {
 		d, err := time.ParseDuration(text)
@@ -127,8 +127,8 @@ func parseNumber(v reflect.Value, text string) float64 {
 	return n * unit
 }
 
-// Range describes in words which values the tags min, max and above allow. It returns "" if the field
-// has none of these tags.
+// Range describes in words which values the tags "min", "max" and "above" allow. It returns "" if
+// the field has none of these tags.
 func (f Field) Range() string {
 	least, most, above := f.Tag.Get("min"), f.Tag.Get("max"), f.Tag.Get("above")
 	switch {
@@ -149,10 +149,10 @@ func (f Field) Range() string {
 // Fault is a value that breaks a rule. Text states the rule.
 type Fault struct{ Key, Text string }
 
-// Check returns those values of a struct that break their rules. c points to the struct. forms has
-// one function for each value of the tag "is". The function returns what is wrong with a text, or
-// "" if nothing is wrong. For a list Check calls it for each item. If forms is nil, Check ignores
-// the tag "is".
+// Check returns those values of a struct that break their rules. The parameter c points to the
+// struct. The map forms has one function for each value of the tag "is". The function returns what
+// is wrong with a text, or "" if nothing is wrong. For a list Check calls it for each item. If the
+// map is nil, Check ignores the tag "is".
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
@@ -207,9 +207,9 @@ func (f Field) outOfRange() string {
 	return fmt.Sprintf("%v is not %s", f.Value.Interface(), allowed)
 }
 
-// Err checks the configuration struct of a package, to which c points. name is the name of the
-// package; the Field of the error begins with it. Err returns the first value that breaks its rule
-// as notify.KindInvalid with the code bad_config, or nil.
+// Err checks the configuration struct of a package, to which c points. The parameter name is the
+// name of the package; the Field of the error begins with it. Err returns notify.KindInvalid with
+// the code "bad_config" for the first value that breaks its rule, or nil if there is none.
 func Err(name string, c any) error {
 	if faults := Check(c, nil); len(faults) > 0 {
 		return notify.Invalid("bad_config", name+"."+faults[0].Key, faults[0].Text)

@@ -68,8 +68,8 @@ func (t *tokenChecker) checkToken(r *http.Request, now time.Time) string {
 }
 
 // useToken records the token of a request. It returns false if the connection changes its token
-// less than floor after its last change. From then on it returns false for every request until
-// floor has passed since the last change.
+// again before the time floor has passed since the last change. From then on it returns false for
+// every request until that time has passed.
 func (c *apnsConn) useToken(token string, now time.Time, floor time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

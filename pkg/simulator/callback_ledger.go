@@ -160,8 +160,8 @@ func (l *callLedger) add(c Call) {
 	l.oldestContent = (l.oldestContent + 1) % contentKeep
 }
 
-// countLateness counts how late the first call of a trigger is. It counts an early call in Early
-// and Timed, but not in the distribution of lateness.
+// countLateness counts how late the first call of a trigger is. It counts an early call in the
+// fields Early and Timed, but not in the distribution of lateness.
 func (l *callLedger) countLateness(c *Call) {
 	if c.Due == 0 {
 		return

@@ -40,7 +40,7 @@ type content struct {
 	parent, state  string // W3C trace context headers of the request
 }
 
-// inbox keeps the last size messages.
+// inbox keeps the latest messages; the field size is how many of them it shows.
 type inbox struct {
 	mu      sync.Mutex
 	size    int
@@ -76,7 +76,7 @@ func (b *inbox) addCall(c *providerCall, status int, outcome Outcome, now time.T
 	}
 }
 
-// messages returns the kept messages, the newest message first.
+// messages returns the latest messages, at most size of them, the newest message first.
 func (b *inbox) messages() []Message {
 	b.mu.Lock()
 	kept := slices.Clone(b.entries[max(0, len(b.entries)-b.size):])
@@ -95,9 +95,9 @@ func (b *inbox) messages() []Message {
 	return out
 }
 
-// text returns title and body as the receiver sees them, with values inserted for the tags. For a
-// template of the provider it returns only the template's id and values, because the simulator does
-// not have the template.
+// text returns the title and the body as the receiver sees them, with values inserted for the tags.
+// For a template of the provider it returns only the template's id and values, because the
+// simulator does not have the template.
 func (e *inboxEntry) text() (title, body string) {
 	if e.push != nil {
 		return e.alert()
@@ -169,8 +169,8 @@ func textOf(markup string) string {
 	return strings.TrimSpace(b.String())
 }
 
-// alert returns title and body of aps.alert. If the alert is a string, it is the body and there is
-// no title.
+// alert returns the title and the body in aps.alert. If the alert is a string, it is the body and
+// there is no title.
 func (c *content) alert() (title, body string) {
 	var p struct {
 		APS struct {

@@ -56,14 +56,15 @@ type ledgerEntry struct {
 }
 
 // Ledger counts every receiver of every request. Torture runs and load runs use it as their proof,
-// so its counts are exact. It counts the distinct (id, address) pairs that were taken, and a
-// duplicate for each further time. A user with two devices makes two pairs with one id. Addresses
-// are compared by 32 bits of a hash.
+// so its counts must be exact. It counts the distinct (id, address) pairs that were taken, and a
+// duplicate for each further time that a pair was taken. A user with two devices makes two pairs
+// with one id. Addresses are compared by 32 bits of a hash.
 //
 // The memory of a Ledger is bounded. The rest of its data is in unlinked files. There it needs 11
 // bytes for a delivered receiver of a fan-out, 38 bytes for a delivered single notification, 28
 // bytes for a row of arrivals, and 24 bytes for the order of a user at an address. A call that
-// records a receiver sometimes also writes a file. Other calls do not wait for that write.
+// records a receiver sometimes also writes a file. Other calls wait for that write only if the
+// memory is full again before it ends.
 //
 // A Ledger is safe for concurrent use.
 type Ledger struct {
@@ -99,11 +100,11 @@ type providerCount struct {
 	status map[int]uint64
 }
 
-// NewLedger returns an empty Ledger. memory is about how many bytes of memory it uses. It stores
-// the rest in files in dir, or in the system's folder for temporary files if dir is empty. The
-// memory has four equal parts: pairs that change, pairs that are being written, the order of users,
-// and the indexes of pairs on disk. The indexes grow by 2 bytes for each single notification and by
-// 0.1 bytes for each receiver of a fan-out.
+// NewLedger returns an empty Ledger. The parameter memory is the approximate number of bytes of
+// memory that the Ledger uses. The Ledger stores the rest in files in dir, or in the system's
+// folder for temporary files if dir is empty. The memory has four equal parts: pairs that change,
+// pairs that are being written, the order of users, and the indexes of pairs on disk. The indexes
+// grow by 2 bytes for each single notification and by 0.1 bytes for each receiver of a fan-out.
 func NewLedger(dir string, memory int) *Ledger {
 	l := &Ledger{dir: dir, memory: memory}
 	l.writeEnded.L = &l.mu
@@ -171,9 +172,9 @@ func (l *Ledger) recordEntry(e *ledgerEntry) {
 	l.spillIfFull()
 }
 
-// spillIfFull writes pairs and arrivals to disk if memory is full. It also merges orders if a merge
-// is due. It releases the lock during a write. If memory is full and another call is writing, it
-// first waits for that write. The caller holds the lock.
+// spillIfFull writes pairs and arrivals to disk if memory is full. It also merges the order events
+// if a merge is due. It releases the lock during a write or a merge. If memory is full and another
+// call is writing, it first waits for that write. The caller holds the lock.
 func (l *Ledger) spillIfFull() {
 	for l.pairs.isFull(len(l.arrivals.growing)) {
 		if l.writing {
@@ -201,8 +202,8 @@ func (l *Ledger) spillIfFull() {
 }
 
 // mergeOrders compares the waiting order events. It releases the lock during the merge. If another
-// call is merging, mergeOrders returns at once. But if wait is true, it waits for that call and
-// then merges too. The caller holds the lock.
+// call is merging, mergeOrders returns at once. But if the parameter wait is true, it waits for
+// that call and then merges too. The caller holds the lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {
@@ -231,8 +232,8 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// parseID returns the key of an id. If text is not a notification id, foreign is true and the key
-// is a hash of the text.
+// parseID returns the key of an id. If the text is not a notification id, the result foreign is
+// true and the key is a hash of the text.
 func parseID(text string) (id notify.ID, foreign bool) {
 	id, err := notify.ParseID(text)
 	if err == nil {

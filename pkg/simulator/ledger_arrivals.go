@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival stands for N ids of one base. They were delivered for the first time, and directly after
-// each other.
+// Arrival stands for N ids of one base that were delivered for the first time, directly after each
+// other.
 type Arrival struct {
 	Base notify.Base
 	At   time.Time // when the first of these ids came; the last id came at most arrivalWindow later
@@ -38,14 +38,14 @@ func ParseArrivals(b []byte) ([]Arrival, error) {
 }
 
 // arrivalLog holds all arrivals in order. A cursor is the number of a row. The lock of the ledger
-// guards all fields. Only write runs without the lock.
+// guards all fields. Only the method write runs without the lock.
 type arrivalLog struct {
 	dir         string
 	f           *os.File // nil until the first write
 	onDisk      int64    // number of rows in f
 	frozen      []byte   // rows that are being written to f; nothing changes them
-	growing     []byte   // rows that were added after frozen
-	spare       []byte   // memory for the next growing
+	growing     []byte   // rows that were added after the frozen rows
+	spare       []byte   // memory that is used next for growing
 	lastRowOpen bool     // true: the last row may still grow, because no reader has seen it
 }
 

@@ -22,8 +22,9 @@ type orderEvent struct {
 	firstTry, firstDelivery bool
 }
 
-// compare compares e with the earlier events of its user. now is the new state of the user. lateTry
-// is true if the attempt is out of order, and late is true if the delivery is out of order.
+// compare compares e with the earlier events of its user. The result now is the new state of the
+// user. The result lateTry is true if the attempt is out of order, and late is true if the delivery
+// is out of order.
 func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) {
 	now = was
 	if e.firstTry {
@@ -39,18 +40,18 @@ func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) 
 // as soon as it comes. Later the users are in a file, sorted by key. Then events wait in memory
 // until there are so many that it pays to read and write the whole file once.
 //
-// The lock of the ledger guards all fields. Only merge runs without the lock: between freeze and
-// mergeEnded, only merge uses file and merging.
+// The lock of the ledger guards all fields. Only the method merge runs without the lock: between
+// the calls of freeze and mergeEnded, it alone uses the fields file and merging.
 type userOrders struct {
 	dir         string
 	maxInMemory int // largest number of users in memory
 	mergeAt     int // number of waiting events at which a merge is due
 
-	users   map[uint64]userOrder // nil: the users are in file
+	users   map[uint64]userOrder // nil: the users are in the file
 	file    *os.File
-	inFile  int // number of users in file
+	inFile  int // number of users in the file
 	waiting []orderEvent
-	merging []orderEvent // events that merge is comparing
+	merging []orderEvent // events that are compared by the merge in progress
 	err     error        // first error of a merge
 
 	late, lateTries uint64 // number of deliveries and of attempts that came out of order
@@ -62,9 +63,9 @@ func newUserOrders(dir string, budget int) *userOrders {
 	return &userOrders{dir: dir, maxInMemory: max(budget/64, 1), mergeAt: max(budget/4/24, 1), users: map[uint64]userOrder{}}
 }
 
-// addEvent adds an event. If the users are in memory, it compares the event at once, and before is
-// the state of the user before the event. Otherwise the event waits for a merge, and the results
-// are zero.
+// addEvent adds an event. If the users are in memory, it compares the event at once, and the result
+// before is the state that the user had until then. Otherwise the event waits for a merge, and the
+// results are zero.
 func (o *userOrders) addEvent(e *orderEvent) (before userOrder, lateTry, late bool) {
 	if o.users == nil {
 		if o.err == nil {

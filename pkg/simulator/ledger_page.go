@@ -8,7 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// pageSize is the number of neighbours of a fan-out that share a page: one for each bit of a word.
+// pageSize is the number of neighbouring receivers of a fan-out that share a page: one for each bit
+// of a word.
 const pageSize = 64
 
 // pageKey identifies a page. A page has up to pageSize neighbouring receivers of a fan-out, or one
@@ -131,7 +132,8 @@ func (t *pairTable) placeOf(k *pageKey) (uint32, bool) {
 }
 
 // slotOf returns slot i of a page. If the table does not contain the slot, it returns an unused
-// slot. In this case alone is true if the slot has certainly no older version in another place.
+// slot. In this case the result alone is true if it is certain that no other place has an older
+// version of the slot.
 func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	at, ok := t.placeOf(k)
 	switch {
@@ -147,8 +149,8 @@ func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
 	return pairSlot{}, p.onlyVersion
 }
 
-// setSlot sets slot i of a page. Before it adds a new page, it calls alone, which returns true if
-// the page has no older version in another place.
+// setSlot sets slot i of a page. Before it adds a new page, it calls the function alone, which
+// returns true if the page has no older version in another place.
 func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey) bool) {
 	at, ok := t.placeOf(k)
 	if !k.fan {

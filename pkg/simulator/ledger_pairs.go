@@ -29,7 +29,7 @@ type pairStore struct {
 	runs        []*ledgerRun
 	runKeys     []pageKey // memory for the keys that writeRun sorts
 	err         error     // first error of the disk; counts may be wrong after it
-	pageBuf     pairPage  // buffer that newest and loadPage use
+	pageBuf     pairPage  // buffer that newestVersion and loadPage use
 	layers      uint16    // number of the highest layer
 }
 
@@ -67,8 +67,8 @@ func (p *pairStore) isAlone(k *pageKey) bool {
 	return !slices.ContainsFunc(p.runs, func(r *ledgerRun) bool { return r.mayHold(k) })
 }
 
-// loadPage collects the newest versions of all slots of a page in page. It returns false if no slot
-// is used.
+// loadPage collects the newest versions of all slots of the page k in the parameter page. It
+// returns false if no slot is used.
 func (p *pairStore) loadPage(k *pageKey, page *pairPage) bool {
 	p.hotTable.loadPage(k, page)
 	if p.frozenTable != nil && p.frozenTable.loadPage(k, &p.pageBuf) {

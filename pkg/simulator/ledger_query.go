@@ -277,9 +277,9 @@ func (l *Ledger) Bases() []BaseCount {
 	return out
 }
 
-// Duplicates returns up to limit pairs that were taken more than once. recent has the details of
-// the last duplicates, in order. Duplicates stops reading when it has found all duplicates or limit
-// pairs.
+// Duplicates returns up to limit pairs that were taken more than once. The result recent has the
+// details of the last duplicates, in order. Duplicates stops reading when it has found all
+// duplicates or limit pairs.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
 	rest := l.Summary().Duplicates

@@ -35,7 +35,8 @@ const (
 )
 
 // conn is one connection. Two goroutines serve it: the reader (runReader) and the writer
-// (runWriter). Each of them owns the fields in its section below. mu guards the fields after mu.
+// (runWriter). Each of them owns the fields in its section below. The mutex mu guards the fields
+// below it.
 type conn struct {
 	pool *Pool
 	nc   net.Conn
@@ -163,8 +164,8 @@ func (c *conn) wakeWriter() {
 	}
 }
 
-// freeStreams returns how many requests may be started now. An unproven connection carries one
-// request at a time. The caller holds mu.
+// freeStreams returns how many requests may be started now. A connection that is not proven (see
+// Proven) carries one request at a time. The caller holds mu.
 func (c *conn) freeStreams() int {
 	if c.draining || c.err != nil {
 		return 0
@@ -176,7 +177,8 @@ func (c *conn) freeStreams() int {
 	return max(0, min(limit-len(c.streams), int(int64(lastStreamID)-int64(c.nextID)+2)/2))
 }
 
-// publishFree publishes freeStreams to the pool. The caller holds mu.
+// publishFree tells the pool how many requests may be started now (see freeStreams). The caller
+// holds mu.
 func (c *conn) publishFree() { c.freeCount.Store(int64(c.freeStreams())) }
 
 // startDraining stops the connection from accepting requests. The caller holds mu.
@@ -220,9 +222,10 @@ func (c *conn) removeStream(r *Request) {
 }
 
 // endStream removes a stream from the connection. If mayRepeat is true and the request may be tried
-// once more, endStream queues the request again. Otherwise it appends the request to ended, and the
-// caller must deliver the requests in ended. mayRepeat may be true only if the server did not
-// process the request, or cannot have received all of it. The caller holds mu.
+// once more, endStream queues the request again. Otherwise it appends the request to the slice
+// ended and returns the slice; the caller must deliver the requests in it. mayRepeat may be true
+// only if the server did not process the request, or cannot have received all of it. The caller
+// holds mu.
 func (c *conn) endStream(ended []*Request, r *Request, f Failure, mayRepeat bool) []*Request {
 	c.removeStream(r)
 	if r.headArrived {

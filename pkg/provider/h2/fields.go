@@ -44,7 +44,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 }
 
 // appendInt appends n as an HPACK integer (RFC 7541, 5.1). The integer begins in the lowest bits of
-// its first byte; the parameter bits says in how many. The other bits of that byte come from first.
+// its first byte; the parameter bits says in how many. The other bits of that byte come from the
+// parameter first.
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {

@@ -44,8 +44,8 @@ type Config struct {
 	Timeout time.Duration `default:"10s"`
 	// DialTimeout is the time limit of Dial and the exchange of the first frames together.
 	DialTimeout time.Duration `default:"5s"`
-	// After PingAfter without a byte from the server, a connection sends a PING. PingTimeout is the
-	// time limit for the answer to the PING.
+	// A connection sends a PING if no byte has come from the server for the time PingAfter.
+	// PingTimeout is the time limit for the answer to the PING.
 	PingAfter   time.Duration `default:"30s"`
 	PingTimeout time.Duration `default:"10s"`
 	// WriteTimeout is the time limit of one write.
@@ -62,8 +62,9 @@ type Config struct {
 	firstID uint32 // first stream id of a connection, for tests
 }
 
-// Pool keeps Size connections open and sends queued requests on them. If all connections are full,
-// requests wait; the pool opens no further connections. It is safe for concurrent use.
+// Pool keeps a fixed number of connections open (Config.Size) and sends queued requests on them. If
+// all connections are full, requests wait; the pool opens no further connections. It is safe for
+// concurrent use.
 //
 // Lock order: a goroutine that needs both locks takes a connection's lock before the pool's lock.
 type Pool struct {

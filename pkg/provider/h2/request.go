@@ -53,8 +53,8 @@ func (d *Down) Unwrap() error { return d.Err }
 // Request is one POST. The pool owns it from Submit until the batch returns it. At all other times
 // the caller may read and write it, and may submit it again.
 type Request struct {
-	// The next fields are the request. Path is the value of :path. OwnFields contains the encoded
-	// fields that only this request has (see AppendField).
+	// The fields in this block are the request. Path is the value of :path. OwnFields contains the
+	// encoded fields that only this request has (see AppendField).
 	Fields    *Fields
 	Path      []byte
 	OwnFields []byte
@@ -62,7 +62,7 @@ type Request struct {
 
 	Tag int // for the caller's own use
 
-	// The next fields are the result. Answer is valid until the request is submitted again.
+	// The fields below are the result. Answer is valid until the request is submitted again.
 	Failure Failure
 	// If the request failed and Sent is true, the server may have received the whole request. If
 	// the request was answered, Sent is false.

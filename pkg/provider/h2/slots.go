@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// Dialer returns a Config.Dial that connects to address, host:port. With a TLS configuration the
-// server must agree to "h2" by ALPN. Without a TLS configuration the server must accept HTTP/2
-// without negotiation ("prior knowledge"). The name is resolved for every connection.
+// Dialer returns a function for Config.Dial. The function connects to the given address, which has
+// the form host:port. With a TLS configuration the server must agree to "h2" by ALPN. Without a TLS
+// configuration the server must accept HTTP/2 without negotiation ("prior knowledge"). The host
+// name is resolved again for every connection.
 func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, error) {
 	d := &net.Dialer{KeepAlive: 30 * time.Second}
 	if t == nil {
@@ -40,7 +41,7 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 }
 
 // Run keeps the connections open until ctx ends. Then it ends queued requests as NoConnection,
-// waits at most Timeout for requests on connections, and closes all connections.
+// waits at most Config.Timeout for requests on connections, and closes all connections.
 func (p *Pool) Run(ctx context.Context) error {
 	var slots, conns sync.WaitGroup
 	for range p.cfg.Size {
