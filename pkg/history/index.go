@@ -204,7 +204,7 @@ type sortedIndex struct {
 }
 
 // find appends to dst the ordinals of the entries that match h in the bits that the index
-// contains. It reads the file twice. The parameter buf is scratch memory; find returns it,
+// contains. It makes two reads of the file. The parameter buf is scratch memory; find returns it,
 // possibly grown.
 func (x sortedIndex) find(r io.ReaderAt, buf []byte, dst []uint32, h uint64) ([]uint32, []byte, error) {
 	var d [8]byte

@@ -99,9 +99,9 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Run seals, merges and removes segments until ctx ends, and then returns nil. Before Run is
-// called and after it has returned, Append waits when a partition has two full tails. An error of
-// Run means that a sync failed and the content of the disk is unknown. The process must then
+// Run seals, merges and removes segments until ctx ends, and then returns nil. While Run is not
+// running, no tail is sealed, so Append waits as soon as a partition has two full tails. An error
+// of Run means that a sync failed and the content of the disk is unknown. The process must then
 // restart. No record is lost: everything above the offsets that Sealed returns is still in the
 // log.
 func (s *Store) Run(ctx context.Context) error {
@@ -201,8 +201,8 @@ const lostSlack = time.Minute
 
 // Lost reports to the Store that the log lost records. The records were written between earliest
 // and latest (ms since 1970; 0: unknown). If a notification accepted in that period is not found,
-// queries return the code CodeRecordLost instead of notify.KindNotFound, because the notification
-// may have been lost.
+// queries return notify.KindGone with the code CodeRecordLost instead of notify.KindNotFound,
+// because the notification may have been lost.
 func (s *Store) Lost(earliest, latest int64) {
 	l := lostTime{earliest - lostSlack.Milliseconds(), latest + lostSlack.Milliseconds()}
 	if latest == 0 {
