@@ -10,10 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Append adds records in offset order. If the Store already has a record, Append skips it, so
-// the caller may safely append a range again. When Append returns, queries find the records.
-// But the records are not durable here yet: until Sealed has passed a record, only the log has
-// a durable copy. If two full tails of the partition wait to be sealed, Append waits.
+// Append adds records in offset order. If the Store already has a record, Append skips it, so the
+// caller may safely append a range again. When Append returns, queries find the records. But the
+// records are not durable here yet: until the offset that Sealed returns has passed a record,
+// only the log has a durable copy. If two full tails of the partition wait to be sealed, Append
+// waits.
 //
 // After an error the caller must append the same records again.
 func (s *Store) Append(ctx context.Context, recs ...Record) error {
@@ -31,8 +32,8 @@ func (s *Store) Append(ctx context.Context, recs ...Record) error {
 }
 
 // Advance tells the Store that it will get no more records of the partition below offset. The
-// pump calls it for records that do not exist: before the first record of the log, or lost by the
-// log.
+// pump calls it for offsets that have no record: the offsets before the first record of the log,
+// and the offsets of records that the log has lost.
 func (s *Store) Advance(tp Part, offset int64) {
 	p := s.partOf(tp)
 	p.appendMu.Lock()
@@ -128,9 +129,10 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 	return nil
 }
 
-// hashColumn appends to hs the hashes of the users in a column that has count receivers. It returns hs
-// and the first and last request index. It returns notify.ErrCorrupt for exactly the columns that
-// notify.DecodeEnvelope rejects.
+// hashColumn appends to hs the hashes of the users in a column. The parameter count is the number
+// of receivers in the column. hashColumn returns hs, and the request indexes of the first and the
+// last receiver. It returns notify.ErrCorrupt for exactly the columns that notify.DecodeEnvelope
+// rejects.
 func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, last uint32, err error) {
 	index, n := uint64(0), uint32(0)
 	for ; len(column) > 0 && n < count; n++ {
@@ -158,7 +160,7 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 		user := column[:flags>>2]
 		hs = append(hs, notify.HashUser(user))
 		column = column[len(user):]
-		for bits := flags & 3; bits != 0; bits &= bits - 1 { // address, variables
+		for bits := flags & 3; bits != 0; bits &= bits - 1 { // skip the address and the variables, if the receiver has them
 			size, m := binary.Uvarint(column)
 			if m <= 0 || size > uint64(len(column)-m) {
 				return hs, first, last, fmt.Errorf("%w: receiver number %d cannot be decoded", notify.ErrCorrupt, n)

@@ -26,11 +26,11 @@ func (s *Store) Settled(cutoff int64) map[Part]int64 {
 	return out
 }
 
-// Range calls fn with the envelope of every sealed record whose offset is in [starts, ends) of its
-// partition. It passes each envelope once, in no fixed order. If starts does not contain a
-// partition, Range reads the partition from its beginning. Range stops at the first error of fn and
-// returns it. If a chunk is damaged, Range reports it by Damaged, counts it and continues. fn may
-// use env until fn returns.
+// Range calls fn with the envelope of every sealed record whose offset is in the range
+// [starts[p], ends[p]) of its partition p. It passes each envelope once, in no fixed order. If
+// starts does not contain a partition, Range reads the partition from its beginning. Range stops
+// at the first error of fn and returns it. If a chunk is damaged, Range counts it and continues,
+// and the method Damaged reports the file. fn may use env until fn returns.
 func (s *Store) Range(ctx context.Context, starts, ends map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
 	v := s.acquireView()
 	defer v.release()
@@ -65,8 +65,8 @@ func (s *Store) Range(ctx context.Context, starts, ends map[Part]int64, fn func(
 	return damaged, nil
 }
 
-// chunkWithin reads a chunk. It returns nil if the offset of the chunk's record is not in [starts,
-// ends) of its partition.
+// chunkWithin reads a chunk. It returns nil if the offset of the chunk's record is not in the
+// range [starts[p], ends[p]) of its partition p.
 func (s *segment) chunkWithin(c uint32, starts, ends map[Part]int64) (*notify.Envelope, error) {
 	var r row
 	if err := s.row(c, &r); err != nil {

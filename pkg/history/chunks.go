@@ -9,16 +9,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Chunks calls fn with the sealed original chunks at or above the offset starts[partition]
-// (missing: 0), for requests that were accepted at or after since (ms since 1970). A scheduled
-// notification may be appended long after its request was accepted. So if all records of a
-// segment were appended at or after since, fn also gets the chunks of earlier requests in that
-// segment.
+// Chunks calls fn with each sealed original chunk whose offset is at least starts[partition] (0
+// if the map has no such entry) and whose request was accepted at or after the time since (ms
+// since 1970). A scheduled notification may be appended long after its request was accepted. So
+// if all records of a segment were appended at or after that time, fn also gets the chunks of
+// earlier requests in that segment.
 //
 // Chunks returns the offset up to which each partition is sealed. Later records are only in the
-// log. The Found contains no receiver. fn must not keep the Found, but may keep its slices. A
-// damaged segment is an error, because with an incomplete history an audit proves nothing. Only
-// one chunk is in memory at a time.
+// log. The Found that fn gets contains no receiver. fn must not keep the Found, but may keep its
+// slices. A damaged segment is an error, because with an incomplete history an audit proves
+// nothing. Only one chunk is in memory at a time.
 func (s *Store) Chunks(ctx context.Context, starts map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	sealed := s.Sealed() // before the view is acquired, so that the view has everything below these offsets
 	l := &lookup{s: s, view: s.acquireView()}
@@ -91,9 +91,9 @@ func damagedHistory(err error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "part of the history is damaged", Err: err}
 }
 
-// Counted returns the offset of the copy of a chunk that an audit counts. A repeated request
-// writes the same chunks again, so a partition may have several copies of f with the same
-// receivers. The audit counts only the first copy.
+// Counted returns the offset of the one copy of the chunk f that an audit counts. A repeated
+// request writes the same chunks again, so a partition may have several copies of f with the same
+// receivers. The audit counts only the first of them.
 func (s *Store) Counted(f *engine.Found) (int64, error) {
 	p := Part{f.Topic, f.LogPart}
 	first, last := indexBounds(f.Envelope.Receivers)
@@ -205,9 +205,9 @@ func (s *Store) Has(base notify.Base) (bool, error) {
 // been removed.
 func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }
 
-// Oldest returns the time of the oldest record in a sealed segment, in ms since 1970. If there is no
-// sealed segment, it returns the time now. It includes segments whose retention is over but which
-// wait for the archive.
+// Oldest returns the time of the oldest record in a sealed segment, in ms since 1970. If there is
+// no sealed segment, it returns the parameter now. It includes segments whose retention is over
+// but which wait for the archive.
 func (s *Store) Oldest(now time.Time) int64 {
 	v := s.acquireView()
 	defer v.release()

@@ -17,7 +17,7 @@ import (
 type lookup struct {
 	s       *Store
 	view    *segmentView
-	held    []*blob // files of the tails that the query reads, until release
+	held    []*blob // files of the tails that the query reads; kept open until the lookup is released
 	damaged error   // the first damage found; a notification that was not found may be there
 	buf     []byte
 	ords    []uint32
@@ -32,8 +32,8 @@ type chunk struct {
 	tail    *tail
 }
 
-// beginLookup calls visit with every tail under its lock. If visit returns true, the lookup
-// keeps the tail's file open until release.
+// beginLookup calls the function visit with every tail, under the lock of the tail's partition.
+// If the function returns true, the tail's file stays open until the lookup is released.
 func (s *Store) beginLookup(visit func(*partition, *tail) bool) *lookup {
 	l := &lookup{s: s}
 	for _, p := range s.allParts() {
@@ -109,8 +109,8 @@ func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 	return true
 }
 
-// chunksOf returns the chunks of a request. It calls want with the row of each chunk and skips
-// the chunk if want returns false.
+// chunksOf returns the chunks of a request. It calls the function want with the row of each chunk
+// and skips the chunk if the function returns false.
 func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	var found []chunk
 	h := hashBase(base)
@@ -150,8 +150,8 @@ func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chu
 	return l, found
 }
 
-// Find implements Reader. If it finds nothing, it waits for the offsets of Barrier and searches
-// once more.
+// Find implements Reader. If it finds nothing, it waits until the Store has the records up to the
+// offsets of Config.Barrier, and searches once more.
 func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	f, err := s.findOnce(id)
 	if err == nil || s.cfg.Barrier == nil {
@@ -213,9 +213,10 @@ func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "the notification was not found, but part of the history is damaged", Err: damaged}
 }
 
-// Each implements Reader. It waits for the offsets of Barrier first, because an incomplete list
-// would be a wrong answer. It calls fn in the order of the chunks' first index. Each reuses the
-// Found after fn returns, but fn may keep the slices in it.
+// Each implements Reader. It first waits until the Store has the records up to the offsets of
+// Config.Barrier, because an incomplete list would be a wrong answer. It passes the chunks to fn
+// in the order of their first request index. After fn returns, the Found is reused, but fn may
+// keep the slices in it.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := s.awaitLog(ctx); err != nil {
 		return err

@@ -73,7 +73,7 @@ func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 	return b
 }
 
-// decodeBodyRecord reads a body record. value shares memory with b.
+// decodeBodyRecord reads a body record. The field value of the record shares memory with b.
 func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
 		return fmt.Errorf("%w: the length in a body record does not match its size of %d bytes", errDamaged, len(b))
@@ -157,7 +157,8 @@ func (m *segmentMeta) check(metaOffset int64) error {
 // strideCount returns the number of stride entries for n ordinals.
 func strideCount(n int) int64 { return int64((n + strideLen - 1) / strideLen) }
 
-// appendFooter appends meta and the footer. off is the offset of meta in the file.
+// appendFooter appends the meta m and the footer. The parameter off is the offset of the meta in
+// the file.
 func appendFooter(b []byte, m *segmentMeta, off int64) ([]byte, error) {
 	js, err := json.Marshal(m)
 	if err != nil {
@@ -173,8 +174,8 @@ func appendFooter(b []byte, m *segmentMeta, off int64) ([]byte, error) {
 	return append(b, f[:]...), nil
 }
 
-// readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if one of
-// them is damaged or they do not match each other.
+// readMeta reads and checks the header, the footer and the meta of a sealed file. It returns
+// errDamaged if one of them is damaged or they do not match each other.
 func readMeta(f File) (*segmentMeta, error) {
 	size, err := f.Size()
 	if err != nil {

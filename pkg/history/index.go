@@ -27,7 +27,7 @@ const (
 
 func (c *chain) len() int { return len(c.hashes) }
 
-// add appends hashes, in order.
+// add appends the given hashes, in order.
 func (c *chain) add(hs []uint64) {
 	if len(hs) > c.room() {
 		c.grow(len(hs))
@@ -40,8 +40,9 @@ func (c *chain) room() int { return cap(c.hashes) - len(c.hashes) }
 
 // grow makes room for at least n more hashes.
 func (c *chain) grow(n int) {
-	// Grow by a factor of four. append would grow by only a quarter. So it would copy a tail of
-	// a million entries four times, which took as much time as everything else in this file.
+	// Grow by a factor of four. The built-in append would grow the slice by only a quarter. So it
+	// would copy a tail of a million entries four times, which took as much time as everything
+	// else in this file.
 	room := max(len(c.hashes)+n, min(4*cap(c.hashes), 1<<20))
 	c.hashes = append(make([]uint64, 0, room), c.hashes...)
 	c.next = append(make([]uint32, 0, room), c.next...)
@@ -85,7 +86,7 @@ func (c *chain) rebuildHeads() {
 	c.link(0)
 }
 
-// find appends the ordinals of the entries with hash h, latest first.
+// find appends to dst the ordinals of the entries with the hash h, latest first.
 func (c *chain) find(dst []uint32, h uint64) []uint32 {
 	if len(c.hashes) == 0 {
 		return dst
@@ -202,8 +203,9 @@ type sortedIndex struct {
 	bits    int
 }
 
-// find appends the ordinals of the entries that match h in the bits that the index contains. It
-// makes two reads. buf is scratch memory; find returns it, possibly grown.
+// find appends to dst the ordinals of the entries that match h in the bits that the index
+// contains. It makes two reads of the file. The parameter buf is scratch memory; find returns it,
+// possibly grown.
 func (x sortedIndex) find(r io.ReaderAt, buf []byte, dst []uint32, h uint64) ([]uint32, []byte, error) {
 	var d [8]byte
 	slot := int64(h >> uint(64-x.bits))

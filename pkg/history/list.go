@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// listBounds limits how much one List reads. List needs memory for the rows of the chunks and for
-// one body.
+// listBounds limits how much one call of List reads. The call needs memory for the rows of the
+// chunks and for one body.
 type listBounds struct {
 	chunks    int   // bodies of chunks to read
 	receivers int   // receivers to show to the caller
@@ -61,8 +61,8 @@ func parseListCursor(c engine.HistoryCursor) (*listPlace, error) {
 	return p, nil
 }
 
-// List implements server.Lister. Like User, it may miss notifications that were accepted a moment
-// ago or that are in a damaged file.
+// List implements server.Lister. Like the method User, it may miss notifications that were
+// accepted a moment ago or that are in a damaged file.
 func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
 	n := newestChunks{query: &q, limit: s.listBounds.chunks}
 	if q.After != nil {

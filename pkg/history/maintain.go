@@ -50,8 +50,8 @@ func (s *Store) maintain(ctx context.Context) error {
 	}
 }
 
-// Verify reads the index of every segment and compares checksums. Damaged reports the damaged
-// segments. Bodies are verified whenever they are read.
+// Verify reads the index of every segment and compares checksums. The method Damaged then reports
+// the damaged segments. Bodies are verified whenever they are read.
 func (s *Store) Verify(ctx context.Context) error {
 	v := s.acquireView()
 	defer v.release()
@@ -68,7 +68,7 @@ func (s *Store) Verify(ctx context.Context) error {
 	return nil
 }
 
-// expireNow removes the segments that have expired by RemovalTime.
+// expireNow removes the segments that have expired at the time that Config.RemovalTime returns.
 func (s *Store) expireNow(ctx context.Context) error {
 	now := time.Now()
 	if s.cfg.RemovalTime != nil {

@@ -21,18 +21,18 @@ type offsetsFile struct {
 	fs  FS
 	dir string
 
-	// mu guards last, and serializes writes.
+	// mu guards the field last, and serializes writes.
 	mu   sync.Mutex
 	last time.Time // time of the last write
 }
 
 type offsetsContent struct {
 	CRC   uint32          `json:"crc"`
-	Parts json.RawMessage `json:"parts"` // []partRange, From unused
+	Parts json.RawMessage `json:"parts"` // a []partRange, whose field From is not used
 }
 
-// due returns true if the last write was at least age ago. If there was no write yet, the first
-// call of due counts as the last write.
+// due returns true if the time since the last write is age or longer. If there was no write yet,
+// the first call of due counts as the last write.
 func (o *offsetsFile) due(age time.Duration) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -84,8 +84,8 @@ func (o *offsetsFile) write(sealed map[Part]int64) error {
 	return nil
 }
 
-// read returns the offsets that write stored, or nil if there is no file. It returns errDamaged if
-// the content is damaged.
+// read returns the offsets that the method write stored, or nil if there is no file. It returns
+// errDamaged if the content is damaged.
 func (o *offsetsFile) read() (map[Part]int64, error) {
 	f, err := o.fs.Open(filepath.Join(o.dir, offsetsName))
 	if errors.Is(err, fs.ErrNotExist) {

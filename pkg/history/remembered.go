@@ -41,16 +41,16 @@ type Historian interface {
 	// Appending the same records again changes nothing. If a chunk has several copies, Append keeps
 	// one copy. The caller may reuse the values after Append returns.
 	Append(ctx context.Context, recs ...Record) error
-	// Between calls fn with each original chunk whose record is in the given offsets. It reads the
-	// whole history.
+	// Between calls fn with each original chunk whose offset is in the given range of its
+	// partition. It reads the whole history.
 	Between(ctx context.Context, offsets map[Part]OffsetRange, fn func(*engine.Found) error) error
 }
 
 // OffsetRange is the range of offsets [From, Below) of a partition.
 type OffsetRange struct{ From, Below int64 }
 
-// Writer is the handler of WritersGroup. It appends the records of accepted requests to a
-// Historian.
+// Writer is the handler of the consumer group WritersGroup. It appends the records of accepted
+// requests to a Historian.
 type Writer struct{ To Historian }
 
 // Assigned implements log.Handler.
@@ -166,8 +166,8 @@ func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 // Chunks implements conserve.History. An audit reads the log itself and needs the history only
 // for records that the log no longer contains. Chunks calls fn with two kinds of such records:
 //   - records of any age that were removed before their consumer group had read them;
-//   - other removed records whose request was accepted at or after since. There are none if the
-//     log still contains all records after since.
+//   - other removed records whose request was accepted at or after the time since. There are none
+//     if the log still contains all records after that time.
 //
 // Chunks returns the offsets at which the audit begins to read the log.
 func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
@@ -176,8 +176,8 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 	if err != nil {
 		return nil, err
 	}
-	// A record is appended after its request was accepted, so no record before since is needed.
-	// Begin one minute earlier, because clocks differ a little.
+	// A record is appended after its request was accepted, so no record from before the time
+	// since is needed. Begin one minute earlier, because clocks differ a little.
 	young := starts
 	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
 		if young, err = admin.OffsetsSince(ctx, at, notify.FirstTopics()...); err != nil {
@@ -197,7 +197,7 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 			p := Part(tp)
 			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
 			s := OffsetRange{from[p], start}
-			if young[tp] > start { // the log contains all records after since: only unread records are missing
+			if young[tp] > start { // the log contains all records after the time since: only unread records are missing
 				s.From = max(s.From, unread[p])
 			}
 			if s.From < s.Below {

@@ -77,8 +77,8 @@ func (s *Store) sealAll(ctx context.Context) error {
 	}
 }
 
-// freezeOld freezes tails that have reached SegmentAge, and advances the sealed offsets of
-// partitions without chunks.
+// freezeOld freezes tails that have reached the age Config.SegmentAge, and advances the sealed
+// offsets of partitions without chunks.
 func (s *Store) freezeOld(ctx context.Context) error {
 	tick := time.NewTicker(max(s.cfg.SegmentAge/20, time.Millisecond))
 	defer tick.Stop()
@@ -140,7 +140,7 @@ func (s *Store) sealEmpty() error {
 
 // seal turns a frozen tail into a segment:
 //
-//  1. It writes the remaining bodies, the index, meta and footer.
+//  1. It writes the remaining bodies, the index, the meta and the footer.
 //  2. It syncs the file, renames it, and syncs the folder.
 //  3. It adds the segment to the view and then removes the tail, so that a query finds the
 //     chunks in at least one of them.
@@ -219,8 +219,8 @@ type cachedSegment struct {
 // segment is an open file.
 const maxCachedSegments = 64
 
-// add adds the newest segment. If the segments have more than maxBytes, it removes the oldest
-// segments.
+// add adds the newest segment. If the segments then have more than maxBytes bytes, it removes the
+// oldest of them.
 func (c *cachedSegments) add(b *blob, size, maxBytes int64) {
 	b.hold()
 	c.mu.Lock()

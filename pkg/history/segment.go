@@ -74,7 +74,7 @@ func (s *segment) has(base notify.Base) bool {
 	return bytes.Compare(base[:], s.minBase[:]) >= 0 && bytes.Compare(base[:], s.maxBase[:]) <= 0
 }
 
-// row reads a chunk's row.
+// row reads the row of a chunk from the chunk table.
 func (s *segment) row(chunk uint32, r *row) error {
 	if int64(chunk) >= int64(s.meta.Chunks) {
 		return fmt.Errorf("%w: the index points to chunk %d, but the segment has %d chunks", errDamaged, chunk, s.meta.Chunks)
@@ -96,7 +96,7 @@ func (s *segment) checkRow(r *row) error {
 }
 
 // rowOf reads the row of the chunk that contains an ordinal. It makes two reads, however many
-// chunks there are. buf is scratch memory; rowOf returns it, possibly grown.
+// chunks there are. The parameter buf is scratch memory; rowOf returns it, possibly grown.
 func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 	if int64(ordinal) >= int64(s.meta.Receivers) {
 		return buf, fmt.Errorf("%w: the index points to ordinal %d, but the segment has %d receivers", errDamaged, ordinal, s.meta.Receivers)

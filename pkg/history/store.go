@@ -41,7 +41,7 @@ type Store struct {
 	// failed is set when the Store is closed, or when a sync failed and the content of the disk is
 	// unknown.
 	failed     atomic.Pointer[error]
-	failedCh   chan struct{} // closed when failed is set
+	failedCh   chan struct{} // closed when the field failed is set
 	freeArrays chan arrays   // memory of sealed tails, for new tails
 	progress   offsetProgress
 	sealQueue  sealQueue
@@ -51,7 +51,7 @@ type Store struct {
 	listBounds listBounds
 	listTokens chan struct{} // contains one token for each running List
 
-	damageMu sync.Mutex // guards damaged and lost
+	damageMu sync.Mutex // guards the fields damaged and lost
 	damaged  map[string]error
 	lost     []lostTime
 	unknown  atomic.Int64 // damaged files whose bounds could not be read
@@ -99,10 +99,11 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Run seals, merges and removes segments until ctx ends, and then returns nil. While Run does
-// not run, Append waits when a partition has two full tails. An error of Run means that a sync
-// failed and the content of the disk is unknown. The process must then restart. No record is
-// lost: everything above Sealed is still in the log.
+// Run seals, merges and removes segments until ctx ends, and then returns nil. While Run is not
+// running, no tail is sealed, so Append waits as soon as a partition has two full tails. An error
+// of Run means that a sync failed and the content of the disk is unknown. The process must then
+// restart. No record is lost: everything above the offsets that Sealed returns is still in the
+// log.
 func (s *Store) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.sealAll(ctx) })
@@ -190,18 +191,18 @@ func (s *Store) reportDamage(file string, err error) {
 // may be in one of the records that the log lost (Store.Lost).
 const CodeRecordLost = "record_lost"
 
-// lostTime is a period in which the log lost records before they were appended here, in ms since
-// 1970.
+// lostTime is a period, in ms since 1970. The log lost records of that period before they were
+// appended to the Store.
 type lostTime struct{ from, to int64 }
 
 // lostSlack is a margin. A request may have been accepted this much before or after the times
 // that Lost gets, which are the times of the records before and after the lost records.
 const lostSlack = time.Minute
 
-// Lost reports to the Store that the log lost records. The records were written between earliest and
-// latest (ms since 1970; 0: unknown). If a notification accepted in that period is not
-// found, queries return CodeRecordLost instead of not found, because the notification may have been
-// lost.
+// Lost reports to the Store that the log lost records. The records were written between earliest
+// and latest (ms since 1970; 0: unknown). If a notification accepted in that period is not found,
+// queries return notify.KindGone with the code CodeRecordLost instead of notify.KindNotFound,
+// because the notification may have been lost.
 func (s *Store) Lost(earliest, latest int64) {
 	l := lostTime{earliest - lostSlack.Milliseconds(), latest + lostSlack.Milliseconds()}
 	if latest == 0 {

@@ -45,14 +45,14 @@ type tail struct {
 	blob      *blob
 	path      string
 	createdAt time.Time
-	from, to  int64 // offsets of its records; to is set when the tail is frozen
+	from, to  int64 // offsets of its records; the field to is set when the tail is frozen
 	arrays
 
 	minBase, maxBase notify.Base
 	minTime, maxTime int64
 
-	// The bodies are in three places, in this order: the first "flushed" bytes are in the file,
-	// then come the bytes in writing, then the bytes in buf.
+	// The bodies are in three places. The first bytes are in the file (the field flushed is their
+	// number), the next bytes are in the slice writing, and the last bytes are in the slice buf.
 	flushed int64
 	writing []byte
 }

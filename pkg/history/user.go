@@ -42,7 +42,7 @@ func parseUserCursor(c engine.HistoryCursor, user uint64) (p userPlace, err erro
 
 // User implements Reader. A page may contain fewer than Limit notifications although there are
 // more; then the cursor is not nil. Notifications that were accepted a moment ago may be missing,
-// because User does not wait for the offsets of Barrier.
+// because User does not wait for the records at the end of the log.
 func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "must be from 1 to 1000 notifications")
@@ -152,9 +152,10 @@ func (w *userWalk) searchSegment(seg *segment) (err error) {
 }
 
 // resolve reads the bodies of a group and returns the receivers that belong to the user, highest
-// index first. A candidate may belong to another user whose hash has the same bits; that is no
-// damage. If a receiver occurs twice, resolve returns it once. This happens if its chunk is in the
-// log twice, or if a segment was found both as a tail and as a file.
+// index first. A candidate may belong to another user whose hash has the same bits; that does not
+// mean that the history is damaged. If a receiver occurs twice, resolve returns it once. This
+// happens if its chunk is in the log twice, or if a segment was found both as a tail and as a
+// file.
 func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
 	var fs []engine.Found
 	for i := range group {

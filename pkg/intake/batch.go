@@ -57,8 +57,8 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		}
 		b.plan = &storePlan{s: s, m: &m, basis: l, block: s.partitionsSum(l.Base), parts: uint16(b.refusedSwitches | frozenSwitches)}
 		if l.Resumed && l.Block != b.plan.block {
-			// With other partitions the same records cannot be made again. Return an error,
-			// because otherwise items could be sent twice.
+			// With other numbers of partitions the same records cannot be made again. So return
+			// an error, because otherwise items could be sent twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the partitions of the log have changed since this request was first sent, and some of its items may have been accepted; check the items before you send the request with another key"}
 		}
 		b.ids = l.Base.Items()
@@ -125,8 +125,9 @@ func (b *batch) checkRoom() error {
 	return request.TooManyItems(b.s.cfg.MaxBatch)
 }
 
-// addItem decodes raw with decode and adds the item. If decode fails, the item's result is that
-// error. If addItem returns an error, the whole batch fails.
+// addItem decodes the bytes of one item with the function decode and adds the item. If the
+// function returns an error, this error is the item's result. But if addItem returns an error,
+// the whole batch fails.
 func (b *batch) addItem(raw []byte, decode func([]byte, *note) error) error {
 	if err := b.checkRoom(); err != nil {
 		return err
@@ -171,9 +172,9 @@ func (b *batch) addNote(n *note) error {
 	return nil
 }
 
-// answer makes the answer with the results of all items. An item that could not be stored has
-// an error as its result. If no item was stored and a store failed, answer returns the error
-// for the whole request.
+// answer makes the answer with the results of all items. An item that could not be stored has an
+// error as its result. If no item was stored and a store failed, answer returns the error of that
+// store, and so the whole request fails.
 func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {
@@ -226,8 +227,8 @@ func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	return request.Answer{Status: http.StatusOK, Body: append(out, '}')}, unstored == nil, nil
 }
 
-// eachElement adds every element of the JSON array body to b. fastNoteAt reads plain elements in
-// place. For any other element, eachElement only finds the end of the element, and the JSON library
+// eachElement adds every element of the JSON array body to b. The function fastNoteAt reads plain
+// elements in place. For any other element, eachElement only finds the end, and the JSON library
 // checks the content.
 func eachElement(body []byte, b *batch) error {
 	i := skipSpace(body, 0)
@@ -280,7 +281,7 @@ func checkEnd(b []byte, i int) error {
 	return nil
 }
 
-// eachLine adds every line of body that is not blank to b.
+// eachLine adds to b every line of the body that is not blank.
 func eachLine(body []byte, b *batch) error {
 	for line := range bytes.Lines(body) {
 		if line = bytes.Trim(line, " \t\r\n"); len(line) == 0 {

@@ -60,8 +60,8 @@ func newSplitter() *splitter {
 	return &splitter{rejects: map[string]int{}, users: newSeen()}
 }
 
-// reset prepares f for a request with about this many users. It is called again for the same
-// request if the request needs another block size.
+// reset prepares the splitter for a request with about the given number of users. It is called
+// again for the same request if the request needs another block size.
 func (f *splitter) reset(ch notify.Channel, partitions uint16, block uint32, maxRejected, users int) {
 	f.channel, f.block, f.nextBlockIndex = ch, block, block
 	f.index, f.blockNumber, f.accepted = 0, 0, 0
@@ -202,7 +202,8 @@ func (f *splitter) largestChunk() (n int) {
 // fittingBlock returns the largest block size that is smaller than the current size and with
 // which no chunk is larger than room bytes. If no size fits, it returns 1. It must be called
 // after largestChunk. It computes the chunks of all block sizes in one pass over the receivers.
-// With one pass for each size, a body that a client made to be slow took ten times as long.
+// With one pass for each size, a body that a client had made slow on purpose took ten times as
+// long.
 func (f *splitter) fittingBlock(room int) uint32 {
 	type level struct {
 		shift uint
@@ -247,9 +248,9 @@ func (f *splitter) fittingBlock(room int) uint32 {
 
 func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
-// makeRecords makes one record per chunk. e contains the fields that all records share;
-// makeRecords overwrites its other fields. The records are valid until the splitter begins its
-// next request.
+// makeRecords makes one record per chunk. The envelope e contains the fields that all records
+// share; makeRecords overwrites its other fields. The records are valid until the splitter begins
+// its next request.
 func (f *splitter) makeRecords(e *notify.Envelope, topic string) []log.Record {
 	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
@@ -271,7 +272,8 @@ func (f *splitter) makeRecords(e *notify.Envelope, topic string) []log.Record {
 	return recs
 }
 
-// atReceiver puts the index of the current receiver before the field of an error.
+// atReceiver puts the current receiver, for example receivers[7], before the field name of an
+// error.
 func (f *splitter) atReceiver(err error) error {
 	return prefixField(fmt.Sprintf("receivers[%d]", f.index), err)
 }

@@ -127,15 +127,16 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 // so that the caller can correct the request. Without this check the request would get a 201, and
 // the receiver would fail later.
 type textVariables struct {
-	names map[string]int // by name: its index in order
+	names map[string]int // index of each name in the slice order
 	order []string
-	// missingShared has the indexes of the names, ascending, for which the shared variables
-	// contain no text value. A receiver without own variables is then refused with bareReason.
+	// missingShared holds, in ascending order, the indexes of the names for which the shared
+	// variables contain no text value. If there are such names, a receiver without variables of
+	// its own is refused with the reason bareReason.
 	missingShared []int
 	bareReason    reason
 
-	// givenBy[i] tells which receiver was the latest with a text value for order[i] in its own
-	// variables. It is the value of receiverCount at that receiver.
+	// givenBy[i] is the number of the latest receiver whose own variables contained a text value
+	// for the name order[i]. The receivers are numbered by receiverCount.
 	givenBy       []uint64
 	receiverCount uint64
 }
@@ -174,8 +175,8 @@ func (n *textVariables) readTexts(ch notify.Channel, c *notify.Content) {
 	}
 }
 
-// mayNeed reports whether a text may use variables. If it returns false, the text uses no
-// variables.
+// mayNeed reports whether a text may use variables. It only looks for a brace, so the result can
+// be true for a text without variables. But if it is false, the text certainly uses none.
 func mayNeed(text string) bool { return strings.IndexByte(text, '{') >= 0 }
 
 func (n *textVariables) addPlaceholders(text string) {
@@ -196,9 +197,9 @@ func (n *textVariables) addPlaceholders(text string) {
 	}
 }
 
-// eachUsedMember calls fn for each member of object whose name the texts use, with the index of the
-// name in n.order. If the value is text, eachUsedMember also records that in givenBy. object is a
-// checked JSON object, or nil.
+// eachUsedMember calls fn for each member of the object whose name the texts use, with the index
+// of the name in n.order. If the value is text, eachUsedMember also records this in n.givenBy.
+// The object is JSON that was checked before, or nil.
 func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText bool)) {
 	if len(object) == 0 {
 		return
@@ -217,9 +218,10 @@ func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText 
 	})
 }
 
-// check returns the reason to refuse a receiver with the variables in own, or noReason. own is
-// a checked JSON object, or nil. For an accepted receiver the time of check grows with the size
-// of own, not with the number of names in the texts.
+// check returns the reason to refuse a receiver, or noReason. The parameter own contains the
+// receiver's own variables: a JSON object that was checked before, or nil. For an accepted
+// receiver the time that check takes grows with the size of these variables, not with the number
+// of names in the texts.
 func (n *textVariables) check(own []byte) reason {
 	if len(n.order) == 0 || len(own) == 0 {
 		return n.bareReason

@@ -91,8 +91,8 @@ func millis(t *time.Time) int64 {
 	return 1
 }
 
-// notBefore is like millis, but rounds up to the next millisecond. It is for a time before which
-// nothing may happen.
+// notBefore is like the function millis, but rounds up to the next millisecond. It is for a time
+// before which nothing may happen.
 func notBefore(t *time.Time) int64 {
 	ms := millis(t)
 	if t != nil && t.After(time.UnixMilli(ms)) {
@@ -101,8 +101,8 @@ func notBefore(t *time.Time) int64 {
 	return ms
 }
 
-// checkObject returns b if it is a JSON object that is not nested too deep, and nil if it is empty
-// or null. depth is the number of values that enclose b.
+// checkObject returns b if it is a JSON object that is not nested too deep, and nil if it is
+// empty or null. The parameter depth is the number of values that enclose b.
 func checkObject(b []byte, field string, depth int) ([]byte, error) {
 	switch v := jsontext.Value(b); {
 	case len(v) == 0 || v.Kind() == 'n':
@@ -132,12 +132,13 @@ type protoField struct {
 	num  *uint64
 }
 
-// path returns prefix and a copy of the name. If errors used the name itself, the compiler
-// would move all variables of the fields to the heap (3 allocations an item).
+// path returns the prefix, followed by a copy of the field's name. If errors used the name
+// itself, the compiler would move all variables of the fields to the heap (3 allocations an
+// item).
 func (f *protoField) path(prefix string) string { return prefix + strings.Clone(f.name) }
 
-// readMessage decodes b into fields. A field's index in fields is its field number minus 1. prefix
-// is the path of the message in errors.
+// readMessage decodes b into the variables of the given fields. The index of a field in the slice
+// is its field number minus 1. The parameter prefix is the path of the message in errors.
 func readMessage(b []byte, prefix string, fields []protoField) error {
 	var had uint32
 	for len(b) > 0 {
@@ -216,8 +217,8 @@ func readContent(b []byte, prefix string, c *notify.Content) error {
 	return err
 }
 
-// objectBytes checks a JSON object that is the value of a bytes field. It returns nil if v is
-// empty.
+// objectBytes checks a JSON object that is the value of a protobuf field of type bytes. It
+// returns nil if the value is empty.
 func objectBytes(v []byte, field string, depth int) ([]byte, error) {
 	if len(v) == 0 {
 		return nil, nil
@@ -264,8 +265,8 @@ type fanHead struct {
 	part     uint32
 }
 
-// readFanout decodes a notify.v1.Fanout. column contains its receivers in packed form, not checked
-// yet.
+// readFanout decodes a notify.v1.Fanout. The result column contains its receivers in packed form.
+// They are not checked yet.
 func readFanout(b []byte) (h fanHead, count uint32, column []byte, err error) {
 	var channel, category string
 	var content []byte

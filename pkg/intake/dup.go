@@ -27,7 +27,8 @@ type userSieve struct {
 	// sieve contains the tags. Its length is a power of two. A tag of 0 is free, and a word is
 	// filled from its lowest tag.
 	sieve []uint64
-	// longest is the memory of the longest sieve so far. sieve is the beginning of longest.
+	// longest is the memory of the longest sieve so far. The slice sieve is the beginning of this
+	// memory.
 	longest     []uint64
 	users       int // number of different users so far
 	walkedBytes int // bytes of partitions that were searched
@@ -59,7 +60,7 @@ func (s *userSieve) reset(n int) {
 	s.resize(max(firstWords, 1<<bits.Len(uint(min(n, maxGuess)/2))))
 }
 
-// resize clears the sieve and sets its length to this many words.
+// resize clears the sieve and sets its length to the given number of words.
 func (s *userSieve) resize(words int) {
 	if len(s.longest) < words {
 		s.longest = make([]uint64, words)
@@ -68,7 +69,8 @@ func (s *userSieve) resize(words int) {
 	clear(s.sieve)
 }
 
-// hash returns the hash of any user id. For ids of up to 16 bytes it returns the same as mix.
+// hash returns the hash of any user id. For ids of up to 16 bytes it returns the same as the
+// method mix.
 func (s *userSieve) hash(user []byte) uint64 {
 	if len(user) > 16 {
 		return maphash.Bytes(s.seed, user)
@@ -85,8 +87,8 @@ func (s *userSieve) mix(a, b uint64, n int) uint64 {
 	return hi ^ lo
 }
 
-// isFirst reports whether a user occurs for the first time. h is the user's hash. The caller adds
-// the user to cols[part] after isFirst returns true.
+// isFirst reports whether a user occurs for the first time. The parameter h is the user's hash.
+// The caller adds the user to cols[part] after isFirst returns true.
 func (s *userSieve) isFirst(h uint64, user []byte, part uint16, cols []column) bool {
 	if s.places != nil {
 		return s.isFirstByPlace(h, user, part, cols)

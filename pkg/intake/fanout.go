@@ -101,8 +101,8 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*sto
 		Channel: b.channel, Category: b.category, Accepted: l.Accepted, Expires: b.expires,
 		Caller: m.Caller, Campaign: b.campaign, Content: b.content, NotBefore: fire,
 	}
-	// room must not depend on the trace, because a repeat with a frozen layout may have another
-	// trace.
+	// The room for receivers must not depend on the trace, because a repeat with a frozen layout
+	// may have another trace.
 	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64 - traceRoom
 	e.Trace, e.TraceState = m.Trace, m.TraceState
 

@@ -70,8 +70,8 @@ func scanLines(b []byte, i int, f *splitter) error {
 	}
 }
 
-// scanReceiver reads one receiver, a user id or an object. depth is the number of values that
-// enclose it.
+// scanReceiver reads one receiver, a user id or an object. The parameter depth is the number of
+// values that enclose it.
 func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
 	if i >= len(b) {
 		return i, badJSON(i, "a receiver is expected")
@@ -220,7 +220,8 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 	return nil
 }
 
-// prefixField puts field before the field name in err.
+// prefixField puts the path field before the field name that the error err contains. For example,
+// it makes receivers[7].address from receivers[7] and address.
 func prefixField(field string, err error) error {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {

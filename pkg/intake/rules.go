@@ -37,7 +37,7 @@ func (t *terms) lane() notify.Lane { return notify.LaneOf(t.channel, t.category)
 type rules struct {
 	refused  [len(notify.Channels) + 1][len(notify.Categories) + 1]bool
 	sms      [len(notify.Categories) + 1]bool
-	off      switches // one bit for each combination that refused or sms excludes
+	off      switches // one bit for each combination that the fields refused and sms exclude
 	later    bool
 	clock    Gate // nil: the clock is always right
 	maxDelay time.Duration
@@ -241,8 +241,8 @@ var (
 	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
 )
 
-// checkReceiver returns why a receiver is refused, or noReason. User ids must begin with prefix.
-// addPlain does not call checkReceiver for plain user ids.
+// checkReceiver returns why a receiver is refused, or noReason. The user id must begin with the
+// given prefix. The method addPlain does not call checkReceiver for plain user ids.
 func checkReceiver(ch notify.Channel, prefix string, user, address, vars []byte) reason {
 	switch {
 	case prefix != "" && !bytes.HasPrefix(user, []byte(prefix)):

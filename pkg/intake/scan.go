@@ -103,8 +103,8 @@ func skipValue(b []byte, i int) (int, bool) {
 	return i, i > start
 }
 
-// stringAt reads the string that starts at b[i]. s aliases b unless the string has escapes.
-// stringAt refuses the same strings as the JSON library.
+// stringAt reads the string that starts at b[i]. The result s shares memory with b unless the
+// string has escapes. stringAt refuses the same strings as the JSON library.
 func stringAt(b []byte, i int) (s []byte, end int, err error) {
 	j := plainEnd(b, i+1)
 	if j < len(b) && b[j] == '"' {
@@ -182,7 +182,7 @@ const (
 	fieldExpires
 )
 
-// fastNote decodes b into n. The strings and slices of n alias b.
+// fastNote decodes b into n. The strings and slices of n share memory with b.
 func fastNote(b []byte, n *note) bool {
 	end, ok := fastNoteAt(b, skipSpace(b, 0), n)
 	return ok && skipSpace(b, end) == len(b)

@@ -33,8 +33,9 @@ type Gate interface {
 	Err() error
 }
 
-// Later stores schedules, and then their timers, until they are due. Storing the same values again
-// changes nothing. Later may keep references to the payloads.
+// A Later is a store that keeps schedules and their timers until they are due. It stores the
+// schedules first. Storing the same values again changes nothing. The store may keep references
+// to the payloads.
 type Later interface {
 	Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
 }
@@ -64,7 +65,7 @@ type Stores struct {
 	Cancels    Cancels      // required
 	Spill      Spill        // nil: while the log is down, critical messages are refused too
 	Gate       Gate         // nil: always open
-	BulkGate   Gate         // Gate for requests with only bulk records; nil: Gate
+	BulkGate   Gate         // gate for requests with only bulk records; nil: the field Gate applies to them
 	Later      Later        // nil: requests for a later time are refused
 	LaterGate  Gate         // for the store that Later uses; nil: always open
 	// Clock returns an error while this process's clock is not reliable. nil: the clock is always
@@ -191,8 +192,8 @@ type Events struct {
 	Refused func(caller, code string)
 	// Body: the body of a request, n bytes, was read.
 	Body func(route string, n int)
-	// Done: a request was answered. duration is how long that took. code is the error code, or empty
-	// if the request succeeded.
+	// Done: a request was answered. The parameter duration is how long that took, and code is the
+	// error code, or empty if the request succeeded.
 	Done func(route, code string, duration time.Duration)
 	// Replayed: a repeat got the stored answer of its key.
 	Replayed func(caller string)

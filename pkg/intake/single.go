@@ -108,7 +108,8 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 }
 
 // partitions returns the number of partitions of a topic over which the request with this base is
-// spread. If frozen is not 0, it returns frozen.
+// spread. The parameter frozen is the number that the reservation of a resumed request contains.
+// If it is not 0, partitions returns it.
 func (s *Service) partitions(topic string, base notify.Base, frozen uint16) (uint16, error) {
 	if frozen != 0 {
 		return frozen, nil
@@ -167,7 +168,7 @@ func (w *noteWriter) addNote(p *storePlan, kind uint8, n *note, base notify.Base
 	w.col.Reset()
 	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
 	part := notify.Partition(n.user, int(parts))
-	e := &w.env // set only the fields that differ between notifications; lend has set the others
+	e := &w.env // set only the fields that differ between notifications; lendBuffers has set the others
 	e.Chunk.Base, e.Chunk.Partition = base, uint16(part)
 	e.Channel, e.Category, e.Expires, e.NotBefore = n.channel, n.category, n.expires, fire
 	at := len(w.buf)

@@ -37,9 +37,9 @@ type sharedLook struct {
 	result bool // may be read after done is closed
 }
 
-// await returns the result of a call of read. If no read is in progress, the request reads the buffer
-// itself. Requests that arrive during a read share the next read. ok is false if ctx ended
-// first.
+// await returns the result of a call of the function read, which reads the buffer. If no such
+// call is in progress, await calls the function itself. Requests that arrive during a call share
+// the next call. The result ok is false if ctx ended first.
 func (l *sharedLooks) await(ctx context.Context, read func(ctx context.Context) bool) (holds, ok bool) {
 	l.mu.Lock()
 	if !l.looking {

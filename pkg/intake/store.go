@@ -74,7 +74,7 @@ type storePlan struct {
 	// stored, or nil.
 	answer func(failed *failures) (a request.Answer, final bool, err error)
 	// done returns buffers to their pools. It is called only when no store refers to the buffers
-	// any more. done may be nil.
+	// any more. The field may be nil.
 	done func()
 }
 
@@ -182,7 +182,7 @@ func checkGate(g Gate) error {
 // buffer for every request. The drainer empties the buffer only after the log has acknowledged the
 // records. So a request that finds the buffer empty may append.
 //
-// held is true if the log returned an error and may still refer to the records.
+// The result held is true if the log returned an error and may still refer to the records.
 func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, failed *failures) (held bool) {
 	var has [classCount]int
 	for _, c := range p.classes {
@@ -271,8 +271,8 @@ const (
 	spillTrust = 30 * time.Second
 )
 
-// isSpilling reports whether the spill buffer contains records. n is the number of records that
-// must not overtake them; for 0 it returns false.
+// isSpilling reports whether the spill buffer contains records. The parameter n is the number of
+// new records that must not overtake them. If it is 0, isSpilling returns false.
 func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	switch {
 	case s.stores.Spill == nil || n == 0:
@@ -287,10 +287,11 @@ func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	return holds
 }
 
-// lastSeenSpilling is used while the buffer cannot be read. If the buffer contained records at the
-// last read, it counts as filled for spillTrust. After that time, only the log decides whether a
-// record is accepted. The buffer is almost always empty. So it would do more harm to refuse otp
-// messages, or to let each otp message wait, only because the buffer cannot be read.
+// lastSeenSpilling reports whether the buffer counts as filled while it cannot be read. If the
+// buffer contained records at the last read, it counts as filled for the time spillTrust. After
+// that time, only the log decides whether a record is accepted. The buffer is almost always
+// empty. So it would do more harm to refuse otp messages, or to let each otp message wait, only
+// because the buffer cannot be read.
 func (s *Service) lastSeenSpilling() bool { return time.Now().UnixNano() < s.spillHeldUntil.Load() }
 
 // lookAtSpill reads whether the buffer contains records.

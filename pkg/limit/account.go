@@ -35,10 +35,10 @@ func (a Account) validate() error {
 
 // account is the running state of an Account. The lock of its Pool guards it.
 //
-// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate, and the
-// total bucket. Fast messages use only the total bucket. So in any t seconds bulk uses at most
-// share*(burst + rate*t) tokens, and all other tokens are always free for the fast lane. If
-// each lane sends no more than its share, neither lane waits for the other.
+// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate, and the total
+// bucket. Fast messages use only the total bucket. So in any t seconds the bulk lane uses at most
+// share*(burst + rate*t) tokens, and all other tokens are always free for the fast lane. If each
+// lane sends no more than its share, neither lane waits for the other.
 type account struct {
 	name    string
 	total   tokens
@@ -58,8 +58,8 @@ func newAccount(now time.Time, a Account, share float64, b BreakerConfig) *accou
 	}
 }
 
-// bulkBurst returns the burst of the bulk bucket. The burst is at least one message. With a smaller
-// burst bulk could never send.
+// bulkBurst returns the burst of the bulk bucket. The burst is at least one message. With a
+// smaller burst the bulk lane could never send a message.
 func bulkBurst(burst, share float64) float64 { return max(1, math.Floor(burst*share)) }
 
 // maxAtOnce returns how many messages the lane can send at once when its buckets are full.
@@ -70,8 +70,8 @@ func (a *account) maxAtOnce(l Lane) int {
 	return int(a.total.burst)
 }
 
-// available reports whether the lane has the needed tokens now. If not, availableAt is the time when
-// the lane will have these tokens.
+// available reports whether the lane has the needed tokens now. If not, the result availableAt is
+// the time when the lane will have them.
 func (a *account) available(now time.Time, l Lane, needed int) (ok bool, availableAt time.Time) {
 	wait := a.total.wait(now, float64(needed))
 	if l == Bulk {
@@ -80,8 +80,8 @@ func (a *account) available(now time.Time, l Lane, needed int) (ok bool, availab
 	return wait == 0, now.Add(wait)
 }
 
-// take uses up to n tokens and returns how many it used. If available reported true, take uses at
-// least one token.
+// take uses up to n tokens and returns how many it used. If the method available reported true,
+// take uses at least one token.
 func (a *account) take(now time.Time, l Lane, n int) int {
 	n = a.total.wholeTokens(now, n)
 	if l == Bulk {

@@ -141,9 +141,9 @@ type Admitted struct {
 
 // Enter admits a request with a body of this many bytes. A negative number means that the size is
 // not known. If the expected wait is too long, Enter refuses the request with
-// notify.KindUnavailable, error code "overloaded". It admits the request in spite of the wait if
-// urgent returns true. Enter calls urgent only before a refusal; urgent may be nil. The caller must
-// call Leave on the result.
+// notify.KindUnavailable, error code "overloaded". But it admits the request in spite of the wait
+// if the function urgent returns true. Enter calls this function only before a refusal; it may be
+// nil. The caller must call Leave on the result.
 func (a *Admission) Enter(bytes int64, urgent func() bool) (*Admitted, error) {
 	if a == nil {
 		return nil, nil
@@ -151,7 +151,7 @@ func (a *Admission) Enter(bytes int64, urgent func() bool) (*Admitted, error) {
 	if bytes < 0 {
 		bytes = unknownBodySize
 	}
-	// Call urgent without the lock, because it may read from the connection.
+	// Call the function urgent without the lock, because it may read from the connection.
 	letIn := urgent != nil && a.Overload().Wait > a.cfg.MaxWait && urgent()
 	now := time.Now()
 	a.mu.Lock()
@@ -214,12 +214,12 @@ func (e *Admitted) Leave() {
 		a.measureRate(now, e.bytes)
 	}
 	e.uncount()
-	e.arrived = true // so that forgetSlow drops it from arriving
+	e.arrived = true // so that forgetSlow drops it from the list arriving
 	a.forgetSlow(now)
 }
 
-// measureRate updates the moving average of finished bytes per second. It measures only while
-// requests wait. The caller holds mu.
+// measureRate updates the moving average of the bytes that are finished per second. It measures
+// only while requests wait. The caller holds mu.
 func (a *Admission) measureRate(now time.Time, bytes int64) {
 	if !a.anyWaiting() {
 		a.measuredSince, a.doneBytes = time.Time{}, 0
@@ -295,8 +295,8 @@ func (a *Admission) refuse(now time.Time, wait time.Duration, bytes int64) error
 	}
 }
 
-// checkOverloadEnd ends the overload if no request was refused for overloadQuiet. Otherwise it
-// starts a timer and checks again later.
+// checkOverloadEnd ends the overload if no request was refused for the time overloadQuiet.
+// Otherwise it starts a timer and checks again later.
 func (a *Admission) checkOverloadEnd() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -333,9 +333,10 @@ func (a *Admission) overload(now time.Time) Overload {
 }
 
 // Decode waits until a processor is free to decode a large body. More urgent categories are
-// served first; requests of one category are served in order of arrival. The caller must call
-// done when the body is decoded, so that the next request can begin. Decode returns ctx's error
-// when ctx ends. After a wait of 2*MaxWait it refuses the request with the error of Enter.
+// served first; requests of one category are served in order of arrival. The caller must call the
+// function done when the body is decoded, so that the next request can begin. Decode returns
+// ctx's error when ctx ends. After a wait of 2*MaxWait it refuses the request with the error of
+// Enter.
 func (a *Admission) Decode(ctx context.Context, cat notify.Category) (done func(), err error) {
 	if a == nil {
 		return func() {}, nil
@@ -355,13 +356,14 @@ func (a *Admission) processors(now time.Time) int64 {
 	return n
 }
 
-// Append waits until a bulk append of this many bytes may begin. The caller must call done with
-// the error of the append, or nil. Append returns the same errors as Decode.
+// Append waits until a bulk append of this many bytes may begin. The caller must call the
+// function done with the error of the append, or with nil. Append returns the same errors as
+// Decode.
 func (a *Admission) Append(ctx context.Context, cat notify.Category, bytes int64) (done func(error), err error) {
 	return a.enterLine(ctx, func(a *Admission) *admissionLine { return &a.append }, cat, bytes)
 }
 
-// Store is like Append, for writes to the timer store.
+// Store is like the method Append, but for writes to the timer store.
 func (a *Admission) Store(ctx context.Context, cat notify.Category, bytes int64) (done func(error), err error) {
 	return a.enterLine(ctx, func(a *Admission) *admissionLine { return &a.store }, cat, bytes)
 }
@@ -387,24 +389,24 @@ func (a *Admission) enterLine(ctx context.Context, of func(*Admission) *admissio
 type admissionLine struct {
 	limit, inUse int64
 	queue        Queue[*lineWaiter]
-	target       time.Duration // latency to which limit is adapted
-	lastCut      time.Time     // when limit was last lowered
+	target       time.Duration // latency to which the limit is adapted
+	lastCut      time.Time     // when the limit was last lowered
 }
 
 // lineWaiter is a request that waits in the queue of an admissionLine.
 type lineWaiter struct {
 	amount int64
 	since  time.Time
-	turn   chan struct{} // closed when amount is reserved for this request
+	turn   chan struct{} // closed when the amount is reserved for this request
 }
 
-// fits reports whether n more units may be in use. A request that is larger than limit may run only
-// alone.
+// fits reports whether n more units may be in use. A request that is larger than the limit may
+// run only alone.
 func (l *admissionLine) fits(n int64) bool { return l.inUse == 0 || l.inUse+n <= l.limit }
 
-// adaptLimit adapts limit to the latency of one write. A slow or failed write cuts limit by a
-// quarter, but several slow writes that were in flight together cut it only once. A fast write
-// raises limit a little if at least half of limit was in use.
+// adaptLimit adapts the limit to the latency of one write. A slow or failed write cuts the limit
+// by a quarter, but several slow writes that were in flight together cut it only once. A fast
+// write raises the limit a little if at least half of it was in use.
 func (l *admissionLine) adaptLimit(began, now time.Time, n int64, err error) {
 	switch slow := now.Sub(began) > l.target || notify.KindOf(err) == notify.KindUnavailable; {
 	case slow && began.After(l.lastCut):
@@ -439,7 +441,7 @@ func (a *Admission) acquire(ctx context.Context, l *admissionLine, cat notify.Ca
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
-	case <-w.Value.turn: // grant closed turn before the timer or ctx ended
+	case <-w.Value.turn: // the method grant closed this channel before the timer or ctx ended
 		return nil
 	default:
 	}

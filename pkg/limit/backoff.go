@@ -22,10 +22,11 @@ func (b Backoff) withDefaults() Backoff {
 	return b
 }
 
-// Delay returns how long to wait after an attempt. Attempts are numbered from 0. Base is
-// doubled once for each earlier attempt. If the provider's retryAfter is longer, Delay uses it
-// instead (0: none given). Then Delay adds jitter, so that messages that were throttled
-// together are not sent again together. random returns numbers in [0, 1), e.g. rand.Float64.
+// Delay returns how long to wait after an attempt. Attempts are numbered from 0. Base is doubled
+// once for each earlier attempt. If the provider asked for a longer wait (retryAfter; 0: it did
+// not ask for any), Delay uses that wait instead. Then Delay adds jitter, so that messages that
+// were throttled together are not sent again together. The function random returns numbers from 0
+// up to but not including 1, as rand.Float64 does.
 func (b Backoff) Delay(attempt int, retryAfter time.Duration, random func() float64) time.Duration {
 	b = b.withDefaults()
 	step := b.Base

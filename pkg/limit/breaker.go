@@ -75,8 +75,9 @@ const holdRecheck = 30 * time.Second
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
 	Window time.Duration `default:"30s"` // period over which errors are counted
-	// MinVolume is how many calls the window must contain before Ratio may open the breaker.
-	// Without MinVolume the first calls of a process could open the breaker by chance.
+	// MinVolume is how many calls the window must contain before the share of errors (Ratio) may
+	// open the breaker. Without MinVolume the first calls of a process could open the breaker by
+	// chance.
 	MinVolume int `default:"20"`
 	// If the window contains no success, the breaker also opens at AllBad failures. So one
 	// message that is retried opens the breaker before its attempts are used up.
@@ -116,11 +117,12 @@ func (c BreakerConfig) validate() error {
 //	                                    ^                  └──one is not──┐
 //	                                    └─────────────────────────────────┘
 //
-// Probes pass in rounds of Probes calls. A probe that is answered with Neutral decides nothing, and
-// another call may replace it. If a probe is never answered (its worker died), a new round begins
-// after ProbeTimeout. So a lost answer cannot keep a breaker open. Healthy answers also count in the
-// next round, so that the breaker closes even with low traffic. To close, a breaker needs Probes
-// healthy answers without an unhealthy answer between them, in any number of rounds.
+// Probes pass in rounds, each of as many calls as BreakerConfig.Probes says. A probe with the
+// outcome Neutral decides nothing, and another call may replace it. If a probe is never answered
+// (its worker died), a new round begins after ProbeTimeout. So a lost answer cannot keep a
+// breaker open. Healthy answers also count in the next round, so that the breaker closes even
+// with low traffic. To close, a breaker needs as many healthy answers as BreakerConfig.Probes
+// says, without an unhealthy answer between them, in any number of rounds.
 type Breaker struct {
 	cfg BreakerConfig
 
@@ -154,8 +156,9 @@ func newBreaker(now time.Time, cfg BreakerConfig) *Breaker {
 // answers may arrive at any moment.
 const probeRecheck = 100 * time.Millisecond
 
-// Allow reports whether a call may be made now. If ok is false, retryAt is when to call Allow
-// again. In the half-open state each true is one probe, and the caller must report its outcome.
+// Allow reports whether a call may be made now. If the result ok is false, retryAt is the time at
+// which to call Allow again. In the half-open state each call that Allow permits is a probe, and
+// the caller must report its outcome.
 func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -192,7 +195,8 @@ func (b *Breaker) newRound(now time.Time) {
 // Report counts the outcome of one call.
 func (b *Breaker) Report(now time.Time, o Outcome) { b.ReportN(now, o, 1) }
 
-// ReportN counts n calls with the same outcome, e.g. the calls of a claim window.
+// ReportN counts the same outcome n times, for example once for each message of one provider
+// call.
 func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	if n <= 0 {
 		return
@@ -227,10 +231,11 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	}
 }
 
-// OpenWithoutSuccess opens a closed breaker if the window contains failures and no success. A worker
-// calls it after it has reported a failure that would end a message for good. Without
-// OpenWithoutSuccess, low traffic might never put AllBad failures into one window. For example, after
-// a restart the window is empty, and during a long Retry-After the failures drop out of the window.
+// OpenWithoutSuccess opens a closed breaker if the window contains failures and no success. A
+// worker calls it after it has reported a failure that would end a message for good. Without this
+// call, the breaker might never see AllBad failures in one window while the traffic is low. For
+// example, after a restart the window is empty, and during a long Retry-After the failures drop
+// out of the window.
 func (b *Breaker) OpenWithoutSuccess(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

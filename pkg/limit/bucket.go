@@ -11,9 +11,10 @@ const Unlimited = math.MaxFloat64
 // Forever is the wait for tokens that will never be available.
 const Forever time.Duration = math.MaxInt64
 
-// tokens is a token bucket without a lock, so that an account can keep two buckets under one lock.
-// It contains up to burst tokens and gains rate tokens per second. A rate of 0 adds no tokens;
-// Unlimited means no limit. In any t seconds callers use at most burst + rate*t tokens.
+// tokens is a token bucket without a lock, so that an account can keep two buckets under one
+// lock. The field burst is the greatest number of tokens that it can contain, and rate is the
+// number of tokens that it gains per second. A rate of 0 adds no tokens; Unlimited means no
+// limit. In any t seconds callers use at most burst + rate*t tokens.
 type tokens struct {
 	rate, burst float64
 	level       float64
@@ -21,8 +22,9 @@ type tokens struct {
 	penaltyEnd  time.Time // end of the penalty; levelAsOf is not before it
 }
 
-// slack absorbs the rounding of float64. Without slack, a caller that waited exactly the returned
-// time could be refused. take subtracts the full amount, so slack never adds up.
+// slack absorbs the rounding of float64. Without this margin, a caller that waited exactly the
+// returned time could be refused. The method take subtracts the full amount, so the margins of
+// several calls never add up.
 const slack = 1e-6
 
 func newTokens(now time.Time, rate, burst float64) tokens {
@@ -37,7 +39,7 @@ func ratePerSecond(rate float64) float64 {
 	return max(rate, 0)
 }
 
-// refill adds to level the tokens that the bucket has gained until now.
+// refill adds to the level the tokens that the bucket has gained until now.
 func (t *tokens) refill(now time.Time) {
 	if !now.After(t.levelAsOf) {
 		return
@@ -97,8 +99,8 @@ func (t *tokens) take(n float64) {
 	}
 }
 
-// giveBack puts back n tokens that take subtracted. Before penaltyEnd it does nothing, because
-// a throttled account must start with an empty bucket.
+// giveBack puts back n tokens that the method take subtracted. Before penaltyEnd it does nothing,
+// because a throttled account must start with an empty bucket.
 func (t *tokens) giveBack(now time.Time, n float64) {
 	t.refill(now)
 	if t.penaltyEnd.After(now) || math.IsInf(t.rate, 1) {

@@ -38,7 +38,7 @@ type Pool struct {
 
 	mu       sync.Mutex
 	accounts []*account
-	next     int // index of the account that the next Pick tries first
+	next     int // index of the account that the next call of Pick tries first
 }
 
 // NewPool returns a pool with full buckets. It returns notify.KindInvalid if cfg is not valid.
@@ -94,8 +94,9 @@ type Grant struct {
 	Probe bool
 }
 
-// Pick reserves capacity for a call. If no account has capacity, ok is false, and earliest is the
-// first time at which an account may have capacity. Another caller may use that capacity first.
+// Pick reserves capacity for a call. If no account has capacity, the result ok is false, and
+// earliest is the first time at which an account may have capacity. Another caller may use that
+// capacity first.
 func (p *Pool) Pick(now time.Time, w Want) (g Grant, ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,8 +127,8 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	if probe {
 		n, least = 1, 1
 	}
-	// Check the bucket before the breaker: in the half-open state each true of Allow uses up a
-	// probe. A probe without tokens would be wasted.
+	// Check the bucket before the breaker: in the half-open state each call that Allow permits
+	// uses up a probe. A probe without tokens would be wasted.
 	if ok, at := a.available(now, w.Lane, least); !ok {
 		return Grant{}, at
 	}
@@ -137,8 +138,9 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	return Grant{Account: a.name, N: a.take(now, w.Lane, n), Probe: probe}, time.Time{}
 }
 
-// Return puts back the tokens of n messages that a grant permitted but that were not sent. Without
-// Return, later calls would wait for tokens that nothing used. Return ignores unknown accounts.
+// Return puts back the tokens of n messages that a grant permitted but that were not sent.
+// Without this, later calls would wait for tokens that nothing used. Return ignores unknown
+// accounts.
 func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	a := p.find(account)
 	if a == nil || n <= 0 {
@@ -152,9 +154,10 @@ func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	}
 }
 
-// Take reserves one message of an account for the fast lane, whatever the state of its breaker. It is
-// for a test by an operator. The outcome of such a test is not reported to the breaker. If the account
-// is blocked or out of tokens, ok is false and retryAt is when to try again.
+// Take reserves one message of an account for the fast lane, whatever the state of its breaker.
+// It is for a test by an operator. The outcome of such a test is not reported to the breaker. If
+// the account is blocked or out of tokens, the result ok is false and retryAt is the time at
+// which to try again.
 func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) {
 	a := p.find(account)
 	if a == nil {
@@ -171,9 +174,9 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) 
 	return ok, retryAt
 }
 
-// Ready returns true if an account is not blocked and its breaker is not open. It does not
-// check the tokens. If no account is ready, earliest is the first time at which an account may
-// be ready. A lane stops reading while none of its pools is ready.
+// Ready returns true if an account is not blocked and its breaker is not open. It does not check
+// the tokens. If no account is ready, the result earliest is the first time at which an account
+// may be ready. A lane stops reading while none of its pools is ready.
 func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,8 +203,9 @@ func (p *Pool) Report(now time.Time, account string, o Outcome, n int) {
 }
 
 // Block blocks an account until the given time: in this process at once, in other processes at
-// their next Sync. After the block the account starts with empty buckets. If cfg.Blocks fails,
-// Block returns the error, and the account is still blocked in this process.
+// their next Sync. After the block the account starts with empty buckets. If the call of
+// PoolConfig.Blocks fails, Block returns the error, but the account is blocked in this process
+// all the same.
 func (p *Pool) Block(ctx context.Context, now time.Time, account string, until time.Time) error {
 	a := p.find(account)
 	if a == nil {
@@ -288,7 +292,7 @@ func (p *Pool) Status(now time.Time) []AccountStatus {
 	return out
 }
 
-// find returns the account with this name, or nil. It needs no lock because names and the slice
+// find returns the account with this name, or nil. It needs no lock because the slices names and
 // accounts never change.
 func (p *Pool) find(name string) *account {
 	for i, n := range p.names {

@@ -11,7 +11,7 @@ import (
 // is empty. A Queue is not safe for concurrent use.
 type Queue[T any] struct {
 	heap      waitingHeap[T]
-	lastPlace uint64 // the place that the latest Add gave
+	lastPlace uint64 // the place that the latest call of Add gave
 }
 
 // Waiting is a request in a Queue.

@@ -9,9 +9,10 @@ import (
 // Limits stores the token buckets and the blocked accounts that all workers share.
 type Limits interface {
 	Blocks
-	// Take uses up to n tokens of a bucket that is refilled at rate per second up to burst. It returns
-	// the number of tokens that it used. If used is less than n, wait is the time until the next token
-	// is available.
+	// Take uses up to n tokens of a bucket and returns how many it used. The parameter rate is
+	// the number of tokens that the bucket gains per second, and burst is the greatest number
+	// that it can hold. If Take used fewer than n tokens, the result wait is the time until the
+	// next token is available.
 	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (used int, wait time.Duration, err error)
 }
 
@@ -58,8 +59,8 @@ func (s *Shared) Stats(now time.Time) SharedStats {
 
 func (s *Shared) resting(now time.Time) bool { return now.UnixNano() < s.restUntil.Load() }
 
-// callShared calls fn with the time limit. If fn fails, callShared pauses further calls. It
-// does not pause them if fn failed because the caller's ctx ended.
+// callShared calls fn with the time limit of SharedConfig.Timeout. If fn fails, callShared pauses
+// further calls. It does not pause them if fn failed because the caller's ctx ended.
 func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx context.Context) error) error {
 	call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer stop()
@@ -71,9 +72,10 @@ func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx cont
 	return err
 }
 
-// TakeUpTo uses up to n tokens of the bucket that all processes share. If the Limits do not answer, it
-// returns n, because the caller has already checked this process's own bucket. If used is 0, wait is
-// the time until the next token is available. Another process may use that token first.
+// TakeUpTo uses up to n tokens of the bucket that all processes share. If the Limits do not
+// answer, it returns n, because the caller has already checked this process's own bucket. If the
+// result used is 0, the result wait is the time until the next token is available. Another
+// process may use that token first.
 func (s *Shared) TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (used int, wait time.Duration) {
 	asked := !s.resting(now) && s.callShared(ctx, now, func(ctx context.Context) (err error) {
 		used, wait, err = s.limits.Take(ctx, bucket, n, rate, burst)

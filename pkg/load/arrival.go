@@ -102,9 +102,9 @@ type schedule interface {
 	countDue(t time.Duration) int64
 }
 
-// newSchedule turns an arrival of messages into a schedule of requests with size messages each. The
-// parameter length is the length of the phase; 0 means that the phase has no planned end.
-// newSchedule returns an error if it cannot read a trace.
+// newSchedule turns an arrival of messages into a schedule of requests. The parameter size is the
+// number of messages in each request. The parameter length is the length of the phase; 0 means
+// that the phase has no planned end. newSchedule returns an error if it cannot read a trace.
 func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (schedule, error) {
 	per := float64(size)
 	var base schedule
@@ -148,8 +148,8 @@ type intensity interface {
 
 func seconds(t float64) time.Duration { return time.Duration(math.Round(t * 1e9)) }
 
-// dueBy returns the number of requests i with dueTime(i) <= t. It begins with the count guess and
-// corrects it, so guess should be near the result.
+// dueBy returns the number of requests i with dueTime(i) <= t. It begins with the parameter guess
+// and corrects it, so the guess should be near the result.
 func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess float64) int64 {
 	if t < 0 {
 		return 0
@@ -295,7 +295,7 @@ type poissonArrival struct {
 	mu      sync.Mutex // guards the fields below; all workers of a step call dueTime
 	gapSums []float64  // element k: sum of the gaps before request k*gapSumEvery
 	next    int64      // 1 + i of the last call of dueTime
-	sum     float64    // sum of the gaps before request next
+	sum     float64    // sum of the gaps before the request with the number next
 }
 
 const gapSumEvery = 1024

@@ -103,8 +103,8 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	// The whole wait for an answer is counted in the second in which the answer arrived. So busy
-	// may be longer than the second, and s.Busy may exceed 1.
+	// The whole wait for an answer is counted in the second in which the answer arrived. So the
+	// busy time may be longer than the second, and s.Busy may exceed 1.
 	s.Busy += busy
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
 	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)

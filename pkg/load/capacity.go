@@ -147,10 +147,10 @@ func (s *Search) chooseNext() {
 	}
 }
 
-// AtRate returns the scenario of one trial. Each phase takes length; only warm-ups keep their
-// duration. The step that the objective names gets the rate. If the objective names no step, the
-// steps of a phase divide the rate in proportion to their rates in the scenario. The conditions of
-// the objective replace the thresholds.
+// AtRate returns the scenario of one trial. The parameter length is the length of each phase;
+// only warm-ups keep their duration. The step that the objective names gets the rate. If the
+// objective names no step, the steps of a phase divide the rate in proportion to their rates in
+// the scenario. The conditions of the objective replace the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -228,10 +228,10 @@ func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	return c.MissedAt/c.Rate - 1, true
 }
 
-// FindCapacity searches for the highest rate that holds. It calls run with the scenario of each
-// trial. If onTrial is not nil, it calls onTrial with each outcome. It returns an error of
-// notify.KindInvalid if a condition has no value although messages were accepted, because then no
-// rate could hold.
+// FindCapacity searches for the highest rate that holds. It calls the function run with the
+// scenario of each trial. If onTrial is not nil, it calls onTrial with each outcome. It returns
+// an error of notify.KindInvalid if a condition has no value although messages were accepted,
+// because then no rate could hold.
 func FindCapacity(s Scenario, run func(Scenario) (*Result, error), onTrial func(Trial)) (Capacity, error) {
 	s = s.WithDefaults()
 	o := s.objective()

@@ -61,10 +61,11 @@ func fittingSize(st *Step) int {
 // Scaled returns a copy of the scenario with all rates and counts multiplied by f.
 func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
-// Shortened returns a short form of the scenario, which takes a few seconds and shows only that the
-// scenario works. If Short has thresholds, they replace the thresholds of the scenario. Otherwise
-// only the thresholds on lost, duplicates, early, unexpected, unverified and ended stay. A short
-// run says nothing about the others, for example about latencies.
+// Shortened returns a short form of the scenario, which takes a few seconds and shows only that
+// the scenario works. If the field Short has conditions, they replace the thresholds of the
+// scenario. Otherwise only the thresholds on the metrics lost, duplicates, early, unexpected,
+// unverified and ended stay. A short run says nothing about the others, for example about
+// latencies.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {

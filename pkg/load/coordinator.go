@@ -51,7 +51,7 @@ type coordinator struct {
 	queuedSeconds   int            // measured seconds in which the generator woke on time, but requests started late
 	starvedSeconds  int            // measured seconds in which all CPUs of the process were busy
 	worstWake       time.Duration  // highest p99 of wake-ups in a measured second
-	probe           *recorder      // the goroutine of probe records into it
+	probe           *recorder      // the goroutine of the function probe records into it
 	endToEndMu      sync.Mutex     // guards endToEnd, because Run.settleLedger also records arrivals
 	endToEnd        map[*stepRun]*endTimes
 	intervals       []Interval
@@ -301,7 +301,8 @@ func brief(h *hdrhistogram.Histogram) Brief {
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	// If the token lacks the scope observe, f returns an error. Then the figures stay unknown.
+	// If the token lacks the scope "observe", the function f returns an error. Then the figures
+	// stay unknown.
 	if s, err := f(ctx, last); err == nil {
 		s.Known = true
 		c.serverSaid.Store(&s)

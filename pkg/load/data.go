@@ -26,7 +26,7 @@ type data struct {
 	seed     uint64
 	users    uint64
 	shift    uint64 // number of the user of the first message; it depends on the seed
-	stride   uint64 // distance between the users of consecutive messages; coprime to users
+	stride   uint64 // distance between the users of consecutive messages; coprime to the number of users
 	variants []variant
 	bounds   []float64 // bounds[i] is the sum of the shares of the variants up to variant i
 	textPool []byte    // text from which payloads are cut
@@ -43,9 +43,10 @@ type variant struct {
 	channel, category string
 	head              []byte // body up to the text
 
-	// These patterns are texts of which only the user changes. receiver is the text of one receiver
-	// of a fan-out, with a comma at its end. whole is the body of a single message, and tail is the
-	// part of this body from the receiver to the end. A pattern without text is not used.
+	// These patterns are texts of which only the user changes. The pattern receiver is the text
+	// of one receiver of a fan-out, with a comma at its end. The pattern whole is the body of a
+	// single message, and tail is the part of this body from the receiver to the end. A pattern
+	// without text is not used.
 	receiver, tail, whole pattern
 }
 
@@ -155,8 +156,8 @@ func (z zipf) rank(u float64) uint64 {
 }
 
 // ZipfShare returns the share of all messages that the most frequent users get, if a step picks
-// users by zipf with this skew. The parameter users is the number of all users, and top the number
-// of the most frequent users.
+// users by a Zipf distribution with this skew. The parameter users is the number of all users,
+// and top the number of the most frequent users.
 func ZipfShare(users, skew, top float64) float64 {
 	if math.Abs(skew-1) < 1e-9 {
 		return math.Log(top+1) / math.Log(users+1)
@@ -167,7 +168,7 @@ func ZipfShare(users, skew, top float64) float64 {
 // userAt returns the user at position n of the walk that visits all users.
 func (d *data) userAt(n uint64) uint64 { return (d.shift + n%d.users*d.stride) % d.users }
 
-// user returns the number of the user of message seq.
+// user returns the number of the user who gets the message with the number seq.
 func (d *data) user(seq uint64) uint64 {
 	switch d.step.Users.Pick {
 	case "uniform":

@@ -147,8 +147,8 @@ func TestSingles(t *testing.T) {
 	}
 }
 
-// BenchmarkSingles compares singleBodies, which makes bodies one after the other, with data.request, which
-// makes each body alone.
+// BenchmarkSingles compares singleBodies, which makes bodies one after the other, with
+// data.appendRequest, which makes each body alone.
 func BenchmarkSingles(b *testing.B) {
 	s := SingleStep("t", time.Second, Step{Target: Null, Rate: 1, Payload: Payload{Text: "Your order is on its way."}}).WithDefaults()
 	d := newData(&s.Phases[0].Steps[0], 1)

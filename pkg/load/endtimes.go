@@ -43,8 +43,8 @@ type endTimes struct {
 
 const maxParts = 300
 
-// partOf returns the histogram for messages that were due at the run time intended. There is one
-// histogram for each part of the run. The parameter length is the length of the run.
+// partOf returns the histogram for messages that were due at the given run time. There is one
+// histogram for each part of the run. The parameter length is the length of the whole run.
 func (e *endTimes) partOf(intended, length time.Duration) *hdrhistogram.Histogram {
 	i := min(max(int(intended/max(length/maxParts, time.Second)), 0), maxParts-1)
 	for len(e.parts) <= i {
@@ -107,10 +107,10 @@ func (c *coordinator) endIntervals() {
 }
 
 // backlogSlope returns the growth of the backlog as a share of the acknowledged rate. It fits a
-// line to the backlogs of the last seconds of sending, which together last d. The messages in
-// flight vary, so even a backlog that does not grow has a small slope. To ignore this, backlogSlope
-// moves the slope towards 0 by two standard errors. It returns false if there are fewer than three
-// seconds.
+// line to the backlogs of the last seconds of sending. The parameter d says how long these
+// seconds are together. The messages in flight vary, so even a backlog that does not grow has a
+// small slope. To ignore this, backlogSlope moves the slope towards 0 by two standard errors. It
+// returns false if there are fewer than three seconds.
 func (c *coordinator) backlogSlope(d time.Duration) (float64, bool) {
 	var at, backlog []float64 // seconds, messages; the latest first
 	acked, length := int64(0), time.Duration(0)

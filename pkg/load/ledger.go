@@ -52,7 +52,8 @@ const (
 // the server does not know the id.
 type StateOf func(ctx context.Context, id string) (notify.State, error)
 
-// waitForBacklog waits until all accepted messages were delivered, or until limit has passed.
+// waitForBacklog waits until all accepted messages were delivered, or until the time limit has
+// passed.
 func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 	if r.cfg.Ledger == nil {
 		return
@@ -115,12 +116,12 @@ type drainResult struct {
 	drainTook time.Duration // from the end of sending to the last delivery
 }
 
-// settleLedger waits until every acknowledged message was delivered, or until limit has passed.
-// Then it counts the missing messages:
+// settleLedger waits until every acknowledged message was delivered, or until the time limit has
+// passed. Then it counts the missing messages:
 //   - as ended, if the server has a terminal state for the message;
 //   - as pending, if the server says that the message still waits, for example for a provider that
 //     is down;
-//   - else as lost, if no message has arrived for quietFor;
+//   - else as lost, if no message has arrived for the time quietFor;
 //   - else as pending, because messages still arrived until the end of the wait. If the user stopped
 //     the drain (hurried is true), they count as unverified instead.
 func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried bool) (drainResult, error) {

@@ -95,8 +95,8 @@ func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, co
 	return err
 }
 
-// readPart calls the function visit with each row of a part, until visit returns false. For a
-// promise, the argument a is nil. For an arrival, the argument one is nil.
+// readPart calls the function visit with each row of a part, until the function returns false.
+// For a promise, the argument a is nil. For an arrival, the argument one is nil.
 func (s *promiseFiles) readPart(part *promisePart, visit func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil
@@ -143,7 +143,8 @@ func (s *promiseFiles) eachPromise(f func(b notify.Base, one *promise) bool) err
 	return nil
 }
 
-// moveToFiles moves all promises and arrivals from memory to files. The caller holds joining.
+// moveToFiles moves all promises and arrivals from memory to files. The caller holds the lock
+// joining.
 func (p *promises) moveToFiles() error {
 	p.mu.Lock()
 	open, early := p.open, p.early

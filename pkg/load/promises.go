@@ -26,8 +26,8 @@ type promises struct {
 	// early holds arrivals that have no promise yet: an arrival may be read before the answer to
 	// its request.
 	early         map[notify.Base][]arrival
-	earlyCount    int           // number of arrivals in early
-	promisedEarly []notify.Base // keys of early whose promise was added later
+	earlyCount    int           // number of arrivals in the map early
+	promisedEarly []notify.Base // keys of the map early whose promise was added later
 
 	joining   sync.Mutex // guards the fields below; must be locked before mu
 	delivered int64
@@ -131,8 +131,9 @@ func (p *promises) otherIDs(limit int) (ids []string) {
 }
 
 // join matches arrivals at a ledger, in their order, with their promises. It calls f for each
-// arrival that has a promise. It keeps the other arrivals until their promises are added. If memory
-// is full, join moves all promises and arrivals to files; so it may return an error of the disk.
+// arrival that has a promise. It keeps the other arrivals until their promises are added. If the
+// promises and arrivals need too much memory, join moves all of them to files, so it may return
+// an error of the disk.
 func (p *promises) join(list []arrival, f onArrival) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
@@ -180,8 +181,8 @@ func (p *promises) joinSome(list []arrival, f onArrival) {
 	}
 }
 
-// match adds an arrival to its promise in the map open. It returns false if open does not contain
-// the promise. The caller holds joining.
+// match adds an arrival to its promise in the map open. It returns false if the map does not
+// contain the promise. The caller holds the lock joining.
 func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) bool {
 	one, ok := open[a.base]
 	if !ok {

@@ -227,8 +227,8 @@ func lastLine(err error) string {
 	return yamlLine.ReplaceAllString(s, "")
 }
 
-// suggest returns "; did you mean ...?" with the key of fields that is most similar to word. It
-// returns "" if no key is similar.
+// suggest returns "; did you mean ...?" with the key of the map fields that is most similar to
+// the given word. It returns "" if no key is similar.
 func suggest[T any](word string, fields map[string]T) string {
 	if best := term.Nearest(strings.ToLower(word), 1+len(word)/3, slices.Collect(maps.Keys(fields))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)

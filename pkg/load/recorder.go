@@ -12,7 +12,7 @@ import (
 // recorders. Once a second the coordinator replaces the window by an empty window and then reads
 // the old one. So workers never wait while the coordinator merges windows.
 type recorder struct {
-	mu    sync.Mutex // guards both fields, and the window in win
+	mu    sync.Mutex // guards both fields, and the window to which the field win points
 	win   *window    // workers add to it
 	spare *window    // empty window; nil while the coordinator reads a window
 }
@@ -61,7 +61,7 @@ func (w *window) reset() {
 	clear(w.errs)
 }
 
-// merge adds the figures of o to w, including heat and errors.
+// merge adds the figures of o to w, including the heat map and the errors.
 func (w *window) merge(o *window) {
 	w.tally.add(&o.tally)
 	w.busy += o.busy
@@ -117,14 +117,14 @@ func (r *recorder) currentTally() tally {
 // sample describes how one request went. Times count from the start of the step.
 type sample struct {
 	intended, sent, done time.Duration
-	// taken is when a worker started on the request. If no worker was free, taken is after
-	// intended.
+	// taken is when a worker started on the request. If no worker was free when the request was
+	// due, this is after the time intended.
 	taken    time.Duration
 	waited   bool // true: the worker started on the request before it was due
 	messages int
 	ack      Ack
 	err      error
-	at       time.Time // time of day of done, for errors
+	at       time.Time // time of day at the moment done, for errors
 }
 
 func (r *recorder) record(s *sample) {
@@ -179,8 +179,8 @@ func (w *window) fail(class, code string, n int64, at time.Time) {
 	e.Last = at
 }
 
-// recordValue records the value d n times. It replaces a value outside the range of the histogram
-// by the nearest value in the range.
+// recordValue records the value d as often as n says. It replaces a value outside the range of
+// the histogram by the nearest value in the range.
 func recordValue(h *hdrhistogram.Histogram, d time.Duration, n int64) {
 	_ = h.RecordValues(min(max(int64(d), 0), longest), n)
 }

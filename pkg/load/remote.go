@@ -16,14 +16,14 @@ import (
 // ledger, verdict and result are about all agents together. The number of intended messages is that
 // of the whole scenario, so messages of a lost agent count as intended and not sent.
 type Remote interface {
-	// Run follows the agents until ctx ends. It calls feed with each frame of agent i, to add the
-	// frame to the run. If feed returns an error of notify.KindInvalid, no part of the frame was
-	// added. Run closes all connections before it returns.
+	// Run follows the agents until ctx ends. It calls the function feed with each frame of agent
+	// i, to add the frame to the run. If the function returns an error of notify.KindInvalid, no
+	// part of the frame was added. Run closes all connections before it returns.
 	Run(ctx context.Context, feed func(i int, f *Frame) error)
-	// Begin waits until all agents that are not lost have sent the previous phase. Then it decides
-	// at which moment the phase begins, not before the moment planned, and sends this moment to the
-	// agents. It returns an error if the phase cannot begin. Phase 0 can begin only if every agent
-	// takes part.
+	// Begin waits until all agents that are not lost have sent the previous phase. Then it
+	// decides at which moment the phase begins, which is not before the planned moment, and sends
+	// this moment to the agents. It returns an error if the phase cannot begin. Phase 0 can begin
+	// only if every agent takes part.
 	Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 	// Sent waits until each agent has sent the phase or is lost. If ctx ends, Sent stops the agents
 	// and waits for their last frames. It returns ErrNoAgents if every agent is lost.
@@ -89,7 +89,7 @@ type feed struct {
 	rate     float64         // messages/s in its last full second
 	cpu      float64         // cores used in its last full second
 	sent     []int64         // messages sent, by step
-	ended    []time.Duration // when the step ended, by step, since the run's start; 0: not yet
+	ended    []time.Duration // by step: when the step ended, since the run's start; 0: not yet
 }
 
 func newFeeds(r *Run) *feeds {
@@ -151,9 +151,10 @@ func (fs *feeds) addFrame(i int, f *Frame) error {
 // silence is how long the figures of a second wait for a late frame.
 const silence = 2 * time.Second
 
-// elapsed returns the run time up to which the figures are complete; now is the current run time.
-// This is normally the end of the newest frame, but not earlier than now - silence. After the last
-// frames of all agents have arrived, elapsed returns now. The result never decreases.
+// elapsed returns the run time up to which the figures are complete. The parameter now is the
+// current run time. The result is normally the end of the newest frame, but at most the duration
+// silence before the current run time. After the last frames of all agents have arrived, it is
+// the current run time itself. The result never decreases.
 func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -168,8 +169,8 @@ func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	return fs.shown
 }
 
-// complete reports whether every running agent has sent the frame of the second that begins at the
-// run time begin.
+// complete reports whether every running agent has sent the frame of one second. The parameter
+// begin is the run time at which this second begins.
 func (fs *feeds) complete(begin time.Duration) bool {
 	list := fs.remote.Agents()
 	fs.mu.Lock()
@@ -182,9 +183,9 @@ func (fs *feeds) complete(begin time.Duration) bool {
 	return true
 }
 
-// health combines the health of the agents whose last frame ended after the run time begin. For
-// pauses, lateness, shares and the machine's CPU it takes the highest value of all agents. For
-// other figures it takes the sum.
+// health combines the health of the agents. It leaves out the agents whose last frame ended at
+// the run time begin or earlier. For pauses, lateness, shares and the machine's CPU it takes the
+// highest value of all agents. For other figures it takes the sum.
 func (fs *feeds) health(begin time.Duration) (sum Health) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -201,8 +202,9 @@ func (fs *feeds) health(begin time.Duration) (sum Health) {
 	return sum
 }
 
-// stepEnd returns the run time at which the last agent ended a step. It returns now, the current
-// run time, if no agent has ended the step, or if an agent that is not lost still runs it.
+// stepEnd returns the run time at which the last agent ended a step. It returns the current run
+// time, the parameter now, if no agent has ended the step, or if an agent that is not lost still
+// runs it.
 func (fs *feeds) stepEnd(s *stepRun, now time.Duration) (last time.Duration) {
 	list, step := fs.remote.Agents(), slices.Index(fs.run.steps, s)
 	fs.mu.Lock()
@@ -229,7 +231,7 @@ func (fs *feeds) markAllSent() {
 }
 
 // waitSent returns a channel that is closed when the agents have sent a phase. It returns nil if
-// this process sends the load. It starts a goroutine and adds it to senders.
+// this process sends the load. It starts a goroutine and adds it to the wait group senders.
 func (fs *feeds) waitSent(ctx context.Context, phase int, senders *sync.WaitGroup) <-chan struct{} {
 	if fs == nil {
 		return nil
@@ -275,9 +277,9 @@ func (fs *feeds) list() []Agent {
 }
 
 // unreported returns how many messages lost agents may have sent after their last frames. Such
-// messages are not unexpected if they arrive. The parameter came is the number of all messages that
-// arrived. A closed loop has no schedule, so it is not known what a lost agent has sent; unreported
-// then adds came, so that no message is unexpected.
+// messages are not unexpected if they arrive. The parameter came is the number of all messages
+// that arrived. A closed loop has no schedule, so it is not known what a lost agent has sent;
+// unreported then adds the number of all messages that arrived, so that no message is unexpected.
 func (fs *feeds) unreported(came int64) (n int64) {
 	closed := fs != nil && slices.ContainsFunc(fs.run.steps, func(s *stepRun) bool { return s.sched == nil })
 	for _, a := range fs.list() {

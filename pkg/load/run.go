@@ -14,7 +14,7 @@ import (
 
 // Config holds what a Run needs in addition to its scenario.
 type Config struct {
-	Target  Target            // target of steps whose target Targets does not name; null steps need none
+	Target  Target            // for steps whose target is not in Targets; a step with the target null needs none
 	Targets map[string]Target // targets by their name in Step.Target; they replace Target
 	Ledger  Ledger            // nil: delivery is not checked
 	// State asks the server for the state of a missing message. If State is nil, the server is not
@@ -75,13 +75,13 @@ type Config struct {
 	// it has an answer or until Patience has passed. So the caller knows what the server stored.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
-	// Acked is called with every good answer; may be nil.
+	// Acked is called with every good answer. It may be nil.
 	Acked func(Ack)
 
 	Version, ServerName, Scale string // values for Environment and Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
-	Steerable                  bool // Pause and Pace work; not for a segment, unless it is the run of an agent
+	Steerable                  bool // the methods Pause and Pace work; not for a segment, unless it is the run of an agent
 
 	woke   func()        // for tests: stalls a worker after it waited for the due time
 	health func() Health // for tests

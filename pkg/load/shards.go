@@ -121,7 +121,7 @@ func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delive
 	var failed error
 	err = p.eachUnfinished(func(b notify.Base, one *promise) bool {
 		if one.count == 0 {
-			ids = append(ids, (notify.ID{Base: b}).String()) // the code below shortens ids to most elements
+			ids = append(ids, (notify.ID{Base: b}).String()) // the next line removes this id if there are too many
 			ids = ids[:min(len(ids), most)]
 			return len(ids) < most || len(s.list) > 1
 		}

@@ -11,10 +11,10 @@ import (
 
 type heartbeats struct{ s *Store }
 
-// groupState is the Lua code with which beatScript and aliveScript begin. KEYS[1] is a hash
-// of the members: owner -> beat:expiry:value. beat is the time of the last beat and expiry
-// is when the member expires, both in µs since 1970. An earlier release writes members
-// without a value.
+// groupState is the Lua code with which beatScript and aliveScript begin. KEYS[1] is a hash of
+// the members: owner -> beat:expiry:value. The part "beat" is the time of the last beat, and
+// "expiry" is the time at which the member expires, both in µs since 1970. An earlier release
+// writes members without a value.
 //
 // The field "" of the hash contains the group's version, the counted number of members, and
 // the earliest time at which a member may expire. An earlier release treats this field as a
@@ -88,15 +88,15 @@ return out`)
 
 func (h heartbeats) keys(group string) []string { return []string{h.s.key("beats:" + group)} }
 
-// Beat makes owner a member of group for ttl from now, with value. It returns the version
-// of the group.
+// Beat makes the given owner a member of the group until the duration ttl has passed, and stores
+// the given value with the membership. It returns the version of the group.
 func (h heartbeats) Beat(ctx context.Context, group, owner, value string, ttl time.Duration) (int64, error) {
 	v, err := h.s.run(ctx, beatScript, h.keys(group), owner, value, micros(ttl))
 	return asInt(v), err
 }
 
-// Alive returns the members of group, ordered by owner, and the version of the group. If
-// the group still has knownVersion, Alive returns no members.
+// Alive returns the members of the group, ordered by owner, and the version of the group. If the
+// version is still knownVersion, Alive returns no members, because the caller already knows them.
 func (h heartbeats) Alive(ctx context.Context, group string, knownVersion int64) (out []engine.Heartbeat, version int64, err error) {
 	v, err := h.s.run(ctx, aliveScript, h.keys(group), knownVersion)
 	if err != nil {
@@ -113,7 +113,8 @@ func (h heartbeats) Alive(ctx context.Context, group string, knownVersion int64)
 	return out, version, nil
 }
 
-// Leave ends the membership of owner before its ttl is over.
+// Leave removes an owner from the group at once. Without Leave, the owner stays a member until
+// its ttl is over.
 func (h heartbeats) Leave(ctx context.Context, group, owner string) error {
 	_, err := h.s.run(ctx, leaveScript, h.keys(group), owner)
 	return err

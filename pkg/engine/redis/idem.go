@@ -24,8 +24,8 @@ type Idem struct{ s *Store }
 // any more.
 const idemParts = 32
 
-// purgeGrace is how long the server keeps a key after its Expires, in ms. Purge normally
-// removes the key before that.
+// purgeGrace is how long the server keeps a key after its time of expiry (Expires), in ms. Purge
+// normally removes the key before that.
 const purgeGrace = 3_600_000
 
 // newToken returns a random token for one change of a reservation. The change stores the
@@ -90,9 +90,9 @@ if have[1] and (have[1] ~= '0' or have[2] ~= ARGV[2] or have[3] ~= ARGV[3]) then
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return 1`)
-	// KEYS: ends. ARGV: prefix of reservations, now, greatest number of members to remove.
-	// It returns how many members it removed from ends, and how many reservations of these
-	// members still existed.
+	// KEYS: ends. ARGV: prefix of reservations, now, greatest number of members to remove. It
+	// returns how many members it removed from the sorted set "ends", and how many reservations
+	// of these members still existed.
 	idemPurge = client.NewScript(`
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
 local n = 0
@@ -193,16 +193,16 @@ func parseReservation(key engine.IdemKey, l []any) (r engine.Reservation, err er
 	return r, nil
 }
 
-// TakeOver makes owner the owner of the reservation of r.Key until leaseUntil. It does this
-// only if the stored reservation is not done and has the same owner and lease as r.
-// Otherwise another process was faster, and TakeOver returns false.
+// TakeOver gives the reservation of r.Key to the given owner until leaseUntil. It does this only
+// if the stored reservation is not done and still has the owner and the lease of r. Otherwise
+// another process was faster, and TakeOver returns false.
 func (i Idem) TakeOver(ctx context.Context, r engine.Reservation, owner string, leaseUntil int64) (bool, error) {
 	keys, _ := i.keys(r.Key)
 	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), r.Owner, r.LeaseUntil, owner, leaseUntil)
 }
 
-// Freeze stores the layout of a reservation: Fire, Partitions, BlockSize and Version of r.
-// It returns notify.KindConflict if r.Owner is not the owner of the reservation any more.
+// Freeze stores the layout of a reservation: the fields Fire, Partitions, BlockSize and Version
+// of r. It returns notify.KindConflict if r.Owner is not the owner of the reservation any more.
 func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	keys, _ := i.keys(r.Key)
 	ok, err := i.runBool(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))

@@ -33,18 +33,19 @@ func (l lease) runBool(ctx context.Context, sc *client.Script, name, owner strin
 	return n == 1, translate(err)
 }
 
-// Acquire gives the lease to owner for ttl and returns true if the lease is free or owner
-// already has it.
+// Acquire gives the lease to the given owner for the duration ttl and returns true, if the lease
+// is free or this owner already has it. Otherwise it returns false.
 func (l lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return l.runBool(ctx, leaseAcquire, name, owner, ttl)
 }
 
-// Renew makes the lease end at now plus ttl and returns true if owner still has the lease.
+// Renew makes the lease end after the duration ttl from now and returns true, if the given owner
+// still has the lease. Otherwise it returns false.
 func (l lease) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return l.runBool(ctx, leaseRenew, name, owner, ttl)
 }
 
-// Release frees the lease if owner still has it.
+// Release frees the lease if the given owner still has it.
 func (l lease) Release(ctx context.Context, name, owner string) error {
 	_, err := l.runBool(ctx, leaseRelease, name, owner, 0)
 	return err

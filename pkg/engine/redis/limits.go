@@ -52,11 +52,11 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', math.ceil((to - 
 return 1`)
 )
 
-// Take removes up to n tokens from a bucket and returns how many it removed. The bucket is
-// refilled with rate tokens per second and holds at most burst tokens. If Take removed
-// fewer than n tokens, wait is the time until the next token. A new bucket is full. A
-// bucket with a rate of 0 or less is never refilled. Take returns notify.KindInvalid if n
-// is negative, burst is less than 1 or rate is not a number.
+// Take removes up to n tokens from a bucket and returns how many it removed. The parameter rate
+// is the number of tokens that the bucket gets per second, and burst is the greatest number that
+// it can hold. If Take removed fewer than n tokens, the result wait is the time until the next
+// token. A new bucket is full. A bucket with a rate of 0 or less is never refilled. Take returns
+// notify.KindInvalid if n is negative, burst is less than 1 or rate is not a number.
 func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
 		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("the burst of a bucket must be at least 1, its rate a number, and n at least 0; the burst is %d, the rate %g, n is %d", burst, rate, n))
@@ -73,8 +73,8 @@ func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, bu
 	return int(asInt(element(asList(v), 0))), time.Duration(us) * time.Microsecond, nil
 }
 
-// Block blocks an account until end. The precision is a microsecond. If the account is
-// already blocked until a later time, Block changes nothing.
+// Block blocks an account until the given time, with a precision of a microsecond. If the account
+// is already blocked until a later time, Block changes nothing.
 func (l Limits) Block(ctx context.Context, account string, end time.Time) error {
 	_, err := l.s.run(ctx, blockAccount, []string{l.s.key("blocked:" + account)}, end.UnixMicro())
 	return err

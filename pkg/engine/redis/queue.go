@@ -40,9 +40,9 @@ type queue struct {
 }
 
 // queueScript returns a script that uses all keys of a queue. ARGV[2] is maxReceives. A script
-// that may make a message visible earlier returns the id of the entry that it added to the
-// stream wake; empty if it added no entry. Where possible, a script runs one command for many
-// messages. So a message takes 26 us of the server's CPU. With one command for each field of
+// that may make a message visible earlier returns the id of the entry that it added to the stream
+// "wake", or an empty string if it added no entry. Where possible, a script runs one command for
+// many messages. So a message takes 26 us of the server's CPU. With one command for each field of
 // each message it took 43 us (BenchmarkQueue, on a busy machine).
 func queueScript(lua string) *client.Script {
 	return newScript(`
@@ -288,8 +288,8 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return q.runAndWake(ctx, queueEnqueue, args...)
 }
 
-// Receive waits until a message is ready or ctx ends. It returns up to max messages. No
-// other Receive returns these messages until the duration visibility is over.
+// Receive waits until a message is ready or ctx ends. It returns up to max messages. No other
+// call of Receive returns these messages before the duration visibility has passed.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
@@ -324,7 +324,8 @@ func deliveries(l []any) (out []engine.Delivery) {
 	return out
 }
 
-// Extend sets the end of visibility of the deliveries to now plus visibility.
+// Extend gives the deliveries with these receipts a new visibility, which begins now: no call of
+// Receive returns their messages before the given duration has passed.
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
 	if err := engine.CheckVisibility(visibility); err != nil || len(receipts) == 0 {
 		return err
@@ -332,7 +333,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	return q.runAndWake(ctx, queueExtend, append([]any{ceilMicros(visibility)}, toAnys(receipts)...)...)
 }
 
-// Ack removes the messages of receipts.
+// Ack removes the messages with these receipts from the queue.
 func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	if len(receipts) == 0 {
 		return nil
@@ -349,8 +350,8 @@ func toAnys(in []string) []any {
 	return out
 }
 
-// Release makes a message ready again after delay. The receive still counts towards
-// maxReceives.
+// Release makes a message ready again after the given delay. The delivery that is released still
+// counts towards maxReceives.
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
 	if err := engine.CheckDelay(delay); err != nil {
 		return err
@@ -358,8 +359,8 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	return q.runAndWake(ctx, queueRelease, receipt, ceilMicros(delay))
 }
 
-// Depth counts the messages. For Oldest it reads only the first thousand ready messages of
-// each lane.
+// Depth counts the messages. To find the value of the field Oldest, it reads only the first
+// thousand ready messages of each lane.
 func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	v, err := q.run(ctx, queueDepth)
 	if err != nil {

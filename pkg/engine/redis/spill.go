@@ -171,8 +171,8 @@ func asBytes(v any) []byte {
 	return nil
 }
 
-// Drop removes the records up to and including seq. The caller has already appended these
-// records to the log.
+// Drop removes the records up to and including the one with this seq. The caller has already
+// appended these records to the log.
 func (p Spill) Drop(ctx context.Context, seq uint64) error {
 	const most = 1000 // small, because a script blocks all other clients
 	for {
@@ -183,8 +183,8 @@ func (p Spill) Drop(ctx context.Context, seq uint64) error {
 	}
 }
 
-// Stats returns the number of records and bytes in the buffer, and when the oldest record
-// was stored, ms since 1970. oldest is 0 if the buffer is empty.
+// Stats returns the number of records and bytes in the buffer, and when the oldest record was
+// stored, ms since 1970. This time is 0 if the buffer is empty.
 func (p Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	v, err := p.s.run(ctx, spillStats, p.keys())
 	l := asList(v)

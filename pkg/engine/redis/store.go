@@ -107,10 +107,9 @@ func (s *Store) Close() error {
 
 func (s *Store) key(name string) string { return s.cfg.Prefix + name }
 
-// serverClock is the first part of every script that needs the time. It sets the Lua
-// variable now, in µs since 1970. Normally now is the time of the server's clock. If the
-// first argument is not empty, now is instead the first argument, the time of a test's
-// clock.
+// serverClock is the first part of every script that needs the time. It sets the Lua variable
+// "now", in µs since 1970. Normally this variable gets the time of the server's clock. But if the
+// first argument is not empty, the variable gets that argument, the time of a test's clock.
 const serverClock = `
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -212,9 +211,9 @@ func (s *Store) Broadcast() engine.Broadcast { return broadcast{s} }
 // Heartbeats returns the Heartbeats of this Redis.
 func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
 
-// Idem returns the idempotency keys of this Redis. Every change is one script. The scripts
-// use the times of the caller, not the server's clock, as the contract says. If Purge does
-// not remove a key, the server removes it one hour after its Expires.
+// Idem returns the idempotency keys of this Redis. Every change is one script. The scripts use
+// the times of the caller, not the server's clock, as the contract says. If Purge does not remove
+// a key, the server removes it one hour after its time of expiry (Expires).
 func (s *Store) Idem() Idem { return Idem{s} }
 
 // Lease returns the leases of this Redis. The server measures their ttl, with a precision

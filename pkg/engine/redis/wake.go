@@ -14,7 +14,7 @@ import (
 // stream entry that would wake the receiver.
 const longestWait = 5 * time.Second
 
-// followFor is how long one XREAD of the goroutine follow waits.
+// followFor is how long the goroutine follow waits for an entry in one XREAD.
 const followFor = time.Second
 
 // wake wakes the receivers of this process that wait for messages of a queue. While any
@@ -50,7 +50,7 @@ func (w *wake) advance(id string) {
 	w.advanceLocked(id)
 }
 
-// advanceLocked does what advance does. The caller must hold mu.
+// advanceLocked does the same as the method advance, for a caller that already holds mu.
 func (w *wake) advanceLocked(id string) {
 	if !streamIDAfter(id, w.streamEnd) {
 		return
@@ -118,8 +118,8 @@ func (w *wake) follow() {
 		switch {
 		case errors.Is(err, client.Nil):
 		case err != nil:
-			// Receivers check the queue when their wait ends, and get the error themselves.
-			// So follow only waits before it tries again.
+			// Receivers check the queue when their wait ends, and get the error themselves. So
+			// this goroutine only waits before it tries again.
 			select {
 			case <-time.After(s.cfg.Timeout):
 			case <-s.closing:

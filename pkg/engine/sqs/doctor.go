@@ -23,8 +23,8 @@ const (
 	maxClockSkew = time.Minute
 )
 
-// Doctor checks the three queues of dq. dq must be a Queue of this Store. A check of one
-// queue takes at most Timeout for each of its two requests.
+// Doctor checks the three queues of dq. dq must be a Queue of this Store. A check of one queue
+// takes at most Config.Timeout for each of its two requests.
 func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings) {
 	q, ok := dq.(*queue)
 	if !ok || q.s != s {

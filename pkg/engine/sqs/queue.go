@@ -25,7 +25,7 @@ type queue struct {
 	maxReceives int
 	lanes       [3]lane // onTime, backlog, dead
 
-	polls sync.WaitGroup // goroutines of poll; some still run after poll has returned
+	polls sync.WaitGroup // goroutines of the method poll; some still run after the method has returned
 
 	mu        sync.Mutex           // guards the fields below
 	held      map[string]time.Time // receipt -> end of its visibility, by the clock of this process
@@ -111,10 +111,10 @@ func (q *queue) sendBatch(ctx context.Context, l int, es []types.SendMessageBatc
 	}, nil)
 }
 
-// retryBatch calls send with a batch. After that it calls send again with the entries that
-// failed, with growing pauses. It stops when no entry has failed or Config.Timeout is over.
-// If an entry itself is wrong, retryBatch returns the error of the entry at once. If ignore
-// returns true for the error code of an entry, the entry counts as done.
+// retryBatch passes a batch to the function send. After that it passes the entries that failed to
+// the function again, with growing pauses, until no entry fails or Config.Timeout is over. If an
+// entry itself is wrong, retryBatch returns the error of the entry at once. An entry counts as
+// done if the function ignore returns true for its error code.
 func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string, send func(context.Context, []E) ([]types.BatchResultErrorEntry, error), ignore func(code string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -192,8 +192,8 @@ func (q *queue) pollWait(ctx context.Context) time.Duration {
 	return 0
 }
 
-// receiveReady receives ready messages without waiting. It divides max between the two lanes as
-// engine.BacklogShare requires.
+// receiveReady receives ready messages without waiting. It divides the number max between the two
+// lanes as engine.BacklogShare requires.
 func (q *queue) receiveReady(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	fromBacklog := q.backlogPart(max)
 	var out []engine.Delivery
@@ -209,7 +209,7 @@ func (q *queue) receiveReady(ctx context.Context, max int, visibility time.Durat
 	if err := get(onTime, max-len(out)); err != nil {
 		return out, err
 	}
-	if len(out) < max { // no more messages on time are ready, so the rest may be backlog
+	if len(out) < max { // the lane onTime has no more ready messages, so the rest may come from the backlog
 		return out, get(backlog, max-len(out))
 	}
 	return out, nil
@@ -301,7 +301,7 @@ func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Durati
 			for i := range out.Messages {
 				if d, err := delivery(l, &out.Messages[i]); err == nil {
 					r.ds = append(r.ds, d)
-				} // on an error another program sent the message; it is never acknowledged and becomes dead
+				} // an error means that another program sent the message, which is never acknowledged and so becomes dead
 			}
 			q.holdReceipts(r.ds, visibility)
 		}

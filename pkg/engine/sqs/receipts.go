@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// holdReceipts marks the receipts of the deliveries as valid. They are valid from now until
-// the duration visibility is over.
+// holdReceipts marks the receipts of the deliveries as valid. They are valid from now until the
+// given visibility has passed.
 func (q *queue) holdReceipts(ds []engine.Delivery, visibility time.Duration) {
 	now := time.Now()
 	q.mu.Lock()
@@ -149,8 +149,8 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	})
 }
 
-// Depth adds up the counts of the three queues. SQS returns approximate counts and no
-// Oldest.
+// Depth adds up the counts of the three queues. The counts of SQS are approximate. The field
+// Oldest stays empty, because SQS does not return this time.
 func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	var counts [3][3]int // by lane: visible, delayed, in flight
 	names := [...]types.QueueAttributeName{types.QueueAttributeNameApproximateNumberOfMessages, types.QueueAttributeNameApproximateNumberOfMessagesDelayed, types.QueueAttributeNameApproximateNumberOfMessagesNotVisible}
