@@ -19,7 +19,7 @@ type Group struct {
 	cfg     GroupConfig
 	handler Handler
 
-	mu       sync.Mutex // guards assigned and commits
+	mu       sync.Mutex // guards the fields assigned and commits
 	assigned map[TopicPartition]*assignment
 	commits  commitCounts
 
